@@ -1,0 +1,40 @@
+"""recurrify: give pretrained transformers a memory."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+from recurrify.errors import UserError
+from recurrify.recurrence import (
+    CarryConfig,
+    NoRecurrence,
+    RecurrentConfig,
+    RecurrentForCausalLM,
+    RecurrentForMaskedLM,
+    RecurrentModel,
+    add_recurrence,
+    register_with_transformers,
+)
+from recurrify.state import State
+from recurrify.windows import Window, schedule
+
+try:
+    __version__ = version("recurrify")
+except PackageNotFoundError:  # run from a source tree that was never installed
+    __version__ = "0+unknown"
+
+register_with_transformers()
+
+__all__ = [
+    "CarryConfig",
+    "NoRecurrence",
+    "RecurrentConfig",
+    "RecurrentForCausalLM",
+    "RecurrentForMaskedLM",
+    "RecurrentModel",
+    "State",
+    "UserError",
+    "Window",
+    "__version__",
+    "add_recurrence",
+    "register_with_transformers",
+    "schedule",
+]

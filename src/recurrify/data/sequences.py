@@ -1,0 +1,80 @@
+"""Training sequences: documents cut into stretches of a fixed number of windows.
+
+B: sequences of a batch, N: inputs of a sequence.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import Dataset
+
+from recurrify.data.tokens import TokenizedDocument
+from recurrify.errors import UserError
+from recurrify.windows import check_window
+
+IGNORED = -100
+"""The label that losses leave out."""
+
+
+class TrainingSequences(Dataset[dict[str, Tensor]]):
+    """Consecutive sequences of `windows` windows each, none of them across two documents.
+
+    Inputs and targets are aligned: `shift_labels[i]` is the token after `input_ids[i]`. Every token of a
+    document but its first is a target exactly once. A document's last sequence may be shorter.
+    """
+
+    def __init__(
+        self, documents: Sequence[TokenizedDocument], *, window: int, windows: int, overlap: int = 0
+    ) -> None:
+        check_window(window, overlap)
+        if windows < 1:
+            raise UserError(f"`windows` must be at least 1 per sequence: got windows={windows}.")
+        self.tokens_per_sequence = window + (windows - 1) * (window - overlap)
+        self._ids = [document.ids for document in documents]
+        # The last token of a document is never an input: it has no target.
+        self._starts = [
+            (index, start)
+            for index, ids in enumerate(self._ids)
+            for start in range(0, len(ids) - 1, self.tokens_per_sequence)
+        ]
+        if not self._starts:
+            raise UserError(
+                f"The {len(self._ids)} training documents hold no two tokens in a row: give longer texts."
+            )
+
+    @property
+    def targets(self) -> int:
+        """How many tokens are predicted in one pass over all sequences."""
+        return sum(max(len(ids) - 1, 0) for ids in self._ids)
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        document, start = self._starts[index]
+        stretch = self._ids[document][start : start + self.tokens_per_sequence + 1]
+        tokens = torch.from_numpy(stretch.astype(np.int64))
+        return {"input_ids": tokens[:-1], "shift_labels": tokens[1:]}
+
+
+def collate(examples: Sequence[dict[str, Tensor]], pad_token_id: int = 0) -> dict[str, Tensor]:
+    """One batch, padded on the right to its longest sequence."""
+    inputs = [example["input_ids"] for example in examples]
+    targets = [example["shift_labels"] for example in examples]
+    ids_BN = pad_sequence(inputs, batch_first=True, padding_value=pad_token_id)
+    lengths_B = torch.tensor([len(ids) for ids in inputs])
+    real_BN = torch.arange(ids_BN.shape[1]) < lengths_B[:, None]
+    batch = {
+        "input_ids": ids_BN,
+        # Not used for the loss, which takes `shift_labels`: `transformers.Trainer` counts the targets of
+        # a batch, by which it scales the loss, only if there are `labels`.
+        "labels": ids_BN.masked_fill(~real_BN, IGNORED),
+        "shift_labels": pad_sequence(targets, batch_first=True, padding_value=IGNORED),
+    }
+    # Without padding a mask would say nothing, and fused attention runs only without one.
+    if not real_BN.all():
+        batch["attention_mask"] = real_BN.long()
+    return batch

@@ -1,0 +1,106 @@
+"""Token ids of documents."""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from recurrify.data.records import Document, Skipped
+from recurrify.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+BATCH_CHARACTERS = 2_000_000
+"""Text given to the tokenizer in one call: enough to keep every core busy, little enough to hold twice."""
+
+FEWEST_TOKENS = 2
+"""One to read and one to predict."""
+
+
+class TokenizedDocument(NamedTuple):
+    """A document's token ids (int32), and the sizes of its text that losses are measured by."""
+
+    name: str
+    ids: np.ndarray
+    words: int
+    characters: int
+    bytes: int
+
+
+def tokenize_documents(
+    documents: Sequence[Document],
+    tokenizer: "PreTrainedTokenizerBase",
+    *,
+    show_progress: bool = False,
+    skipped: list[Skipped] | None = None,
+) -> list[TokenizedDocument]:
+    """The documents' token ids, without special tokens; those with fewer than two go to `skipped`."""
+    skipped = [] if skipped is None else skipped
+    tokenized: list[TokenizedDocument] = []
+    for batch in _with_progress(list(_batches(documents)), show_progress):
+        # Documents are longer than any model's window on purpose: `verbose=False` keeps that warning away.
+        encoded = tokenizer(
+            [document.text for document in batch],
+            add_special_tokens=False,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            verbose=False,
+        )
+        for document, ids in zip(batch, encoded["input_ids"], strict=True):
+            if len(ids) < FEWEST_TOKENS:
+                skipped.append(Skipped(document.name, f"gives {len(ids)} token(s), too few to predict any"))
+            else:
+                tokenized.append(_measured(document, ids))
+    if not tokenized:
+        raise UserError(
+            f"None of the {len(documents)} documents gives {FEWEST_TOKENS} tokens or more, "
+            "the fewest that can be scored: give longer texts."
+        )
+    return tokenized
+
+
+def checksum(documents: Iterable[Document]) -> str:
+    """The SHA-256 of the documents' names and texts, in their order."""
+    digest = hashlib.sha256()
+    for document in documents:
+        for part in document:
+            content = part.encode()
+            # The length in front keeps ("ab", "c") and ("a", "bc") apart.
+            digest.update(len(content).to_bytes(8, "big"))
+            digest.update(content)
+    return digest.hexdigest()
+
+
+def _measured(document: Document, ids: list[int]) -> TokenizedDocument:
+    return TokenizedDocument(
+        name=document.name,
+        ids=np.asarray(ids, dtype=np.int32),
+        words=len(document.text.split()),
+        characters=len(document.text),
+        bytes=len(document.text.encode()),
+    )
+
+
+def _batches(documents: Sequence[Document]) -> Iterator[list[Document]]:
+    batch: list[Document] = []
+    characters = 0
+    for document in documents:
+        batch.append(document)
+        characters += len(document.text)
+        if characters >= BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+def _with_progress(batches: list[list[Document]], show_progress: bool) -> Iterable[list[Document]]:
+    if not show_progress:
+        return batches
+    from rich.console import Console
+    from rich.progress import track
+
+    # Results go to stdout; a progress bar must not get into them.
+    return track(batches, description="Tokenizing", console=Console(stderr=True))

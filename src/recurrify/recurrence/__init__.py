@@ -1,0 +1,34 @@
+"""Recurrence for pretrained Hugging Face models."""
+
+from recurrify.recurrence.carry import CarryConfig
+from recurrify.recurrence.config import RecurrentConfig
+from recurrify.recurrence.families import Family, register_family
+from recurrify.recurrence.heads import (
+    RecurrentForCausalLM,
+    RecurrentForMaskedLM,
+    RecurrentModel,
+    add_recurrence,
+    register_with_transformers,
+)
+from recurrify.recurrence.mechanism import NoRecurrence, RecurrenceConfig, mechanism_names, recurrence_config
+from recurrify.recurrence.model import RecurrentOutput, RecurrentPreTrainedModel
+from recurrify.recurrence.saving import is_recurrent
+
+__all__ = [
+    "CarryConfig",
+    "Family",
+    "NoRecurrence",
+    "RecurrenceConfig",
+    "RecurrentConfig",
+    "RecurrentForCausalLM",
+    "RecurrentForMaskedLM",
+    "RecurrentModel",
+    "RecurrentOutput",
+    "RecurrentPreTrainedModel",
+    "add_recurrence",
+    "is_recurrent",
+    "mechanism_names",
+    "recurrence_config",
+    "register_family",
+    "register_with_transformers",
+]

@@ -1,0 +1,165 @@
+"""The paper's mechanism: one window's hidden states, pooled and mapped, enter the next window as a key and value.
+
+"Adding Recurrence to Pretrained Transformers", section 3. Shapes: B rows, N positions, K width, L layers.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from recurrify.errors import UserError
+from recurrify.recurrence.mechanism import Mechanism, Notes, RecurrenceConfig, register_mechanism
+
+Pooling = Literal["mean", "max", "attention"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CarryConfig(RecurrenceConfig):
+    """The defaults are the paper's for language models."""
+
+    mechanism: ClassVar[str] = "carry"
+
+    pooling: Pooling = "mean"
+    """Over a window's positions: the mean, the maximum, or attention with one learned key."""
+    pooled_layers: Literal["all", "last"] = "all"
+    """All layers, weighted by a learned softmax; or the last layer alone, as for question answering."""
+    insert_layer: int | Literal["all"] = 2
+    """The layer, counted from 1, that receives the carried vectors; "all" gives each layer its own."""
+    slots: int = 1
+    """How many vectors are carried to each receiving layer."""
+    hidden_layers: int = 3
+    """Hidden layers of the feed-forward network that maps the pooled vector."""
+    hidden_size: int = 200
+    """Width of those hidden layers."""
+    standardize: bool = False
+    """Standardise the pooled vector by running statistics and add a linear path around the network. Not in the
+    paper; pooled vectors of different texts differ little from their common mean, so this speeds up learning."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, value, allowed in (
+            ("pooling", self.pooling, get_args(Pooling)),
+            ("pooled_layers", self.pooled_layers, ("all", "last")),
+        ):
+            if value not in allowed:
+                raise UserError(f"`{name}` must be one of {', '.join(allowed)}: got {value!r}.")
+        if self.insert_layer != "all" and (not isinstance(self.insert_layer, int) or self.insert_layer < 1):
+            raise UserError(
+                f"`insert_layer` counts layers from 1, or is 'all': got insert_layer={self.insert_layer!r}."
+            )
+        for name, value, least in (
+            ("slots", self.slots, 1),
+            ("hidden_layers", self.hidden_layers, 0),
+            ("hidden_size", self.hidden_size, 1),
+        ):
+            if value < least:
+                raise UserError(f"`{name}` must be at least {least}: got {name}={value}.")
+
+
+class Carry(Mechanism):
+    """memory (B, receiving layers × slots, K) = network(pooled window)."""
+
+    def __init__(self, config: CarryConfig, layers: int, width: int) -> None:
+        super().__init__()
+        if config.insert_layer == "all":
+            self.receivers = list(range(layers))
+        elif config.insert_layer <= layers:
+            self.receivers = [config.insert_layer - 1]
+        else:
+            raise UserError(
+                f"`insert_layer` is {config.insert_layer}, but the model has only {layers} layers: "
+                f"choose 1 to {layers}, or 'all'."
+            )
+        self.config, self.layers, self.width = config, layers, width
+        if config.pooled_layers == "all":
+            self.layer_scores = nn.Parameter(torch.zeros(layers))
+        if config.pooling == "attention":
+            self.key = nn.Parameter(torch.randn(width) * width**-0.5)
+        out = len(self.receivers) * config.slots * width
+        widths = [width, *[config.hidden_size] * config.hidden_layers]
+        parts: list[nn.Module] = []
+        for before, after in zip(widths, widths[1:], strict=False):
+            parts += [nn.Linear(before, after), nn.GELU()]
+        self.network = nn.Sequential(*parts, nn.Linear(widths[-1], out))
+        if config.standardize:
+            self.skip = nn.Linear(width, out, bias=False)
+            self.register_buffer("running_mean", torch.zeros(width))
+            self.register_buffer("running_variance", torch.ones(width))
+            self.register_buffer("windows_seen", torch.zeros((), dtype=torch.long))
+
+    def slots(self) -> dict[int, int]:
+        return dict.fromkeys(self.receivers, self.config.slots)
+
+    def read(self, memory: Tensor) -> dict[int, Tensor]:
+        parts = memory.split(self.config.slots, dim=1)
+        return dict(zip(self.receivers, parts, strict=True))
+
+    def start_window(self, stride: int) -> "Pool":
+        return Pool(self, stride)
+
+    def statistics(self) -> tuple[Tensor, ...]:
+        if not self.config.standardize:
+            return ()
+        return self.running_mean.clone(), self.running_variance.clone()
+
+    def write(self, notes: Notes, memory: Tensor | None, statistics: tuple[Tensor, ...]) -> Tensor:
+        pooled = notes.summary()
+        if statistics:
+            mean, variance = statistics
+            # In float32: running variances can be far below what half precision resolves.
+            pooled = ((pooled.float() - mean.float()) * (variance.float() + 1e-5).rsqrt()).to(pooled.dtype)
+        pooled = pooled.to(self.network[-1].weight.dtype)
+        carried = self.network(pooled)
+        if statistics:
+            carried = carried + self.skip(pooled)
+        return carried.unflatten(1, (-1, self.width))
+
+    @torch.no_grad()
+    def learn_statistics(self, summaries: list[Tensor]) -> None:
+        if not self.config.standardize:
+            return
+        values = torch.cat(summaries).float()
+        self.windows_seen += len(values)
+        # A plain average at first, so that the start is quick; a slow exponential one later.
+        rate = max(len(values) / int(self.windows_seen), 0.01)
+        mean = values.mean(0)
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), rate)
+        spread = (values - self.running_mean.float()).square().mean(0)
+        self.running_variance.lerp_(spread.to(self.running_variance.dtype), rate)
+
+
+class Pool(Notes):
+    """Σ_l w_l·h^(l), pooled over positions while the layers run, so that no layer's output is kept for it."""
+
+    def __init__(self, carry: Carry, stride: int) -> None:
+        self.carry, self.stride = carry, stride
+        self.last = carry.layers - 1
+        self.weights = carry.layer_scores.softmax(0) if carry.config.pooled_layers == "all" else None
+        self.total: Tensor | None = None
+
+    def see(self, layer: int, hidden: Tensor) -> None:
+        if self.weights is None and layer != self.last:
+            return
+        hidden = hidden[:, : self.stride]
+        if self.carry.config.pooling == "mean":
+            # The mean over positions commutes with the sum over layers: (B, K) is all that is added up.
+            hidden = hidden.mean(1)
+        if self.weights is not None:
+            hidden = self.weights[layer].to(hidden.dtype) * hidden
+        self.total = hidden if self.total is None else self.total + hidden
+
+    def summary(self) -> Tensor:
+        assert self.total is not None, "no layer ran"
+        match self.carry.config.pooling:
+            case "mean":
+                return self.total
+            case "max":
+                return self.total.amax(1)
+            case "attention":
+                scores = self.total @ self.carry.key.to(self.total.dtype) * self.carry.width**-0.5
+                return (scores.softmax(1)[..., None] * self.total).sum(1)
+
+
+register_mechanism(CarryConfig, Carry)

@@ -1,0 +1,238 @@
+"""The one file that knows the insides of Hugging Face models.
+
+A base model keeps running its own forward pass: embeddings, masks, rotary positions and layers stay its own.
+Hooks on its layers do two things, and only when a `Traffic` object is handed down with the call: they put extra
+inputs in front of a layer's hidden states and drop their outputs again, and they show each layer's output to
+whoever takes notes. With the extra inputs in front, a causal mask over the longer input is already right, so
+fused attention stays on.
+
+To add a family, register what this file lists for the others:
+
+    register_family(Family("MyModel", ("my_model_type",), layers="layers", causal=True))
+
+`layers` is the path from the backbone (`model.base_model`) to its list of layers. The backbone must hand unknown
+keyword arguments down to its layers, as transformers' models do.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from recurrify.errors import UserError
+
+TRAFFIC = "recurrify_traffic"
+ATTENTION = ("eager", "sdpa")
+
+
+@dataclass
+class Traffic:
+    """What enters and leaves the layers of one window; handed down with the call and gone after it."""
+
+    slots: dict[int, Tensor] = field(default_factory=dict)
+    """Extra inputs (rows, count, width) of each layer that has some."""
+    cached_slots: dict[int, int] = field(default_factory=dict)
+    """Layers whose cache already begins with this many extra inputs: only their masks are widened."""
+    live: Tensor | None = None
+    """(rows,) bool on the device: the rows that may attend to the extra inputs; None means all."""
+    see: Callable[[int, Tensor], None] | None = None
+    """Called with each layer's index and output."""
+    causal: bool = True
+    """What attention does where it is given no mask."""
+    additive: bool = False
+    """Whether masks are added to the scores (eager attention) rather than boolean."""
+
+
+def _output_embeddings(base: PreTrainedModel, hidden: Tensor) -> Tensor:
+    logits = base.get_output_embeddings()(hidden)
+    softcap = getattr(base.config, "final_logit_softcapping", None)
+    return logits if softcap is None else torch.tanh(logits / softcap) * softcap
+
+
+def _distilbert_head(base: Any, hidden: Tensor) -> Tensor:
+    return base.vocab_projector(base.vocab_layer_norm(base.activation(base.vocab_transform(hidden))))
+
+
+def _max_positions(config: PretrainedConfig) -> int | None:
+    return getattr(config, "max_position_embeddings", None)
+
+
+def _roberta_positions(config: PretrainedConfig) -> int:
+    # RoBERTa counts its positions from the padding index on.
+    return config.max_position_embeddings - config.pad_token_id - 1
+
+
+@dataclass(frozen=True)
+class Family:
+    """How to reach the parts of one architecture."""
+
+    name: str
+    model_types: tuple[str, ...]
+    layers: str
+    causal: bool
+    head: Callable[[PreTrainedModel, Tensor], Tensor] = _output_embeddings
+    positions: Callable[[PretrainedConfig], int | None] = _max_positions
+
+    def layers_of(self, base: PreTrainedModel) -> nn.ModuleList:
+        return base.base_model.get_submodule(self.layers)
+
+
+_FAMILIES: dict[str, Family] = {}
+
+
+def register_family(family: Family) -> None:
+    for model_type in family.model_types:
+        _FAMILIES[model_type] = family
+
+
+LLAMA_SHAPED = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "gemma", "gemma2", "gemma3_text")
+for _family in (
+    Family("GPT-2", ("gpt2",), layers="h", causal=True),
+    Family("GPT-NeoX (Pythia)", ("gpt_neox",), layers="layers", causal=True),
+    Family("OPT", ("opt",), layers="decoder.layers", causal=True),
+    Family("Llama, Mistral, Qwen2, Qwen3, SmolLM, Gemma", LLAMA_SHAPED, layers="layers", causal=True),
+    Family("BERT", ("bert",), layers="encoder.layer", causal=False, head=lambda base, hidden: base.cls(hidden)),
+    Family(
+        "RoBERTa, XLM-R",
+        ("roberta", "xlm-roberta"),
+        layers="encoder.layer",
+        causal=False,
+        head=lambda base, hidden: base.lm_head(hidden),
+        positions=_roberta_positions,
+    ),
+    Family("DistilBERT", ("distilbert",), layers="transformer.layer", causal=False, head=_distilbert_head),
+):
+    register_family(_family)
+
+
+def family_of(config: PretrainedConfig) -> Family:
+    family = _FAMILIES.get(config.model_type)
+    if family is None or getattr(config, "is_encoder_decoder", False):
+        supported = sorted({known.name for known in _FAMILIES.values()})
+        raise UserError(
+            f"Models of type {config.model_type!r} are not supported: supported are {', '.join(supported)}; "
+            "recurrify.recurrence.register_family adds another."
+        )
+    if not family.causal and getattr(config, "is_decoder", False):
+        raise UserError(f"A {config.model_type!r} model set up as a decoder is not supported: set is_decoder=False.")
+    return family
+
+
+def check_fits(config: PretrainedConfig, window: int, slots: int) -> None:
+    """Refuse a window that the base model cannot run as one piece."""
+    positions = family_of(config).positions(config)
+    if positions is not None and window > positions:
+        raise UserError(
+            f"`window` is {window}, but this {config.model_type} model has only {positions} positions: "
+            f"choose window={positions} or less."
+        )
+    layer_types = getattr(config, "layer_types", None)
+    slides = layer_types is None or "sliding_attention" in layer_types
+    reach = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    if reach is not None and slides and window + slots > reach:
+        raise UserError(
+            f"`window` is {window} with {slots} carried vectors, but this {config.model_type} model attends only "
+            f"{reach} tokens back: choose window={reach - slots} or less."
+        )
+    if config._attn_implementation not in ATTENTION:
+        raise UserError(
+            f"Attention implementation {config._attn_implementation!r} is not supported: load the model with "
+            f"attn_implementation='sdpa' (fused) or 'eager'."
+        )
+
+
+def attach(base: PreTrainedModel) -> None:
+    """Put the hooks on a base model's layers, once; without `Traffic` in the call they do nothing."""
+    for index, layer in enumerate(family_of(base.config).layers_of(base)):
+        if any(getattr(hook, "func", None) is _enter for hook in layer._forward_pre_hooks.values()):
+            continue
+        parameters = tuple(inspect.signature(type(layer).forward).parameters)[1:]
+        layer.register_forward_pre_hook(partial(_enter, index=index, names=parameters), with_kwargs=True)
+        layer.register_forward_hook(partial(_leave, index=index), with_kwargs=True)
+
+
+def run_backbone(base: PreTrainedModel, traffic: Traffic, **inputs: Any) -> Tensor:
+    """The base model's own backbone over one window; returns the hidden states its head would get."""
+    return base.base_model(**inputs, **{TRAFFIC: traffic}).last_hidden_state
+
+
+def _enter(
+    layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], index: int, names: tuple[str, ...]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    traffic: Traffic | None = kwargs.get(TRAFFIC)
+    if traffic is None or not (index in traffic.slots or index in traffic.cached_slots):
+        return None
+    named = dict(zip(names, args, strict=False)) | kwargs
+    hidden = named.pop("hidden_states")
+    mask = named.get("attention_mask")
+    if index in traffic.cached_slots:
+        if mask is not None:
+            named["attention_mask"] = _widen(mask, traffic.cached_slots[index], traffic.live, as_queries=False)
+        return (hidden,), named
+    slots = traffic.slots[index].to(hidden.dtype)
+    count = slots.shape[1]
+    if mask is None and traffic.live is not None:
+        mask = _open_mask(hidden, traffic)
+    if mask is not None:
+        named["attention_mask"] = _widen(mask, count, traffic.live, as_queries=True)
+    # Extra inputs stand where the window's first token stands.
+    if named.get("position_embeddings") is not None:
+        named["position_embeddings"] = tuple(
+            torch.cat([part[:, :1].expand(-1, count, -1), part], dim=1) for part in named["position_embeddings"]
+        )
+    if isinstance(named.get("position_ids"), Tensor):
+        ids = named["position_ids"]
+        named["position_ids"] = torch.cat([ids[:, :1].expand(-1, count), ids], dim=1)
+    return (torch.cat([slots, hidden], dim=1),), named
+
+
+def _leave(
+    layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, index: int
+) -> Any:
+    traffic: Traffic | None = kwargs.get(TRAFFIC)
+    if traffic is None:
+        return None
+    hidden = output[0] if isinstance(output, tuple) else output
+    if index in traffic.slots:
+        hidden = hidden[:, traffic.slots[index].shape[1] :]
+    if traffic.see is not None:
+        traffic.see(index, hidden)
+    return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
+
+
+def _open_mask(hidden: Tensor, traffic: Traffic) -> Tensor:
+    """What attention does when it is given no mask, as a mask."""
+    length = hidden.shape[1]
+    allowed = torch.ones(length, length, dtype=torch.bool, device=hidden.device)
+    return as_mask(allowed.tril() if traffic.causal else allowed, traffic.additive, hidden.dtype)[None, None]
+
+
+def as_mask(allowed: Tensor, additive: bool, dtype: torch.dtype) -> Tensor:
+    """A boolean mask in the form that the attention in use expects."""
+    if not additive:
+        return allowed
+    return torch.zeros_like(allowed, dtype=dtype).masked_fill(~allowed, torch.finfo(dtype).min)
+
+
+def _widen(mask: Tensor, count: int, live: Tensor | None, as_queries: bool) -> Tensor:
+    """Let every query see `count` more keys in front, except in rows that are not live.
+
+    With `as_queries` the extra inputs are queries too; what they see does not matter, for their outputs are
+    dropped, but they must see something.
+    """
+    allowed, forbidden = (True, False) if mask.dtype == torch.bool else (0.0, torch.finfo(mask.dtype).min)
+    rows = len(mask) if live is None else len(live)
+    mask = mask.expand(rows, *mask.shape[1:])
+    front = mask.new_full((*mask.shape[:-1], count), allowed)
+    if live is not None:
+        front = front.masked_fill(~live[:, None, None, None], forbidden)
+    mask = torch.cat([front, mask], dim=-1)
+    if as_queries and mask.shape[-2] > 1:
+        top = mask.new_full((*mask.shape[:-2], count, mask.shape[-1]), allowed)
+        mask = torch.cat([top, mask], dim=-2)
+    return mask

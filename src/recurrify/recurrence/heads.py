@@ -1,0 +1,198 @@
+"""The recurrent models by task, and the one verb that makes them: `add_recurrence`."""
+
+from typing import Any
+
+from torch import Tensor
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    GenerationMixin,
+    PreTrainedModel,
+)
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    MODEL_MAPPING_NAMES,
+)
+from transformers.utils import can_return_tuple
+
+from recurrify.errors import UserError
+from recurrify.recurrence.config import RecurrentConfig
+from recurrify.recurrence.families import family_of
+from recurrify.recurrence.generation import RecurrentCache, one_step
+from recurrify.recurrence.mechanism import RecurrenceConfig
+from recurrify.recurrence.model import RecurrentOutput, RecurrentPreTrainedModel, shift_left
+from recurrify.state import State
+
+
+class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):
+    """A decoder that predicts the next token, window after window."""
+
+    auto_base = AutoModelForCausalLM
+
+    def __init__(self, config: RecurrentConfig, base: PreTrainedModel | None = None) -> None:
+        super().__init__(config, base)
+        if base is not None and base.generation_config is not None:
+            self.generation_config = base.generation_config
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        state: State | None = None,
+        shift_labels: Tensor | None = None,
+        past_key_values: Any = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int = 0,
+        return_logits: bool | None = None,
+        return_losses: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> RecurrentOutput:
+        """Run text of any length and go on from `state`.
+
+        - `labels` (rows, tokens) are the inputs themselves with -100 where nothing is scored, as everywhere in
+          transformers; `shift_labels` instead names the token after each input.
+        - `state` is what an earlier call returned; None begins a document in every row.
+        - `return_logits`: by default logits are returned except in a training step with labels, where those of
+          the whole text never exist at once.
+        - `return_losses` adds the loss of each prediction.
+        - `past_key_values` and `use_cache` serve `generate`: an unfinished window's keys and values.
+        """
+        if labels is not None and shift_labels is None:
+            shift_labels = shift_left(labels)
+        cache = past_key_values if isinstance(past_key_values, RecurrentCache) else None
+        if cache is not None:
+            if state is not None:
+                raise UserError("Pass either `state` or `past_key_values`, which holds a state of its own, not both.")
+            state = cache.state
+        if cache is not None and shift_labels is None and self._is_one_step(input_ids, attention_mask):
+            hidden = one_step(self, input_ids, cache)
+            logits = self.family.head(self.base, hidden)
+            return RecurrentOutput(logits=logits, state=cache.state, past_key_values=cache)
+        keeps = self.returns_logits(shift_labels is not None, return_logits, logits_to_keep)
+        packed, run = self.forward_windows(input_ids, attention_mask, state, shift_labels, keeps)
+        output = self.head_output(packed, run, shift_labels, num_items_in_batch, logits_to_keep, return_losses)
+        if use_cache:
+            seen = input_ids.shape[1] + (cache.seen if cache is not None else 0)
+            output.past_key_values = RecurrentCache(run.state.detach(), seen)
+        return output
+
+    @staticmethod
+    def _is_one_step(input_ids: Tensor, attention_mask: Tensor | None) -> bool:
+        return input_ids.shape[1] == 1 and (attention_mask is None or bool(attention_mask[:, -1].all()))
+
+    def prepare_inputs_for_generation(
+        self,
+        input_ids: Tensor,
+        past_key_values: Any = None,
+        attention_mask: Tensor | None = None,
+        state: State | None = None,
+        use_cache: bool | None = True,
+        **_: Any,
+    ) -> dict[str, Any]:
+        cache = past_key_values if isinstance(past_key_values, RecurrentCache) else None
+        seen = cache.seen if cache is not None else 0
+        return {
+            "input_ids": input_ids[:, seen:],
+            "attention_mask": attention_mask,
+            "past_key_values": cache,
+            "state": state if cache is None else None,
+            "use_cache": use_cache,
+            "logits_to_keep": 1,
+        }
+
+
+class RecurrentForMaskedLM(RecurrentPreTrainedModel):
+    """An encoder that fills in masked tokens, window after window."""
+
+    auto_base = AutoModelForMaskedLM
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        state: State | None = None,
+        return_logits: bool | None = None,
+        return_losses: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> RecurrentOutput:
+        """As in `RecurrentForCausalLM`, with labels in the places of the tokens they name."""
+        keeps = self.returns_logits(labels is not None, return_logits, 0)
+        packed, run = self.forward_windows(input_ids, attention_mask, state, labels, keeps)
+        return self.head_output(packed, run, labels, num_items_in_batch, 0, return_losses)
+
+
+class RecurrentModel(RecurrentPreTrainedModel):
+    """A bare backbone: contextual embeddings of text of any length."""
+
+    auto_base = AutoModel
+
+    @can_return_tuple
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, state: State | None = None
+    ) -> RecurrentOutput:
+        packed, run = self.forward_windows(input_ids, attention_mask, state, None, keep_hidden=True)
+        assert run.hidden is not None
+        return RecurrentOutput(last_hidden_state=packed.collect(run.hidden), state=run.state)
+
+
+_TASKS: tuple[tuple[type[RecurrentPreTrainedModel], Any], ...] = (
+    (RecurrentForCausalLM, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
+    (RecurrentForMaskedLM, MODEL_FOR_MASKED_LM_MAPPING_NAMES),
+    (RecurrentModel, MODEL_MAPPING_NAMES),
+)
+
+
+def add_recurrence(model: PreTrainedModel, config: RecurrenceConfig) -> Any:
+    """Give a pretrained Hugging Face model a memory.
+
+    The result holds `model` itself (its weights are trained along) and is a `PreTrainedModel` of its own.
+    """
+    if isinstance(model, RecurrentPreTrainedModel):
+        raise UserError("This model is recurrent already: pass its base, `model.base`, to add something else.")
+    if not isinstance(model, PreTrainedModel):
+        raise UserError(f"`model` must be a transformers PreTrainedModel: got {type(model).__name__}.")
+    if not isinstance(config, RecurrenceConfig):
+        raise UserError(f"`config` must be a config such as CarryConfig(window=300): got {type(config).__name__}.")
+    family = family_of(model.config)
+    kind = _task_of(model, family.causal)
+    full = RecurrentConfig(
+        text_config=model.config,
+        recurrence=config.to_dict(),
+        base_name_or_path=getattr(model.config, "_name_or_path", None) or None,
+        architectures=[kind.__name__],
+        dtype=model.dtype,
+        # A config chooses attention for all configs inside it: name the base's own, or it would be reset.
+        attn_implementation=model.config._attn_implementation,
+    )
+    recurrent = kind(full, model)
+    if recurrent.mechanism is not None:
+        recurrent.mechanism.to(model.device, model.dtype)
+    return recurrent.train(model.training)
+
+
+def _task_of(model: PreTrainedModel, causal: bool) -> type[RecurrentPreTrainedModel]:
+    name, model_type = type(model).__name__, model.config.model_type
+    for kind, mapping in _TASKS:
+        known = mapping.get(model_type)
+        if name == known or (isinstance(known, tuple | list) and name in known):
+            if kind is RecurrentForCausalLM and not causal:
+                continue
+            return kind
+    raise UserError(
+        f"{name} is not supported: supported are {model_type} models with a language-modelling head "
+        "(AutoModelForCausalLM, AutoModelForMaskedLM) and bare ones (AutoModel)."
+    )
+
+
+def register_with_transformers() -> None:
+    """Let AutoConfig and the Auto models know recurrent models; runs when recurrify is imported."""
+    AutoConfig.register(RecurrentConfig.model_type, RecurrentConfig, exist_ok=True)
+    for kind, _ in _TASKS:
+        kind.auto_base.register(RecurrentConfig, kind, exist_ok=True)

@@ -1,0 +1,126 @@
+"""The seam between the window loop and the ways of remembering: one config, one module, one line each."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from recurrify.errors import UserError
+from recurrify.windows import check_window
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecurrenceConfig:
+    """What every mechanism shares: how text is cut into windows and how far gradients travel."""
+
+    mechanism: ClassVar[str]
+
+    window: int = 300
+    """Tokens the base model sees at once."""
+    overlap: int = 0
+    """Tokens that a window shares with the one before it."""
+    bptt_windows: int | None = None
+    """Backpropagate through at most this many consecutive windows; None goes through all of a call's windows."""
+    checkpoint: bool = False
+    """Keep only what passes between windows and recompute each window in the backward pass."""
+
+    def __post_init__(self) -> None:
+        check_window(self.window, self.overlap)
+        if self.bptt_windows is not None and self.bptt_windows < 1:
+            raise UserError(
+                f"`bptt_windows` must be at least 1, or None for all windows: got {self.bptt_windows}."
+            )
+
+    @property
+    def stride(self) -> int:
+        return self.window - self.overlap
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"mechanism": self.mechanism, **asdict(self)}
+
+
+class Mechanism(nn.Module, ABC):
+    """What enters a window (`read`) and what leaves it (`write`)."""
+
+    @abstractmethod
+    def slots(self) -> dict[int, int]:
+        """How many extra inputs each layer gets: {layer index: count}."""
+
+    @abstractmethod
+    def read(self, memory: Tensor) -> dict[int, Tensor]:
+        """Memory to the extra inputs (rows, count, width) of each layer of the coming window."""
+
+    @abstractmethod
+    def start_window(self, stride: int) -> "Notes":
+        """An empty notebook for one window: sees every layer's output as the window runs. Only the first
+        `stride` positions, which the next window does not see, belong into the memory."""
+
+    def statistics(self) -> tuple[Tensor, ...]:
+        """Tensors that `write` reads and that change between calls: taken once per call, so that a window
+        recomputed in the backward pass sees what it saw in the forward pass."""
+        return ()
+
+    @abstractmethod
+    def write(self, notes: "Notes", memory: Tensor | None, statistics: tuple[Tensor, ...]) -> Tensor:
+        """A finished window's notes to the memory that the next window reads."""
+
+    def learn_statistics(self, summaries: list[Tensor]) -> None:
+        """Called once after a training forward pass with the windows' summaries, outside the graph."""
+
+
+class Notes(ABC):
+    """Collects from the layers of one window, as they run, what `write` will need."""
+
+    @abstractmethod
+    def see(self, layer: int, hidden: Tensor) -> None:
+        """`hidden` (rows, positions, width) is the output of `layer`."""
+
+    @abstractmethod
+    def summary(self) -> Tensor:
+        """(rows, width): the window in one vector."""
+
+
+Builder = Callable[[Any, int, int], Mechanism | None]
+_MECHANISMS: dict[str, tuple[type[RecurrenceConfig], Builder]] = {}
+
+
+def register_mechanism(config: type[RecurrenceConfig], build: Builder) -> None:
+    """Make a mechanism known: `build(config, layers, width)` gives its module, or None for plain windows."""
+    _MECHANISMS[config.mechanism] = (config, build)
+
+
+def mechanism_names() -> list[str]:
+    return sorted(_MECHANISMS)
+
+
+def build_mechanism(config: RecurrenceConfig, layers: int, width: int) -> Mechanism | None:
+    return _MECHANISMS[config.mechanism][1](config, layers, width)
+
+
+def recurrence_config(values: dict[str, Any]) -> RecurrenceConfig:
+    """The config object that `RecurrenceConfig.to_dict` wrote down."""
+    values = dict(values)
+    name = values.pop("mechanism", None)
+    if name not in _MECHANISMS:
+        raise UserError(f"Unknown recurrence mechanism {name!r}: known are {', '.join(mechanism_names())}.")
+    config = _MECHANISMS[name][0]
+    known = {field.name for field in fields(config)}
+    unknown = sorted(set(values) - known)
+    if unknown:
+        raise UserError(
+            f"The mechanism {name!r} has no setting {', '.join(map(repr, unknown))}: "
+            f"it may have been written by a newer recurrify; its settings are {', '.join(sorted(known))}."
+        )
+    return config(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoRecurrence(RecurrenceConfig):
+    """Plain windows: the baseline, run through the very same code."""
+
+    mechanism: ClassVar[str] = "none"
+
+
+register_mechanism(NoRecurrence, lambda config, layers, width: None)

@@ -1,0 +1,329 @@
+"""A pretrained model that runs over windows of text and carries a memory from each to the next.
+
+Shapes: B rows, N input columns, P packed columns, K width, V vocabulary.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - everyone's name for it
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+from transformers import Cache, PreTrainedModel
+from transformers.utils import ModelOutput
+
+from recurrify.errors import UserError
+from recurrify.recurrence.config import RecurrentConfig
+from recurrify.recurrence.families import Traffic, attach, check_fits, family_of, run_backbone
+from recurrify.recurrence.mechanism import RecurrenceConfig, build_mechanism
+from recurrify.recurrence.packing import Packed, open_windows, pack
+from recurrify.recurrence.saving import SavingMixin
+from recurrify.state import State
+from recurrify.windows import Window, completed, schedule
+
+IGNORE = -100
+
+
+@dataclass
+class RecurrentOutput(ModelOutput):
+    """What a forward pass gives; parts that were not asked for are None."""
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    token_losses: Tensor | None = None
+    """(B, N): the loss of predicting what follows each input, 0 where nothing is scored."""
+    last_hidden_state: Tensor | None = None
+    state: State | None = None
+    past_key_values: Cache | None = None
+
+
+class WindowsRun(NamedTuple):
+    hidden: Tensor | None
+    """(B, P, K), unless only losses were asked for."""
+    losses: Tensor | None
+    """(B, P), where targets were given and hidden states were not asked for."""
+    state: State
+
+
+class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
+    """Shared by all heads: the base model, what was added, and the loop over windows."""
+
+    config_class = RecurrentConfig
+    config: RecurrentConfig
+    supports_gradient_checkpointing = True
+    accepts_loss_kwargs = True
+    _supports_sdpa = True
+    auto_base: Any = None
+    """The transformers Auto class that builds and loads this model's base."""
+
+    def __init__(self, config: RecurrentConfig, base: PreTrainedModel | None = None) -> None:
+        super().__init__(config)
+        if base is None:
+            base = self.auto_base.from_config(config.text_config)
+        else:
+            # It comes trained: the initialisation that post_init starts must pass it by.
+            for module in base.modules():
+                module._is_hf_initialized = True
+        self.base = base
+        self.family = family_of(base.config)
+        self.recurrence: RecurrenceConfig = config.recurrence_config
+        layers = len(self.family.layers_of(base))
+        self.mechanism = build_mechanism(self.recurrence, layers, base.config.hidden_size)
+        if self.mechanism is not None:
+            for module in self.mechanism.modules():
+                module._is_hf_initialized = True
+        self._check_fits(self.recurrence)
+        attach(base)
+        self.post_init()
+
+    def _init_weights(self, module: torch.nn.Module) -> None:
+        """The added modules initialise themselves; transformers' rule for linear layers is not theirs."""
+
+    def _check_fits(self, recurrence: RecurrenceConfig) -> None:
+        slots = max(self.mechanism.slots().values(), default=0) if self.mechanism is not None else 0
+        check_fits(self.base.config, recurrence.window, slots)
+
+    def set_recurrence(self, **changes: int | bool | None) -> None:
+        """Change `window`, `overlap`, `bptt_windows` or `checkpoint`: how text is cut and how gradients travel.
+        The weights stay as they are."""
+        shared = [field.name for field in dataclasses.fields(RecurrenceConfig)]
+        for name in changes:
+            if name not in shared:
+                raise UserError(f"`{name}` cannot be changed on a finished model: only {', '.join(shared)} can.")
+        recurrence = dataclasses.replace(self.recurrence, **changes)  # type: ignore[arg-type]
+        self._check_fits(recurrence)
+        self.recurrence = recurrence
+        self.config.recurrence = recurrence.to_dict()
+
+    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict | None = None, **_: Any) -> None:
+        """Bottleneck checkpointing: only what passes between windows is kept."""
+        self.set_recurrence(checkpoint=True)
+
+    def gradient_checkpointing_disable(self) -> None:
+        self.set_recurrence(checkpoint=False)
+
+    @property
+    def is_gradient_checkpointing(self) -> bool:
+        return self.recurrence.checkpoint
+
+    def get_input_embeddings(self) -> torch.nn.Module:
+        return self.base.get_input_embeddings()
+
+    def set_input_embeddings(self, value: torch.nn.Module) -> None:
+        self.base.set_input_embeddings(value)
+
+    def get_output_embeddings(self) -> torch.nn.Module | None:
+        return self.base.get_output_embeddings()
+
+    def set_output_embeddings(self, value: torch.nn.Module) -> None:
+        self.base.set_output_embeddings(value)
+
+    def added_parameters(self) -> dict[str, torch.nn.Parameter]:
+        """The parameters that recurrence added, by name."""
+        return {name: value for name, value in self.named_parameters() if name.startswith("mechanism.")}
+
+    # ---- the loop over windows -----------------------------------------------------------------------
+
+    def run_windows(self, packed: Packed, state: State, targets: Tensor | None, keep_hidden: bool) -> WindowsRun:
+        """Run packed rows window by window.
+
+        `targets` (B, P) are what each packed input should predict. Without `keep_hidden` the losses are computed
+        inside the windows, and neither hidden states nor logits of the whole text ever exist at once.
+        """
+        window, overlap = self.recurrence.window, self.recurrence.overlap
+        memory, live = state.memory, state.live.clone()
+        filled = torch.tensor([completed(length, window, overlap) for length in packed.lengths])
+        statistics = self.mechanism.statistics() if self.mechanism is not None else ()
+        outputs: list[Tensor] = []
+        summaries: list[Tensor] = []
+        for index, span in enumerate(schedule(packed.tokens.shape[1], window, overlap)):
+            finished = filled > index
+            limit = self.recurrence.bptt_windows
+            if limit is not None and memory is not None and index and index % limit == 0:
+                memory = memory.detach()
+            output, written, summary = self._run_window(
+                packed, span, targets, keep_hidden, memory, live, statistics, writes=bool(finished.any())
+            )
+            outputs.append(output)
+            if written is not None:
+                memory = _overwrite(memory, written, finished)
+                live |= finished
+            if summary is not None:
+                summaries.append(summary[finished.to(summary.device)].detach())
+        if self.training and torch.is_grad_enabled() and summaries and self.mechanism is not None:
+            self.mechanism.learn_statistics(summaries)
+        joined = torch.cat(outputs, dim=1) if outputs else None
+        tokens, lengths = open_windows(packed, window, overlap)
+        return WindowsRun(
+            hidden=joined if keep_hidden else None,
+            losses=None if keep_hidden else joined,
+            state=State(memory, live, tokens, torch.tensor(lengths)),
+        )
+
+    def _run_window(
+        self,
+        packed: Packed,
+        span: Window,
+        targets: Tensor | None,
+        keep_hidden: bool,
+        memory: Tensor | None,
+        live: Tensor,
+        statistics: tuple[Tensor, ...],
+        writes: bool,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        tokens = packed.tokens[:, span.start : span.stop]
+        wanted = None if keep_hidden or targets is None else targets[:, span.first : span.stop]
+        first = span.first - span.start
+
+        def step(memory: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
+            inputs: dict[str, Any] = {"input_ids": tokens}
+            if self.family.causal:
+                inputs["use_cache"] = False
+            else:
+                inputs["attention_mask"] = _row_mask(packed, span)
+            hidden, written, summary = self.run_one_window(inputs, memory, live, statistics, writes)
+            hidden = hidden[:, first:]
+            if wanted is None:
+                return hidden, written, summary
+            return self._losses(hidden, wanted), written, summary
+
+        if self.recurrence.checkpoint and torch.is_grad_enabled():
+            return checkpoint(step, memory, use_reentrant=False)
+        return step(memory)
+
+    def run_one_window(
+        self,
+        inputs: dict[str, Any],
+        memory: Tensor | None,
+        live: Tensor,
+        statistics: tuple[Tensor, ...] = (),
+        writes: bool = False,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The base model over one window: its hidden states, and the memory and summary if it `writes`."""
+        traffic = self.traffic(live)
+        if self.mechanism is None:
+            return run_backbone(self.base, traffic, **inputs), None, None
+        if memory is not None and bool(live.any()):
+            traffic.slots = self.mechanism.read(memory)
+        if not writes:
+            return run_backbone(self.base, traffic, **inputs), None, None
+        notes = self.mechanism.start_window(self.recurrence.stride)
+        traffic.see = notes.see
+        hidden = run_backbone(self.base, traffic, **inputs)
+        return hidden, self.mechanism.write(notes, memory, statistics), notes.summary()
+
+    def traffic(self, live: Tensor) -> Traffic:
+        return Traffic(
+            live=None if bool(live.all()) else live.to(self.device),
+            causal=self.family.causal,
+            additive=self.base.config._attn_implementation == "eager",
+        )
+
+    def _losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        def losses(hidden: Tensor) -> Tensor:
+            return token_losses(self.family.head(self.base, hidden), targets)
+
+        if self.recurrence.checkpoint or not torch.is_grad_enabled():
+            return losses(hidden)
+        # The logits of a large vocabulary outweigh everything else that is kept: recompute them instead.
+        return checkpoint(losses, hidden, use_reentrant=False)
+
+    def forward_windows(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        state: State | None,
+        aligned_labels: Tensor | None,
+        keep_hidden: bool,
+    ) -> tuple[Packed, WindowsRun]:
+        """Pack the input behind the state and run it."""
+        if input_ids.ndim != 2 or input_ids.shape[1] == 0:
+            raise UserError(
+                f"`input_ids` must be (rows, tokens) with at least one token: got shape {tuple(input_ids.shape)}."
+            )
+        if state is None:
+            state = State.fresh(len(input_ids), input_ids.device)
+        if state.rows != len(input_ids):
+            raise UserError(
+                f"`state` has {state.rows} rows, but `input_ids` has {len(input_ids)}: "
+                "pick rows with state.select, or begin anew with state=None."
+            )
+        if attention_mask is not None:
+            if attention_mask.ndim != 2 or attention_mask.shape[1] < input_ids.shape[1]:
+                raise UserError(
+                    f"`attention_mask` must be (rows, tokens) like `input_ids` {tuple(input_ids.shape)}: "
+                    f"got {tuple(attention_mask.shape)}."
+                )
+            attention_mask = attention_mask[:, -input_ids.shape[1] :]
+        packed = pack(input_ids, attention_mask, state)
+        targets = None if aligned_labels is None else packed.spread(aligned_labels, IGNORE)
+        return packed, self.run_windows(packed, state, targets, keep_hidden)
+
+    def head_output(
+        self,
+        packed: Packed,
+        run: WindowsRun,
+        aligned_labels: Tensor | None,
+        num_items_in_batch: Tensor | int | None,
+        logits_to_keep: int,
+        return_losses: bool,
+    ) -> RecurrentOutput:
+        """Logits where hidden states were kept, and the loss where there are labels."""
+        logits = losses = loss = None
+        if run.hidden is not None:
+            logits = self.family.head(self.base, packed.collect(run.hidden, logits_to_keep))
+        if aligned_labels is not None:
+            losses = token_losses(logits, aligned_labels) if logits is not None else packed.collect(_known(run.losses))
+            scored: Tensor | int = (aligned_labels != IGNORE).sum()
+            if num_items_in_batch is not None:
+                scored = num_items_in_batch
+            total = losses.sum()
+            loss = total / (scored.to(total.device) if isinstance(scored, Tensor) else scored)
+        return RecurrentOutput(
+            loss=loss, logits=logits, token_losses=losses if return_losses else None, state=run.state
+        )
+
+    def returns_logits(self, labelled: bool, asked: bool | None, logits_to_keep: int) -> bool:
+        """Logits of a whole text are large: a training step gets its loss without them unless it asks."""
+        if logits_to_keep and labelled:
+            raise UserError("`logits_to_keep` cannot be combined with labels: every labelled token needs its logits.")
+        return asked if asked is not None else not (labelled and self.training)
+
+
+def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
+    """(B, N) cross entropies in float32, 0 where the target is to be ignored."""
+    flat = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORE, reduction="none")
+    return flat.view_as(targets)
+
+
+def shift_left(labels: Tensor) -> Tensor:
+    """Labels that name each input's own token, to labels that name the token after it."""
+    return F.pad(labels[:, 1:], (0, 1), value=IGNORE)
+
+
+def _known(value: Tensor | None) -> Tensor:
+    assert value is not None
+    return value
+
+
+def _row_mask(packed: Packed, span: Window) -> Tensor | None:
+    """Which positions of a window are real in each row: for attention that looks both ways."""
+    lengths = torch.tensor(packed.lengths)
+    if int(lengths.min()) >= span.stop:
+        return None
+    # A row that has already ended keeps one position: softmax over nothing is not a number.
+    inside = (lengths - span.start).clamp(min=1)
+    positions = torch.arange(span.stop - span.start)
+    return (positions[None] < inside[:, None]).long().to(packed.tokens.device)
+
+
+def _overwrite(memory: Tensor | None, written: Tensor, finished: Tensor) -> Tensor:
+    """Take the new memory in rows that finished the window, keep the old one in the others."""
+    if bool(finished.all()):
+        return written
+    old = torch.zeros_like(written) if memory is None else memory.to(written.dtype)
+    rows = finished.to(written.device).view(-1, *[1] * (written.ndim - 1))
+    return torch.where(rows, written, old)
+

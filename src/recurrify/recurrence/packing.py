@@ -1,0 +1,85 @@
+"""Rows of a padded batch, laid side by side from their first real token on, behind what their state still holds.
+
+Padding on either side, rows that stand in the middle of a window and rows that begin a document all become one
+layout: every row starts at a window's first token. Shapes: B rows, N columns of the input, P packed columns.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from recurrify.state import State
+from recurrify.windows import completed
+
+
+class Packed(NamedTuple):
+    tokens: Tensor
+    """(B, P): the open window's tokens, then the new ones; what follows a row's last token is filler."""
+    lengths: list[int]
+    """Real tokens in each row."""
+    columns: Tensor | slice
+    """Where in the packed rows each input column went: (B, N), or a slice where it is the same for all rows.
+    Padding points at the row's first token."""
+    real: Tensor | None
+    """(B, N) bool: which input columns are real; None means all."""
+
+    def spread(self, values: Tensor, fill: int) -> Tensor:
+        """Values given per input column, laid out like the packed tokens, `fill` elsewhere."""
+        packed = values.new_full(self.tokens.shape, fill)
+        if isinstance(self.columns, slice):
+            packed[:, self.columns] = values
+            return packed
+        return _scatter(packed, self.columns, self.real, values)
+
+    def collect(self, values: Tensor, keep: int = 0) -> Tensor:
+        """The packed values (B, P, …) of the input columns; with `keep`, of the last so many columns alone."""
+        if isinstance(self.columns, slice):
+            return values[:, self.columns][:, -keep:]
+        columns = self.columns[:, -keep:]
+        return values[torch.arange(len(columns), device=values.device)[:, None], columns]
+
+
+def pack(tokens: Tensor, mask: Tensor | None, state: State) -> Packed:
+    """Lay out new `tokens` (B, N), of which `mask` says which are real, behind the state's open windows."""
+    rows, width = tokens.shape
+    real = None
+    if mask is not None:
+        real = mask.bool()
+        if bool(real.all()):
+            real = None
+    before = state.lengths.tolist()
+    if real is None and len(set(before)) == 1:
+        start = before[0]
+        packed = torch.cat([state.tokens[:, :start], tokens], dim=1) if start else tokens
+        return Packed(packed, [start + width] * rows, slice(start, start + width), None)
+    if real is None:
+        real = torch.ones_like(tokens, dtype=torch.bool)
+    order = real.long().cumsum(1) - 1 + state.lengths.to(tokens.device)[:, None]
+    added = real.sum(1).tolist()
+    lengths = [old + new for old, new in zip(before, added, strict=True)]
+    packed = tokens.new_zeros(rows, max(lengths))
+    held = min(state.tokens.shape[1], packed.shape[1])
+    packed[:, :held] = state.tokens[:, :held]
+    columns = order.masked_fill(~real, 0)
+    return Packed(_scatter(packed, columns, real, tokens), lengths, columns, real)
+
+
+def _scatter(packed: Tensor, columns: Tensor, real: Tensor | None, values: Tensor) -> Tensor:
+    rows = torch.arange(len(columns), device=columns.device)[:, None].expand_as(columns)
+    assert real is not None, "columns that differ between rows come with a mask"
+    packed[rows[real], columns[real]] = values[real]
+    return packed
+
+
+def open_windows(packed: Packed, window: int, overlap: int) -> tuple[Tensor, list[int]]:
+    """Each row's tokens from the start of its open window on, and how many they are."""
+    stride = window - overlap
+    starts = [completed(length, window, overlap) * stride for length in packed.lengths]
+    lengths = [length - start for length, start in zip(packed.lengths, starts, strict=True)]
+    longest = max(lengths)
+    if len(set(starts)) == 1:
+        return packed.tokens[:, starts[0] : starts[0] + longest], lengths
+    columns = torch.tensor(starts)[:, None] + torch.arange(longest)[None]
+    columns = columns.clamp(max=packed.tokens.shape[1] - 1).to(packed.tokens.device)
+    return packed.tokens.gather(1, columns), lengths

@@ -1,0 +1,219 @@
+"""Results as JSON files, each with the provenance that lets somebody else judge or repeat it."""
+
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from recurrify.errors import UserError
+
+LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "numpy")
+SOURCE_ROOT = Path(__file__).resolve().parents[2]
+GIT_SECONDS = 20
+
+
+def provenance(
+    config: Mapping[str, Any],
+    *,
+    seed: int | None = None,
+    data_checksum: str | None = None,
+    started: float | None = None,
+) -> dict[str, Any]:
+    """Everything about a run that its numbers may depend on; never fails for want of a fact.
+
+    `started` is what `time.time()` gave when the run began. Nothing here names the host, the user or a
+    folder, unless `config` does.
+    """
+    return {
+        "config": dict(config),
+        "seed": seed,
+        "recurrify": own_version(),
+        "git": git_state(SOURCE_ROOT),
+        "libraries": {"python": platform.python_version()} | {name: _version(name) for name in LIBRARIES},
+        "machine": machine(),
+        "date_utc": datetime.now(UTC).isoformat(timespec="seconds"),
+        "wall_seconds": None if started is None else round(time.time() - started, 3),
+        "peak_memory_bytes": peak_memory(),
+        "data_checksum": data_checksum,
+    }
+
+
+def own_version() -> str | None:
+    """recurrify's version: from a checkout's pyproject.toml, which is newest, or as installed."""
+    try:
+        project = tomllib.loads((SOURCE_ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        if project["name"] == "recurrify":
+            return str(project["version"])
+    except (OSError, ValueError, KeyError):
+        pass
+    return _version("recurrify")
+
+
+def git_state(root: Path) -> dict[str, Any]:
+    """The commit checked out at `root` and whether files differ from it; both None where git cannot say."""
+    unknown = {"commit": None, "dirty": None}
+    # Asked of `root` itself, or an installation inside somebody else's repository would report their commit.
+    if not (root / ".git").exists():
+        return unknown
+    commit = _git(root, "rev-parse", "HEAD")
+    changes = _git(root, "status", "--porcelain")
+    if commit is None or changes is None:
+        return unknown
+    return {"commit": commit, "dirty": bool(changes)}
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    # Inside a git hook these variables point at the repository of the hook.
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), *arguments],
+            capture_output=True,
+            check=True,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            timeout=GIT_SECONDS,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.decode("utf-8", errors="replace").strip()
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def machine() -> dict[str, Any]:
+    """What the run ran on, in the words of a data sheet."""
+    torch = _loaded_torch()
+    gpu = torch.cuda.get_device_name() if torch is not None and torch.cuda.is_available() else None
+    return {
+        "cpu": _cpu_name(),
+        "cores": _cores(),
+        "ram_bytes": _ram_bytes(),
+        "gpu": gpu,
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def _loaded_torch() -> Any:
+    # A run whose numbers depend on torch has loaded it already; one that has not should not pay for it here.
+    return sys.modules.get("torch")
+
+
+def _cpu_name() -> str | None:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name" and value.strip():
+                return value.strip()
+    except OSError:
+        pass
+    return platform.processor() or None
+
+
+def _cores() -> int | None:
+    # The cores this process may use, which in a container are often fewer than the machine has.
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()
+
+
+def _ram_bytes() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def peak_memory() -> dict[str, int | None]:
+    """The most memory this process has held so far, in bytes; the GPU's only where CUDA is in use."""
+    torch = _loaded_torch()
+    gpu = torch.cuda.max_memory_allocated() if torch is not None and torch.cuda.is_initialized() else None
+    return {"cpu": _peak_resident_bytes(), "gpu": gpu}
+
+
+def _peak_resident_bytes() -> int | None:
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def save_result(path: str | Path, result: Mapping[str, Any]) -> None:
+    """Write `result` as strict JSON, whole or not at all; numbers that are not finite become null."""
+    text = json.dumps(_plain(result), indent=2, allow_nan=False) + "\n"
+    write_whole(path, text.encode("utf-8"))
+
+
+def load_result(path: str | Path) -> dict[str, Any]:
+    """Read what `save_result` wrote."""
+    try:
+        text = Path(path).read_bytes().decode("utf-8")
+    except FileNotFoundError:
+        raise UserError(
+            f"There is no result at {path}: check the path, or run the command that makes it."
+        ) from None
+    except OSError as error:
+        raise UserError(f"The result at {path} cannot be read: {error.strerror or error}.") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not a result: it is not UTF-8 text.") from error
+    try:
+        result = json.loads(text, parse_constant=lambda _: None)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not a whole JSON file ({error}): delete it and run again.") from error
+    if not isinstance(result, dict):
+        raise UserError(f"{path} is not a result: it holds a JSON {type(result).__name__}, not an object.")
+    return result
+
+
+def write_whole(path: str | Path, content: bytes) -> None:
+    """Put `content` at `path` such that a reader finds the old file or the new one, never a part."""
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with temporary.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UserError(
+            f"{path} could not be written: {reason}. What was there before is untouched."
+        ) from error
+
+
+def _plain(value: Any) -> Any:
+    """`value` in the types JSON has."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    if hasattr(value, "tolist"):  # numpy's and torch's scalars and arrays
+        return _plain(value.tolist())
+    raise TypeError(f"a result holds JSON types only: got {type(value).__name__}")

@@ -1,0 +1,70 @@
+"""What is carried from call to call: tensors in, tensors out, nothing kept on a module."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class State(NamedTuple):
+    """Where each row of a batch stands in its text.
+
+    `memory` is what the finished windows left behind; `tokens` holds the tokens of the window that is still
+    open, so that the next call can go on in the middle of it. `live` and `lengths` steer Python loops and
+    therefore stay on the CPU.
+    """
+
+    memory: Tensor | None
+    """(rows, …): None until some row has finished a window."""
+    live: Tensor
+    """(rows,) bool: whether the row has finished a window, so that its part of `memory` means something."""
+    tokens: Tensor
+    """(rows, longest): the open window's tokens, each row from its first column on."""
+    lengths: Tensor
+    """(rows,) int64: how many of a row's `tokens` are real."""
+
+    @classmethod
+    def fresh(cls, rows: int, device: torch.device | str | None = None) -> "State":
+        return cls(
+            memory=None,
+            live=torch.zeros(rows, dtype=torch.bool),
+            tokens=torch.zeros(rows, 0, dtype=torch.long, device=device),
+            lengths=torch.zeros(rows, dtype=torch.long),
+        )
+
+    @property
+    def rows(self) -> int:
+        return len(self.lengths)
+
+    def detach(self) -> "State":
+        """The same state with no way back for gradients: for training that goes on from call to call."""
+        return self._replace(memory=None if self.memory is None else self.memory.detach())
+
+    def reset(self, rows: Sequence[int] | Tensor) -> "State":
+        """Let these rows (indices, or a boolean mask) begin a new document; the others go on."""
+        fresh = torch.zeros(self.rows, dtype=torch.bool)
+        fresh[torch.as_tensor(rows).cpu()] = True
+        live, lengths = self.live & ~fresh, self.lengths.masked_fill(fresh, 0)
+        return self._replace(
+            memory=self.memory if live.any() else None,
+            live=live,
+            tokens=self.tokens[:, : int(lengths.max())],
+            lengths=lengths,
+        )
+
+    def select(self, rows: Sequence[int] | Tensor) -> "State":
+        """The state of these rows, in this order; a row may be named more than once (beam search)."""
+        index = torch.as_tensor(rows).cpu()
+        on_device = index.to(self.tokens.device)
+        return State(
+            memory=None if self.memory is None else self.memory[on_device],
+            live=self.live[index],
+            tokens=self.tokens[on_device],
+            lengths=self.lengths[index],
+        )
+
+    def to(self, device: torch.device | str) -> "State":
+        return self._replace(
+            memory=None if self.memory is None else self.memory.to(device), tokens=self.tokens.to(device)
+        )

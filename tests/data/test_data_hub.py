@@ -1,0 +1,151 @@
+"""Hugging Face data sets, with the hub played by local ones."""
+
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+
+from recurrify.data import Document, Skipped, load_documents
+from recurrify.data.hub import wikitext_articles
+from recurrify.errors import UserError
+
+
+def dataset(*texts: str, field: str = "text") -> datasets.Dataset:
+    return datasets.Dataset.from_dict({field: list(texts), "id": list(range(len(texts)))})
+
+
+class Hub:
+    """Stands in for `load_dataset`, and remembers how it was called."""
+
+    def __init__(self, content: Any) -> None:
+        self.content = content
+        self.calls: list[tuple[str, str | None, bool]] = []
+
+    def __call__(self, name: str, config: str | None = None, *, streaming: bool = False) -> Any:
+        self.calls.append((name, config, streaming))
+        if isinstance(self.content, Exception):
+            raise self.content
+        if not streaming:
+            return self.content
+        return datasets.IterableDatasetDict(
+            {split: rows.to_iterable_dataset() for split, rows in self.content.items()}
+        )
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
+    hub = Hub(
+        datasets.DatasetDict(
+            train=dataset("a", "", "b", "c"), validation=dataset("d"), unsupervised=dataset("e")
+        )
+    )
+    monkeypatch.setattr(datasets, "load_dataset", hub)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    return hub
+
+
+@pytest.mark.parametrize("source", ["hf:owner/name", "owner/name"])
+def test_a_data_set_keeps_its_own_splits(hub: Hub, source: str) -> None:
+    skipped: list[Skipped] = []
+    documents = load_documents(source, "train", skipped=skipped)
+    assert documents == [Document("train/0", "a"), Document("train/2", "b"), Document("train/3", "c")]
+    assert skipped == [Skipped("owner/name", "1 rows are empty")]
+    assert load_documents(source, "valid") == [Document("validation/0", "d")]
+    assert [document.text for document in load_documents(source, "all")] == ["a", "b", "c", "d", "e"]
+    assert hub.calls[0] == ("owner/name", None, False)
+    with pytest.raises(UserError, match="owner/name has no split 'test', only train, validation"):
+        load_documents(source, "test")
+
+
+def test_a_config_is_passed_on_and_a_limit_streams(hub: Hub) -> None:
+    assert [document.text for document in load_documents("hf:owner/name:small", limit=2)] == ["a", "b"]
+    assert hub.calls == [("owner/name", "small", True)]
+
+
+def test_offline_a_limit_reads_the_cache(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    assert len(load_documents("hf:owner/name", limit=1)) == 1
+    assert hub.calls == [("owner/name", None, False)]
+
+
+def test_a_data_set_with_train_alone_is_dealt_out(hub: Hub) -> None:
+    hub.content = datasets.DatasetDict(train=dataset(*(f"text {number}" for number in range(40))))
+    splits = [load_documents("hf:owner/name", split) for split in ("train", "valid", "test")]
+    assert [len(split) for split in splits] == [36, 2, 2]
+    assert len({document.name for split in splits for document in split}) == 40
+    assert load_documents("hf:owner/name", "valid", limit=1) == splits[1][:1]
+
+
+def test_a_missing_field_is_named_with_those_there_are(hub: Hub) -> None:
+    with pytest.raises(UserError, match="no field 'body': set `text_field` to one of text, id"):
+        load_documents("hf:owner/name", text_field="body")
+    with pytest.raises(UserError, match="no text in its field 'id'"):
+        load_documents("hf:owner/name", text_field="id")
+
+
+@pytest.mark.parametrize("source", ["hf:owner/name", "owner/name", "pg19", "wikitext-103"])
+def test_what_the_hub_says_reaches_the_user_in_one_line(hub: Hub, source: str) -> None:
+    hub.content = ConnectionError("Couldn't reach the Hub.\nTraceback and more")
+    with pytest.raises(
+        UserError, match=r"\(ConnectionError: Couldn't reach the Hub\): check its name"
+    ) as error:
+        load_documents(source)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("prefix", ["", "hf:"])
+def test_a_data_set_saved_on_disk_is_read_from_there(tmp_path: Path, prefix: str) -> None:
+    splits = datasets.DatasetDict(train=dataset("a", "b"), test=dataset("c"))
+    splits.save_to_disk(tmp_path / "both")
+    splits["train"].save_to_disk(tmp_path / "one")
+    assert load_documents(f"{prefix}{tmp_path / 'both'}", "test") == [Document("test/0", "c")]
+    assert [document.text for document in load_documents(f"{prefix}{tmp_path / 'one'}", "all")] == ["a", "b"]
+
+
+def test_a_folder_of_parquet_is_read_by_the_datasets_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    dataset("a", "b").to_parquet(folder / "train.parquet")
+    dataset("c").to_parquet(folder / "validation.parquet")
+    assert load_documents(f"hf:{folder}", "valid") == [Document("validation/0", "c")]
+
+
+WIKITEXT_ROWS = [
+    "",
+    " = Robert Boulter = \n",
+    "",
+    " Robert Boulter is an actor . \n",
+    "",
+    " = = Career = = \n",
+    "",
+    " He played x \n",
+    " = y = \n",
+    " in a formula . \n",
+    "",
+    " = = = 2000 – 2005 = = = \n",
+    "",
+    " = M * A * S * H = \n",
+    "",
+    " A film . \n",
+]
+
+
+def test_wikitext_rows_become_articles() -> None:
+    articles = list(wikitext_articles(WIKITEXT_ROWS))
+    assert [article.name for article in articles] == ["0 Robert Boulter", "1 M * A * S * H"]
+    assert articles[0].text.startswith(" = Robert Boulter = \n\n Robert Boulter is an actor")
+    assert " = = Career = = \n" in articles[0].text
+    assert " = y = \n" in articles[0].text
+    assert "".join(article.text for article in articles).split() == "".join(WIKITEXT_ROWS).split()
+
+
+def test_the_limit_of_wikitext_counts_articles(hub: Hub) -> None:
+    hub.content = datasets.DatasetDict(train=dataset(*WIKITEXT_ROWS), validation=dataset(*WIKITEXT_ROWS))
+    (article,) = load_documents("wikitext-103", "valid", limit=1)
+    assert article.name == "validation/0 Robert Boulter"
+    assert article.text.count("\n") == 13 - 1
+    assert hub.calls == [("Salesforce/wikitext", "wikitext-103-raw-v1", True)]

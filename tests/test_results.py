@@ -1,0 +1,128 @@
+"""Results: what goes in comes out, whole; provenance tells what it can and never fails."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from recurrify import results
+from recurrify.errors import UserError
+from recurrify.results import git_state, load_result, provenance, save_result
+
+
+def test_a_saved_result_is_loaded_unchanged(tmp_path: Path) -> None:
+    result = {"rows": [{"overlap": 0, "perplexity": 12.5, "seed": None}], "note": "T − o", "done": True}
+    save_result(tmp_path / "new" / "result.json", result)
+    assert load_result(tmp_path / "new" / "result.json") == result
+
+
+def test_what_json_lacks_becomes_plain(tmp_path: Path) -> None:
+    numpy = pytest.importorskip("numpy")
+    odd = {
+        "nan": float("nan"),
+        "inf": [float("inf")],
+        "pair": (1, 2),
+        3: Path("a"),
+        "mean": numpy.float32(0.5),
+    }
+    save_result(tmp_path / "r.json", odd)
+    text = (tmp_path / "r.json").read_text()
+    assert json.loads(text) == {"nan": None, "inf": [None], "pair": [1, 2], "3": "a", "mean": 0.5}
+    assert "NaN" not in text
+    with pytest.raises(TypeError, match="object"):
+        save_result(tmp_path / "r.json", {"x": object()})
+
+
+@pytest.mark.parametrize("failing", ["fsync", "replace"])
+def test_a_full_disk_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    path = tmp_path / "result.json"
+    save_result(path, {"run": 1})
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(results.os, failing, full)
+    with pytest.raises(UserError, match=r"result\.json.*No space left"):
+        save_result(path, {"run": 2})
+    assert load_result(path) == {"run": 1}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("content", [b'{"rows": [1, 2', b"\xff\xfe", b"[1]", b""])
+def test_broken_files_are_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "broken.json"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"broken\.json"):
+        load_result(path)
+
+
+def test_missing_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no result at .*absent\.json"):
+        load_result(tmp_path / "absent.json")
+    with pytest.raises(UserError, match="cannot be read"):
+        load_result(tmp_path)
+
+
+def test_provenance_tells_the_run(tmp_path: Path) -> None:
+    facts = provenance({"window": 64}, seed=3, data_checksum="sha256:ab", started=time.time() - 5)
+    assert facts["config"] == {"window": 64}
+    assert facts["seed"] == 3
+    assert facts["data_checksum"] == "sha256:ab"
+    assert 5 <= facts["wall_seconds"] < 60
+    assert set(facts["libraries"]) == {"python", *results.LIBRARIES}
+    assert facts["libraries"]["python"].startswith(f"{sys.version_info.major}.{sys.version_info.minor}.")
+    assert facts["recurrify"]
+    assert facts["machine"]["cores"] >= 1
+    assert facts["peak_memory_bytes"]["cpu"] > 1_000_000
+    assert facts["date_utc"].endswith("+00:00")
+    save_result(tmp_path / "r.json", facts)
+    assert load_result(tmp_path / "r.json") == facts
+
+
+def test_provenance_names_no_host_and_no_folder() -> None:
+    text = json.dumps(provenance({}))
+    assert str(Path.home()) not in text
+    assert str(results.SOURCE_ROOT) not in text
+
+
+def test_provenance_survives_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / ".git").mkdir()
+    monkeypatch.setattr(results, "SOURCE_ROOT", tmp_path)
+    monkeypatch.setattr(results, "LIBRARIES", ("no-such-library",))
+    facts = provenance({})
+    assert facts["git"] == {"commit": None, "dirty": None}
+    assert facts["libraries"]["no-such-library"] is None
+
+
+def test_an_installation_inside_another_repository_does_not_claim_its_commit(tmp_path: Path) -> None:
+    _repository(tmp_path)
+    inside = tmp_path / "lib"
+    inside.mkdir()
+    assert git_state(inside) == {"commit": None, "dirty": None}
+
+
+def test_git_state_knows_the_commit_and_changes(tmp_path: Path) -> None:
+    _repository(tmp_path)
+    clean = git_state(tmp_path)
+    assert len(clean["commit"]) == 40
+    assert clean["dirty"] is False
+    (tmp_path / "file").write_text("changed")
+    assert git_state(tmp_path) == {"commit": clean["commit"], "dirty": True}
+
+
+def _repository(folder: Path) -> None:
+    (folder / "file").write_text("first")
+    author = ["-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false"]
+    for command in (["init", "-q"], ["add", "file"], [*author, "commit", "-q", "-m", "first"]):
+        try:
+            subprocess.run(["git", "-C", str(folder), *command], check=True)
+        except FileNotFoundError:
+            pytest.skip("git is not installed")
