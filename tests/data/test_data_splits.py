@@ -25,3 +25,8 @@ def test_cuts_are_at_lines_where_there_are_any_and_at_words_otherwise() -> None:
     assert all(
         part.endswith(" ") and part.startswith(("some", "words", "here")) for part in cut_by_position(words)
     )
+
+
+def test_a_windows_newline_is_never_cut_in_two() -> None:
+    text = "a" * 924 + "\r\n" + "a" * 74
+    assert not any(part.endswith("\r") for part in cut_by_position(text))

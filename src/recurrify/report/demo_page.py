@@ -153,22 +153,29 @@ def _titled_code(title: str, code: str | None) -> str:
 
 
 def _provenance(result: Mapping[str, Any]) -> str:
-    facts: dict[str, Any] = {}
-    for name in ("settings", "provenance"):
-        _flatten(name, result.get(name) or {}, facts)
-    if not facts:
-        return ""
-    rows = [[key, _shown(value)] for key, value in facts.items()]
-    table = Table("Everything these numbers may depend on", ["what", "value"], rows, text_columns=2)
-    return parts.details("Provenance", parts.table(table))
+    tables = []
+    for key, caption in (("settings", "Settings"), ("provenance", "Code, data, machine")):
+        facts = _flat(result.get(key) or {})
+        rows = [[name, _shown(value)] for name, value in facts.items()]
+        if rows:
+            tables.append(parts.table(Table(caption, ["what", "value"], rows, text_columns=2)))
+    return (
+        parts.details("Provenance: everything these numbers may depend on", "\n".join(tables))
+        if tables
+        else ""
+    )
 
 
-def _flatten(prefix: str, value: Any, into: dict[str, Any]) -> None:
-    if isinstance(value, Mapping) and value:
-        for key, item in value.items():
-            _flatten(f"{prefix}.{key}", item, into)
-    elif value not in ({}, None):
-        into[prefix] = value
+def _flat(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested facts side by side under readable names; what is not known is left out."""
+    flat: dict[str, Any] = {}
+    for key, value in facts.items():
+        name = str(key).replace("_", " ")
+        if isinstance(value, Mapping):
+            flat |= {f"{name}: {inner}": item for inner, item in _flat(value).items()}
+        elif value is not None:
+            flat[name] = value
+    return flat
 
 
 def _shown(value: Any) -> str:

@@ -159,7 +159,7 @@ p code { font-size: 0.9em; overflow-wrap: anywhere; }
 details { margin-top: 2.75rem; border-top: 1px solid var(--grid); padding-top: 1rem; }
 summary { cursor: pointer; font-weight: 600; }
 details tbody { white-space: normal; overflow-wrap: anywhere; }
-details td { min-width: 9rem; }
+details th { min-width: 8rem; }
 :focus-visible { outline: 2px solid var(--recurrent); outline-offset: 2px; }
 @media (max-width: 40rem) {
   main { padding: 1.25rem 1rem 3rem; }

@@ -21,7 +21,7 @@ from recurrify.results import write_whole
 PAIR = ("plain", "recurrent")
 LINES = {"plain": "--", "recurrent": "-"}
 MARKERS = {"plain": "s", "recurrent": "o"}
-FAINT = 0.4
+FAINT = 0.5
 
 
 @dataclass(frozen=True)

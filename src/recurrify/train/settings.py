@@ -1,0 +1,118 @@
+"""Everything a training run is made of, in one flat record that is written beside its weights and read back."""
+
+import json
+import math
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from recurrify.errors import UserError
+
+RUN_FILE = "run.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSettings:
+    """The defaults are the paper's where it names a value."""
+
+    model: str
+    """The base: a Hugging Face name, a folder, a .gguf file, or a recurrify model to go on with."""
+    data: str
+    """Training text: a file, a folder, a named corpus or a Hugging Face data set."""
+    out: str
+    """Folder of this run."""
+    valid: str | None = None
+    """Validation text; None takes the training source's own validation split."""
+    text_field: str = "text"
+    """Which field of JSON lines or of a data set holds the text."""
+    recurrence: dict[str, Any] = field(default_factory=lambda: {"mechanism": "carry"})
+    """The mechanism and its settings, as RecurrenceConfig.to_dict writes them."""
+    windows: int = 20
+    """Windows in one training sequence, through which gradients flow back."""
+    epochs: float = 2.0
+    """Passes over the training text, unless `max_tokens` ends the run before."""
+    max_tokens: int | None = None
+    """Stop after about this many training tokens."""
+    max_minutes: float | None = None
+    """Stop this invocation after so many minutes, saved and ready to be resumed."""
+    batch: int = 8
+    """Sequences in a step, per device."""
+    accumulate: int = 1
+    """Batches whose gradients are added up before each update."""
+    learning_rate: float = 5e-5
+    """For the base model's weights."""
+    added_learning_rate: float | None = None
+    """For the weights that recurrence added; None takes `learning_rate`."""
+    freeze_base: bool = False
+    """Train only what recurrence added."""
+    weight_decay: float = 0.0
+    warmup_steps: int = 100
+    schedule: str = "constant_with_warmup"
+    """Learning rate after the warm-up: constant_with_warmup, linear or cosine."""
+    max_grad_norm: float = 1.0
+    valid_every: int = 2_000_000
+    """Validate (and save) each time so many training tokens have passed."""
+    valid_tokens: int = 15_000
+    """Validate on the first so many tokens of each validation document."""
+    patience: int = 3
+    """Stop after so many validations in a row without a better one; 0 never stops early."""
+    precision: str = "auto"
+    """auto (bf16 on GPUs that have it, else fp32), bf16 or fp32."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("windows", "batch", "accumulate", "valid_every", "valid_tokens"):
+            if getattr(self, name) < 1:
+                raise UserError(f"`{name}` must be at least 1: got {getattr(self, name)}.")
+        for name in ("epochs", "learning_rate", "added_learning_rate", "max_tokens", "max_minutes"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise UserError(f"`{name}` must be a positive number: got {value}.")
+        if self.precision not in ("auto", "bf16", "fp32"):
+            raise UserError(f"`precision` must be auto, bf16 or fp32: got {self.precision!r}.")
+        if self.schedule not in ("constant_with_warmup", "linear", "cosine"):
+            raise UserError(
+                f"`schedule` must be constant_with_warmup, linear or cosine: got {self.schedule!r}."
+            )
+        if self.freeze_base and self.recurrence.get("mechanism") == "none":
+            raise UserError("`freeze_base` with mechanism 'none' leaves nothing to train: drop one of the two.")
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "TrainSettings":
+        known = {entry.name for entry in fields(cls)}
+        unknown = sorted(set(values) - known)
+        if unknown:
+            raise UserError(f"Unknown training settings {', '.join(unknown)}: a newer recurrify may have written them.")
+        return cls(**values)
+
+    def write(self) -> None:
+        path = Path(self.out) / RUN_FILE
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, folder: str | Path) -> "TrainSettings | None":
+        path = Path(folder) / RUN_FILE
+        if not path.is_file():
+            return None
+        try:
+            return cls.from_dict(json.loads(path.read_text(encoding="utf-8")))
+        except (json.JSONDecodeError, TypeError) as error:
+            raise UserError(f"{str(path)!r} cannot be read ({error}): choose another output folder.") from error
+
+    def check_same_run(self, earlier: "TrainSettings") -> None:
+        """A folder belongs to one run: only how long an invocation may take can differ."""
+        mine, theirs = self.to_dict(), earlier.to_dict()
+        different = [
+            f"{name}={theirs[name]!r} there, {mine[name]!r} now"
+            for name in mine
+            if name not in ("max_minutes", "out") and mine[name] != theirs[name]
+        ]
+        if different:
+            raise UserError(
+                f"{self.out!r} holds a run with other settings ({'; '.join(different)}): "
+                "repeat its settings to go on with it, or choose another output folder."
+            )

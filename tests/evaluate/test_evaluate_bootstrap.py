@@ -1,0 +1,164 @@
+"""Intervals and gains on made-up losses whose truth is known."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recurrify import UserError
+from recurrify.evaluate import Evaluation, interval, relative_gain
+
+DOCUMENTS = 40
+
+
+def made_up(nll: np.ndarray, words: np.ndarray | None = None, prefix: str = "document") -> Evaluation:
+    words = np.full(len(nll), 100) if words is None else words
+    return Evaluation(
+        window=8,
+        overlap=0,
+        names=tuple(f"{prefix} {index}" for index in range(len(nll))),
+        nll=np.asarray(nll, dtype=np.float64),
+        tokens=words + 50,
+        words=words,
+        characters=words * 6,
+        bytes=words * 7,
+        loss_by_position=(None,) * 8,
+        loss_by_window=(),
+    )
+
+
+def losses(seed: int = 0, documents: int = DOCUMENTS) -> np.ndarray:
+    """Perplexities around e^4 per word, that differ much from document to document."""
+    return 100 * np.random.default_rng(seed).normal(4.0, 0.3, documents)
+
+
+def noise(seed: int, size: float, documents: int = DOCUMENTS) -> np.ndarray:
+    return 100 * np.random.default_rng(seed).normal(0.0, size, documents)
+
+
+@pytest.mark.parametrize(
+    ("metric", "unit", "rate"),
+    [
+        ("perplexity_per_word", 1, math.exp),
+        ("perplexity_per_token", 1.5, math.exp),
+        ("bits_per_character", 6, lambda loss: loss / math.log(2)),
+        ("bits_per_byte", 7, lambda loss: loss / math.log(2)),
+    ],
+)
+def test_an_interval_has_the_width_that_theory_says(metric: str, unit: float, rate: Any) -> None:
+    nll = losses()
+    found = interval(made_up(nll), metric)
+    assert found is not None
+    mean, error = nll.mean() / 100, nll.std() / 100 / math.sqrt(DOCUMENTS)
+    expected = [rate((mean + sign * 1.96 * error) / unit) for sign in (-1, 1)]
+    assert list(found) == pytest.approx(expected, rel=0.02)
+    assert found[0] < made_up(nll).metric(metric) < found[1]
+
+
+def test_an_interval_depends_on_its_seed_and_level_alone() -> None:
+    made = made_up(losses())
+    assert interval(made) == interval(made)
+    assert interval(made) != interval(made, seed=1)
+    narrow, wide = interval(made, level=0.5), interval(made, level=0.99)
+    assert narrow is not None
+    assert wide is not None
+    assert wide[0] < narrow[0] < narrow[1] < wide[1]
+
+
+def test_intervals_of_infinite_perplexities_are_infinite_not_errors() -> None:
+    assert interval(made_up(np.array([1e6, 2e6, 3e6]))) == (math.inf, math.inf)
+
+
+def test_a_single_document_has_no_interval() -> None:
+    one = made_up(losses(documents=1))
+    assert interval(one) is None
+    gain = relative_gain([one, one], made_up(one.nll * 0.9))
+    assert gain.interval is None
+    assert gain.within_noise
+    assert gain.relative_gain > 0
+
+
+def test_a_known_difference_is_found() -> None:
+    plain = losses()
+    recurrent = plain + 100 * math.log(0.95) + noise(1, 0.02)
+    gain = relative_gain(made_up(plain), made_up(recurrent))
+    assert gain.interval is not None
+    assert gain.interval[0] < 0.05 < gain.interval[1]
+    # Documents differ by far more than 5 %: only drawing the same ones for both sides sees it.
+    assert gain.interval[1] - gain.interval[0] < 0.03
+    assert not gain.within_noise
+    back = relative_gain(made_up(recurrent), made_up(plain))
+    assert back.relative_gain < 0
+    assert not back.within_noise
+
+
+def test_no_difference_is_within_noise() -> None:
+    plain = losses()
+    gain = relative_gain(made_up(plain), made_up(plain + noise(3, 0.1)))
+    assert gain.within_noise
+    same = relative_gain(made_up(plain), made_up(plain))
+    assert same.relative_gain == 0
+    assert same.interval == (0, 0)
+    assert same.within_noise
+
+
+def test_the_gain_is_that_of_the_perplexities_per_word() -> None:
+    words = np.array([10, 1000, 200])
+    plain, recurrent = made_up(words * 4.0, words), made_up(words * np.array([3.0, 3.9, 3.8]), words)
+    gain = relative_gain(plain, recurrent)
+    assert gain.relative_gain == pytest.approx(1 - recurrent.perplexity_per_word / plain.perplexity_per_word)
+
+
+def test_seeds_that_disagree_widen_the_interval() -> None:
+    plain = losses()
+    steady = [made_up(plain + 100 * math.log(0.97)) for _ in range(3)]
+    shaky = [made_up(plain + 100 * math.log(factor)) for factor in (0.90, 0.97, 1.04)]
+    sure, unsure = (relative_gain([made_up(plain)] * 3, side) for side in (steady, shaky))
+    assert sure.relative_gain == pytest.approx(0.03)
+    assert unsure.relative_gain == pytest.approx(0.03)
+    assert not sure.within_noise
+    assert unsure.within_noise
+
+
+def test_lists_may_differ_in_length() -> None:
+    plain = losses()
+    pair = [made_up(plain * 0.98), made_up(plain * 0.97)]
+    gain = relative_gain(made_up(plain), pair)
+    mean = np.mean([evaluation.perplexity_per_word for evaluation in pair])
+    assert gain.relative_gain == pytest.approx(1 - mean / made_up(plain).perplexity_per_word)
+
+
+def test_gains_of_overflowing_perplexities_are_numbers() -> None:
+    plain = np.array([1e6, 2e6, 3e6])
+    gain = relative_gain(made_up(plain), made_up(plain + 100 * math.log(0.9)))
+    assert gain.relative_gain == pytest.approx(0.1)
+    assert relative_gain(made_up(plain), made_up(plain * 2)).relative_gain == -math.inf
+
+
+def test_evaluations_of_other_text_are_refused() -> None:
+    plain = made_up(losses())
+    with pytest.raises(UserError, match="same documents"):
+        relative_gain(plain, made_up(losses(), prefix="another"))
+    with pytest.raises(UserError, match=r"got 40 documents .* and 39 documents"):
+        relative_gain(plain, made_up(losses()[:-1]))
+    words = np.full(DOCUMENTS, 100)
+    words[7] = 99
+    with pytest.raises(UserError, match="document 'document 7' has 150 tokens in one and 149 in another"):
+        relative_gain([plain, plain], [plain, made_up(losses(), words)])
+
+
+@pytest.mark.parametrize("change", [{"samples": 0}, {"level": 1.0}, {"level": 0.0}])
+def test_impossible_settings_are_refused(change: dict[str, Any]) -> None:
+    plain = made_up(losses())
+    with pytest.raises(UserError, match=next(iter(change))):
+        interval(plain, **change)
+    with pytest.raises(UserError, match=next(iter(change))):
+        relative_gain(plain, plain, **change)
+
+
+def test_an_unknown_metric_and_an_empty_list_are_refused() -> None:
+    with pytest.raises(UserError, match="known are perplexity_per_word"):
+        interval(made_up(losses()), "accuracy")
+    with pytest.raises(UserError, match="`recurrent` is empty"):
+        relative_gain(made_up(losses()), [])

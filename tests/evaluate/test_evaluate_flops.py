@@ -1,0 +1,155 @@
+"""FLOPs per token: the paper's nine numbers, and the rest by hand."""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from recurrify import CarryConfig, NoRecurrence, UserError, add_recurrence
+from recurrify.evaluate import full_flops_per_token, paper_flops_per_token
+
+PUBLISHED = {
+    0: 1.75e8,
+    5: 1.78e8,
+    10: 1.81e8,
+    30: 1.94e8,
+    50: 2.10e8,
+    75: 2.33e8,
+    100: 2.62e8,
+    150: 3.50e8,
+    200: 5.25e8,
+}
+K = 768
+LAYER = 12 * K * K
+"""GPT-2's weights per layer: 4 matrices of attention, 8 of the feed-forward network."""
+HEAD = 50257 * K
+
+
+@pytest.fixture(scope="module")
+def gpt2_small() -> GPT2LMHeadModel:
+    with torch.device("meta"):
+        return GPT2LMHeadModel(GPT2Config())
+
+
+def carrying(base: Any, **settings: Any) -> Any:
+    with torch.device("meta"):
+        return add_recurrence(base, CarryConfig(**settings))
+
+
+@pytest.mark.parametrize(("overlap", "published"), PUBLISHED.items())
+def test_the_papers_numbers(gpt2_small: GPT2LMHeadModel, overlap: int, published: float) -> None:
+    assert paper_flops_per_token(gpt2_small, 300, overlap) == pytest.approx(published, rel=5e-3)
+
+
+def test_the_papers_count_is_exact_and_blind_to_recurrence(gpt2_small: GPT2LMHeadModel) -> None:
+    expected = 2 * 12 * LAYER + 2 * 12 * 300 * K
+    assert paper_flops_per_token(gpt2_small, 300) == expected
+    assert paper_flops_per_token(carrying(gpt2_small)) == expected
+    assert paper_flops_per_token(carrying(gpt2_small, window=200, overlap=50)) == pytest.approx(
+        (2 * 12 * LAYER + 2 * 12 * 200 * K) * 200 / 150
+    )
+
+
+@pytest.mark.parametrize("overlap", [0, 100])
+def test_the_full_count_of_plain_windows_adds_the_head_once_per_token(
+    gpt2_small: GPT2LMHeadModel, overlap: int
+) -> None:
+    expected = paper_flops_per_token(gpt2_small, 300, overlap) + 2 * HEAD
+    assert full_flops_per_token(gpt2_small, 300, overlap) == pytest.approx(expected)
+    with torch.device("meta"):
+        wrapped = add_recurrence(gpt2_small, NoRecurrence(window=300, overlap=overlap))
+    assert full_flops_per_token(wrapped) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("overlap", [0, 50])
+def test_the_full_count_of_the_papers_mechanism(gpt2_small: GPT2LMHeadModel, overlap: int) -> None:
+    network = 200 * K + 200 * 200 * 2 + 200 * K
+    slot = 2 * LAYER + 4 * 300 * K + 2 * K  # its way through the layer, 300 queries to it, its own query
+    plain = full_flops_per_token(gpt2_small, 300, overlap)
+    added = (2 * network + slot) / (300 - overlap)
+    recurrent = carrying(gpt2_small, overlap=overlap)
+    assert full_flops_per_token(recurrent) == pytest.approx(plain + added, rel=1e-12)
+
+
+def test_the_full_count_with_several_slots_in_all_layers(gpt2_small: GPT2LMHeadModel) -> None:
+    recurrent = carrying(gpt2_small, insert_layer="all", slots=4, hidden_layers=1, standardize=True)
+    out = 12 * 4 * K
+    module = 2 * (200 * K + 200 * out + K * out)
+    slots = 12 * (2 * 4 * LAYER + 4 * 4 * 300 * K + 2 * 4 * 4 * K)
+    expected = full_flops_per_token(gpt2_small, 300) + (module + slots) / 300
+    assert full_flops_per_token(recurrent) == pytest.approx(expected, rel=1e-12)
+
+
+def small(**more: Any) -> dict[str, Any]:
+    return {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, **more}
+
+
+@pytest.mark.parametrize(
+    ("model", "layer", "width", "outside"),
+    [
+        pytest.param(
+            # Keys and values are half as wide as queries.
+            lambda: LlamaForCausalLM(LlamaConfig(**small(intermediate_size=24, num_key_value_heads=1))),
+            2 * 16 * 16 + 2 * 16 * 8 + 3 * 16 * 24,
+            16,
+            50 * 16,
+            id="grouped queries",
+        ),
+        pytest.param(
+            # Heads that together are wider than the model.
+            lambda: Qwen3ForCausalLM(
+                Qwen3Config(**small(intermediate_size=24, num_key_value_heads=1, head_dim=32))
+            ),
+            2 * 16 * 64 + 2 * 16 * 32 + 3 * 16 * 24,
+            64,
+            50 * 16,
+            id="wide heads",
+        ),
+        pytest.param(
+            lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**small(intermediate_size=24))),
+            4 * 16 * 16 + 2 * 16 * 24,
+            16,
+            50 * 16,
+            id="gpt_neox",
+        ),
+        pytest.param(
+            # The embeddings are narrower than the model: two more projections, and a narrower head.
+            lambda: OPTForCausalLM(
+                OPTConfig(**small(ffn_dim=24, word_embed_proj_dim=8, do_layer_norm_before=False))
+            ),
+            4 * 16 * 16 + 2 * 16 * 24,
+            16,
+            50 * 8 + 2 * 16 * 8,
+            id="opt",
+        ),
+    ],
+)
+def test_other_families(model: Any, layer: int, width: int, outside: int) -> None:
+    base = model()
+    paper = 2 * (2 * layer + 2 * 10 * width)
+    assert paper_flops_per_token(base, 10) == paper
+    assert full_flops_per_token(base, 10) == paper + 2 * outside
+
+
+def test_attention_that_looks_both_ways_costs_twice_as_much() -> None:
+    base = BertForMaskedLM(BertConfig(**small(intermediate_size=24)))
+    assert paper_flops_per_token(base, 10) == 2 * (2 * (4 * 16 * 16 + 2 * 16 * 24) + 4 * 10 * 16)
+
+
+def test_an_impossible_overlap_is_refused(gpt2_small: GPT2LMHeadModel) -> None:
+    with pytest.raises(UserError, match="smaller than `window`"):
+        paper_flops_per_token(gpt2_small, 300, 300)

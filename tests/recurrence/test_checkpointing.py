@@ -1,0 +1,92 @@
+"""Recomputing windows in the backward pass changes memory use and nothing else."""
+
+from typing import Any
+
+import pytest
+import torch
+from support.checks import VARIANTS, VARIED, close, gradients, recurrent, same_gradients, same_state
+from support.models import DECODERS, text
+from torch import Tensor
+
+DROPOUT = {
+    "gpt2": {"resid_pdrop": 0.3, "embd_pdrop": 0.3, "attn_pdrop": 0.3},
+    "llama": {"attention_dropout": 0.3},
+    "bert": {"hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.3},
+}
+
+
+def train_step(model: Any, ids: Tensor, **inputs: Any) -> tuple[Tensor, dict[str, Tensor], Any]:
+    torch.manual_seed(5)
+    output = model(ids, labels=ids, **inputs)
+    output.loss.backward()
+    return output.loss.detach(), gradients(model), output.state
+
+
+def check_same(plain: Any, checkpointed: Any, ids: Tensor, **inputs: Any) -> None:
+    checkpointed.gradient_checkpointing_enable()
+    assert checkpointed.is_gradient_checkpointing
+    assert not plain.is_gradient_checkpointing
+    loss, grads, state = train_step(plain.train(), ids, **inputs)
+    loss_again, grads_again, state_again = train_step(checkpointed.train(), ids, **inputs)
+    close(loss_again, loss, 1e-9)
+    same_gradients(grads_again, grads, 1e-9)
+    same_state(state_again.detach(), state.detach(), 1e-9)
+    for (name, ours), (_, theirs) in zip(checkpointed.named_buffers(), plain.named_buffers(), strict=True):
+        assert torch.equal(ours, theirs), f"{name} moved differently"
+
+
+@pytest.mark.parametrize("family", DECODERS)
+def test_every_family(family: str) -> None:
+    models = [recurrent(family, base={"dtype": torch.double}, overlap=3) for _ in range(2)]
+    check_same(*models, text(2, 20))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("family", VARIED)
+def test_every_variant(family: str, variant: str) -> None:
+    models = [recurrent(family, base={"dtype": torch.double}, **VARIANTS[variant]) for _ in range(2)]
+    check_same(*models, text(2, 28))
+
+
+@pytest.mark.parametrize("standardize", [False, True])
+@pytest.mark.parametrize("family", DROPOUT)
+def test_with_dropout(family: str, standardize: bool) -> None:
+    base = {"dtype": torch.double, **DROPOUT[family]}
+    models = [recurrent(family, base=base, standardize=standardize) for _ in range(2)]
+    losses = []
+    for seed in (5, 6):
+        torch.manual_seed(seed)
+        losses.append(models[0].train()(text(2, 28), labels=text(2, 28)).loss.item())
+    assert losses[0] != losses[1], "there is no dropout to test"
+    check_same(*[recurrent(family, base=base, standardize=standardize) for _ in range(2)], text(2, 28))
+
+
+@pytest.mark.parametrize("family", ["gpt2", "bert"])
+def test_rows_that_stand_at_different_places(family: str) -> None:
+    """One row goes on, one begins anew, one is in the middle of its first window; the batch is ragged as well."""
+    models = [recurrent(family, base={"dtype": torch.double}, overlap=3) for _ in range(2)]
+    mask = torch.arange(12)[None] < torch.tensor([12, 12, 5])[:, None]
+    with torch.no_grad():
+        state = models[0](text(3, 12, seed=3), attention_mask=mask).state.reset([1])
+    assert state.live.tolist() == [True, False, False]
+    check_same(*models, text(3, 20), state=state)
+
+
+def test_gradients_reach_the_state_that_came_in() -> None:
+    grads = []
+    for checkpoint in (False, True):
+        model = recurrent("gpt2", base={"dtype": torch.double}, checkpoint=checkpoint).train()
+        state = model(text(2, 10, seed=3)).state
+        state.memory.retain_grad()
+        model(text(2, 20), labels=text(2, 20), state=state).loss.backward()
+        grads.append(state.memory.grad)
+    assert grads[0].abs().min() > 0
+    close(grads[1], grads[0], 1e-9)
+
+
+def test_can_be_switched_off_again() -> None:
+    model = recurrent("gpt2")
+    model.gradient_checkpointing_enable()
+    model.gradient_checkpointing_disable()
+    assert not model.is_gradient_checkpointing
+    assert model.config.recurrence["checkpoint"] is False

@@ -1,0 +1,168 @@
+"""State in, state out: text in several calls is the same as text in one."""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from support.checks import (
+    OVERLAPS,
+    VARIANTS,
+    VARIED,
+    WINDOW,
+    answer,
+    close,
+    recurrent,
+    same_state,
+    tokens_held,
+)
+from support.models import DECODERS, ENCODERS, text
+from torch import Tensor
+
+from recurrify import NoRecurrence, State, UserError, add_recurrence
+from support.models import tiny
+
+LENGTH = 3 * WINDOW
+
+
+def in_calls(model: Any, ids: Tensor, splits: list[int]) -> tuple[Tensor, State]:
+    answers, state = [], None
+    for start, stop in pairwise([0, *splits, ids.shape[1]]):
+        output = model(ids[:, start:stop], state=state)
+        answers.append(answer(output))
+        state = output.state
+    return torch.cat(answers, 1), state
+
+
+def check_split(model: Any, splits: list[int], whole: Any = None) -> None:
+    ids = text(2, LENGTH)
+    whole = whole or model(ids)
+    answers, state = in_calls(model, ids, splits)
+    close(answers, answer(whole))
+    same_state(state, whole.state)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("overlap", OVERLAPS)
+@pytest.mark.parametrize("family", DECODERS)
+def test_two_calls_at_every_split(family: str, overlap: int) -> None:
+    model = recurrent(family, overlap=overlap)
+    whole = model(text(2, LENGTH))
+    for split in range(1, LENGTH):
+        check_split(model, [split], whole)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("family", VARIED)
+def test_three_calls(family: str, variant: str) -> None:
+    model = recurrent(family, **VARIANTS[variant])
+    whole = model(text(2, LENGTH))
+    for splits in ([1, 2], [5, 8], [7, 17], [8, 16], [11, 12], [13, 23]):
+        check_split(model, splits, whole)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", VARIED)
+def test_token_by_token(family: str) -> None:
+    check_split(recurrent(family, overlap=3), list(range(1, LENGTH)))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("task", ["masked", "bare"])
+@pytest.mark.parametrize("overlap", OVERLAPS)
+@pytest.mark.parametrize("family", ENCODERS)
+def test_encoders_at_every_border(family: str, overlap: int, task: str) -> None:
+    """Attention that looks both ways sees less of a window that is cut short: borders alone are the same."""
+    model = recurrent(family, task, overlap=overlap)
+    whole = model(text(2, LENGTH))
+    borders = list(range(WINDOW, LENGTH, WINDOW - overlap))
+    for split in borders:
+        check_split(model, [split], whole)
+    check_split(model, borders, whole)
+    for split in range(1, LENGTH):
+        same_state(in_calls(model, text(2, LENGTH), [split])[1], whole.state)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("overlap", OVERLAPS)
+def test_switched_off(overlap: int) -> None:
+    model = add_recurrence(tiny("gpt2"), NoRecurrence(window=WINDOW, overlap=overlap))
+    for split in range(1, LENGTH):
+        check_split(model, [split])
+
+
+def test_losses_add_up() -> None:
+    """With the next token named by `shift_labels` no prediction is lost between two calls."""
+    model, ids = recurrent("gpt2", overlap=3), text(2, LENGTH + 1)
+    inputs, following = ids[:, :-1], ids[:, 1:]
+    whole = model(inputs, shift_labels=following, return_losses=True)
+    first = model(inputs[:, :11], shift_labels=following[:, :11], return_losses=True)
+    second = model(inputs[:, 11:], shift_labels=following[:, 11:], return_losses=True, state=first.state)
+    close(torch.cat([first.token_losses, second.token_losses], 1), whole.token_losses)
+    close(whole.token_losses.mean(), whole.loss)
+    close(model(ids, labels=ids).loss, whole.loss)
+
+
+@pytest.mark.parametrize("family", VARIED)
+def test_gradients_through_two_calls_equal_those_of_one(family: str) -> None:
+    grads = []
+    for split in (None, 11):
+        model, ids = recurrent(family, base={"dtype": torch.double}, overlap=3), text(2, LENGTH + 1)
+        state, total = None, torch.zeros((), dtype=torch.double)
+        for start, stop in pairwise([0, *([split] if split else []), LENGTH]):
+            output = model(ids[:, start:stop], state=state)
+            losses = torch.nn.functional.cross_entropy(
+                output.logits.mT, ids[:, start + 1 : stop + 1], reduction="sum"
+            )
+            total, state = total + losses, output.state
+        total.backward()
+        grads.append({name: value.grad for name, value in model.named_parameters()})
+    for name, value in grads[0].items():
+        torch.testing.assert_close(grads[1][name], value, rtol=1e-6, atol=1e-6, msg=name)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("length", [5, WINDOW, 11, 20])
+@pytest.mark.parametrize("family", ["gpt2", "llama", "bert"])
+def test_reset_of_one_row_is_a_fresh_start(family: str, length: int) -> None:
+    model = recurrent(family, overlap=3)
+    before, after = text(2, length, seed=1), text(2, 20, seed=2)
+    state = model(before).state
+    mixed = model(after, state=state.reset([1]))
+    going_on, fresh = model(after, state=state), model(after)
+    close(answer(mixed)[0], answer(going_on)[0])
+    close(answer(mixed)[1], answer(fresh)[1])
+    same_state(mixed.state.select([0]), going_on.state.select([0]))
+    same_state(mixed.state.select([1]), fresh.state.select([1]))
+    assert tokens_held(state) == tokens_held(model(before).state), "reset changed the state it was called on"
+
+
+@torch.no_grad()
+def test_rows_chosen_from_a_state_go_on_as_they_would() -> None:
+    model = recurrent("gpt2", overlap=3)
+    state = model(text(3, 13, seed=1)).state
+    after = text(3, 20, seed=2)
+    whole = model(after, state=state)
+    order = [2, 0, 2]
+    chosen = model(after[order], state=state.select(order))
+    close(chosen.logits, whole.logits[order])
+    same_state(chosen.state, whole.state.select(order))
+
+
+@torch.no_grad()
+def test_a_state_can_be_used_twice() -> None:
+    model = recurrent("gpt2", overlap=3)
+    state = model(text(2, 13)).state
+    kept = State(*[value.clone() for value in state])
+    first = model(text(2, 20, seed=1), state=state)
+    again = model(text(2, 20, seed=1), state=state)
+    assert torch.equal(first.logits, again.logits)
+    for ours, theirs in zip(state, kept, strict=True):
+        assert torch.equal(ours, theirs), "a call changed the state it was given"
+
+
+def test_a_state_of_other_rows_is_refused() -> None:
+    model = recurrent("gpt2")
+    with pytest.raises(UserError, match=r"`state` has 2 rows, but `input_ids` has 3: .*state\.select"):
+        model(text(3, 4), state=model(text(2, 4)).state)

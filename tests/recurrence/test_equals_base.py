@@ -1,0 +1,88 @@
+"""Where nothing is carried, nothing changes: bit for bit what the base model does."""
+
+import pytest
+import torch
+from support.checks import OVERLAPS, VARIANTS, VARIED, WINDOW, answer, config, recurrent
+from support.models import KINDS, text, tiny
+
+from recurrify import NoRecurrence, add_recurrence
+
+ATTENTION = ("sdpa", "eager")
+
+
+def with_attention(kind: tuple[str, str], attention: str) -> torch.nn.Module:
+    model = tiny(*kind)
+    model.set_attn_implementation("eager" if kind[0] == "gemma2" else attention)
+    return model
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("attention", ATTENTION)
+@pytest.mark.parametrize("kind", KINDS, ids="-".join)
+def test_switched_off_equals_the_base(kind: tuple[str, str], attention: str) -> None:
+    base = with_attention(kind, attention)
+    expected = answer_of_base(base, text(2, WINDOW))
+    model = add_recurrence(base, NoRecurrence(window=WINDOW))
+    assert base.config._attn_implementation == ("eager" if kind[0] == "gemma2" else attention)
+    assert torch.equal(answer(model(text(2, WINDOW))), expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("attention", ATTENTION)
+@pytest.mark.parametrize("kind", KINDS, ids="-".join)
+def test_first_window_equals_the_base(kind: tuple[str, str], attention: str) -> None:
+    base = with_attention(kind, attention)
+    ids = text(2, 3 * WINDOW)
+    expected = answer_of_base(base, ids[:, :WINDOW])
+    model = add_recurrence(base, config())
+    assert torch.equal(answer(model(ids[:, :WINDOW])), expected)
+    assert torch.equal(answer(model(ids))[:, :WINDOW], expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("family", VARIED)
+def test_first_window_equals_the_base_in_every_variant(family: str, variant: str) -> None:
+    expected = tiny(family)(text(2, WINDOW)).logits
+    model = recurrent(family, **VARIANTS[variant])
+    assert torch.equal(model(text(2, WINDOW)).logits, expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("overlap", OVERLAPS)
+@pytest.mark.parametrize("kind", KINDS, ids="-".join)
+def test_switched_off_windows_run_independently(kind: tuple[str, str], overlap: int) -> None:
+    base = tiny(*kind)
+    ids = text(2, 20)
+    parts, first = [], 0
+    for start in range(0, 20 - overlap, WINDOW - overlap):
+        parts.append(answer_of_base(base, ids[:, start : start + WINDOW])[:, first - start :])
+        first = min(start + WINDOW, 20)
+    model = add_recurrence(base, NoRecurrence(window=WINDOW, overlap=overlap))
+    torch.testing.assert_close(answer(model(ids)), torch.cat(parts, 1), rtol=1e-5, atol=1e-6)
+
+
+@torch.no_grad()
+def test_the_base_still_runs_by_itself() -> None:
+    base = tiny("gpt2")
+    before = base(text(2, 20)).logits
+    model = add_recurrence(base, config())
+    model(text(2, 20))
+    assert model.base is base
+    assert torch.equal(base(text(2, 20)).logits, before)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", VARIED)
+def test_eager_and_fused_attention_agree(family: str) -> None:
+    answers = []
+    for attention in ATTENTION:
+        model = recurrent(family, overlap=3, slots=3)
+        model.base.set_attn_implementation(attention)
+        answers.append(model(text(2, 28)).logits)
+    torch.testing.assert_close(*answers, rtol=1e-5, atol=1e-5)
+
+
+def answer_of_base(base: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    output = base(ids)
+    return output.logits if "logits" in output else output.last_hidden_state

@@ -1,0 +1,94 @@
+"""What the contract tests share: how models are made recurrent and how results are compared."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recurrify import CarryConfig, State, add_recurrence
+from support.models import tiny
+
+WINDOW = 8
+OVERLAPS = (0, 3)
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "paper": {},
+    "overlap": {"overlap": 3},
+    "max": {"pooling": "max", "overlap": 3},
+    "attention": {"pooling": "attention", "slots": 3},
+    "last_layer": {"pooled_layers": "last", "hidden_layers": 2, "insert_layer": 1},
+    "top": {"insert_layer": 3, "pooling": "attention", "overlap": 3},
+    "everywhere": {"insert_layer": "all", "slots": 3, "overlap": 3},
+    "standardized": {"standardize": True, "pooling": "max", "insert_layer": "all"},
+    "standardized_overlap": {"standardize": True, "overlap": 3, "slots": 3},
+}
+"""Pairs of settings in which each value of each setting occurs."""
+VARIED = ("gpt2", "llama")
+
+
+def config(**settings: Any) -> CarryConfig:
+    return CarryConfig(**{"window": WINDOW, "hidden_layers": 1, "hidden_size": 12, **settings})
+
+
+def recurrent(family: str, task: str | None = None, base: dict[str, Any] | None = None, **settings: Any) -> Any:
+    """A tiny recurrent model in eval mode; its buffers are as if it had been trained for a while."""
+    model = add_recurrence(tiny(family, task, **(base or {})), config(**settings))
+    stir(model)
+    return model
+
+
+@torch.no_grad()
+def stir(model: Any) -> None:
+    """Give parameters that start at zero, and running statistics, values that show when they are used."""
+    if model.mechanism is None:
+        return
+    torch.manual_seed(1)
+    for name, value in (*model.mechanism.named_parameters(), *model.mechanism.named_buffers()):
+        if name in ("layer_scores", "running_mean"):
+            value.copy_(torch.randn_like(value))
+        elif name == "running_variance":
+            value.copy_(torch.rand_like(value) + 0.5)
+        elif value.ndim > 1:
+            value.normal_(std=0.5)
+
+
+def answer(output: Any) -> Tensor:
+    """What a model says of each token, whichever head it has."""
+    return output.last_hidden_state if output.logits is None else output.logits
+
+
+def close(ours: Tensor | None, theirs: Tensor | None, tolerance: float = 1e-5) -> None:
+    assert (ours is None) == (theirs is None)
+    if ours is not None and theirs is not None:
+        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+def tokens_held(state: State) -> list[list[int]]:
+    return [row[:length].tolist() for row, length in zip(state.tokens, state.lengths.tolist(), strict=True)]
+
+
+def same_state(ours: State, theirs: State, tolerance: float = 1e-5) -> None:
+    """Everything that means something is the same: memory of live rows, and the open windows' real tokens."""
+    assert ours.live.tolist() == theirs.live.tolist()
+    assert tokens_held(ours) == tokens_held(theirs)
+    if ours.live.any():
+        assert ours.memory is not None
+        assert theirs.memory is not None
+        close(ours.memory[ours.live], theirs.memory[theirs.live], tolerance)
+
+
+def gradients(model: Any) -> dict[str, Tensor]:
+    """Every parameter's gradient, by name, and a clean slate afterwards."""
+    found = {name: value.grad for name, value in model.named_parameters()}
+    missing = [name for name, value in found.items() if value is None]
+    assert not missing, f"no gradient reached {missing}"
+    model.zero_grad()
+    return found
+
+
+def same_gradients(ours: dict[str, Tensor], theirs: dict[str, Tensor], tolerance: float) -> None:
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        torch.testing.assert_close(
+            ours[name], theirs[name], rtol=tolerance, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}"
+        )
