@@ -39,9 +39,7 @@ def test_what_json_lacks_becomes_plain(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("failing", ["fsync", "replace"])
-def test_a_full_disk_leaves_the_old_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
-) -> None:
+def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
     path = tmp_path / "result.json"
     save_result(path, {"run": 1})
 

@@ -21,7 +21,14 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, logging, set_seed
+from transformers import (
+    AutoTokenizer,
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedTokenizerFast,
+    logging,
+    set_seed,
+)
 
 from recurrify import CarryConfig, NoRecurrence, add_recurrence
 from recurrify.data import TrainingSequences, checksum, load_documents, tokenize_documents
@@ -124,7 +131,13 @@ def make_base(data: str, runs: Path, tokens: int) -> None:
         )
     )
     model = add_recurrence(base, NoRecurrence(window=POSITIONS))
-    settings = {"windows": 1, "batch": 128, "learning_rate": 4e-3, "max_tokens": tokens, "valid_every": tokens // 10}
+    settings = {
+        "windows": 1,
+        "batch": 128,
+        "learning_rate": 4e-3,
+        "max_tokens": tokens,
+        "valid_every": tokens // 10,
+    }
     run("base", model, settings, tokenizer, data, runs)
     base.save_pretrained(runs / "base" / "plain-gpt2")
 
@@ -187,9 +200,7 @@ def choose_and_ship(data: str, runs: Path, out: Path, started: float, config: di
             for kind, found in evaluations.items()
         },
         "gains": {
-            kind: asdict(relative_gain(evaluations["plain"], evaluations[kind]))
-            for kind in KINDS
-            if kind != "plain"
+            kind: asdict(relative_gain(evaluations["plain"], evaluations[kind])) for kind in KINDS if kind != "plain"
         },
     }
     save_result(out / "result.json", result)

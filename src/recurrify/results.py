@@ -165,9 +165,7 @@ def load_result(path: str | Path) -> dict[str, Any]:
     try:
         text = Path(path).read_bytes().decode("utf-8")
     except FileNotFoundError:
-        raise UserError(
-            f"There is no result at {path}: check the path, or run the command that makes it."
-        ) from None
+        raise UserError(f"There is no result at {path}: check the path, or run the command that makes it.") from None
     except OSError as error:
         raise UserError(f"The result at {path} cannot be read: {error.strerror or error}.") from error
     except UnicodeDecodeError as error:
@@ -197,9 +195,7 @@ def write_whole(path: str | Path, content: bytes) -> None:
             temporary.unlink(missing_ok=True)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise UserError(
-            f"{path} could not be written: {reason}. What was there before is untouched."
-        ) from error
+        raise UserError(f"{path} could not be written: {reason}. What was there before is untouched.") from error
 
 
 def _plain(value: Any) -> Any:

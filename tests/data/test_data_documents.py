@@ -162,9 +162,7 @@ def test_limit_keeps_the_first_documents(tmp_path: Path) -> None:
         ("a.jsonl", '{"text": ""}\n', "has no text in its split 'train'"),
     ],
 )
-def test_a_bad_file_is_named_with_what_is_wrong(
-    tmp_path: Path, name: str, content: str | bytes, expected: str
-) -> None:
+def test_a_bad_file_is_named_with_what_is_wrong(tmp_path: Path, name: str, content: str | bytes, expected: str) -> None:
     path = write(tmp_path / name, content)
     with pytest.raises(UserError, match=expected) as error:
         load_documents(path)

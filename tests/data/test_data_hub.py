@@ -28,17 +28,13 @@ class Hub:
             raise self.content
         if not streaming:
             return self.content
-        return datasets.IterableDatasetDict(
-            {split: rows.to_iterable_dataset() for split, rows in self.content.items()}
-        )
+        return datasets.IterableDatasetDict({split: rows.to_iterable_dataset() for split, rows in self.content.items()})
 
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
     hub = Hub(
-        datasets.DatasetDict(
-            train=dataset("a", "", "b", "c"), validation=dataset("d"), unsupervised=dataset("e")
-        )
+        datasets.DatasetDict(train=dataset("a", "", "b", "c"), validation=dataset("d"), unsupervised=dataset("e"))
     )
     monkeypatch.setattr(datasets, "load_dataset", hub)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
@@ -87,9 +83,7 @@ def test_a_missing_field_is_named_with_those_there_are(hub: Hub) -> None:
 @pytest.mark.parametrize("source", ["hf:owner/name", "owner/name", "pg19", "wikitext-103"])
 def test_what_the_hub_says_reaches_the_user_in_one_line(hub: Hub, source: str) -> None:
     hub.content = ConnectionError("Couldn't reach the Hub.\nTraceback and more")
-    with pytest.raises(
-        UserError, match=r"\(ConnectionError: Couldn't reach the Hub\): check its name"
-    ) as error:
+    with pytest.raises(UserError, match=r"\(ConnectionError: Couldn't reach the Hub\): check its name") as error:
         load_documents(source)
     assert "\n" not in str(error.value)
 
@@ -103,9 +97,7 @@ def test_a_data_set_saved_on_disk_is_read_from_there(tmp_path: Path, prefix: str
     assert [document.text for document in load_documents(f"{prefix}{tmp_path / 'one'}", "all")] == ["a", "b"]
 
 
-def test_a_folder_of_parquet_is_read_by_the_datasets_library(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_of_parquet_is_read_by_the_datasets_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "corpus"
     folder.mkdir()

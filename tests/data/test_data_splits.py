@@ -22,9 +22,7 @@ def test_cuts_are_at_lines_where_there_are_any_and_at_words_otherwise() -> None:
     lines = "some words here\r\n" * 200
     assert all(part.endswith("here\r\n") for part in cut_by_position(lines))
     words = "some words here " * 200
-    assert all(
-        part.endswith(" ") and part.startswith(("some", "words", "here")) for part in cut_by_position(words)
-    )
+    assert all(part.endswith(" ") and part.startswith(("some", "words", "here")) for part in cut_by_position(words))
 
 
 def test_a_windows_newline_is_never_cut_in_two() -> None:

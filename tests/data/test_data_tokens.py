@@ -49,9 +49,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def assert_same(left: list[TokenizedDocument], right: list[TokenizedDocument]) -> None:
-    assert [document._replace(ids=None) for document in left] == [
-        document._replace(ids=None) for document in right
-    ]
+    assert [document._replace(ids=None) for document in left] == [document._replace(ids=None) for document in right]
     for first, second in zip(left, right, strict=True):
         assert first.ids.dtype == second.ids.dtype == np.int32
         np.testing.assert_array_equal(first.ids, second.ids)
@@ -89,9 +87,7 @@ def test_documents_that_cannot_be_scored_are_an_error(tokenizer: PreTrainedToken
 
 
 def test_the_checksum_tells_documents_apart() -> None:
-    assert checksum([Document("a", "b")]) == (
-        "3c9d591045bc8876f9d0399bbfb05c6a412096e906f73278f98406cd5dca86df"
-    )
+    assert checksum([Document("a", "b")]) == ("3c9d591045bc8876f9d0399bbfb05c6a412096e906f73278f98406cd5dca86df")
     variants = [
         [Document("ab", "c")],
         [Document("a", "bc")],

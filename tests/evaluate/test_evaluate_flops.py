@@ -111,9 +111,7 @@ def small(**more: Any) -> dict[str, Any]:
         ),
         pytest.param(
             # Heads that together are wider than the model.
-            lambda: Qwen3ForCausalLM(
-                Qwen3Config(**small(intermediate_size=24, num_key_value_heads=1, head_dim=32))
-            ),
+            lambda: Qwen3ForCausalLM(Qwen3Config(**small(intermediate_size=24, num_key_value_heads=1, head_dim=32))),
             2 * 16 * 64 + 2 * 16 * 32 + 3 * 16 * 24,
             64,
             50 * 16,
@@ -128,9 +126,7 @@ def small(**more: Any) -> dict[str, Any]:
         ),
         pytest.param(
             # The embeddings are narrower than the model: two more projections, and a narrower head.
-            lambda: OPTForCausalLM(
-                OPTConfig(**small(ffn_dim=24, word_embed_proj_dim=8, do_layer_norm_before=False))
-            ),
+            lambda: OPTForCausalLM(OPTConfig(**small(ffn_dim=24, word_embed_proj_dim=8, do_layer_norm_before=False))),
             4 * 16 * 16 + 2 * 16 * 24,
             16,
             50 * 8 + 2 * 16 * 8,

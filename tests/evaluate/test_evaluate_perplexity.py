@@ -114,9 +114,7 @@ def test_losses_by_position_and_by_window_equal_a_naive_count(overlap: int) -> N
     assert found.loss_by_position[overlap:] == pytest.approx(
         [np.mean(losses) for losses in by_position[overlap:]], rel=1e-5
     )
-    assert found.loss_by_window == pytest.approx(
-        [np.mean(by_window[window]) for window in sorted(by_window)], rel=1e-5
-    )
+    assert found.loss_by_window == pytest.approx([np.mean(by_window[window]) for window in sorted(by_window)], rel=1e-5)
 
 
 @pytest.mark.parametrize("overlap", [0, 3, WINDOW - 1])
@@ -192,9 +190,7 @@ def test_every_token_is_scored_once_and_every_window_run_once(
     windows_run = []
     model.base.base_model.register_forward_hook(lambda *_: windows_run.append(1))
     reported: list[int] = []
-    found = evaluate_documents(
-        model, DOCUMENTS, rows=1, windows_per_call=windows_per_call, progress=reported.append
-    )
+    found = evaluate_documents(model, DOCUMENTS, rows=1, windows_per_call=windows_per_call, progress=reported.append)
     expected = [(row, token) for row, length in enumerate(LENGTHS) for token in range(1, length)]
     assert sorted(seen) == expected
     assert found.tokens.tolist() == [length - 1 for length in LENGTHS]

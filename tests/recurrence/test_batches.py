@@ -4,11 +4,11 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from support.checks import VARIANTS, WINDOW, answer, close, recurrent, same_state
-from support.models import DECODERS, ENCODERS, KINDS, PAD, text, tiny
 from torch import Tensor
 
 from recurrify import NoRecurrence, State, add_recurrence
+from support.checks import VARIANTS, WINDOW, answer, close, recurrent, same_state
+from support.models import DECODERS, ENCODERS, KINDS, PAD, text, tiny
 
 LENGTHS = (21, 5, 16, 13)
 SIDES = ("right", "left", "holes")
@@ -135,7 +135,10 @@ def test_loss_with_the_next_token_named(side: str, training: bool) -> None:
 
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 def test_padding_gets_no_gradient(training: bool) -> None:
-    model, batch = recurrent("gpt2", base={"tie_word_embeddings": False}, overlap=3).train(training), ragged("left")
+    model, batch = (
+        recurrent("gpt2", base={"tie_word_embeddings": False}, overlap=3).train(training),
+        ragged("left"),
+    )
     model(batch.ids, attention_mask=batch.mask, labels=batch.labels).loss.backward()
     gradient = model.get_input_embeddings().weight.grad
     used = torch.cat([row[0] for row in batch.rows]).unique()

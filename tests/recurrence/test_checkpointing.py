@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+
 from support.checks import VARIANTS, VARIED, close, gradients, recurrent, same_gradients, same_state
 from support.models import DECODERS, text
-from torch import Tensor
 
 DROPOUT = {
     "gpt2": {"resid_pdrop": 0.3, "embd_pdrop": 0.3, "attn_pdrop": 0.3},

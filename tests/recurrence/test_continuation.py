@@ -5,6 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+
+from recurrify import NoRecurrence, State, UserError, add_recurrence
 from support.checks import (
     OVERLAPS,
     VARIANTS,
@@ -16,11 +19,7 @@ from support.checks import (
     same_state,
     tokens_held,
 )
-from support.models import DECODERS, ENCODERS, text
-from torch import Tensor
-
-from recurrify import NoRecurrence, State, UserError, add_recurrence
-from support.models import tiny
+from support.models import DECODERS, ENCODERS, text, tiny
 
 LENGTH = 3 * WINDOW
 
@@ -112,9 +111,7 @@ def test_gradients_through_two_calls_equal_those_of_one(family: str) -> None:
         state, total = None, torch.zeros((), dtype=torch.double)
         for start, stop in pairwise([0, *([split] if split else []), LENGTH]):
             output = model(ids[:, start:stop], state=state)
-            losses = torch.nn.functional.cross_entropy(
-                output.logits.mT, ids[:, start + 1 : stop + 1], reduction="sum"
-            )
+            losses = torch.nn.functional.cross_entropy(output.logits.mT, ids[:, start + 1 : stop + 1], reduction="sum")
             total, state = total + losses, output.state
         total.backward()
         grads.append({name: value.grad for name, value in model.named_parameters()})

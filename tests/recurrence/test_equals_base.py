@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from support.checks import OVERLAPS, VARIANTS, VARIED, WINDOW, answer, config, recurrent
-from support.models import KINDS, text, tiny
 
 from recurrify import NoRecurrence, add_recurrence
+from support.checks import OVERLAPS, VARIANTS, VARIED, WINDOW, answer, config, recurrent
+from support.models import KINDS, text, tiny
 
 ATTENTION = ("sdpa", "eager")
 

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from support.checks import recurrent
-from support.models import text
 
 from recurrify import State
+from support.checks import recurrent
+from support.models import text
 
 WINDOW, WINDOWS = 4, 6
 MARKS = list(range(54, 60))

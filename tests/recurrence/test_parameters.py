@@ -3,10 +3,10 @@
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.checks import VARIANTS, VARIED, WINDOW, config, recurrent
-from support.models import KINDS, text, tiny
 
 from recurrify import add_recurrence
+from support.checks import VARIANTS, VARIED, WINDOW, config, recurrent
+from support.models import KINDS, text, tiny
 
 EXPECTED = {
     "paper": {"layer_scores", "network.0.weight", "network.0.bias", "network.2.weight", "network.2.bias"},

@@ -4,11 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
 from support import reference
 from support.checks import VARIANTS, close, gradients, recurrent, same_gradients
 from support.models import text
-from torch.nn.functional import cross_entropy
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 WINDOWS = {"gpt2": reference.gpt2_window, "llama": reference.llama_window}
 

@@ -49,8 +49,7 @@ def _gains() -> list[dict[str, Any]]:
 
 def _loss_by_position(floor: float, first: float) -> list[float]:
     return [
-        floor + (first - floor) / (1 + position) ** 0.6 + 0.03 * math.sin(7.0 * position)
-        for position in range(WINDOW)
+        floor + (first - floor) / (1 + position) ** 0.6 + 0.03 * math.sin(7.0 * position) for position in range(WINDOW)
     ]
 
 

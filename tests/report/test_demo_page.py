@@ -46,15 +46,11 @@ def test_a_gain_within_noise_is_called_that(result: Result, tmp_path: Path) -> N
 
 def test_a_loss_is_told_as_one(result: Result, tmp_path: Path) -> None:
     gain(result, "shipped").update(relative_gain=-0.02, interval=[-0.03, -0.01])
-    assert "raises perplexity per word by 2.0 % (95 % interval 1.0 % to 3.0 %)" in words(
-        page(result, tmp_path)
-    )
+    assert "raises perplexity per word by 2.0 % (95 % interval 1.0 % to 3.0 %)" in words(page(result, tmp_path))
 
 
 @pytest.mark.parametrize(("noise", "expected"), [(True, True), (False, False)])
-def test_the_live_pair_has_its_own_sentence(
-    result: Result, tmp_path: Path, noise: bool, expected: bool
-) -> None:
+def test_the_live_pair_has_its_own_sentence(result: Result, tmp_path: Path, noise: bool, expected: bool) -> None:
     gain(result, "live")["within_noise"] = noise
     sentence = re.search(r"In the pair trained live just now.*?\.\s", words(page(result, tmp_path)))
     assert sentence is not None
@@ -189,9 +185,7 @@ def test_a_result_without_a_live_pair(result: Result, tmp_path: Path) -> None:
 def test_numbers_that_are_missing_are_dashes(result: Result, tmp_path: Path) -> None:
     hollow = copy.deepcopy(result)
     for row in hollow["rows"]:
-        row.update(
-            perplexity_per_word=None, perplexity_per_word_interval=[None, None], flops_per_token=float("nan")
-        )
+        row.update(perplexity_per_word=None, perplexity_per_word_interval=[None, None], flops_per_token=float("nan"))
     hollow["gains"][0].update(interval=None, within_noise=None)
     hollow["loss_by_position"]["shipped"]["plain"][0] = None
     html = page(hollow, tmp_path)

@@ -9,9 +9,7 @@ from recurrify.report import markdown, numbers
 
 def test_markdown_has_the_statement_and_aligned_tables(result: dict[str, Any]) -> None:
     text = markdown(result)
-    assert text.startswith(
-        "With the shipped weights and no overlap, recurrence lowers perplexity per word by 4.3 %"
-    )
+    assert text.startswith("With the shipped weights and no overlap, recurrence lowers perplexity per word by 4.3 %")
     assert "| plain     |       0 |               30.12 | 28.92 to 31.32 |" in text
     assert "**Trained live just now: mean over 2 seeds**" in text
     assert "within noise" in text

@@ -90,5 +90,9 @@ def same_gradients(ours: dict[str, Tensor], theirs: dict[str, Tensor], tolerance
     assert ours.keys() == theirs.keys()
     for name in ours:
         torch.testing.assert_close(
-            ours[name], theirs[name], rtol=tolerance, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}"
+            ours[name],
+            theirs[name],
+            rtol=tolerance,
+            atol=tolerance,
+            msg=lambda text, name=name: f"{name}: {text}",
         )

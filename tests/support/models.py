@@ -31,12 +31,19 @@ VOCABULARY, WIDTH, LAYERS, POSITIONS = 60, 16, 3, 32
 PAD, BOS, EOS = 1, 2, 3
 FIRST_WORD = 4
 """Tokens below are special; texts are made of the others."""
-IDS: dict[str, Any] = {"vocab_size": VOCABULARY, "pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS}
+IDS: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "pad_token_id": PAD,
+    "bos_token_id": BOS,
+    "eos_token_id": EOS,
+}
 
 
 def _gpt2(**more: Any) -> PretrainedConfig:
     still = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    return GPT2Config(**{**IDS, "n_positions": POSITIONS, "n_embd": WIDTH, "n_layer": LAYERS, "n_head": 2, **still, **more})
+    return GPT2Config(
+        **{**IDS, "n_positions": POSITIONS, "n_embd": WIDTH, "n_layer": LAYERS, "n_head": 2, **still, **more}
+    )
 
 
 def _opt(**more: Any) -> PretrainedConfig:
@@ -50,7 +57,13 @@ def _neox(**more: Any) -> PretrainedConfig:
 
 
 def _distilbert(**more: Any) -> PretrainedConfig:
-    sizes = {"dim": WIDTH, "hidden_dim": 32, "n_layers": LAYERS, "n_heads": 2, "max_position_embeddings": POSITIONS}
+    sizes = {
+        "dim": WIDTH,
+        "hidden_dim": 32,
+        "n_layers": LAYERS,
+        "n_heads": 2,
+        "max_position_embeddings": POSITIONS,
+    }
     still = {"dropout": 0.0, "attention_dropout": 0.0}
     return DistilBertConfig(**{"vocab_size": VOCABULARY, "pad_token_id": PAD, **sizes, **still, **more})
 
@@ -81,7 +94,11 @@ DECODERS: dict[str, Callable[..., PretrainedConfig]] = {
     "qwen3": _sized(Qwen3Config, **_GROUPED),
     "gemma": _sized(GemmaConfig, **_GROUPED),
     "gemma2": _sized(
-        Gemma2Config, **_GROUPED, sliding_window=POSITIONS, attn_implementation="eager", query_pre_attn_scalar=8
+        Gemma2Config,
+        **_GROUPED,
+        sliding_window=POSITIONS,
+        attn_implementation="eager",
+        query_pre_attn_scalar=8,
     ),
     "gemma3_text": _sized(
         Gemma3TextConfig,

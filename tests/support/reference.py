@@ -77,7 +77,8 @@ def gpt2_window(w: dict[str, Tensor], s: Settings, c, ids: Tensor, memory: Tenso
         q, k, v = (part.unflatten(-1, (c.n_head, -1)).transpose(1, 2) for part in (q, k, v))
         x = x + linear(f"{block}.attn.c_proj", attend(q[:, :, -x.shape[1] :], k, v))
         x = x + linear(
-            f"{block}.mlp.c_proj", gelu(linear(f"{block}.mlp.c_fc", norm(f"{block}.ln_2", x)), approximate="tanh")
+            f"{block}.mlp.c_proj",
+            gelu(linear(f"{block}.mlp.c_fc", norm(f"{block}.ln_2", x)), approximate="tanh"),
         )
         outputs.append(x)
     return norm(f"{body}.ln_f", x), outputs
@@ -103,7 +104,11 @@ def llama_window(w: dict[str, Tensor], s: Settings, c, ids: Tensor, memory: Tens
         keyed = norm(f"{block}.input_layernorm", torch.cat([extra, x], 1))
         q, k, v = (
             (keyed @ w[f"{block}.self_attn.{name}_proj.weight"].T).unflatten(-1, (heads, -1)).transpose(1, 2)
-            for name, heads in (("q", c.num_attention_heads), ("k", c.num_key_value_heads), ("v", c.num_key_value_heads))
+            for name, heads in (
+                ("q", c.num_attention_heads),
+                ("k", c.num_key_value_heads),
+                ("v", c.num_key_value_heads),
+            )
         )
         k = turn(k, torch.cat([places[:1].expand(extra.shape[1]), places]))
         mixed = attend(turn(q[:, :, extra.shape[1] :], places), k, v)

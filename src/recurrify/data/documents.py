@@ -93,15 +93,11 @@ def load_documents(
         raise UserError(f"`limit` must be at least 1 document, or None for all of them: got limit={limit}.")
     documents = _load(source, split, text_field, limit, skipped)[:limit]
     if not documents:
-        raise UserError(
-            f"{source} has no text in its split {split!r}: give more text, or ask for split='all'."
-        )
+        raise UserError(f"{source} has no text in its split {split!r}: give more text, or ask for split='all'.")
     return documents
 
 
-def _load(
-    source: str, split: str, text_field: str, limit: int | None, skipped: list[Skipped]
-) -> list[Document]:
+def _load(source: str, split: str, text_field: str, limit: int | None, skipped: list[Skipped]) -> list[Document]:
     if source in CORPORA:
         return CORPORA[source].load(split, limit, skipped)
     path = Path(source).expanduser()

@@ -81,9 +81,7 @@ def _read_all(folder: Path, files: list[Path], text_field: str, skipped: list[Sk
         except UnreadableFileError as unreadable:
             skipped.append(Skipped(file.as_posix(), unreadable.reason))
     if not documents:
-        raise UserError(
-            f"{folder} holds no text ({len(files)} files looked at): give a folder with UTF-8 text files."
-        )
+        raise UserError(f"{folder} holds no text ({len(files)} files looked at): give a folder with UTF-8 text files.")
     return documents
 
 
@@ -122,9 +120,7 @@ def _uncompressed_suffix(path: Path) -> str:
     return path.with_suffix("").suffix if path.suffix in COMPRESSED else path.suffix
 
 
-def _read_json_lines(
-    path: Path, name: str, content: str, text_field: str, skipped: list[Skipped]
-) -> list[Document]:
+def _read_json_lines(path: Path, name: str, content: str, text_field: str, skipped: list[Skipped]) -> list[Document]:
     documents: list[Document] = []
     # Not `splitlines`: it also breaks at characters such as U+2028 that may stand inside a JSON string.
     for number, line in enumerate(content.split("\n"), start=1):
@@ -148,9 +144,7 @@ def _text_of_line(line: str, text_field: str, where: str) -> str:
         raise UserError(f"{where} is not a JSON object: write one such as {{{json.dumps(text_field)}: ...}}.")
     if text_field not in record:
         fields = ", ".join(record) or "none at all"
-        raise UserError(
-            f"{where} has no field {text_field!r}: set `text_field` to one of its own ({fields})."
-        )
+        raise UserError(f"{where} has no field {text_field!r}: set `text_field` to one of its own ({fields}).")
     text = record[text_field]
     if not isinstance(text, str):
         raise UserError(f"{where} has no text in {text_field!r} but {text!r:.40}: give a JSON string.")

@@ -26,9 +26,7 @@ class TrainingSequences(Dataset[dict[str, Tensor]]):
     document but its first is a target exactly once. A document's last sequence may be shorter.
     """
 
-    def __init__(
-        self, documents: Sequence[TokenizedDocument], *, window: int, windows: int, overlap: int = 0
-    ) -> None:
+    def __init__(self, documents: Sequence[TokenizedDocument], *, window: int, windows: int, overlap: int = 0) -> None:
         check_window(window, overlap)
         if windows < 1:
             raise UserError(f"`windows` must be at least 1 per sequence: got windows={windows}.")
@@ -41,9 +39,7 @@ class TrainingSequences(Dataset[dict[str, Tensor]]):
             for start in range(0, len(ids) - 1, self.tokens_per_sequence)
         ]
         if not self._starts:
-            raise UserError(
-                f"The {len(self._ids)} training documents hold no two tokens in a row: give longer texts."
-            )
+            raise UserError(f"The {len(self._ids)} training documents hold no two tokens in a row: give longer texts.")
 
     @property
     def targets(self) -> int:

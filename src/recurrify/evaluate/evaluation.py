@@ -96,9 +96,7 @@ class Evaluation:
             "words": int(self.words.sum()),
             "loss_by_position": list(self.loss_by_position),
             "loss_by_window": list(self.loss_by_window),
-            "documents": [
-                dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)
-            ],
+            "documents": [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)],
         }
 
 
@@ -173,9 +171,7 @@ class Tally:
         return np.array([getattr(document, unit) for document in self.documents], dtype=np.int64)
 
 
-def _add_up(
-    sums: np.ndarray, counts: np.ndarray, places: np.ndarray, values: np.ndarray, kept: np.ndarray
-) -> None:
+def _add_up(sums: np.ndarray, counts: np.ndarray, places: np.ndarray, values: np.ndarray, kept: np.ndarray) -> None:
     sums += np.bincount(places[kept], weights=values[kept], minlength=len(sums))
     counts += np.bincount(places[kept], minlength=len(counts))
 

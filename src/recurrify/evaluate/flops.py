@@ -15,9 +15,7 @@ from recurrify.recurrence.mechanism import Mechanism
 from recurrify.windows import check_window
 
 
-def paper_flops_per_token(
-    model: PreTrainedModel, window: int | None = None, overlap: int | None = None
-) -> float:
+def paper_flops_per_token(model: PreTrainedModel, window: int | None = None, overlap: int | None = None) -> float:
     """As the paper counts: the layers' matrices and causal attention, times window / (window − overlap).
 
     Embeddings, output head and recurrence are left out, so a plain and a recurrent model cost the same. A
@@ -28,9 +26,7 @@ def paper_flops_per_token(
     return _layers_flops(_base_of(model), window, {}) / (window - overlap)
 
 
-def full_flops_per_token(
-    model: PreTrainedModel, window: int | None = None, overlap: int | None = None
-) -> float:
+def full_flops_per_token(model: PreTrainedModel, window: int | None = None, overlap: int | None = None) -> float:
     """The paper's count, and what it leaves out: the output head, once per token, and the recurrence.
 
     Recurrence costs the module's own matrix products, once per window; and in each layer that receives
@@ -85,9 +81,7 @@ def _outside_flops(base: PreTrainedModel) -> float:
     projection next to the embeddings."""
     layers = family_of(base.config).layers_of(base)
     inside = {id(module) for module in layers.modules()}
-    linear = [
-        module for module in base.modules() if isinstance(module, nn.Linear) and id(module) not in inside
-    ]
+    linear = [module for module in base.modules() if isinstance(module, nn.Linear) and id(module) not in inside]
     return 2.0 * sum(module.weight.numel() for module in linear)
 
 

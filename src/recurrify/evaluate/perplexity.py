@@ -72,9 +72,7 @@ def evaluation_mode(model: PreTrainedModel) -> Iterator[None]:
 
 
 @contextmanager
-def recurrence_settings(
-    model: RecurrentPreTrainedModel, window: int | None, overlap: int | None
-) -> Iterator[None]:
+def recurrence_settings(model: RecurrentPreTrainedModel, window: int | None, overlap: int | None) -> Iterator[None]:
     """Another window and overlap for a while; None leaves the model's own."""
     before = model.recurrence
     changes = {

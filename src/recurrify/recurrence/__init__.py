@@ -10,6 +10,7 @@ from recurrify.recurrence.heads import (
     add_recurrence,
     register_with_transformers,
 )
+from recurrify.recurrence.loading import load_model, shipped_names
 from recurrify.recurrence.mechanism import NoRecurrence, RecurrenceConfig, mechanism_names, recurrence_config
 from recurrify.recurrence.model import RecurrentOutput, RecurrentPreTrainedModel
 from recurrify.recurrence.saving import is_recurrent
@@ -27,8 +28,10 @@ __all__ = [
     "RecurrentPreTrainedModel",
     "add_recurrence",
     "is_recurrent",
+    "load_model",
     "mechanism_names",
     "recurrence_config",
     "register_family",
     "register_with_transformers",
+    "shipped_names",
 ]

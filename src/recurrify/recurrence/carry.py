@@ -4,6 +4,7 @@
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar, Literal, get_args
 
 import torch
@@ -39,12 +40,12 @@ class CarryConfig(RecurrenceConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, value, allowed in (
+        for name, choice, allowed in (
             ("pooling", self.pooling, get_args(Pooling)),
             ("pooled_layers", self.pooled_layers, ("all", "last")),
         ):
-            if value not in allowed:
-                raise UserError(f"`{name}` must be one of {', '.join(allowed)}: got {value!r}.")
+            if choice not in allowed:
+                raise UserError(f"`{name}` must be one of {', '.join(allowed)}: got {choice!r}.")
         if self.insert_layer != "all" and (not isinstance(self.insert_layer, int) or self.insert_layer < 1):
             raise UserError(
                 f"`insert_layer` counts layers from 1, or is 'all': got insert_layer={self.insert_layer!r}."
@@ -60,6 +61,10 @@ class CarryConfig(RecurrenceConfig):
 
 class Carry(Mechanism):
     """memory (B, receiving layers × slots, K) = network(pooled window)."""
+
+    running_mean: Tensor
+    running_variance: Tensor
+    windows_seen: Tensor
 
     def __init__(self, config: CarryConfig, layers: int, width: int) -> None:
         super().__init__()
@@ -80,7 +85,7 @@ class Carry(Mechanism):
         out = len(self.receivers) * config.slots * width
         widths = [width, *[config.hidden_size] * config.hidden_layers]
         parts: list[nn.Module] = []
-        for before, after in zip(widths, widths[1:], strict=False):
+        for before, after in pairwise(widths):
             parts += [nn.Linear(before, after), nn.GELU()]
         self.network = nn.Sequential(*parts, nn.Linear(widths[-1], out))
         if config.standardize:
@@ -110,7 +115,7 @@ class Carry(Mechanism):
             mean, variance = statistics
             # In float32: running variances can be far below what half precision resolves.
             pooled = ((pooled.float() - mean.float()) * (variance.float() + 1e-5).rsqrt()).to(pooled.dtype)
-        pooled = pooled.to(self.network[-1].weight.dtype)
+        pooled = pooled.to(next(self.network.parameters()).dtype)
         carried = self.network(pooled)
         if statistics:
             carried = carried + self.skip(pooled)

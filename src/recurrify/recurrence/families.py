@@ -191,9 +191,7 @@ def _enter(
     return (torch.cat([slots, hidden], dim=1),), named
 
 
-def _leave(
-    layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, index: int
-) -> Any:
+def _leave(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, index: int) -> Any:
     traffic: Traffic | None = kwargs.get(TRAFFIC)
     if traffic is None:
         return None

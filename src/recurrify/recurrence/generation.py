@@ -80,7 +80,8 @@ class WindowBuffers(Cache):
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
         """One new token for each active row; gives all keys and values of those rows."""
         keys, values = self.keys[layer_idx], self.values[layer_idx]
-        assert self.active is not None and self.places is not None
+        assert self.active is not None
+        assert self.places is not None
         index = self.places + self.slots.get(layer_idx, 0)
         keys[self.active, :, index] = key_states[:, :, 0].to(keys.dtype)
         values[self.active, :, index] = value_states[:, :, 0].to(values.dtype)

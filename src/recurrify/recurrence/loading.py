@@ -70,6 +70,8 @@ def _resolve(name: str) -> tuple[str, dict[str, Any]]:
             raise UserError(f"There is no file {name!r}: check the path.")
         return str(path.parent), {"gguf_file": path.name}
     if path.is_dir() and not (path / "config.json").is_file():
+        if (path / "model" / "config.json").is_file():  # the folder of a training run
+            return str(path / "model"), {}
         raise UserError(f"The folder {name!r} holds no model: it has no config.json.")
     return name, {}
 

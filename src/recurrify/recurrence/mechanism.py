@@ -29,9 +29,7 @@ class RecurrenceConfig:
     def __post_init__(self) -> None:
         check_window(self.window, self.overlap)
         if self.bptt_windows is not None and self.bptt_windows < 1:
-            raise UserError(
-                f"`bptt_windows` must be at least 1, or None for all windows: got {self.bptt_windows}."
-            )
+            raise UserError(f"`bptt_windows` must be at least 1, or None for all windows: got {self.bptt_windows}.")
 
     @property
     def stride(self) -> int:
@@ -113,7 +111,7 @@ def recurrence_config(values: dict[str, Any]) -> RecurrenceConfig:
             f"The mechanism {name!r} has no setting {', '.join(map(repr, unknown))}: "
             f"it may have been written by a newer recurrify; its settings are {', '.join(sorted(known))}."
         )
-    return config(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
+    return config(**values)
 
 
 @dataclass(frozen=True, kw_only=True)

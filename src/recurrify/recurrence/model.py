@@ -72,8 +72,8 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         layers = len(self.family.layers_of(base))
         self.mechanism = build_mechanism(self.recurrence, layers, base.config.hidden_size)
         if self.mechanism is not None:
-            for module in self.mechanism.modules():
-                module._is_hf_initialized = True
+            for part in self.mechanism.modules():
+                part._is_hf_initialized = True  # type: ignore[assignment]
         self._check_fits(self.recurrence)
         attach(base)
         self.post_init()
@@ -326,4 +326,3 @@ def _overwrite(memory: Tensor | None, written: Tensor, finished: Tensor) -> Tens
     old = torch.zeros_like(written) if memory is None else memory.to(written.dtype)
     rows = finished.to(written.device).view(-1, *[1] * (written.ndim - 1))
     return torch.where(rows, written, old)
-

@@ -61,9 +61,7 @@ class SavingMixin:
         try:
             model, info = super().from_pretrained(source, *args, output_loading_info=True, **kwargs)  # type: ignore[misc]
         except SafetensorError as error:
-            raise UserError(
-                f"The weights in {source!r} are damaged ({error}): save or download them again."
-            ) from error
+            raise UserError(f"The weights in {source!r} are damaged ({error}): save or download them again.") from error
         missing = [name for name in info["missing_keys"] if name.startswith("mechanism.")]
         if missing:
             raise UserError(
@@ -99,4 +97,3 @@ def is_recurrent(source: str | os.PathLike) -> bool:
         return json.loads(path.read_text(encoding="utf-8")).get("model_type") == RecurrentConfig.model_type
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{str(path)!r} is not valid JSON ({error}): save or download the model again.") from error
-

@@ -159,11 +159,7 @@ def _provenance(result: Mapping[str, Any]) -> str:
         rows = [[name, _shown(value)] for name, value in facts.items()]
         if rows:
             tables.append(parts.table(Table(caption, ["what", "value"], rows, text_columns=2)))
-    return (
-        parts.details("Provenance: everything these numbers may depend on", "\n".join(tables))
-        if tables
-        else ""
-    )
+    return parts.details("Provenance: everything these numbers may depend on", "\n".join(tables)) if tables else ""
 
 
 def _flat(facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,9 +33,7 @@ def section(title: str, parts: Sequence[str]) -> str:
 
 def table(content: Table) -> str:
     """A table in a box that scrolls sideways on a narrow screen, by touch or by keyboard."""
-    head = "".join(
-        _cell("th", cell, column, content, ' scope="col"') for column, cell in enumerate(content.header)
-    )
+    head = "".join(_cell("th", cell, column, content, ' scope="col"') for column, cell in enumerate(content.header))
     body = []
     previous = None
     for row in content.rows:

@@ -20,8 +20,7 @@ def _render(table: Table) -> str:
     lines = [[cell.replace("|", "\\|") for cell in line] for line in [table.header, *table.rows]]
     widths = [max(len(line[column]) for line in lines) for column in range(len(table.header))]
     rule = [
-        "-" * width if column < table.text_columns else "-" * (width - 1) + ":"
-        for column, width in enumerate(widths)
+        "-" * width if column < table.text_columns else "-" * (width - 1) + ":" for column, width in enumerate(widths)
     ]
     padded = [
         [

@@ -145,8 +145,7 @@ def draw_curves(axes: Axes, result: Mapping[str, Any], palette: Palette) -> bool
 
 def _paired(tokens: Any, losses: Any) -> tuple[list[float], list[float]]:
     pairs = [
-        (numbers.finite(token), numbers.finite(loss))
-        for token, loss in zip(tokens or [], losses or [], strict=False)
+        (numbers.finite(token), numbers.finite(loss)) for token, loss in zip(tokens or [], losses or [], strict=False)
     ]
     whole = [(token, loss) for token, loss in pairs if token is not None and loss is not None]
     return [token for token, _ in whole], [loss for _, loss in whole]
@@ -232,9 +231,7 @@ def describe_loss_by_position(result: Mapping[str, Any]) -> str:
             values = [loss for _, loss in _points(pair.get(model))]
             if values:
                 name = WEIGHTS_NAMES[weights]
-                sentences.append(
-                    f"{model}, {name}: {values[0]:.2f} at the start, {values[-1]:.2f} at the end."
-                )
+                sentences.append(f"{model}, {name}: {values[0]:.2f} at the start, {values[-1]:.2f} at the end.")
     return " ".join(sentences)
 
 
@@ -245,9 +242,7 @@ def describe_perplexity_by_flops(result: Mapping[str, Any]) -> str:
         f"{model}, overlap {overlap}: {numbers.perplexity(perplexity)} at {numbers.large(flops)}"
         for model, overlap, flops, perplexity in _priced(result, weights)
     ]
-    return (
-        f"Plot of perplexity per word against FLOPs per token, {WEIGHTS_NAMES[weights]}. {'; '.join(points)}."
-    )
+    return f"Plot of perplexity per word against FLOPs per token, {WEIGHTS_NAMES[weights]}. {'; '.join(points)}."
 
 
 def describe_curves(result: Mapping[str, Any]) -> str:

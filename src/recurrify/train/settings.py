@@ -71,9 +71,7 @@ class TrainSettings:
         if self.precision not in ("auto", "bf16", "fp32"):
             raise UserError(f"`precision` must be auto, bf16 or fp32: got {self.precision!r}.")
         if self.schedule not in ("constant_with_warmup", "linear", "cosine"):
-            raise UserError(
-                f"`schedule` must be constant_with_warmup, linear or cosine: got {self.schedule!r}."
-            )
+            raise UserError(f"`schedule` must be constant_with_warmup, linear or cosine: got {self.schedule!r}.")
         if self.freeze_base and self.recurrence.get("mechanism") == "none":
             raise UserError("`freeze_base` with mechanism 'none' leaves nothing to train: drop one of the two.")
 

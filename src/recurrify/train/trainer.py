@@ -38,6 +38,8 @@ class TrainOutcome:
 class RecurrentTrainer(Trainer):
     """Trainer with validation on whole documents, a learning rate for what was added, and a check of each loss."""
 
+    control: Any
+
     def __init__(self, *args: Any, validate: Validate | None, added_learning_rate: float | None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.validate, self.added_learning_rate = validate, added_learning_rate

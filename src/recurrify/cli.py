@@ -1,0 +1,338 @@
+"""The command line: parses, calls, prints."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from transformers import TextStreamer, logging, set_seed
+
+from recurrify import __version__, options
+from recurrify.demo import run_demo
+from recurrify.errors import UserError
+from recurrify.evaluate import Evaluation
+from recurrify.jobs import evaluation_rows, gain_row, pick_device, read_text, train_run
+from recurrify.recurrence import RecurrentForCausalLM, load_model, recurrence_config
+from recurrify.report import markdown
+from recurrify.results import provenance, save_result
+from recurrify.train import TrainSettings, uses_bf16
+
+app = typer.Typer(
+    help="Give pretrained transformers a memory: recurrence between windows of text for any Hugging Face model.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+out_console = Console()
+err_console = Console(stderr=True)
+
+
+def say(text: str) -> None:
+    err_console.print(text, style="dim", highlight=False, markup=False)
+
+
+def version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Give pretrained transformers a memory: recurrence between windows of text for any Hugging Face model."""
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the page and the live runs.")] = Path("runs/demo"),
+    live_tokens: Annotated[int, typer.Option(min=10_000, help="Tokens of each live fine-tuning.")] = 300_000,
+    seeds: Annotated[int, typer.Option(min=1, help="Live fine-tunings of each kind.")] = 2,
+) -> None:
+    """Add recurrence to the shipped tiny model, fine-tune it live, compare, report: minutes, offline, no GPU.
+
+    Run again, it goes on where it stopped; a finished one only writes its page anew.
+    """
+    result = run_demo(out, say, live_tokens, tuple(range(seeds)))
+    typer.echo(markdown(result))
+    typer.echo(f"The page: {out / 'index.html'}")
+
+
+@app.command(name="train")
+def train_command(
+    model: options.Model,
+    data: options.Data,
+    out: options.RunFolder,
+    valid: options.Valid = None,
+    text_field: options.TextField = "text",
+    mechanism: options.Mechanism = "carry",
+    window: options.Window = 300,
+    overlap: options.Overlap = 0,
+    windows: options.Windows = 20,
+    bptt_windows: options.BpttWindows = None,
+    checkpoint: options.Checkpoint = True,
+    pooling: options.Pooling = "mean",
+    insert_layer: options.InsertLayer = "2",
+    slots: options.Slots = 1,
+    standardize: options.Standardize = False,
+    epochs: options.Epochs = 2.0,
+    max_tokens: options.MaxTokens = None,
+    max_minutes: options.MaxMinutes = None,
+    valid_every: options.ValidEvery = 2_000_000,
+    valid_tokens: options.ValidTokens = 15_000,
+    patience: options.Patience = 3,
+    batch: options.Batch = 8,
+    accumulate: options.Accumulate = 1,
+    learning_rate: options.LearningRate = 5e-5,
+    added_learning_rate: options.AddedLearningRate = None,
+    warmup_steps: options.WarmupSteps = 100,
+    schedule: options.Schedule = "constant_with_warmup",
+    freeze_base: options.FreezeBase = False,
+    precision: options.Precision = "auto",
+    seed: options.Seed = 0,
+) -> None:
+    """Add recurrence to a model and fine-tune it on your text.
+
+    The plain model trains by the very same path with `--mechanism none`. One CPU, one GPU, or several under
+    `torchrun` or `accelerate launch`. TensorBoard logs, checkpoints, `run.json` with every setting, `result.json`
+    and the trained `model/` land in the output folder.
+    """
+    windowing = {"window": window, "overlap": overlap, "bptt_windows": bptt_windows, "checkpoint": checkpoint}
+    carrying = {"pooling": pooling, "insert_layer": _layer(insert_layer), "slots": slots, "standardize": standardize}
+    chosen = {"mechanism": mechanism, **windowing, **(carrying if mechanism == "carry" else {})}
+    settings = TrainSettings(
+        model=model,
+        data=data,
+        out=str(out),
+        valid=valid,
+        text_field=text_field,
+        recurrence=recurrence_config(chosen).to_dict(),
+        windows=windows,
+        epochs=epochs,
+        max_tokens=max_tokens,
+        max_minutes=max_minutes,
+        batch=batch,
+        accumulate=accumulate,
+        learning_rate=learning_rate,
+        added_learning_rate=added_learning_rate,
+        freeze_base=freeze_base,
+        warmup_steps=warmup_steps,
+        schedule=schedule,
+        valid_every=valid_every,
+        valid_tokens=valid_tokens,
+        patience=patience,
+        precision=precision,
+        seed=seed,
+    )
+    result = train_run(settings, say)
+    best = min((e for e in result["history"] if "eval_loss" in e), key=lambda e: e["eval_loss"], default=None)
+    if best is not None:
+        typer.echo(
+            f"best validation: perplexity {best['eval_perplexity_per_word']:.2f} per word, "
+            f"loss {best['eval_loss']:.4f} per token, at step {best['step']}"
+        )
+    if result["finished"]:
+        typer.echo(f"model: {out / 'model'}")
+
+
+def _layer(text: str) -> Any:
+    if text == "all":
+        return text
+    try:
+        return int(text)
+    except ValueError as error:
+        raise UserError(f"`--insert-layer` must be a layer's number from 1 on, or all: got {text!r}.") from error
+
+
+@app.command()
+def evaluate(
+    models: options.ModelArguments,
+    data: options.Data,
+    split: options.Split = "test",
+    text_field: options.TextField = "text",
+    window: options.EvaluationWindow = None,
+    overlap: options.Overlaps = None,
+    tokens_per_document: options.TokensPerDocument = None,
+    rows: options.Rows = 16,
+    device: options.Device = "auto",
+    out: options.ResultFile = None,
+) -> None:
+    """Perplexity per word and per token and bits per character, at any window and overlap.
+
+    Every model and setting scores exactly the same tokens: all but the first of each document. A base model is run
+    in plain windows. With several models, each is compared with the first, with an interval over documents.
+    """
+    where = pick_device(device)
+    half = where.type == "cuda" and uses_bf16("auto")
+    table: list[dict[str, Any]] = []
+    found: dict[str, list[Evaluation]] = {}
+    checksum = ""
+    for name in models:
+        model, tokenizer = load_model(name)
+        if window is not None:
+            model.set_recurrence(window=window, overlap=min(model.recurrence.overlap, window - 1))
+        overlaps = overlap or [model.recurrence.overlap]
+        tokens, checksum = read_text(data, split, tokenizer, say, text_field, tokens_per_document)
+        total = len(overlaps) * sum(len(document.ids) - 1 for document in tokens)
+        with _progress(name, total) as advance:
+            scores, found[name] = evaluation_rows(model.to(where), tokens, overlaps, advance, rows, half)
+        table += [{"model": name, "mechanism": model.recurrence.mechanism, **row} for row in scores]
+    gains = [
+        {"model": name, "against": models[0], **gain_row([reference], [evaluation])}
+        for name in models[1:]
+        for reference, evaluation in zip(found[models[0]], found[name], strict=True)
+    ]
+    _print_evaluation(table, gains)
+    if out is not None:
+        config = {"models": models, "data": data, "split": split, "window": window, "overlap": overlap}
+        config["tokens_per_document"] = tokens_per_document
+        result = {
+            "kind": "evaluation",
+            "rows": table,
+            "gains": gains,
+            "documents": {name: [one.to_dict() for one in evaluations] for name, evaluations in found.items()},
+            "provenance": provenance(config, data_checksum=checksum),
+        }
+        save_result(out, result)
+        say(f"saved {out}")
+
+
+@contextmanager
+def _progress(name: str, total: int) -> Iterator[Callable[[int], None]]:
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:3.0f}%"))
+    times = (TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, *times, console=err_console, transient=True) as bar:
+        task = bar.add_task(name, total=total)
+        yield lambda done: bar.advance(task, done)
+
+
+def _print_evaluation(rows: list[dict[str, Any]], gains: list[dict[str, Any]]) -> None:
+    table = Table(box=None, pad_edge=False)
+    for name in (
+        "model",
+        "window",
+        "overlap",
+        "ppl/word",
+        "95 % interval",
+        "ppl/token",
+        "bits/char",
+        "FLOPs/token",
+    ):
+        table.add_column(name, justify="left" if name == "model" else "right")
+    for row in rows:
+        low_high = row["perplexity_per_word_interval"]
+        table.add_row(
+            f"{row['model']} ({row['mechanism']})",
+            str(row["window"]),
+            str(row["overlap"]),
+            f"{row['perplexity_per_word']:.2f}",
+            f"{low_high[0]:.2f} to {low_high[1]:.2f}" if low_high else "one document",
+            f"{row['perplexity_per_token']:.3f}",
+            f"{row['bits_per_character']:.4f}",
+            f"{row['flops_per_token']:.3g}",
+        )
+    out_console.print(table)
+    for gain in gains:
+        span = gain["interval"]
+        text = f"95 % interval {100 * span[0]:+.2f} to {100 * span[1]:+.2f} %" if span else "one document: no interval"
+        noise = ", within noise" if gain["within_noise"] else ""
+        out_console.print(
+            f"{gain['model']} against {gain['against']} at overlap {gain['overlap']}: perplexity per word "
+            f"{100 * gain['relative_gain']:.2f} % lower ({text}{noise})",
+            markup=False,
+            highlight=False,
+        )
+
+
+@app.command()
+def generate(
+    model: options.ModelArgument,
+    prompt: options.Prompt = None,
+    prompt_file: options.PromptFile = None,
+    max_new_tokens: options.MaxNewTokens = 200,
+    greedy: options.Greedy = False,
+    temperature: options.Temperature = 0.8,
+    top_p: options.TopP = 0.95,
+    beams: options.Beams = 1,
+    seed: options.SamplingSeed = 0,
+    device: options.Device = "auto",
+) -> None:
+    """Continue a text, as far as you like, streamed as it is written."""
+    text = _prompt_text(prompt, prompt_file)
+    loaded, tokenizer = load_model(model)
+    loaded = loaded.to(pick_device(device)).eval()
+    inputs = tokenizer(text, return_tensors="pt", add_special_tokens=_begins_specially(tokenizer, text))
+    ids = inputs["input_ids"].to(loaded.device)
+    if ids.shape[1] == 0:
+        raise UserError("The prompt holds no token: give some text with --prompt or --prompt-file.")
+    set_seed(seed)
+    sampling = (
+        {"do_sample": False} if greedy or beams > 1 else {"temperature": temperature, "top_p": top_p, "do_sample": True}
+    )
+    streamer = TextStreamer(tokenizer, clean_up_tokenization_spaces=False) if beams == 1 else None
+    with torch.inference_mode():
+        output = loaded.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=max_new_tokens,
+            num_beams=beams,
+            streamer=streamer,
+            pad_token_id=_pad(loaded, tokenizer),
+            **sampling,
+        )
+    if streamer is None:
+        typer.echo(tokenizer.decode(output[0], skip_special_tokens=True))
+
+
+def _prompt_text(prompt: str | None, file: Path | None) -> str:
+    if (prompt is None) == (file is None):
+        raise UserError("Give the text to go on from with either --prompt or --prompt-file.")
+    if prompt is not None:
+        return prompt
+    assert file is not None
+    if str(file) == "-":
+        return sys.stdin.read()
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"Could not read the prompt from {str(file)!r}: {error}.") from error
+
+
+def _begins_specially(tokenizer: Any, text: str) -> bool:
+    """Keep a begin-of-text token that the model was pretrained with, but never add an end to a prompt."""
+    ids = tokenizer(text)["input_ids"]
+    return bool(ids) and ids[0] == tokenizer.bos_token_id and ids[-1] != tokenizer.eos_token_id
+
+
+def _pad(model: RecurrentForCausalLM, tokenizer: Any) -> int:
+    end = model.generation_config.eos_token_id
+    end = end[0] if isinstance(end, list) else end
+    return tokenizer.pad_token_id if tokenizer.pad_token_id is not None else (end or 0)
+
+
+def main() -> None:
+    """Run the command line; bad input is one sentence and exit code 2."""
+    try:
+        app()
+    except UserError as error:
+        err_console.print(f"Error: {error}", style="red", markup=False, highlight=False)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        err_console.print("Stopped. A training run goes on from its last checkpoint with the same command.")
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

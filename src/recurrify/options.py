@@ -1,0 +1,81 @@
+"""The command line's options: their types, their words, and the panel of `--help` that shows them."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from recurrify.data import CORPORA
+from recurrify.recurrence import mechanism_names, shipped_names
+
+MODEL_HELP = f"A Hugging Face name, a folder, a run's folder, a .gguf file, or one of {', '.join(shipped_names())}."
+DATA_HELP = (
+    "A text or JSONL file (also .gz, .xz), a folder, a Hugging Face data set (hf:owner/name[:config]), "
+    f"or a corpus: {', '.join(CORPORA)}."
+)
+
+
+def _recurrence(text: str) -> Any:
+    return typer.Option(help=text, rich_help_panel="Recurrence")
+
+
+def _budget(text: str) -> Any:
+    return typer.Option(help=text, rich_help_panel="Budget and validation")
+
+
+def _training(text: str) -> Any:
+    return typer.Option(help=text, rich_help_panel="Training")
+
+
+Model = Annotated[str, typer.Option(help=MODEL_HELP)]
+ModelArgument = Annotated[str, typer.Argument(help=MODEL_HELP)]
+ModelArguments = Annotated[list[str], typer.Argument(help=MODEL_HELP + " Several are compared with the first.")]
+Data = Annotated[str, typer.Option(help=DATA_HELP)]
+TextField = Annotated[str, typer.Option(help="Which field of JSON lines or of a data set holds the text.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+RunFolder = Annotated[Path, typer.Option(help="Folder of this run. The same command goes on with what is there.")]
+Valid = Annotated[str | None, typer.Option(help="Validation text, instead of the data's own split.")]
+
+Mechanism = Annotated[str, _recurrence(f"How to remember: {', '.join(mechanism_names())} (none: plain windows).")]
+Window = Annotated[int, _recurrence("Tokens in a window.")]
+Overlap = Annotated[int, _recurrence("Tokens shared by neighbouring windows.")]
+Windows = Annotated[int, _recurrence("Windows in a training sequence.")]
+BpttWindows = Annotated[int | None, _recurrence("Cut gradients after so many windows.")]
+Checkpoint = Annotated[bool, _recurrence("Recompute windows in the backward pass: the memory of one window.")]
+Pooling = Annotated[str, _recurrence("carry: how a window is summed up: mean, max or attention.")]
+InsertLayer = Annotated[str, _recurrence("carry: the receiving layer, counted from 1, or all.")]
+Slots = Annotated[int, _recurrence("carry: how many vectors are carried.")]
+Standardize = Annotated[bool, _recurrence("carry: standardise what is carried; not in the paper, learns faster.")]
+
+Epochs = Annotated[float, _budget("Passes over the text.")]
+MaxTokens = Annotated[int | None, _budget("Stop after so many training tokens.")]
+MaxMinutes = Annotated[float | None, _budget("Stop, saved and ready to go on, after so many minutes.")]
+ValidEvery = Annotated[int, _budget("Training tokens between validations.")]
+ValidTokens = Annotated[int, _budget("Validate on so many tokens of each document.")]
+Patience = Annotated[int, _budget("Validations without a better one before stopping; 0 never stops early.")]
+
+Batch = Annotated[int, _training("Sequences in a step, per device.")]
+Accumulate = Annotated[int, _training("Batches whose gradients make one update.")]
+LearningRate = Annotated[float, _training("For the base model's weights.")]
+AddedLearningRate = Annotated[float | None, _training("For the weights that were added; default: the same.")]
+WarmupSteps = Annotated[int, _training("Steps of linear warm-up.")]
+Schedule = Annotated[str, _training("constant_with_warmup, linear or cosine.")]
+FreezeBase = Annotated[bool, _training("Train only the weights that were added.")]
+Precision = Annotated[str, _training("auto (bf16 on GPUs that have it, else fp32), bf16 or fp32.")]
+Seed = Annotated[int, _training("Seed of the shuffling and of the added weights.")]
+
+Split = Annotated[str, typer.Option(help="train, valid, test, or all for the whole source.")]
+EvaluationWindow = Annotated[int | None, typer.Option(help="Tokens in a window; default: the model's own.")]
+Overlaps = Annotated[list[int] | None, typer.Option("--overlap", help="Overlaps to evaluate; may be repeated.")]
+TokensPerDocument = Annotated[int | None, typer.Option(min=2, help="Score only the first so many of a document.")]
+Rows = Annotated[int, typer.Option(min=1, help="Documents read side by side.")]
+ResultFile = Annotated[Path | None, typer.Option(help="Save the result, with provenance, as this JSON file.")]
+
+Prompt = Annotated[str | None, typer.Option(help="The text to go on from.")]
+PromptFile = Annotated[Path | None, typer.Option(help="The same, from a file; - is standard input.")]
+MaxNewTokens = Annotated[int, typer.Option(min=1, help="Any number: memory and time per token stay the same.")]
+Greedy = Annotated[bool, typer.Option(help="Always the likeliest token, instead of sampling.")]
+Temperature = Annotated[float, typer.Option(min=1e-6, help="Below 1 is more careful, above 1 more daring.")]
+TopP = Annotated[float, typer.Option(min=1e-6, max=1.0, help="Sample from the likeliest tokens up to this mass.")]
+Beams = Annotated[int, typer.Option(min=1, help="Beam search with so many beams (not streamed).")]
+SamplingSeed = Annotated[int, typer.Option(help="Seed of the sampling.")]
