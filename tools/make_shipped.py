@@ -33,6 +33,7 @@ from transformers import (
 from recurrify import CarryConfig, NoRecurrence, add_recurrence
 from recurrify.data import TrainingSequences, checksum, load_documents, tokenize_documents
 from recurrify.evaluate import evaluate_documents, relative_gain
+from recurrify.jobs import shorten
 from recurrify.recurrence import RecurrenceConfig, RecurrentForCausalLM
 from recurrify.results import load_result, provenance, save_result
 from recurrify.train import TrainSettings, train
@@ -70,7 +71,7 @@ def run(name: str, model: Any, settings: dict[str, Any], tokenizer: Any, data: s
     device = "cuda" if torch.cuda.is_available() else "cpu"
     recurrence = model.recurrence
     train_tokens = tokenize_documents(load_documents(data, "train"), tokenizer)
-    valid_tokens = tokenize_documents(load_documents(data, "valid"), tokenizer)
+    valid_tokens = shorten(tokenize_documents(load_documents(data, "valid"), tokenizer), tokenizer, 4_000)
     values = TrainSettings(
         model=name,
         data=data,
@@ -136,7 +137,7 @@ def make_base(data: str, runs: Path, tokens: int) -> None:
         "batch": 128,
         "learning_rate": 4e-3,
         "max_tokens": tokens,
-        "valid_every": tokens // 10,
+        "valid_every": tokens // 4,
     }
     run("base", model, settings, tokenizer, data, runs)
     base.save_pretrained(runs / "base" / "plain-gpt2")
@@ -154,7 +155,7 @@ def make_twin(kind: str, rate: float, seed: int, data: str, runs: Path, tokens: 
         "batch": 32,
         "learning_rate": rate,
         "max_tokens": tokens,
-        "valid_every": tokens // 10,
+        "valid_every": tokens // 4,
         "seed": seed,
     }
     run(name, add_recurrence(base, KINDS[kind]), settings, tokenizer, data, runs)
@@ -235,12 +236,13 @@ def main() -> None:
     parser.add_argument("--data", default="stdlib", help="the corpus: a name or a folder with train, valid and test")
     parser.add_argument("--runs", type=Path, default=Path("runs/shipped"), help="where runs are kept and resumed")
     parser.add_argument("--out", type=Path, default=Path("src/recurrify/shipped"), help="where the models go")
-    parser.add_argument("--base-tokens", type=int, default=100_000_000)
-    parser.add_argument("--twin-tokens", type=int, default=24_000_000)
+    parser.add_argument("--base-tokens", type=int, default=60_000_000)
+    parser.add_argument("--twin-tokens", type=int, default=10_000_000)
     parser.add_argument("--jobs", type=int, default=1, help="fine-tunings at a time")
     parser.add_argument("--twin", nargs=3, metavar=("KIND", "RATE", "SEED"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     logging.set_verbosity_error()
+    logging.disable_progress_bar()
     started = time.time()
     if arguments.twin:
         kind, rate, seed = arguments.twin

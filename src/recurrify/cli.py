@@ -220,17 +220,9 @@ def _progress(name: str, total: int) -> Iterator[Callable[[int], None]]:
 
 def _print_evaluation(rows: list[dict[str, Any]], gains: list[dict[str, Any]]) -> None:
     table = Table(box=None, pad_edge=False)
-    for name in (
-        "model",
-        "window",
-        "overlap",
-        "ppl/word",
-        "95 % interval",
-        "ppl/token",
-        "bits/char",
-        "FLOPs/token",
-    ):
-        table.add_column(name, justify="left" if name == "model" else "right")
+    table.add_column("model", overflow="fold")
+    for name in ("window", "overlap", "ppl/word", "95 %", "ppl/token", "bits/char", "FLOPs/token"):
+        table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         low_high = row["perplexity_per_word_interval"]
         table.add_row(
@@ -238,7 +230,7 @@ def _print_evaluation(rows: list[dict[str, Any]], gains: list[dict[str, Any]]) -
             str(row["window"]),
             str(row["overlap"]),
             f"{row['perplexity_per_word']:.2f}",
-            f"{low_high[0]:.2f} to {low_high[1]:.2f}" if low_high else "one document",
+            f"{low_high[0]:.2f}–{low_high[1]:.2f}" if low_high else "–",
             f"{row['perplexity_per_token']:.3f}",
             f"{row['bits_per_character']:.4f}",
             f"{row['flops_per_token']:.3g}",
@@ -246,11 +238,14 @@ def _print_evaluation(rows: list[dict[str, Any]], gains: list[dict[str, Any]]) -
     out_console.print(table)
     for gain in gains:
         span = gain["interval"]
-        text = f"95 % interval {100 * span[0]:+.2f} to {100 * span[1]:+.2f} %" if span else "one document: no interval"
-        noise = ", within noise" if gain["within_noise"] else ""
+        if span is None:
+            text = "one document: no interval"
+        else:
+            text = f"95 % interval {100 * span[0]:+.2f} to {100 * span[1]:+.2f} %"
+            text += ", within noise" if gain["within_noise"] else ""
         out_console.print(
             f"{gain['model']} against {gain['against']} at overlap {gain['overlap']}: perplexity per word "
-            f"{100 * gain['relative_gain']:.2f} % lower ({text}{noise})",
+            f"{100 * gain['relative_gain']:.2f} % lower ({text})",
             markup=False,
             highlight=False,
         )

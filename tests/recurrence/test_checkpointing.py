@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from support.checks import VARIANTS, VARIED, close, gradients, recurrent, same_gradients, same_state
-from support.models import DECODERS, text
+from support.checks import VARIANTS, VARIED, WINDOW, close, gradients, recurrent, same_gradients, same_state
+from support.models import DECODERS, WIDTH, text
 
 DROPOUT = {
     "gpt2": {"resid_pdrop": 0.3, "embd_pdrop": 0.3, "attn_pdrop": 0.3},
@@ -83,6 +83,31 @@ def test_gradients_reach_the_state_that_came_in() -> None:
         grads.append(state.memory.grad)
     assert grads[0].abs().min() > 0
     close(grads[1], grads[0], 1e-9)
+
+
+def kept_bytes(model: Any, windows: int) -> int:
+    """What the forward pass keeps for the backward pass."""
+    kept = 0
+
+    def count(value: Tensor) -> Tensor:
+        nonlocal kept
+        kept += 0 if isinstance(value, torch.nn.Parameter) else value.nbytes
+        return value
+
+    ids = text(1, windows * WINDOW)
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda value: value):
+        model(ids, labels=ids)
+    return kept
+
+
+def test_little_is_kept_for_each_window() -> None:
+    model = recurrent("gpt2").train()
+    plain = kept_bytes(model, 12) - kept_bytes(model, 4)
+    model.gradient_checkpointing_enable()
+    checkpointed = kept_bytes(model, 12) - kept_bytes(model, 4)
+    one_layer = 8 * WINDOW * WIDTH * 4
+    assert plain > 10 * one_layer
+    assert checkpointed < one_layer
 
 
 def test_can_be_switched_off_again() -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import pipeline
 
 from recurrify import NoRecurrence, UserError, add_recurrence
-from support.checks import OVERLAPS, VARIANTS, VARIED, WINDOW, recurrent
+from support.checks import OVERLAPS, VARIANTS, VARIED, WINDOW, recurrent, same_state
 from support.models import DECODERS, PAD, POSITIONS, text, tiny
 from support.words import word_tokenizer
 
@@ -163,15 +163,23 @@ def test_goes_on_from_a_state_with_beams_and_several_samples() -> None:
     assert several[:, 6:].tolist() == expected[:, 19:].tolist()
 
 
-def test_the_state_comes_back() -> None:
+@pytest.mark.parametrize("family", VARIED)
+@pytest.mark.parametrize(("window", "overlap"), [(1, 0), (5, 4), (2, 1)])
+def test_extreme_windows(family: str, window: int, overlap: int) -> None:
+    model, ids = recurrent(family, window=window, overlap=overlap), text(2, 3)
+    assert generate(model, ids, new=12).tolist() == greedy(model, ids, new=12).tolist()
+
+
+@pytest.mark.parametrize("switched_off", [False, True])
+def test_the_state_comes_back(switched_off: bool) -> None:
     model, ids = recurrent("gpt2", overlap=3), text(2, 5)
+    if switched_off:
+        model = add_recurrence(tiny("gpt2"), NoRecurrence(window=WINDOW, overlap=3))
     output = generate(model, ids, return_dict_in_generate=True)
     state = output.past_key_values.state
     with torch.no_grad():
         expected = model(output.sequences[:, :-1]).state
-    assert state.live.tolist() == expected.live.tolist()
-    assert state.lengths.tolist() == expected.lengths.tolist()
-    torch.testing.assert_close(state.memory, expected.memory, rtol=1e-4, atol=1e-4)
+    same_state(state, expected, 1e-4)
     longer = generate(model, output.sequences[:, -1:], state=state)
     assert longer[:, 1:].tolist() == generate(model, output.sequences)[:, output.sequences.shape[1] :].tolist()
 

@@ -71,8 +71,7 @@ class ShowProgress(TrainerCallback):
         self.console = console or Console(stderr=True)
         self.bar: Progress | None = None
         self.started, self.first_step, self.last_line = 0.0, 0, 0.0
-        self.loss = float("nan")
-        self.valid = ""
+        self.loss, self.valid = "", ""
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.started, self.first_step = time.monotonic(), state.global_step
@@ -90,7 +89,7 @@ class ShowProgress(TrainerCallback):
             return
         seconds = time.monotonic() - self.started
         speed = (state.global_step - self.first_step) * self.tokens_per_step / max(seconds, 1e-9)
-        text = f"step {state.global_step}/{state.max_steps}  loss {self.loss:.3f}{self.valid}  {speed:,.0f} tokens/s"
+        text = f"step {state.global_step}/{state.max_steps}{self.loss}{self.valid}  {speed:,.0f} tokens/s"
         if self.bar is not None:
             self.bar.update(self.bar.tasks[0].id, completed=state.global_step, text=text)
         elif time.monotonic() - self.last_line > 15 or state.global_step == state.max_steps:
@@ -106,7 +105,8 @@ class ShowProgress(TrainerCallback):
         logs: dict[str, float] | None = None,
         **_: Any,
     ) -> None:
-        self.loss = (logs or {}).get("loss", self.loss)
+        if logs and "loss" in logs:
+            self.loss = f"  loss {logs['loss']:.3f}"
 
     def on_evaluate(
         self,
