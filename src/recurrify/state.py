@@ -44,7 +44,7 @@ class State(NamedTuple):
     def reset(self, rows: Sequence[int] | Tensor) -> "State":
         """Let these rows (indices, or a boolean mask) begin a new document; the others go on."""
         fresh = torch.zeros(self.rows, dtype=torch.bool)
-        fresh[torch.as_tensor(rows).cpu()] = True
+        fresh[_index(rows)] = True
         live, lengths = self.live & ~fresh, self.lengths.masked_fill(fresh, 0)
         return self._replace(
             memory=self.memory if live.any() else None,
@@ -55,7 +55,7 @@ class State(NamedTuple):
 
     def select(self, rows: Sequence[int] | Tensor) -> "State":
         """The state of these rows, in this order; a row may be named more than once (beam search)."""
-        index = torch.as_tensor(rows).cpu()
+        index = _index(rows)
         on_device = index.to(self.tokens.device)
         return State(
             memory=None if self.memory is None else self.memory[on_device],
@@ -68,3 +68,8 @@ class State(NamedTuple):
         return self._replace(
             memory=None if self.memory is None else self.memory.to(device), tokens=self.tokens.to(device)
         )
+
+
+def _index(rows: Sequence[int] | Tensor) -> Tensor:
+    index = torch.as_tensor(rows).cpu()
+    return index if index.dtype == torch.bool else index.long()  # an empty list would be a float index

@@ -60,23 +60,22 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
 
     def __init__(self, config: RecurrentConfig, base: PreTrainedModel | None = None) -> None:
         super().__init__(config)
+        self._comes_trained = base is not None
         if base is None:
             base = self.auto_base.from_config(config.text_config)
-        else:
-            # It comes trained: the initialisation that post_init starts must pass it by.
-            for module in base.modules():
-                module._is_hf_initialized = True
         self.base = base
         self.family = family_of(base.config)
         self.recurrence: RecurrenceConfig = config.recurrence_config
         layers = len(self.family.layers_of(base))
         self.mechanism = build_mechanism(self.recurrence, layers, base.config.hidden_size)
-        if self.mechanism is not None:
-            for part in self.mechanism.modules():
-                part._is_hf_initialized = True  # type: ignore[assignment]
         self._check_fits(self.recurrence)
         attach(base)
         self.post_init()
+
+    def init_weights(self) -> None:
+        """Called by post_init; a base that was handed in is trained, and tied as its owner wants it."""
+        if not self._comes_trained:
+            super().init_weights()
 
     def _init_weights(self, module: torch.nn.Module) -> None:
         """The added modules initialise themselves; transformers' rule for linear layers is not theirs."""

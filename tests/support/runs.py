@@ -1,0 +1,66 @@
+"""What tests of whole jobs share: a tiny model in a folder, text to train on, and settings of seconds."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from recurrify.recurrence import recurrence_config
+from recurrify.train import TrainSettings
+from support.models import FIRST_WORD, VOCABULARY, tiny
+from support.words import word_tokenizer
+
+WINDOW = 8
+
+
+def model_folder(folder: Path, family: str = "gpt2", **more: Any) -> Path:
+    """A tiny base model with a tokenizer of whole words."""
+    tiny(family, **more).save_pretrained(folder)
+    word_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def text_folder(folder: Path, documents: int = 12, most_words: int = 70, seed: int = 0) -> Path:
+    """Documents of different lengths, each about words of its own: there is something to learn and to carry."""
+    folder.mkdir(parents=True)
+    chance = random.Random(seed)
+    for number in range(documents):
+        topic = [chance.randrange(FIRST_WORD, VOCABULARY) for _ in range(6)]
+        words = [f"w{chance.choice(topic)}" for _ in range(most_words - 5 * (number % 4))]
+        (folder / f"{number}.txt").write_text(" ".join(words), encoding="utf-8")
+    return folder
+
+
+def run_settings(model: Path, data: Path, out: Path, **more: Any) -> TrainSettings:
+    """Six steps of four sequences of up to three windows, validated and saved after every second step."""
+    chosen = {"mechanism": "carry", "window": WINDOW, **more.pop("recurrence", {})}
+    settings = {
+        "recurrence": recurrence_config(chosen).to_dict(),
+        "windows": 3,
+        "batch": 4,
+        "learning_rate": 1e-2,
+        "warmup_steps": 2,
+        "max_tokens": 6 * 4 * 22,
+        "valid_every": 2 * 4 * 22,
+        "patience": 0,
+        **more,
+    }
+    return TrainSettings(model=str(model), data=str(data), out=str(out), **settings)
+
+
+def weights_of(run: Path) -> dict[str, torch.Tensor]:
+    """The weights of a finished run's model."""
+    return load_file(run / "model" / "model.safetensors")
+
+
+def same_weights(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], tolerance: float = 0.0) -> None:
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        torch.testing.assert_close(theirs[name], value, rtol=tolerance, atol=tolerance, msg=name)
+
+
+def validations(result: dict[str, Any]) -> list[tuple[int, float]]:
+    """Steps and losses of a run's validations."""
+    return [(entry["step"], entry["eval_loss"]) for entry in result["history"] if "eval_loss" in entry]
