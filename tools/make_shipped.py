@@ -40,7 +40,7 @@ from recurrify.train import TrainSettings, train
 
 VOCABULARY, POSITIONS, WIDTH, LAYERS, HEADS = 1024, 256, 96, 4, 4
 WINDOW, WINDOWS = 64, 8
-RATES, SEEDS = (1e-3, 2e-3), (0, 1, 2)
+RATES, SEEDS = (1e-3, 2e-3, 4e-3), (0, 1, 2)
 KINDS: dict[str, RecurrenceConfig] = {
     "plain": NoRecurrence(window=WINDOW),
     "carry": CarryConfig(window=WINDOW),
@@ -175,7 +175,8 @@ def make_twins_side_by_side(arguments: argparse.Namespace) -> None:
         time.sleep(0.5)
 
 
-def choose_and_ship(data: str, runs: Path, out: Path, started: float, config: dict[str, Any]) -> None:
+def choose_and_ship(arguments: argparse.Namespace, started: float, config: dict[str, Any]) -> None:
+    data, runs, out = arguments.data, arguments.runs, arguments.out
     chosen: dict[str, float] = {}
     for kind in KINDS:
         mean = {r: statistics.mean(_valid_loss(runs, f"{kind}-{r:g}-{s}") for s in SEEDS) for r in RATES}
@@ -204,7 +205,7 @@ def choose_and_ship(data: str, runs: Path, out: Path, started: float, config: di
             kind: asdict(relative_gain(evaluations["plain"], evaluations[kind])) for kind in KINDS if kind != "plain"
         },
     }
-    save_result(out / "result.json", result)
+    save_result(arguments.result, result)
     _ship(runs / "base" / "plain-gpt2", runs / "tokenizer", out / "base", GPT2LMHeadModel)
     for name, kind in SHIPPED.items():
         source = runs / f"{kind}-{chosen[kind]:g}-{SEEDS[0]}" / "model"
@@ -236,8 +237,9 @@ def main() -> None:
     parser.add_argument("--data", default="stdlib", help="the corpus: a name or a folder with train, valid and test")
     parser.add_argument("--runs", type=Path, default=Path("runs/shipped"), help="where runs are kept and resumed")
     parser.add_argument("--out", type=Path, default=Path("src/recurrify/shipped"), help="where the models go")
+    parser.add_argument("--result", type=Path, default=Path("results/shipped.json"), help="the result file")
     parser.add_argument("--base-tokens", type=int, default=60_000_000)
-    parser.add_argument("--twin-tokens", type=int, default=10_000_000)
+    parser.add_argument("--twin-tokens", type=int, default=8_000_000)
     parser.add_argument("--jobs", type=int, default=1, help="fine-tunings at a time")
     parser.add_argument("--twin", nargs=3, metavar=("KIND", "RATE", "SEED"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -251,7 +253,7 @@ def main() -> None:
     make_base(arguments.data, arguments.runs, arguments.base_tokens)
     make_twins_side_by_side(arguments)
     config = {"base_tokens": arguments.base_tokens, "twin_tokens": arguments.twin_tokens, "window": WINDOW}
-    choose_and_ship(arguments.data, arguments.runs, arguments.out, started, config)
+    choose_and_ship(arguments, started, config)
 
 
 if __name__ == "__main__":

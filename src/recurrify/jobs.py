@@ -143,8 +143,11 @@ def train_run(settings: TrainSettings, say: Say, show_progress: bool = True) -> 
         say(f"time is up after {outcome.tokens:,} tokens: run the same command again to go on")
         return result
     if int(os.environ.get("RANK", "0")) == 0:
-        model.save_pretrained(out / "model")
-        tokenizer.save_pretrained(out / "model")
+        try:
+            model.save_pretrained(out / "model")
+            tokenizer.save_pretrained(out / "model")
+        except OSError as error:
+            raise _if_disk_full(error, settings.out) from error
         save_result(out / RESULT_FILE, result)
     return result
 

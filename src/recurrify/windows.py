@@ -1,5 +1,6 @@
 """Where windows of text begin and end: pure arithmetic, no tensors."""
 
+from numbers import Integral
 from typing import NamedTuple
 
 from recurrify.errors import UserError
@@ -14,6 +15,9 @@ class Window(NamedTuple):
 
 
 def check_window(window: int, overlap: int) -> None:
+    for name, value in (("window", window), ("overlap", overlap)):
+        if not isinstance(value, Integral) or isinstance(value, bool):
+            raise UserError(f"`{name}` must be a whole number of tokens: got {name}={value!r}.")
     if window < 1:
         raise UserError(f"`window` must be at least 1 token: got window={window}.")
     if not 0 <= overlap < window:

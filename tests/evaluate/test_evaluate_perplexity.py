@@ -78,7 +78,7 @@ def naive_losses(base: Any, ids: np.ndarray, window: int, overlap: int) -> list[
 @torch.no_grad()
 def whole_document_losses(model: Any, ids: np.ndarray) -> np.ndarray:
     tokens = torch.tensor(ids)[None].long()
-    output = model.eval()(tokens[:, :-1], shift_labels=tokens[:, 1:], return_losses=True)
+    output = model.eval()(tokens[:, :-1], targets=tokens[:, 1:], return_losses=True)
     return output.token_losses[0].double().numpy()
 
 

@@ -126,8 +126,8 @@ def test_loss_with_the_next_token_named(side: str, training: bool) -> None:
     for index, row in enumerate(batch.rows):
         named = text(1, row.shape[1], seed=50 + index)
         following[index, batch.mask[index].bool()] = named[0]
-        losses.append(model(row, shift_labels=named, return_losses=True).token_losses[0])
-    output = model(batch.ids, attention_mask=batch.mask, shift_labels=following, return_losses=True)
+        losses.append(model(row, targets=named, return_losses=True).token_losses[0])
+    output = model(batch.ids, attention_mask=batch.mask, targets=following, return_losses=True)
     close(output.token_losses[batch.mask.bool()], torch.cat(losses))
     assert not output.token_losses[batch.mask == 0].any(), "padding has a loss"
     close(output.loss, torch.cat(losses).mean())

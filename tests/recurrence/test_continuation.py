@@ -92,12 +92,12 @@ def test_switched_off(overlap: int) -> None:
 
 
 def test_losses_add_up() -> None:
-    """With the next token named by `shift_labels` no prediction is lost between two calls."""
+    """With the next token named by `targets` no prediction is lost between two calls."""
     model, ids = recurrent("gpt2", overlap=3), text(2, LENGTH + 1)
     inputs, following = ids[:, :-1], ids[:, 1:]
-    whole = model(inputs, shift_labels=following, return_losses=True)
-    first = model(inputs[:, :11], shift_labels=following[:, :11], return_losses=True)
-    second = model(inputs[:, 11:], shift_labels=following[:, 11:], return_losses=True, state=first.state)
+    whole = model(inputs, targets=following, return_losses=True)
+    first = model(inputs[:, :11], targets=following[:, :11], return_losses=True)
+    second = model(inputs[:, 11:], targets=following[:, 11:], return_losses=True, state=first.state)
     close(torch.cat([first.token_losses, second.token_losses], 1), whole.token_losses)
     close(whole.token_losses.mean(), whole.loss)
     close(model(ids, labels=ids).loss, whole.loss)

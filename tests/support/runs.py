@@ -34,7 +34,7 @@ def text_folder(folder: Path, documents: int = 12, most_words: int = 70, seed: i
 
 
 def run_settings(model: Path, data: Path, out: Path, **more: Any) -> TrainSettings:
-    """Six steps of four sequences of up to three windows, validated and saved after every second step."""
+    """Six to eight steps of four sequences of up to three windows, saved and validated after every other."""
     chosen = {"mechanism": "carry", "window": WINDOW, **more.pop("recurrence", {})}
     settings = {
         "recurrence": recurrence_config(chosen).to_dict(),

@@ -191,7 +191,7 @@ def _run(model: RecurrentForCausalLM, lanes: Sequence[Lane], state: State) -> tu
     output = model(
         input_ids=on_device(inputs),
         attention_mask=on_device(mask),
-        shift_labels=on_device(labels),
+        targets=on_device(labels),
         state=state,
         return_logits=False,
         return_losses=True,

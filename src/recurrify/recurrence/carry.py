@@ -5,13 +5,20 @@
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from recurrify.errors import UserError
-from recurrify.recurrence.mechanism import Mechanism, Notes, RecurrenceConfig, register_mechanism
+from recurrify.recurrence.mechanism import (
+    Mechanism,
+    Notes,
+    RecurrenceConfig,
+    register_mechanism,
+    whole_number,
+    yes_or_no,
+)
 
 Pooling = Literal["mean", "max", "attention"]
 
@@ -46,17 +53,12 @@ class CarryConfig(RecurrenceConfig):
         ):
             if choice not in allowed:
                 raise UserError(f"`{name}` must be one of {', '.join(allowed)}: got {choice!r}.")
-        if self.insert_layer != "all" and (not isinstance(self.insert_layer, int) or self.insert_layer < 1):
-            raise UserError(
-                f"`insert_layer` counts layers from 1, or is 'all': got insert_layer={self.insert_layer!r}."
-            )
-        for name, value, least in (
-            ("slots", self.slots, 1),
-            ("hidden_layers", self.hidden_layers, 0),
-            ("hidden_size", self.hidden_size, 1),
-        ):
-            if value < least:
-                raise UserError(f"`{name}` must be at least {least}: got {name}={value}.")
+        if self.insert_layer != "all":
+            whole_number("insert_layer", self.insert_layer, 1, "or 'all'; layers are counted from 1")
+        whole_number("slots", self.slots, 1)
+        whole_number("hidden_layers", self.hidden_layers, 0)
+        whole_number("hidden_size", self.hidden_size, 1)
+        yes_or_no("standardize", self.standardize)
 
 
 class Carry(Mechanism):
@@ -113,8 +115,9 @@ class Carry(Mechanism):
         pooled = notes.summary()
         if statistics:
             mean, variance = statistics
-            # In float32: running variances can be far below what half precision resolves.
-            pooled = ((pooled.float() - mean.float()) * (variance.float() + 1e-5).rsqrt()).to(pooled.dtype)
+            # In float32 or better: running variances can be far below what half precision resolves.
+            exact = pooled.to(torch.promote_types(pooled.dtype, torch.float32))
+            pooled = ((exact - mean) * (variance + 1e-5).rsqrt()).to(pooled.dtype)
         pooled = pooled.to(next(self.network.parameters()).dtype)
         carried = self.network(pooled)
         if statistics:
@@ -125,14 +128,22 @@ class Carry(Mechanism):
     def learn_statistics(self, summaries: list[Tensor]) -> None:
         if not self.config.standardize:
             return
-        values = torch.cat(summaries).float()
+        values = torch.cat(summaries).to(self.running_mean.dtype)
         self.windows_seen += len(values)
         # A plain average at first, so that the start is quick; a slow exponential one later.
         rate = max(len(values) / int(self.windows_seen), 0.01)
-        mean = values.mean(0)
-        self.running_mean.lerp_(mean.to(self.running_mean.dtype), rate)
-        spread = (values - self.running_mean.float()).square().mean(0)
-        self.running_variance.lerp_(spread.to(self.running_variance.dtype), rate)
+        self.running_mean.lerp_(values.mean(0), rate)
+        self.running_variance.lerp_((values - self.running_mean).square().mean(0), rate)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "Carry":
+        """Moves and casts everything but keeps the running statistics in full precision."""
+        before = {name: self._buffers[name] for name in ("running_mean", "running_variance") if name in self._buffers}
+        super()._apply(fn, recurse)
+        for name, old in before.items():
+            new = self._buffers[name]
+            if old is not None and new is not None and new.dtype in (torch.float16, torch.bfloat16):
+                self._buffers[name] = new.float() if old.is_meta else old.to(new.device)
+        return self
 
 
 class Pool(Notes):

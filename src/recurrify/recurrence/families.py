@@ -125,6 +125,7 @@ def family_of(config: PretrainedConfig) -> Family:
 
 def check_fits(config: PretrainedConfig, window: int, slots: int) -> None:
     """Refuse a window that the base model cannot run as one piece."""
+    check_attention(config)
     positions = family_of(config).positions(config)
     if positions is not None and window > positions:
         raise UserError(
@@ -139,6 +140,9 @@ def check_fits(config: PretrainedConfig, window: int, slots: int) -> None:
             f"`window` is {window} with {slots} carried vectors, but this {config.model_type} model attends only "
             f"{reach} tokens back: choose window={reach - slots} or less."
         )
+
+
+def check_attention(config: PretrainedConfig) -> None:
     if config._attn_implementation not in ATTENTION:
         raise UserError(
             f"Attention implementation {config._attn_implementation!r} is not supported: load the model with "

@@ -31,6 +31,12 @@ class RecurrentCache(Cache):
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.seen
 
+    def widen(self, rows: int) -> None:
+        """Follow `generate`, which repeats each row for its beams or return sequences before the first step."""
+        repeats, left = divmod(rows, self.state.rows)
+        if repeats > 1 and left == 0 and self.seen == 0:
+            self.batch_repeat_interleave(repeats)
+
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self.state = self.state.select(beam_idx)
         self.filled = self.filled[beam_idx.cpu()]
@@ -182,7 +188,7 @@ def _roll_over(model: RecurrentPreTrainedModel, state: State, full: Tensor) -> S
         if memory is None:
             memory = written.new_zeros(state.rows, *written.shape[1:])
         memory = memory.index_copy(0, on_device, written.to(memory.dtype))
-    live[rows] = True
+        live[rows] = True
     overlap, stride = model.recurrence.overlap, model.recurrence.stride
     tokens, lengths = state.tokens.clone(), state.lengths.clone()
     tokens[on_device, :overlap] = chosen.tokens[:, stride : stride + overlap]

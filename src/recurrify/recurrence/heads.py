@@ -20,10 +20,10 @@ from transformers.utils import can_return_tuple
 
 from recurrify.errors import UserError
 from recurrify.recurrence.config import RecurrentConfig
-from recurrify.recurrence.families import family_of
+from recurrify.recurrence.families import check_attention, family_of
 from recurrify.recurrence.generation import RecurrentCache, one_step
 from recurrify.recurrence.mechanism import RecurrenceConfig
-from recurrify.recurrence.model import RecurrentOutput, RecurrentPreTrainedModel, shift_left
+from recurrify.recurrence.model import RecurrentOutput, RecurrentPreTrainedModel
 from recurrify.state import State
 
 
@@ -44,65 +44,73 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
         state: State | None = None,
-        shift_labels: Tensor | None = None,
+        targets: Tensor | None = None,
         past_key_values: Any = None,
         use_cache: bool | None = None,
         logits_to_keep: int = 0,
         return_logits: bool | None = None,
         return_losses: bool = False,
+        return_state: bool = True,
         num_items_in_batch: Tensor | int | None = None,
     ) -> RecurrentOutput:
         """Run text of any length and go on from `state`.
 
         - `labels` (rows, tokens) are the inputs themselves with -100 where nothing is scored, as everywhere in
-          transformers; `shift_labels` instead names the token after each input.
+          transformers; `targets` instead names the token after each input, also after the last.
         - `state` is what an earlier call returned; None begins a document in every row.
         - `return_logits`: by default logits are returned except in a training step with labels, where those of
           the whole text never exist at once.
         - `return_losses` adds the loss of each prediction.
         - `past_key_values` and `use_cache` serve `generate`: an unfinished window's keys and values.
         """
-        if labels is not None and shift_labels is None:
-            shift_labels = shift_left(labels)
+        labelled = labels is not None or targets is not None
         cache = past_key_values if isinstance(past_key_values, RecurrentCache) else None
         if cache is not None:
             if state is not None:
                 raise UserError("Pass either `state` or `past_key_values`, which holds a state of its own, not both.")
+            cache.widen(len(input_ids))
             state = cache.state
-        if cache is not None and shift_labels is None and self._is_one_step(input_ids, attention_mask):
-            hidden = one_step(self, input_ids, cache)
-            logits = self.family.head(self.base, hidden)
-            return RecurrentOutput(logits=logits, state=cache.state, past_key_values=cache)
-        keeps = self.returns_logits(shift_labels is not None, return_logits, logits_to_keep)
-        packed, run = self.forward_windows(input_ids, attention_mask, state, shift_labels, keeps)
-        output = self.head_output(packed, run, shift_labels, num_items_in_batch, logits_to_keep, return_losses)
+        if cache is not None and not labelled and self._is_one_step(input_ids, attention_mask):
+            logits = self.family.head(self.base, one_step(self, input_ids, cache))
+            return RecurrentOutput(logits=logits, state=cache.state if return_state else None, past_key_values=cache)
+        keeps = self.returns_logits(labelled, return_logits, logits_to_keep)
+        shift = targets is None
+        run = self.forward_windows(input_ids, attention_mask, state, labels if shift else targets, keeps, shift)
+        output = self.head_output(run, num_items_in_batch, logits_to_keep, return_losses)
         if use_cache:
             seen = input_ids.shape[1] + (cache.seen if cache is not None else 0)
-            output.past_key_values = RecurrentCache(run.state.detach(), seen)
+            output.past_key_values = RecurrentCache(run.windows.state.detach(), seen)
+        if not return_state:
+            output.state = None
         return output
 
     @staticmethod
     def _is_one_step(input_ids: Tensor, attention_mask: Tensor | None) -> bool:
         return input_ids.shape[1] == 1 and (attention_mask is None or bool(attention_mask[:, -1].all()))
 
+    def generate(self, inputs: Tensor | None = None, *args: Any, state: State | None = None, **kwargs: Any) -> Any:
+        """transformers' `generate`; with `state` it goes on from where an earlier call stopped."""
+        if state is not None:
+            kwargs["past_key_values"] = RecurrentCache(state.detach(), seen=0)
+        return super().generate(inputs, *args, **kwargs)
+
     def prepare_inputs_for_generation(
         self,
         input_ids: Tensor,
         past_key_values: Any = None,
         attention_mask: Tensor | None = None,
-        state: State | None = None,
         use_cache: bool | None = True,
         **_: Any,
     ) -> dict[str, Any]:
         cache = past_key_values if isinstance(past_key_values, RecurrentCache) else None
-        seen = cache.seen if cache is not None else 0
         return {
-            "input_ids": input_ids[:, seen:],
+            "input_ids": input_ids[:, cache.seen if cache is not None else 0 :],
             "attention_mask": attention_mask,
             "past_key_values": cache,
-            "state": state if cache is None else None,
             "use_cache": use_cache,
             "logits_to_keep": 1,
+            # `generate` would take an output of this name for a cache of its own and feed it back.
+            "return_state": False,
         }
 
 
@@ -124,8 +132,8 @@ class RecurrentForMaskedLM(RecurrentPreTrainedModel):
     ) -> RecurrentOutput:
         """As in `RecurrentForCausalLM`, with labels in the places of the tokens they name."""
         keeps = self.returns_logits(labels is not None, return_logits, 0)
-        packed, run = self.forward_windows(input_ids, attention_mask, state, labels, keeps)
-        return self.head_output(packed, run, labels, num_items_in_batch, 0, return_losses)
+        run = self.forward_windows(input_ids, attention_mask, state, labels, keeps)
+        return self.head_output(run, num_items_in_batch, 0, return_losses)
 
 
 class RecurrentModel(RecurrentPreTrainedModel):
@@ -137,7 +145,7 @@ class RecurrentModel(RecurrentPreTrainedModel):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, state: State | None = None
     ) -> RecurrentOutput:
-        packed, run = self.forward_windows(input_ids, attention_mask, state, None, keep_hidden=True)
+        packed, _, run = self.forward_windows(input_ids, attention_mask, state, None, keep_hidden=True)
         assert run.hidden is not None
         return RecurrentOutput(last_hidden_state=packed.collect(run.hidden), state=run.state)
 
@@ -161,6 +169,7 @@ def add_recurrence(model: PreTrainedModel, config: RecurrenceConfig) -> Any:
     if not isinstance(config, RecurrenceConfig):
         raise UserError(f"`config` must be a config such as CarryConfig(window=300): got {type(config).__name__}.")
     family = family_of(model.config)
+    check_attention(model.config)
     kind = _task_of(model, family.causal)
     full = RecurrentConfig(
         text_config=model.config,

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
+from numbers import Integral
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -28,8 +29,9 @@ class RecurrenceConfig:
 
     def __post_init__(self) -> None:
         check_window(self.window, self.overlap)
-        if self.bptt_windows is not None and self.bptt_windows < 1:
-            raise UserError(f"`bptt_windows` must be at least 1, or None for all windows: got {self.bptt_windows}.")
+        if self.bptt_windows is not None:
+            whole_number("bptt_windows", self.bptt_windows, 1, "or None for all windows")
+        yes_or_no("checkpoint", self.checkpoint)
 
     @property
     def stride(self) -> int:
@@ -37,6 +39,18 @@ class RecurrenceConfig:
 
     def to_dict(self) -> dict[str, Any]:
         return {"mechanism": self.mechanism, **asdict(self)}
+
+
+def whole_number(name: str, value: object, least: int, otherwise: str = "") -> None:
+    """Refuse what is not a whole number of at least `least`."""
+    if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < least:
+        more = f", {otherwise}" if otherwise else ""
+        raise UserError(f"`{name}` must be a whole number of at least {least}{more}: got {name}={value!r}.")
+
+
+def yes_or_no(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise UserError(f"`{name}` must be True or False: got {value!r}.")
 
 
 class Mechanism(nn.Module, ABC):

@@ -47,6 +47,13 @@ class WindowsRun(NamedTuple):
     state: State
 
 
+class ForwardRun(NamedTuple):
+    packed: Packed
+    targets: Tensor | None
+    """(B, P): what each packed input should predict."""
+    windows: WindowsRun
+
+
 class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
     """Shared by all heads: the base model, what was added, and the loop over windows."""
 
@@ -55,6 +62,8 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
     supports_gradient_checkpointing = True
     accepts_loss_kwargs = True
     _supports_sdpa = True
+    # Running statistics move in steps too small for half precision.
+    _keep_in_fp32_modules_strict = ["running_mean", "running_variance"]  # noqa: RUF012 - transformers' own form
     auto_base: Any = None
     """The transformers Auto class that builds and loads this model's base."""
 
@@ -132,7 +141,7 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         inside the windows, and neither hidden states nor logits of the whole text ever exist at once.
         """
         window, overlap = self.recurrence.window, self.recurrence.overlap
-        memory, live = state.memory, state.live.clone()
+        memory, live = state.memory, state.live
         filled = torch.tensor([completed(length, window, overlap) for length in packed.lengths])
         statistics = self.mechanism.statistics() if self.mechanism is not None else ()
         outputs: list[Tensor] = []
@@ -148,7 +157,7 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
             outputs.append(output)
             if written is not None:
                 memory = _overwrite(memory, written, finished)
-                live |= finished
+                live = live | finished  # not in place: a checkpointed window keeps the old one for its second run
             if summary is not None:
                 summaries.append(summary[finished.to(summary.device)].detach())
         if self.training and torch.is_grad_enabled() and summaries and self.mechanism is not None:
@@ -234,14 +243,13 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         input_ids: Tensor,
         attention_mask: Tensor | None,
         state: State | None,
-        aligned_labels: Tensor | None,
+        labels: Tensor | None,
         keep_hidden: bool,
-    ) -> tuple[Packed, WindowsRun]:
-        """Pack the input behind the state and run it."""
-        if input_ids.ndim != 2 or input_ids.shape[1] == 0:
-            raise UserError(
-                f"`input_ids` must be (rows, tokens) with at least one token: got shape {tuple(input_ids.shape)}."
-            )
+        shift: bool = False,
+    ) -> ForwardRun:
+        """Pack the input behind the state and run it. With `shift`, labels name the inputs themselves and are
+        moved to the real token before each; otherwise they already stand where they are predicted."""
+        _check_shapes(input_ids, attention_mask, labels)
         if state is None:
             state = State.fresh(len(input_ids), input_ids.device)
         if state.rows != len(input_ids):
@@ -250,32 +258,36 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
                 "pick rows with state.select, or begin anew with state=None."
             )
         if attention_mask is not None:
-            if attention_mask.ndim != 2 or attention_mask.shape[1] < input_ids.shape[1]:
-                raise UserError(
-                    f"`attention_mask` must be (rows, tokens) like `input_ids` {tuple(input_ids.shape)}: "
-                    f"got {tuple(attention_mask.shape)}."
-                )
             attention_mask = attention_mask[:, -input_ids.shape[1] :]
         packed = pack(input_ids, attention_mask, state)
-        targets = None if aligned_labels is None else packed.spread(aligned_labels, IGNORE)
-        return packed, self.run_windows(packed, state, targets, keep_hidden)
+        targets = None if labels is None else packed.spread(labels, IGNORE)
+        if targets is not None and shift:
+            targets = shift_left(targets)
+            # What an earlier call read is not scored again by this one.
+            before = torch.arange(targets.shape[1])[None] < state.lengths[:, None]
+            targets = targets.masked_fill(before.to(targets.device), IGNORE)
+        return ForwardRun(packed, targets, self.run_windows(packed, state, targets, keep_hidden))
 
     def head_output(
         self,
-        packed: Packed,
-        run: WindowsRun,
-        aligned_labels: Tensor | None,
+        forward: ForwardRun,
         num_items_in_batch: Tensor | int | None,
         logits_to_keep: int,
         return_losses: bool,
     ) -> RecurrentOutput:
         """Logits where hidden states were kept, and the loss where there are labels."""
+        packed, targets, run = forward
         logits = losses = loss = None
         if run.hidden is not None:
             logits = self.family.head(self.base, packed.collect(run.hidden, logits_to_keep))
-        if aligned_labels is not None:
-            losses = token_losses(logits, aligned_labels) if logits is not None else packed.collect(_known(run.losses))
-            scored: Tensor | int = (aligned_labels != IGNORE).sum()
+        if targets is not None:
+            aligned = packed.collect(targets, blank=IGNORE)
+            if logits is not None:
+                losses = token_losses(logits, aligned)
+            else:
+                assert run.losses is not None
+                losses = packed.collect(run.losses, blank=0)
+            scored: Tensor | int = (aligned != IGNORE).sum()
             if num_items_in_batch is not None:
                 scored = num_items_in_batch
             total = losses.sum()
@@ -292,8 +304,9 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
 
 
 def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
-    """(B, N) cross entropies in float32, 0 where the target is to be ignored."""
-    flat = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORE, reduction="none")
+    """(B, N) cross entropies in float32 or better, 0 where the target is to be ignored."""
+    logits = logits.flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32))
+    flat = F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORE, reduction="none")
     return flat.view_as(targets)
 
 
@@ -302,9 +315,18 @@ def shift_left(labels: Tensor) -> Tensor:
     return F.pad(labels[:, 1:], (0, 1), value=IGNORE)
 
 
-def _known(value: Tensor | None) -> Tensor:
-    assert value is not None
-    return value
+def _check_shapes(input_ids: Tensor, attention_mask: Tensor | None, labels: Tensor | None) -> None:
+    shape = tuple(input_ids.shape)
+    if input_ids.ndim != 2 or 0 in shape:
+        raise UserError(f"`input_ids` must be (rows, tokens) with at least one of each: got shape {shape}.")
+    if labels is not None and labels.shape != input_ids.shape:
+        raise UserError(f"Labels must have the shape of `input_ids`, {shape}: got {tuple(labels.shape)}.")
+    if attention_mask is not None and (
+        attention_mask.ndim != 2 or len(attention_mask) != shape[0] or attention_mask.shape[1] < shape[1]
+    ):
+        raise UserError(
+            f"`attention_mask` must be (rows, tokens) like `input_ids`, {shape}: got {tuple(attention_mask.shape)}."
+        )
 
 
 def _row_mask(packed: Packed, span: Window) -> Tensor | None:

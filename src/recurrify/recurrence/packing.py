@@ -32,12 +32,17 @@ class Packed(NamedTuple):
             return packed
         return _scatter(packed, self.columns, self.real, values)
 
-    def collect(self, values: Tensor, keep: int = 0) -> Tensor:
-        """The packed values (B, P, …) of the input columns; with `keep`, of the last so many columns alone."""
+    def collect(self, values: Tensor, keep: int = 0, blank: float | None = None) -> Tensor:
+        """The packed values (B, P, …) of the input columns; with `keep`, of the last so many columns alone.
+        Padding gets `blank`, or whatever the row's first token has."""
         if isinstance(self.columns, slice):
             return values[:, self.columns][:, -keep:]
         columns = self.columns[:, -keep:]
-        return values[torch.arange(len(columns), device=values.device)[:, None], columns]
+        found = values[torch.arange(len(columns), device=values.device)[:, None], columns]
+        if blank is None:
+            return found
+        assert self.real is not None, "columns that differ between rows come with a mask"
+        return found.masked_fill(~self.real[:, -keep:], blank)
 
 
 def pack(tokens: Tensor, mask: Tensor | None, state: State) -> Packed:

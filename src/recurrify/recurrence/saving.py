@@ -55,19 +55,17 @@ class SavingMixin:
         if not isinstance(config, RecurrentConfig):
             config = RecurrentConfig.from_pretrained(source)
         if config.added_only:
+            kwargs.pop("config", None)
             return cls._load_on_base(source, config, **kwargs)
         wants_info = kwargs.pop("output_loading_info", False)
         kwargs["use_safetensors"] = True  # a pickle can run anything; weights never need one
         try:
             model, info = super().from_pretrained(source, *args, output_loading_info=True, **kwargs)  # type: ignore[misc]
-        except SafetensorError as error:
-            raise UserError(f"The weights in {source!r} are damaged ({error}): save or download them again.") from error
-        missing = [name for name in info["missing_keys"] if name.startswith("mechanism.")]
+        except (SafetensorError, RuntimeError) as error:
+            raise _damaged(source, str(error).strip().splitlines()[0]) from error
+        missing = sorted(info["missing_keys"])
         if missing:
-            raise UserError(
-                f"The weights in {source!r} lack {len(missing)} of the added tensors, such as {missing[0]!r}: "
-                "the file does not belong to this config; save or download the model again."
-            )
+            raise _damaged(source, f"{len(missing)} tensors are missing, such as {missing[0]!r}")
         return (model, info) if wants_info else model
 
     @classmethod
@@ -77,15 +75,19 @@ class SavingMixin:
         config.added_only = False
         model = cls(config, base)  # type: ignore[call-arg]
         model.mechanism.to(base.device, base.dtype)  # type: ignore[attr-defined]
-        path = cached_file(source, WEIGHTS)
         try:
-            weights = load_file(path)
-        except SafetensorError as error:
-            raise UserError(f"The weights in {source!r} are damaged ({error}): save them again.") from error
-        model.mechanism.load_state_dict(  # type: ignore[attr-defined]
-            {name.removeprefix("mechanism."): value for name, value in weights.items()}
-        )
+            weights = load_file(cached_file(source, WEIGHTS))
+            added = {name.removeprefix("mechanism."): value for name, value in weights.items()}
+            model.mechanism.load_state_dict(added)  # type: ignore[attr-defined]
+        except (SafetensorError, RuntimeError) as error:
+            raise _damaged(source, " ".join(str(error).split())) from error
         return model.eval()  # type: ignore[attr-defined]
+
+
+def _damaged(source: str, what: str) -> UserError:
+    return UserError(
+        f"The weights in {source!r} are damaged or belong to another config ({what}): save or download them again."
+    )
 
 
 def is_recurrent(source: str | os.PathLike) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from recurrify.errors import UserError
+from recurrify.results import write_whole
 
 RUN_FILE = "run.json"
 
@@ -61,9 +62,11 @@ class TrainSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("windows", "batch", "accumulate", "valid_every", "valid_tokens"):
-            if getattr(self, name) < 1:
-                raise UserError(f"`{name}` must be at least 1: got {getattr(self, name)}.")
+        at_least = {"windows": 1, "batch": 1, "accumulate": 1, "valid_every": 1, "valid_tokens": 2}
+        at_least |= dict.fromkeys(("warmup_steps", "patience", "weight_decay", "max_grad_norm", "seed"), 0)
+        for name, least in at_least.items():
+            if not getattr(self, name) >= least:
+                raise UserError(f"`{name}` must be at least {least}: got {getattr(self, name)}.")
         for name in ("epochs", "learning_rate", "added_learning_rate", "max_tokens", "max_minutes"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
@@ -87,9 +90,7 @@ class TrainSettings:
         return cls(**values)
 
     def write(self) -> None:
-        path = Path(self.out) / RUN_FILE
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
+        write_whole(Path(self.out) / RUN_FILE, (json.dumps(self.to_dict(), indent=2) + "\n").encode())
 
     @classmethod
     def read(cls, folder: str | Path) -> "TrainSettings | None":

@@ -15,6 +15,7 @@ from transformers.integrations import is_tensorboard_available
 from transformers.trainer_callback import PrinterCallback
 
 from recurrify.data import TrainingSequences, collate
+from recurrify.errors import UserError
 from recurrify.recurrence import RecurrentPreTrainedModel
 from recurrify.train.callbacks import EndInOrder, ShowProgress, StopAfterMinutes, StopOnNonFinite, non_finite
 from recurrify.train.checkpoints import last_whole_checkpoint
@@ -43,6 +44,12 @@ class RecurrentTrainer(Trainer):
     def __init__(self, *args: Any, validate: Validate | None, added_learning_rate: float | None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.validate, self.added_learning_rate = validate, added_learning_rate
+
+    def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        # Trainer counts what it finds as `shift_labels`; the model takes it by a name in which Trainer, when it
+        # evaluates, does not see a second set of labels to wait for.
+        inputs = {("targets" if name == "shift_labels" else name): value for name, value in inputs.items()}
+        return super().compute_loss(model, inputs, *args, **kwargs)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         loss = super().training_step(*args, **kwargs)
@@ -82,6 +89,8 @@ def uses_bf16(precision: str) -> bool:
     """bf16 only where the hardware has it: CPUs without it run a hundred times slower."""
     if precision == "auto":
         return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
+    if precision == "bf16" and not torch.cuda.is_available():
+        raise UserError("`precision` is bf16, but this machine has no usable CUDA GPU: use auto or fp32.")
     return precision == "bf16"
 
 
@@ -122,6 +131,7 @@ def training_arguments(settings: TrainSettings, sequences: TrainingSequences, va
         save_strategy="steps",
         save_steps=interval,
         save_total_limit=2,
+        restore_callback_states_from_checkpoint=True,  # a resumed run goes on with the patience it had left
         remove_unused_columns=False,
         dataloader_pin_memory=torch.cuda.is_available(),
         # A batch of one-window texts leaves the added weights without gradients.

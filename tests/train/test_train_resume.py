@@ -1,0 +1,236 @@
+"""A run that was stopped, killed or finished before."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from recurrify.errors import UserError
+from recurrify.jobs import train_run
+from recurrify.train import TrainSettings, callbacks, last_whole_checkpoint
+from support.runs import model_folder, run_settings, same_weights, validations, weights_of
+
+DROPOUT = {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1}
+
+
+class Heard(list[str]):
+    """What a job said."""
+
+    def __call__(self, text: str) -> None:
+        self.append(text)
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self)
+
+
+@pytest.fixture
+def minutes_per_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that goes on by one minute each time a step asks for it."""
+    minutes = iter(range(10_000))
+    monkeypatch.setattr(callbacks, "time", SimpleNamespace(monotonic=lambda: 60.0 * next(minutes)))
+
+
+@pytest.fixture(scope="session")
+def shaky_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With dropout: a resumed run must go on with the random numbers where they stopped."""
+    return model_folder(tmp_path_factory.mktemp("models") / "shaky", **DROPOUT)
+
+
+@pytest.fixture(scope="session")
+def settings_for(shaky_base: Path, texts: Path) -> Callable[..., TrainSettings]:
+    def build(out: Path, **more: Any) -> TrainSettings:
+        shared = {"recurrence": {"standardize": True, "overlap": 2}, "added_learning_rate": 2e-2, "schedule": "linear"}
+        return run_settings(shaky_base, texts, out, **{**shared, **more})
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def whole(settings_for: Callable[..., TrainSettings], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same run without any interruption."""
+    out = tmp_path_factory.mktemp("runs") / "whole"
+    train_run(settings_for(out), Heard(), show_progress=False)
+    return out
+
+
+def check_same_end(out: Path, whole: Path) -> None:
+    ours, theirs = (json.loads((folder / "result.json").read_text()) for folder in (out, whole))
+    assert ours["finished"]
+    assert (ours["steps"], ours["tokens"]) == (theirs["steps"], theirs["tokens"])
+    assert validations(ours) == validations(theirs)
+    same_weights(weights_of(out), weights_of(whole))
+
+
+@pytest.mark.usefixtures("minutes_per_step")
+@pytest.mark.parametrize("minutes", [1, 3, 4])
+def test_goes_on_after_its_minutes(
+    minutes: int, settings_for: Callable[..., TrainSettings], whole: Path, tmp_path: Path
+) -> None:
+    out, heard, invocations = tmp_path / "run", Heard(), 0
+    steps = json.loads((whole / "result.json").read_text())["steps"]
+    settings = settings_for(out, max_minutes=minutes)
+    while not (result := train_run(settings, heard, show_progress=False))["finished"]:
+        invocations += 1
+        assert result["steps"] == invocations * minutes
+        assert not (out / "result.json").exists()
+        assert "run the same command again" in heard.text
+        assert invocations < steps
+    assert invocations == (steps - 1) // minutes
+    assert "going on with the run" in heard.text
+    check_same_end(out, whole)
+
+
+@pytest.mark.usefixtures("minutes_per_step")
+def test_patience_is_remembered(settings_for: Callable[..., TrainSettings], texts: Path, tmp_path: Path) -> None:
+    """The validation loss of these runs rises from the start, so that patience ends them."""
+    more = {"patience": 2, "learning_rate": 5e-2, "valid_every": 88, "max_tokens": 2_000}
+    one = train_run(settings_for(tmp_path / "one", **more), Heard(), show_progress=False)
+    settings = settings_for(tmp_path / "two", max_minutes=2, **more)
+    while not (two := train_run(settings, Heard(), show_progress=False))["finished"]:
+        assert two["steps"] < 20
+    assert one["steps"] < 20
+    assert validations(two) == validations(one)
+
+
+def test_a_finished_run_is_left_alone(whole: Path, settings_for: Callable[..., TrainSettings]) -> None:
+    before = {path: path.stat().st_mtime_ns for path in whole.rglob("*")}
+    heard = Heard()
+    result = train_run(settings_for(whole, max_minutes=1.0), heard, show_progress=False)
+    assert "finished already" in heard.text
+    assert result == json.loads((whole / "result.json").read_text())
+    assert {path: path.stat().st_mtime_ns for path in whole.rglob("*")} == before
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"learning_rate": 0.5}, ("learning_rate=0.01 there", "0.5 now")),
+        ({"seed": 7}, ("seed=0 there", "7 now")),
+        ({"recurrence": {"window": 9}}, ("recurrence=", "'window': 8", "'window': 9")),
+        ({"batch": 3, "windows": 2}, ("batch=4 there", "windows=3 there")),
+    ],
+)
+def test_other_settings_are_refused(
+    change: dict[str, Any], words: tuple[str, ...], whole: Path, settings_for: Callable[..., TrainSettings]
+) -> None:
+    with pytest.raises(UserError) as caught:
+        train_run(settings_for(whole, **change), Heard(), show_progress=False)
+    for word in (*words, str(whole), "another output folder"):
+        assert word in str(caught.value)
+    for name in ("model", "data", "epochs"):
+        assert f"{name}=" not in str(caught.value)
+
+
+class TestUnfinishedCheckpoint:
+    @pytest.fixture
+    def killed(self, whole: Path, tmp_path: Path) -> Path:
+        """A run that was killed after its last checkpoint, before the model was saved."""
+        out = tmp_path / "killed"
+        shutil.copytree(whole, out)
+        shutil.rmtree(out / "model")
+        (out / "result.json").unlink()
+        return out
+
+    @staticmethod
+    def steps(out: Path) -> list[int]:
+        return sorted(int(path.name.split("-")[1]) for path in out.glob("checkpoint-*"))
+
+    @staticmethod
+    def lose_state(checkpoint: Path) -> None:
+        (checkpoint / "trainer_state.json").unlink()
+
+    @staticmethod
+    def cut_state(checkpoint: Path) -> None:
+        path = checkpoint / "trainer_state.json"
+        path.write_text(path.read_text()[:40])
+
+    @staticmethod
+    def cut_weights(checkpoint: Path) -> None:
+        path = checkpoint / "model.safetensors"
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+    @staticmethod
+    def lose_optimizer(checkpoint: Path) -> None:
+        (checkpoint / "optimizer.pt").unlink()
+
+    @pytest.mark.parametrize("damage", [lose_state, cut_state, cut_weights, lose_optimizer])
+    def test_is_removed(
+        self,
+        damage: Callable[[Path], None],
+        killed: Path,
+        whole: Path,
+        settings_for: Callable[..., TrainSettings],
+    ) -> None:
+        older, newest = self.steps(killed)
+        damage(killed / f"checkpoint-{newest}")
+        assert last_whole_checkpoint(killed) == killed / f"checkpoint-{older}"
+        assert self.steps(killed) == [older]
+        heard = Heard()
+        result = train_run(settings_for(killed), heard, show_progress=False)
+        assert result["steps"] == newest
+        assert "going on" in heard.text
+        check_same_end(killed, whole)
+
+    def test_all_damaged_begins_anew(
+        self, killed: Path, whole: Path, settings_for: Callable[..., TrainSettings]
+    ) -> None:
+        for step in self.steps(killed):
+            self.cut_weights(killed / f"checkpoint-{step}")
+        train_run(settings_for(killed), Heard(), show_progress=False)
+        check_same_end(killed, whole)
+
+    def test_other_folders_are_left_alone(self, tmp_path: Path) -> None:
+        for name in ("checkpoint-best", "checkpoint-", "my-checkpoint-3"):
+            (tmp_path / name).mkdir()
+        assert last_whole_checkpoint(tmp_path) is None
+        assert len(list(tmp_path.iterdir())) == 3
+        assert last_whole_checkpoint(tmp_path / "nothing") is None
+
+    def test_a_run_killed_before_its_model_was_saved(
+        self, killed: Path, whole: Path, settings_for: Callable[..., TrainSettings]
+    ) -> None:
+        train_run(settings_for(killed), Heard(), show_progress=False)
+        check_same_end(killed, whole)
+
+    def test_a_moved_run_still_knows_its_best(
+        self, killed: Path, whole: Path, settings_for: Callable[..., TrainSettings], tmp_path: Path
+    ) -> None:
+        """The best checkpoint is the first one here: the last model would be another."""
+        older, newest = self.steps(killed)
+        assert older < newest
+        shutil.rmtree(killed / f"checkpoint-{newest}")
+        moved = killed.rename(tmp_path / "moved")
+        whole.rename(hidden := whole.with_name("hidden"))
+        try:
+            train_run(settings_for(moved), Heard(), show_progress=False)
+        finally:
+            hidden.rename(whole)
+        check_same_end(moved, whole)
+
+
+class TestSettingsFile:
+    def test_round_trip(self, whole: Path, settings_for: Callable[..., TrainSettings]) -> None:
+        assert TrainSettings.read(whole) == settings_for(whole)
+        assert TrainSettings.read(whole.parent) is None
+
+    def test_damaged(self, tmp_path: Path) -> None:
+        (tmp_path / "run.json").write_text('{"model": ')
+        with pytest.raises(UserError, match=r"run\.json.*another output folder"):
+            TrainSettings.read(tmp_path)
+
+    @pytest.mark.parametrize("content", ["[]", "3", '{"data": "x"}'])
+    def test_not_settings(self, content: str, tmp_path: Path) -> None:
+        (tmp_path / "run.json").write_text(content)
+        with pytest.raises(UserError):
+            TrainSettings.read(tmp_path)
+
+    def test_from_a_newer_version(self, whole: Path, tmp_path: Path) -> None:
+        values = json.loads((whole / "run.json").read_text()) | {"telepathy": True}
+        (tmp_path / "run.json").write_text(json.dumps(values))
+        with pytest.raises(UserError, match="telepathy"):
+            TrainSettings.read(tmp_path)

@@ -1,0 +1,264 @@
+"""What the settings of a run do, and which are refused."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from recurrify.data import TrainingSequences, tokenized
+from recurrify.errors import UserError
+from recurrify.jobs import train_run
+from recurrify.recurrence import load_model, recurrence_config
+from recurrify.train import RecurrentTrainer, TrainSettings, train, uses_bf16
+from recurrify.train.trainer import training_arguments
+from support.runs import run_settings, same_weights, validations, weights_of
+
+
+def run(settings: TrainSettings) -> dict[str, Any]:
+    return train_run(settings, lambda text: None, show_progress=False)
+
+
+@pytest.fixture
+def trainers(monkeypatch: pytest.MonkeyPatch) -> list[RecurrentTrainer]:
+    """The trainers that the test's runs make."""
+    made: list[RecurrentTrainer] = []
+    real = RecurrentTrainer.__init__
+
+    def keep(self: RecurrentTrainer, *args: Any, **kwargs: Any) -> None:
+        real(self, *args, **kwargs)
+        made.append(self)
+
+    monkeypatch.setattr(RecurrentTrainer, "__init__", keep)
+    return made
+
+
+class TestBestModel:
+    """Validation on other words than those trained on: it gets worse from the first step on."""
+
+    @pytest.fixture
+    def other_words(self, tmp_path: Path) -> Path:
+        path = tmp_path / "other.txt"
+        path.write_text("w58 w59 " * 30)
+        return path
+
+    @pytest.fixture
+    def same_words(self, tmp_path: Path) -> Path:
+        path = tmp_path / "same.txt"
+        path.write_text("w10 w11 w12 w13 " * 60)
+        return path
+
+    def test_patience_ends_the_run(self, base: Path, same_words: Path, other_words: Path, tmp_path: Path) -> None:
+        more = {"valid": str(other_words), "valid_every": 1, "max_tokens": None, "epochs": 20.0, "batch": 1}
+        settings = run_settings(base, same_words, tmp_path / "run", patience=3, warmup_steps=0, **more)
+        result = run(settings)
+        losses = [loss for _, loss in validations(result)]
+        best = losses.index(min(losses))
+        assert len(losses) == best + 1 + 3
+        assert result["finished"]
+        assert result["steps"] == len(losses) < 100
+        saved, checkpoint = weights_of(tmp_path / "run"), tmp_path / "run" / f"checkpoint-{best + 1}"
+        same_weights(saved, load_file(checkpoint / "model.safetensors"))
+        last = load_file(tmp_path / "run" / f"checkpoint-{len(losses)}" / "model.safetensors")
+        assert any(not torch.equal(last[name], value) for name, value in saved.items())
+
+    def test_no_patience_runs_to_the_end(self, base: Path, same_words: Path, other_words: Path, tmp_path: Path) -> None:
+        more = {"valid": str(other_words), "valid_every": 1, "max_tokens": None, "epochs": 1.0, "batch": 1}
+        result = run(run_settings(base, same_words, tmp_path / "run", patience=0, warmup_steps=0, **more))
+        losses = [loss for _, loss in validations(result)]
+        assert len(losses) == result["steps"] == 9
+        assert losses[0] < losses[-1]
+        best = losses.index(min(losses)) + 1
+        kept = {path.name for path in (tmp_path / "run").glob("checkpoint-*")}
+        assert kept == {f"checkpoint-{best}", f"checkpoint-{len(losses)}"}
+        same_weights(
+            weights_of(tmp_path / "run"), load_file(tmp_path / "run" / f"checkpoint-{best}" / "model.safetensors")
+        )
+
+    def test_validation_is_what_evaluation_finds(self, base: Path, texts: Path, tmp_path: Path) -> None:
+        """The best validation loss is that of the saved model, on the first tokens of each document."""
+        from recurrify.evaluate import evaluate_documents
+        from recurrify.jobs import read_text
+
+        result = run(run_settings(base, texts, tmp_path / "run", valid_tokens=20))
+        model, tokenizer = load_model(str(tmp_path / "run"))
+        tokens, _ = read_text(str(texts), "valid", tokenizer, lambda text: None, tokens_per_document=20)
+        assert max(len(document.ids) for document in tokens) == 20
+        found = evaluate_documents(model, tokens)
+        best = min(loss for _, loss in validations(result))
+        assert math.log(found.perplexity_per_token) == pytest.approx(best, abs=1e-6)
+
+
+class TestParameters:
+    def test_added_weights_have_a_rate_of_their_own(
+        self, base: Path, texts: Path, tmp_path: Path, trainers: list[RecurrentTrainer]
+    ) -> None:
+        run(run_settings(base, texts, tmp_path / "run", learning_rate=1e-3, added_learning_rate=7e-3))
+        (trainer,) = trainers
+        rates: dict[str, set[float]] = {"added": set(), "base": set()}
+        counted = 0
+        names = {id(value): name for name, value in trainer.model.named_parameters()}
+        for group in trainer.optimizer.param_groups:
+            for value in group["params"]:
+                counted += 1
+                rates["added" if names[id(value)].startswith("mechanism.") else "base"].add(group["lr"])
+        assert rates == {"added": {7e-3}, "base": {1e-3}}
+        assert counted == len(names)
+
+    def test_one_rate_for_all_by_default(
+        self, base: Path, texts: Path, tmp_path: Path, trainers: list[RecurrentTrainer]
+    ) -> None:
+        run(run_settings(base, texts, tmp_path / "run", learning_rate=1e-3))
+        assert {group["lr"] for group in trainers[0].optimizer.param_groups} == {1e-3}
+
+    @pytest.mark.parametrize("rate", [None, 1e-2])
+    def test_freeze_base(self, rate: float | None, base: Path, texts: Path, tmp_path: Path) -> None:
+        settings = run_settings(base, texts, tmp_path / "run", freeze_base=True, added_learning_rate=rate, seed=5)
+        torch.manual_seed(0)
+        run(settings)
+        torch.manual_seed(5)
+        begun, _ = load_model(str(base), recurrence_config(settings.recurrence))
+        trained = load_model(str(tmp_path / "run"))[0].state_dict()
+        for name, value in begun.state_dict().items():
+            if name.startswith("base."):
+                assert torch.equal(trained[name], value), name
+            else:
+                assert not torch.equal(trained[name], value), name
+
+    def test_everything_is_trained_otherwise(self, base: Path, texts: Path, tmp_path: Path) -> None:
+        run(run_settings(base, texts, tmp_path / "run"))
+        begun, trained = load_model(str(base))[0].state_dict(), load_model(str(tmp_path / "run"))[0].state_dict()
+        for name, value in begun.items():
+            if name != "base.transformer.wpe.weight":  # positions beyond the window are never used
+                assert not torch.equal(trained[name], value), name
+
+    def test_freeze_base_survives_texts_of_one_window(self, base: Path, tmp_path: Path) -> None:
+        """Such a batch gives the added weights nothing to learn; that is no reason to stop."""
+        (tmp_path / "data").mkdir()
+        for number in range(12):
+            words = 6 if number % 3 else 20
+            (tmp_path / "data" / f"{number}.txt").write_text(" ".join(["w7 w9"] * (words // 2)))
+        settings = run_settings(
+            base, tmp_path / "data", tmp_path / "run", freeze_base=True, batch=1, max_tokens=None, epochs=1.0
+        )
+        assert run(settings)["steps"] >= 10
+
+
+class TestSchedule:
+    @staticmethod
+    def rates(result: dict[str, Any]) -> list[float]:
+        return [entry["learning_rate"] for entry in result["history"] if "learning_rate" in entry]
+
+    @pytest.mark.parametrize(
+        ("schedule", "share"),
+        [
+            ("constant_with_warmup", lambda done: 1.0),
+            ("linear", lambda done: 1.0 - done),
+            ("cosine", lambda done: 0.5 * (1.0 + math.cos(math.pi * done))),
+        ],
+    )
+    def test_rates(self, schedule: str, share: Any, base: Path, texts: Path, tmp_path: Path) -> None:
+        result = run(run_settings(base, texts, tmp_path / "run", schedule=schedule, warmup_steps=3, learning_rate=0.03))
+        steps = result["steps"]
+        expected = [0.03 * (step / 3 if step < 3 else share((step - 3) / (steps - 3))) for step in range(steps)]
+        assert self.rates(result) == pytest.approx(expected)
+
+    def test_both_rates_follow_the_schedule(
+        self, base: Path, texts: Path, tmp_path: Path, trainers: list[RecurrentTrainer]
+    ) -> None:
+        run(run_settings(base, texts, tmp_path / "run", schedule="linear", added_learning_rate=0.5))
+        assert {group["lr"] for group in trainers[0].optimizer.param_groups} == {0.0}
+        assert {group["initial_lr"] for group in trainers[0].optimizer.param_groups} == {0.01, 0.5}
+
+
+class TestBudget:
+    @pytest.fixture
+    def sequences(self, base: Path, texts: Path) -> TrainingSequences:
+        documents = tokenized(str(texts), "train", load_model(str(base))[1])
+        return TrainingSequences(documents, window=8, windows=3)
+
+    @pytest.mark.parametrize(
+        ("more", "steps"),
+        [
+            ({"epochs": 1.0, "max_tokens": None}, 8),
+            ({"epochs": 2.0, "max_tokens": None}, 16),
+            ({"epochs": 0.5, "max_tokens": None}, 4),
+            ({"epochs": 1.0, "max_tokens": 10**9}, 8),
+            ({"epochs": 9.0, "max_tokens": 1}, 1),
+            ({"epochs": 1.0, "max_tokens": None, "accumulate": 2}, 4),
+        ],
+    )
+    def test_steps(
+        self, more: dict[str, Any], steps: int, sequences: TrainingSequences, base: Path, texts: Path, tmp_path: Path
+    ) -> None:
+        assert len(sequences) == 30
+        arguments = training_arguments(run_settings(base, texts, tmp_path, **more), sequences, validates=True)
+        assert arguments.max_steps == steps
+        assert arguments.eval_steps == arguments.save_steps <= steps
+
+    def test_max_tokens_is_met(self, base: Path, texts: Path, tmp_path: Path) -> None:
+        result = run(run_settings(base, texts, tmp_path / "run", max_tokens=300))
+        assert result["tokens"] == pytest.approx(300, rel=0.15)
+
+    def test_without_validation(self, sequences: TrainingSequences, base: Path, texts: Path, tmp_path: Path) -> None:
+        settings = run_settings(base, texts, tmp_path / "run")
+        model, _ = load_model(str(base), recurrence_config(settings.recurrence))
+        outcome = train(model, sequences, settings, show_progress=False)
+        assert outcome.finished
+        assert not any("eval_loss" in entry for entry in outcome.history)
+        assert (tmp_path / "run" / f"checkpoint-{outcome.steps}" / "model.safetensors").is_file()
+
+
+class TestPrecision:
+    def test_on_a_cpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        assert not uses_bf16("auto")
+        assert not uses_bf16("fp32")
+        with pytest.raises(UserError, match="no usable CUDA GPU: use auto or fp32"):
+            uses_bf16("bf16")
+
+    @pytest.mark.parametrize("able", [True, False])
+    def test_on_a_gpu(self, able: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: able)
+        assert uses_bf16("auto") is able
+        assert not uses_bf16("fp32")
+        assert uses_bf16("bf16")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("learning_rate", -1e-3),
+        ("learning_rate", 0.0),
+        ("learning_rate", math.nan),
+        ("added_learning_rate", -1.0),
+        ("epochs", 0.0),
+        ("epochs", math.inf),
+        ("max_tokens", 0),
+        ("max_minutes", -1.0),
+        ("windows", 0),
+        ("batch", 0),
+        ("accumulate", -1),
+        ("valid_every", 0),
+        ("valid_tokens", 0),
+        ("valid_tokens", 1),
+        ("warmup_steps", -5),
+        ("patience", -1),
+        ("weight_decay", -0.1),
+        ("max_grad_norm", -1.0),
+        ("seed", -1),
+        ("precision", "fp8"),
+        ("schedule", "sawtooth"),
+    ],
+)
+def test_values_that_make_no_sense(name: str, value: Any) -> None:
+    with pytest.raises(UserError, match=f"`{name}` must be"):
+        TrainSettings(model="m", data="d", out="o", **{name: value})
+
+
+def test_nothing_to_train() -> None:
+    with pytest.raises(UserError, match="nothing to train"):
+        TrainSettings(model="m", data="d", out="o", freeze_base=True, recurrence={"mechanism": "none"})

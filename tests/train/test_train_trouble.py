@@ -1,0 +1,238 @@
+"""What goes wrong in the middle of a run: numbers that are none, and disks that are full."""
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerState
+
+from recurrify.errors import UserError
+from recurrify.jobs import train_run
+from recurrify.recurrence import RecurrentForCausalLM, load_model
+from recurrify.train import TrainSettings, last_whole_checkpoint
+from support.runs import run_settings, same_weights, validations, weights_of
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+FULL_OF_TORCH = RuntimeError(
+    "[enforce fail at inline_container.cc:858] . PytorchStreamWriter failed writing file data/3: file write failed\n"
+    "frame #0: c10::ThrowEnforceNotMet"
+)
+
+
+def run(settings: TrainSettings) -> dict[str, Any]:
+    return train_run(settings, lambda text: None, show_progress=False)
+
+
+@pytest.fixture(scope="session")
+def whole(base: Path, texts: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+    """The run without trouble: seven steps, checkpoints after each second one and the last."""
+    out = tmp_path_factory.mktemp("runs") / "smooth"
+    return run(run_settings(base, texts, out)), out
+
+
+def check_goes_on(settings: TrainSettings, whole: tuple[dict[str, Any], Path]) -> None:
+    """With the trouble gone, the run ends where it would have ended without."""
+    result = run(settings)
+    assert result["steps"] == whole[0]["steps"]
+    assert validations(result) == validations(whole[0])
+    same_weights(weights_of(Path(settings.out)), weights_of(whole[1]))
+
+
+def check_sentence(message: str, *words: str) -> None:
+    for word in words:
+        assert word in message
+    assert message.endswith(".")
+    assert "\n" not in message
+
+
+# ---- numbers that are none -------------------------------------------------------------------------------
+
+
+def spoil(monkeypatch: pytest.MonkeyPatch, call: int, how: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Let `how` change the loss of the training step's `call`-th batch."""
+    real, calls = RecurrentForCausalLM.forward, [0]
+
+    def forward(self: RecurrentForCausalLM, *args: Any, **kwargs: Any) -> Any:
+        output = real(self, *args, **kwargs)
+        if self.training:
+            calls[0] += 1
+            if calls[0] == call:
+                output.loss = how(output.loss)
+        return output
+
+    monkeypatch.setattr(RecurrentForCausalLM, "forward", forward)
+
+
+def infinite_gradient(loss: torch.Tensor) -> torch.Tensor:
+    loss.register_hook(lambda gradient: gradient * float("inf"))
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("what", "how"),
+    [
+        ("loss", lambda loss: loss * float("nan")),
+        ("loss", lambda loss: loss + float("inf")),
+        ("gradient", infinite_gradient),
+    ],
+)
+def test_stops_before_the_weights_are_spoilt(
+    what: str,
+    how: Callable[[torch.Tensor], torch.Tensor],
+    base: Path,
+    texts: Path,
+    whole: tuple[dict[str, Any], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = run_settings(base, texts, tmp_path / "run")
+    with monkeypatch.context() as patch:
+        spoil(patch, 4, how)
+        with pytest.raises(UserError) as caught:
+            run(settings)
+    check_sentence(str(caught.value), f"The {what} is not finite at step 4", "learning rate")
+    assert not (tmp_path / "run" / "result.json").exists()
+    checkpoint = last_whole_checkpoint(tmp_path / "run")
+    assert checkpoint is not None
+    assert checkpoint.name == "checkpoint-2"
+    model, _ = load_model(str(checkpoint))
+    assert all(torch.isfinite(value).all() for value in model.state_dict().values())
+    check_goes_on(settings, whole)
+
+
+def test_names_the_step_when_batches_are_accumulated(
+    base: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoil(monkeypatch, 5, lambda loss: loss * float("nan"))
+    with pytest.raises(UserError, match="loss is not finite at step 3"):
+        run(run_settings(base, texts, tmp_path / "run", batch=2, accumulate=2))
+
+
+def test_a_model_that_is_broken_from_the_start(texts: Path, base: Path, tmp_path: Path) -> None:
+    model, tokenizer = load_model(str(base))
+    with torch.no_grad():
+        model.base.transformer.ln_f.weight[3] = float("inf")
+    model.base.save_pretrained(tmp_path / "broken")
+    tokenizer.save_pretrained(tmp_path / "broken")
+    with pytest.raises(UserError, match="loss is not finite at step 1"):
+        run(run_settings(tmp_path / "broken", texts, tmp_path / "run"))
+
+
+# ---- full disks ------------------------------------------------------------------------------------------
+
+
+def fill_torch(patch: pytest.MonkeyPatch, error: Exception) -> None:
+    """Half of the optimizer of the second checkpoint is written, then the disk is full."""
+    real = torch.save
+
+    def save(thing: Any, file: Any, *args: Any, **kwargs: Any) -> None:
+        if "checkpoint-4" in str(file) and str(file).endswith("optimizer.pt"):
+            Path(file).write_bytes(b"PK half of it")
+            raise error
+        real(thing, file, *args, **kwargs)
+
+    patch.setattr(torch, "save", save)
+
+
+def fill_state(patch: pytest.MonkeyPatch, error: Exception) -> None:
+    real = TrainerState.save_to_json
+
+    def save(self: TrainerState, path: str) -> None:
+        if "checkpoint-4" in path:
+            Path(path).write_text('{"best_gl')
+            raise error
+        real(self, path)
+
+    patch.setattr(TrainerState, "save_to_json", save)
+
+
+def fill_weights(patch: pytest.MonkeyPatch, error: Exception) -> None:
+    real = PreTrainedModel.save_pretrained
+
+    def save(self: Any, folder: Any, **kwargs: Any) -> None:
+        if "checkpoint-4" in str(folder):
+            (Path(folder) / "model.safetensors").write_bytes(b"half")
+            raise error
+        real(self, folder, **kwargs)
+
+    patch.setattr(PreTrainedModel, "save_pretrained", save)
+
+
+@pytest.mark.parametrize(
+    ("fill", "error"),
+    [
+        (fill_torch, FULL),
+        (fill_torch, FULL_OF_TORCH),
+        (fill_state, FULL),
+        (fill_state, OSError(errno.EDQUOT, "Disk quota exceeded")),
+        (fill_weights, FULL),
+    ],
+)
+def test_full_disk_at_a_checkpoint(
+    fill: Callable[[pytest.MonkeyPatch, Exception], None],
+    error: Exception,
+    base: Path,
+    texts: Path,
+    whole: tuple[dict[str, Any], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = run_settings(base, texts, tmp_path / "run")
+    with monkeypatch.context() as patch:
+        fill(patch, error)
+        with pytest.raises(UserError) as caught:
+            run(settings)
+    reason = error.strerror if isinstance(error, OSError) else "PytorchStreamWriter"
+    check_sentence(str(caught.value), str(tmp_path / "run"), str(reason), "space")
+    checkpoint = last_whole_checkpoint(tmp_path / "run")
+    assert checkpoint is not None
+    assert checkpoint.name == "checkpoint-2"
+    load_model(str(checkpoint))
+    check_goes_on(settings, whole)
+
+
+@pytest.mark.parametrize("kind", [PreTrainedModel, PreTrainedTokenizerBase])
+def test_full_disk_at_the_very_end(
+    kind: type,
+    base: Path,
+    texts: Path,
+    whole: tuple[dict[str, Any], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings, real = run_settings(base, texts, tmp_path / "run"), kind.save_pretrained
+
+    def save(self: Any, folder: Any, **kwargs: Any) -> Any:
+        if "checkpoint-" not in str(folder):
+            raise FULL
+        return real(self, folder, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, "save_pretrained", save)
+        with pytest.raises(UserError) as caught:
+            run(settings)
+    check_sentence(str(caught.value), str(tmp_path / "run"), "No space left on device")
+    assert not (tmp_path / "run" / "result.json").exists()
+    assert last_whole_checkpoint(tmp_path / "run") is not None
+    check_goes_on(settings, whole)
+
+
+def test_another_error_is_not_called_a_full_disk(
+    base: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoil(monkeypatch, 2, lambda loss: loss.view(7))
+    with pytest.raises(RuntimeError, match="shape"):
+        run(run_settings(base, texts, tmp_path / "run"))
+
+
+@pytest.mark.parametrize("below", [False, True])
+def test_the_output_folder_is_a_file(below: bool, base: Path, texts: Path, tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("mine")
+    out = tmp_path / "taken" / "run" if below else tmp_path / "taken"
+    with pytest.raises(UserError) as caught:
+        run(run_settings(base, texts, out))
+    check_sentence(str(caught.value), str(out))
+    assert (tmp_path / "taken").read_text() == "mine"
