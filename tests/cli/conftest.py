@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 from transformers import logging
-from typer.testing import CliRunner
 
 from recurrify import cli
+from support.commands import BUDGET, TRAINING, invoke
 from support.runs import model_folder, text_folder
 
-TRAINING = ["--window", "8", "--windows", "3", "--batch", "4", "--learning-rate", "0.01", "--warmup-steps", "2"]
-BUDGET = ["--max-tokens", "500", "--valid-every", "150"]
+Command = Callable[..., str]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -46,16 +45,6 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return text_folder(tmp_path_factory.mktemp("data") / "texts", documents=60)
-
-
-Command = Callable[..., str]
-
-
-def invoke(*arguments: object) -> str:
-    """Run a command that should succeed; gives what it wrote to stdout."""
-    found = CliRunner().invoke(cli.app, [str(argument) for argument in arguments], catch_exceptions=False)
-    assert found.exit_code == 0, found.stderr
-    return found.stdout
 
 
 @pytest.fixture(scope="session")

@@ -8,4 +8,249 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest_cli import BUDGET, TRAINING, invoke
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from recurrify import __version__
+from recurrify.recurrence import load_model
+from recurrify.train import TrainSettings, last_whole_checkpoint
+from support.commands import BUDGET, TRAINING, invoke
+
+
+class TestTrain:
+    def test_the_run_folder(self, runs: dict[str, Path], base: Path, texts: Path) -> None:
+        out = runs["recurrent"]
+        settings = TrainSettings.read(out)
+        assert settings is not None
+        assert (settings.model, settings.data, settings.out) == (str(base), str(texts), str(out))
+        assert (settings.windows, settings.batch, settings.learning_rate, settings.warmup_steps) == (3, 4, 0.01, 2)
+        assert settings.recurrence["mechanism"] == "carry"
+        assert settings.recurrence["window"] == 8
+        assert settings.recurrence["checkpoint"] is True
+        result = json.loads((out / "result.json").read_text())
+        assert (result["kind"], result["finished"]) == ("train", True)
+        assert result["provenance"]["config"] == settings.to_dict()
+        assert result["provenance"]["data_checksum"]
+        assert result["tokens"] == pytest.approx(500, rel=0.15)
+        checkpoint = last_whole_checkpoint(out)
+        assert checkpoint is not None
+        assert checkpoint.name == f"checkpoint-{result['steps']}"
+        model, tokenizer = load_model(str(out))
+        assert model.recurrence.mechanism == "carry"
+        assert tokenizer("w7 w8", add_special_tokens=False)["input_ids"] == [7, 8]
+
+    def test_tensorboard(self, runs: dict[str, Path]) -> None:
+        (events,) = runs["recurrent"].rglob("events.out.tfevents.*")
+        found = EventAccumulator(str(events))
+        found.Reload()
+        assert {"train/loss", "eval/loss", "eval/perplexity_per_word"} <= set(found.Tags()["scalars"])
+        history = json.loads((runs["recurrent"] / "result.json").read_text())["history"]
+        logged = [entry["loss"] for entry in history if "loss" in entry]
+        assert [event.value for event in found.Scalars("train/loss")] == pytest.approx(logged)
+
+    def test_says_how_it_went_and_skips_what_is_finished(self, runs: dict[str, Path], base: Path, texts: Path) -> None:
+        out = runs["recurrent"]
+        before = (out / "model" / "model.safetensors").stat().st_mtime_ns
+        said = invoke("train", "--model", base, "--data", texts, "--out", out, *TRAINING, *BUDGET)
+        history = json.loads((out / "result.json").read_text())["history"]
+        best = min((entry for entry in history if "eval_loss" in entry), key=lambda entry: entry["eval_loss"])
+        assert f"loss {best['eval_loss']:.4f} per token, at step {best['step']}" in said
+        assert f"{best['eval_perplexity_per_word']:.2f} per word" in said
+        assert f"model: {out / 'model'}" in said
+        assert (out / "model" / "model.safetensors").stat().st_mtime_ns == before
+
+    def test_every_option_reaches_the_settings(self, base: Path, texts: Path, tmp_path: Path) -> None:
+        given: dict[str, Any] = {
+            "valid": str(texts),
+            "windows": 2,
+            "epochs": 0.5,
+            "max_tokens": 60,
+            "max_minutes": 30.0,
+            "batch": 2,
+            "accumulate": 3,
+            "learning_rate": 1e-4,
+            "added_learning_rate": 1e-3,
+            "warmup_steps": 1,
+            "schedule": "cosine",
+            "valid_every": 1_000,
+            "valid_tokens": 20,
+            "patience": 5,
+            "precision": "fp32",
+            "seed": 11,
+        }
+        recurrence = {
+            "window": 9,
+            "overlap": 2,
+            "bptt_windows": 1,
+            "pooling": "attention",
+            "insert_layer": "all",
+            "slots": 2,
+        }
+        options = [
+            part for name, value in (given | recurrence).items() for part in (f"--{name.replace('_', '-')}", value)
+        ]
+        flags = ["--no-checkpoint", "--standardize", "--freeze-base"]
+        invoke("train", "--model", base, "--data", texts, "--out", tmp_path / "run", *options, *flags)
+        settings = TrainSettings.read(tmp_path / "run")
+        assert settings is not None
+        assert {name: getattr(settings, name) for name in given} == given
+        assert settings.freeze_base
+        kept = {name: settings.recurrence[name] for name in recurrence}
+        assert kept == recurrence
+        assert settings.recurrence["standardize"] is True
+        assert settings.recurrence["checkpoint"] is False
+
+    def test_goes_on_with_a_trained_model(self, runs: dict[str, Path], texts: Path, tmp_path: Path) -> None:
+        """A recurrent model keeps its mechanism's weights; a plain one gets recurrence on top."""
+        for name in ("recurrent", "plain"):
+            out = tmp_path / name
+            invoke("train", "--model", runs[name], "--data", texts, "--out", out, *TRAINING, "--max-tokens", 80)
+            assert load_model(str(out))[0].recurrence.mechanism == "carry"
+
+
+class TestEvaluate:
+    @pytest.fixture(scope="class")
+    def evaluated(
+        self, runs: dict[str, Path], base: Path, texts: Path, tmp_path_factory: pytest.TempPathFactory
+    ) -> tuple[str, dict[str, Any]]:
+        out = tmp_path_factory.mktemp("results") / "evaluation.json"
+        models = [runs["plain"], runs["recurrent"]]
+        with pytest.MonkeyPatch.context() as patch:
+            from rich.console import Console
+
+            from recurrify import cli
+
+            patch.setattr(cli, "out_console", Console(width=400))
+            said = invoke("evaluate", *models, "--data", texts, "--overlap", 0, "--overlap", 3, "--out", out)
+        return said, json.loads(out.read_text())
+
+    def test_the_table_says_what_the_file_says(
+        self, evaluated: tuple[str, dict[str, Any]], runs: dict[str, Path]
+    ) -> None:
+        said, result = evaluated
+        assert [(row["model"], row["overlap"]) for row in result["rows"]] == [
+            (str(runs[name]), overlap) for name in ("plain", "recurrent") for overlap in (0, 3)
+        ]
+        lines = [re.split(r"\s{2,}", line.strip()) for line in said.splitlines() if line.strip()]
+        assert lines[0] == ["model", "window", "overlap", "ppl/word", "95 %", "ppl/token", "bits/char", "FLOPs/token"]
+        for line, row in zip(lines[1:5], result["rows"], strict=True):
+            low, high = row["perplexity_per_word_interval"]
+            assert line == [
+                f"{row['model']} ({row['mechanism']})",
+                "8",
+                str(row["overlap"]),
+                f"{row['perplexity_per_word']:.2f}",
+                f"{low:.2f}–{high:.2f}",
+                f"{row['perplexity_per_token']:.3f}",
+                f"{row['bits_per_character']:.4f}",
+                f"{row['flops_per_token']:.3g}",
+            ]
+        for gain in result["gains"]:
+            assert f"at overlap {gain['overlap']}: perplexity per word {100 * gain['relative_gain']:.2f} % lower" in said
+
+    def test_all_score_the_same_tokens(self, evaluated: tuple[str, dict[str, Any]], runs: dict[str, Path]) -> None:
+        _, result = evaluated
+        scored = [
+            [(document["name"], document["tokens"], document["words"]) for document in one["documents"]]
+            for evaluations in result["documents"].values()
+            for one in evaluations
+        ]
+        assert len(scored) == 4
+        assert len(scored[0]) == 3
+        assert all(one == scored[0] for one in scored)
+        # A word is a token here: all but the first of each document are scored.
+        assert all(tokens == words - 1 for _, tokens, words in scored[0])
+
+    def test_gains_are_those_of_the_rows(self, evaluated: tuple[str, dict[str, Any]], runs: dict[str, Path]) -> None:
+        _, result = evaluated
+        perplexity = {(row["model"], row["overlap"]): row["perplexity_per_word"] for row in result["rows"]}
+        assert [gain["overlap"] for gain in result["gains"]] == [0, 3]
+        for gain in result["gains"]:
+            assert (gain["model"], gain["against"]) == (str(runs["recurrent"]), str(runs["plain"]))
+            ratio = perplexity[gain["model"], gain["overlap"]] / perplexity[gain["against"], gain["overlap"]]
+            assert gain["relative_gain"] == pytest.approx(1 - ratio)
+
+    def test_a_base_model_in_plain_windows(self, base: Path, texts: Path, tmp_path: Path) -> None:
+        out = tmp_path / "deep" / "result.json"
+        more = ["--split", "all", "--window", 5, "--tokens-per-document", 7, "--rows", 2, "--device", "cpu"]
+        said = invoke("evaluate", base, "--data", texts, "--out", out, *more)
+        assert "(none)" in said
+        result = json.loads(out.read_text())
+        (row,) = result["rows"]
+        assert (row["window"], row["overlap"], row["mechanism"]) == (5, 0, "none")
+        (one,) = result["documents"][str(base)]
+        assert len(one["documents"]) == 60
+        assert {document["tokens"] for document in one["documents"]} == {6}
+        assert result["provenance"]["config"]["tokens_per_document"] == 7
+
+    def test_one_document_has_no_interval(self, base: Path, runs: dict[str, Path], tmp_path: Path) -> None:
+        (tmp_path / "one.txt").write_text("w5 w6 w7 " * 9)
+        said = invoke("evaluate", base, runs["plain"], "--data", tmp_path / "one.txt", "--split", "all")
+        assert "one document: no interval" in said
+        assert "within noise" not in said
+
+
+class TestGenerate:
+    def test_past_the_positions_of_the_base(self, runs: dict[str, Path]) -> None:
+        said = invoke("generate", runs["recurrent"], "--prompt", "w7 w8 w9", "--max-new-tokens", 50, "--greedy")
+        words = said.split()
+        assert words[:3] == ["w7", "w8", "w9"]
+        assert 3 < len(words) <= 53
+
+    def test_a_seed_repeats_a_sample(self, runs: dict[str, Path]) -> None:
+        said = [
+            invoke("generate", runs["recurrent"], "--prompt", "w7 w8", "--max-new-tokens", 20, "--seed", seed)
+            for seed in (1, 1, 2)
+        ]
+        assert said[0] == said[1] != said[2]
+
+    def test_beams_and_a_prompt_file(self, runs: dict[str, Path], tmp_path: Path) -> None:
+        (tmp_path / "prompt.txt").write_text("w7 w8 w9")
+        said = invoke(
+            "generate", runs["recurrent"], "--prompt-file", tmp_path / "prompt.txt", "--beams", 2, "--max-new-tokens", 9
+        )
+        assert said.split()[:3] == ["w7", "w8", "w9"]
+
+    def test_a_prompt_from_standard_input(self, runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+        from typer.testing import CliRunner
+
+        from recurrify import cli
+
+        arguments = ["generate", str(runs["plain"]), "--prompt-file", "-", "--max-new-tokens", "4", "--greedy"]
+        found = CliRunner().invoke(cli.app, arguments, input="w11 w12", catch_exceptions=False)
+        assert found.exit_code == 0
+        assert found.stdout.split()[:2] == ["w11", "w12"]
+
+
+class TestHelp:
+    @pytest.mark.parametrize("command", [[], ["train"], ["evaluate"], ["generate"], ["demo"]])
+    def test_help(self, command: list[str]) -> None:
+        said = invoke(*command, "--help")
+        assert "Usage" in said
+        assert "--help" in said
+
+    def test_commands_are_listed(self) -> None:
+        said = invoke("--help")
+        for command in ("demo", "train", "evaluate", "generate"):
+            assert command in said
+
+    def test_version(self) -> None:
+        assert invoke("--version").strip() == __version__
+
+
+def test_as_a_program(base: Path, texts: Path, tmp_path: Path) -> None:
+    """One way through a real process: output and exit codes as a shell sees them."""
+
+    def program(*arguments: object) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "recurrify.cli", *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+    done = program("generate", base, "--prompt", "w7 w8", "--max-new-tokens", 3, "--greedy")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("w7 w8")
+    assert done.stderr == ""
+    done = program("evaluate", base, "--data", tmp_path / "nothing.txt")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("Error: ")
+    assert "nothing.txt does not exist" in done.stderr
+    assert "Traceback" not in done.stderr

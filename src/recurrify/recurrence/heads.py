@@ -76,12 +76,10 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):
         keeps = self.returns_logits(labelled, return_logits, logits_to_keep)
         shift = targets is None
         run = self.forward_windows(input_ids, attention_mask, state, labels if shift else targets, keeps, shift)
-        output = self.head_output(run, num_items_in_batch, logits_to_keep, return_losses)
+        output = self.head_output(run, num_items_in_batch, logits_to_keep, return_losses, return_state)
         if use_cache:
             seen = input_ids.shape[1] + (cache.seen if cache is not None else 0)
             output.past_key_values = RecurrentCache(run.windows.state.detach(), seen)
-        if not return_state:
-            output.state = None
         return output
 
     @staticmethod

@@ -274,6 +274,7 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         num_items_in_batch: Tensor | int | None,
         logits_to_keep: int,
         return_losses: bool,
+        return_state: bool = True,
     ) -> RecurrentOutput:
         """Logits where hidden states were kept, and the loss where there are labels."""
         packed, targets, run = forward
@@ -293,7 +294,10 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
             total = losses.sum()
             loss = total / (scored.to(total.device) if isinstance(scored, Tensor) else scored)
         return RecurrentOutput(
-            loss=loss, logits=logits, token_losses=losses if return_losses else None, state=run.state
+            loss=loss,
+            logits=logits,
+            token_losses=losses if return_losses else None,
+            state=run.state if return_state else None,
         )
 
     def returns_logits(self, labelled: bool, asked: bool | None, logits_to_keep: int) -> bool:
@@ -318,9 +322,13 @@ def shift_left(labels: Tensor) -> Tensor:
 def _check_shapes(input_ids: Tensor, attention_mask: Tensor | None, labels: Tensor | None) -> None:
     shape = tuple(input_ids.shape)
     if input_ids.ndim != 2 or 0 in shape:
-        raise UserError(f"`input_ids` must be (rows, tokens) with at least one of each: got shape {shape}.")
+        raise UserError(
+            f"`input_ids` must be (rows, tokens) with at least one row and at least one token: got {shape}."
+        )
     if labels is not None and labels.shape != input_ids.shape:
-        raise UserError(f"Labels must have the shape of `input_ids`, {shape}: got {tuple(labels.shape)}.")
+        raise UserError(
+            f"`labels` (or `targets`) must have the shape of `input_ids`, {shape}: got {tuple(labels.shape)}."
+        )
     if attention_mask is not None and (
         attention_mask.ndim != 2 or len(attention_mask) != shape[0] or attention_mask.shape[1] < shape[1]
     ):

@@ -60,12 +60,18 @@ class SavingMixin:
         wants_info = kwargs.pop("output_loading_info", False)
         kwargs["use_safetensors"] = True  # a pickle can run anything; weights never need one
         try:
-            model, info = super().from_pretrained(source, *args, output_loading_info=True, **kwargs)  # type: ignore[misc]
+            model, info = super().from_pretrained(  # type: ignore[misc]
+                source, *args, output_loading_info=True, ignore_mismatched_sizes=True, **kwargs
+            )
         except (SafetensorError, RuntimeError) as error:
             raise _damaged(source, str(error).strip().splitlines()[0]) from error
         missing = sorted(info["missing_keys"])
         if missing:
             raise _damaged(source, f"{len(missing)} tensors are missing, such as {missing[0]!r}")
+        # transformers would raise here too, but names the tensors only in its log.
+        misfits = sorted(str(entry[0] if isinstance(entry, tuple) else entry) for entry in info["mismatched_keys"])
+        if misfits:
+            raise _damaged(source, f"{len(misfits)} tensors have another shape, such as {misfits[0]!r}")
         return (model, info) if wants_info else model
 
     @classmethod

@@ -1,0 +1,321 @@
+"""Bad input is one sentence and exit code 2, never a traceback."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import BertConfig, BertForMaskedLM, BloomConfig, BloomForCausalLM
+
+from recurrify import cli
+from support.commands import TRAINING
+from support.runs import model_folder
+from support.words import word_tokenizer
+
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def train(refused: Refused, base: Path, texts: Path, tmp_path: Path) -> Refused:
+    """`recurrify train` with these options on top of good ones; nothing may be left behind."""
+
+    def run(*options: object, **replaced: object) -> str:
+        given = {"model": base, "data": texts, "out": tmp_path / "run"} | replaced
+        named = [part for name, value in given.items() for part in (f"--{name}", value)]
+        sentence = refused("train", *named, *TRAINING, *options)
+        assert not (tmp_path / "run" / "result.json").exists()
+        return sentence
+
+    return run
+
+
+class TestText:
+    @pytest.fixture(params=["train", "evaluate"])
+    def read(self, request: pytest.FixtureRequest, train: Refused, refused: Refused, base: Path) -> Refused:
+        if request.param == "train":
+            return lambda path: train(data=path)
+        return lambda path: refused("evaluate", base, "--data", path)
+
+    def test_no_such_file(self, read: Refused, tmp_path: Path) -> None:
+        assert "nothing.txt does not exist" in read(tmp_path / "nothing.txt")
+
+    def test_empty_file(self, read: Refused, tmp_path: Path) -> None:
+        (tmp_path / "empty.txt").write_text("")
+        assert "empty.txt is empty" in read(tmp_path / "empty.txt")
+
+    def test_binary_file(self, read: Refused, tmp_path: Path) -> None:
+        (tmp_path / "some.bin").write_bytes(bytes(range(256)))
+        assert "some.bin is binary" in read(tmp_path / "some.bin")
+
+    def test_one_token(self, read: Refused, tmp_path: Path) -> None:
+        (tmp_path / "short.txt").write_text("w9")
+        read(tmp_path / "short.txt")
+
+    def test_one_token_of_everything(self, refused: Refused, base: Path, tmp_path: Path) -> None:
+        (tmp_path / "short.txt").write_text("w9")
+        sentence = refused("evaluate", base, "--data", tmp_path / "short.txt", "--split", "all")
+        assert "gives 2 tokens or more" in sentence
+
+    def test_empty_folder(self, read: Refused, tmp_path: Path) -> None:
+        (tmp_path / "folder").mkdir()
+        assert "holds no text" in read(tmp_path / "folder")
+
+    def test_unknown_split(self, refused: Refused, base: Path, texts: Path) -> None:
+        sentence = refused("evaluate", base, "--data", texts, "--split", "holdout")
+        assert "'holdout'" in sentence
+        assert "train, valid, test or all" in sentence
+
+    def test_no_such_validation_text(self, train: Refused, tmp_path: Path) -> None:
+        assert "nothing.txt does not exist" in train("--valid", tmp_path / "nothing.txt")
+
+
+class TestModel:
+    @pytest.fixture(params=["train", "evaluate", "generate"])
+    def load(self, request: pytest.FixtureRequest, train: Refused, refused: Refused, texts: Path) -> Refused:
+        def run(model: object) -> str:
+            match request.param:
+                case "train":
+                    return train(model=model)
+                case "evaluate":
+                    return refused("evaluate", model, "--data", texts)
+                case _:
+                    return refused("generate", model, "--prompt", "w5 w6")
+
+        return run
+
+    @staticmethod
+    def truncate(path: Path) -> None:
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+    def test_no_such_folder(self, load: Refused, tmp_path: Path) -> None:
+        assert str(tmp_path / "nothing") in load(tmp_path / "nothing")
+
+    def test_folder_without_a_model(self, load: Refused, tmp_path: Path) -> None:
+        (tmp_path / "folder").mkdir()
+        assert "holds no model" in load(tmp_path / "folder")
+
+    def test_folder_without_a_tokenizer(self, load: Refused, base: Path, tmp_path: Path) -> None:
+        (tmp_path / "bare").mkdir()
+        for name in ("config.json", "model.safetensors"):
+            (tmp_path / "bare" / name).write_bytes((base / name).read_bytes())
+        assert "tokenizer" in load(tmp_path / "bare")
+
+    def test_unsupported_type(self, load: Refused, tmp_path: Path) -> None:
+        model = BloomForCausalLM(BloomConfig(vocab_size=60, hidden_size=16, n_layer=2, n_head=2))
+        model.save_pretrained(tmp_path / "bloom")
+        word_tokenizer().save_pretrained(tmp_path / "bloom")
+        sentence = load(tmp_path / "bloom")
+        assert "'bloom' are not supported" in sentence
+        assert "GPT-2" in sentence
+
+    def test_unknown_type(self, load: Refused, base: Path, tmp_path: Path) -> None:
+        folder = model_folder(tmp_path / "odd")
+        config = json.loads((folder / "config.json").read_text()) | {"model_type": "telepathy"}
+        (folder / "config.json").write_text(json.dumps(config))
+        assert "telepathy" in load(folder)
+
+    def test_an_encoder(self, load: Refused, tmp_path: Path) -> None:
+        sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+        BertForMaskedLM(BertConfig(vocab_size=60, **sizes)).save_pretrained(tmp_path / "bert")
+        word_tokenizer().save_pretrained(tmp_path / "bert")
+        assert "not supported" in load(tmp_path / "bert")
+
+    def test_truncated_weights_of_a_base(self, load: Refused, tmp_path: Path) -> None:
+        folder = model_folder(tmp_path / "cut")
+        self.truncate(folder / "model.safetensors")
+        sentence = load(folder)
+        assert str(folder) in sentence
+        assert "damaged" in sentence
+
+    def test_a_run_that_has_not_finished(self, load: Refused, tmp_path: Path) -> None:
+        (tmp_path / "unfinished").mkdir()
+        (tmp_path / "unfinished" / "run.json").write_text("{}")
+        (tmp_path / "unfinished" / "checkpoint-3").mkdir()
+        assert "holds no model" in load(tmp_path / "unfinished")
+
+    @pytest.fixture
+    def trained(self, runs: dict[str, Path], tmp_path: Path) -> Path:
+        folder = tmp_path / "trained"
+        folder.mkdir()
+        for path in (runs["recurrent"] / "model").iterdir():
+            (folder / path.name).write_bytes(path.read_bytes())
+        return folder
+
+    def test_truncated_weights(self, load: Refused, trained: Path) -> None:
+        self.truncate(trained / "model.safetensors")
+        sentence = load(trained)
+        assert str(trained) in sentence
+        assert "damaged" in sentence
+
+    def test_newer_format(self, load: Refused, trained: Path) -> None:
+        config = json.loads((trained / "config.json").read_text()) | {"format": 99}
+        (trained / "config.json").write_text(json.dumps(config))
+        sentence = load(trained)
+        assert "format 99" in sentence
+        assert "pip install -U recurrify" in sentence
+        assert "tokenizer" not in sentence
+
+    def test_config_cut_short(self, load: Refused, trained: Path) -> None:
+        self.truncate(trained / "config.json")
+        assert str(trained) in load(trained)
+
+    def test_unknown_shipped_model(self, load: Refused) -> None:
+        assert "'shipped:telepathy'" in load("shipped:telepathy")
+
+    def test_no_such_gguf(self, load: Refused, tmp_path: Path) -> None:
+        assert "nothing.gguf" in load(tmp_path / "nothing.gguf")
+
+    def test_another_mechanism_than_the_model_has(self, train: Refused, runs: dict[str, Path]) -> None:
+        sentence = train("--mechanism", "none", model=runs["recurrent"])
+        assert "'carry' already, not 'none'" in sentence
+
+    def test_different_tokenizers(self, refused: Refused, base: Path, texts: Path, tmp_path: Path) -> None:
+        other = model_folder(tmp_path / "other")
+        path = other / "tokenizer.json"
+        tokenizer = json.loads(path.read_text())
+        # Splits w12 into w and 12, both unknown.
+        tokenizer["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [
+            {"type": "Whitespace"}, {"type": "Digits", "individual_digits": False},
+        ]}
+        path.write_text(json.dumps(tokenizer))
+        sentence = refused("evaluate", base, other, "--data", texts)
+        assert "same text" in sentence
+        assert "tokenizer" in sentence
+
+
+class TestRecurrence:
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            (["--overlap", 8], ("`overlap`", "8", "window")),
+            (["--overlap", 12], ("`overlap`", "12", "window")),
+            (["--overlap", -1], ("`overlap`", "-1")),
+            (["--window", 0], ("`window`", "0")),
+            (["--window", 33], ("`window` is 33", "32 positions")),
+            (["--insert-layer", 99], ("`insert_layer` is 99", "only 3 layers")),
+            (["--insert-layer", 0], ("`insert_layer`", "0")),
+            (["--insert-layer", "top"], ("--insert-layer", "'top'")),
+            (["--mechanism", "telepathy"], ("'telepathy'", "carry, none")),
+            (["--pooling", "median"], ("`pooling`", "'median'", "mean, max, attention")),
+            (["--slots", 0], ("`slots`", "0")),
+            (["--bptt-windows", 0], ("`bptt_windows`", "0")),
+            (["--windows", 0], ("`windows`", "0")),
+        ],
+    )
+    def test_train(self, options: list[Any], words: tuple[str, ...], train: Refused) -> None:
+        sentence = train(*options)
+        for word in words:
+            assert word in sentence
+
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            (["--window", 8, "--overlap", 8], ("`overlap`", "8", "window")),
+            (["--overlap", -1], ("`overlap`", "-1")),
+            (["--window", 33], ("`window` is 33", "32 positions")),
+            (["--window", 0], ("`window`", "0")),
+            (["--window", -3], ("`window`", "-3")),
+        ],
+    )
+    def test_evaluate(
+        self, options: list[Any], words: tuple[str, ...], refused: Refused, base: Path, texts: Path
+    ) -> None:
+        sentence = refused("evaluate", base, "--data", texts, *options)
+        for word in words:
+            assert word in sentence
+
+
+class TestTraining:
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            (["--learning-rate", "-0.001"], ("`learning_rate`", "-0.001")),
+            (["--learning-rate", "nan"], ("`learning_rate`", "nan")),
+            (["--added-learning-rate", 0], ("`added_learning_rate`", "0")),
+            (["--batch", 0], ("`batch`", "0")),
+            (["--epochs", 0], ("`epochs`", "0")),
+            (["--max-tokens", 0], ("`max_tokens`", "0")),
+            (["--max-minutes", -1], ("`max_minutes`", "-1")),
+            (["--warmup-steps", -2], ("`warmup_steps`", "-2")),
+            (["--patience", -2], ("`patience`", "-2")),
+            (["--seed", -2], ("`seed`", "-2")),
+            (["--schedule", "sawtooth"], ("`schedule`", "'sawtooth'", "cosine")),
+            (["--precision", "fp8"], ("`precision`", "'fp8'", "bf16")),
+            (["--freeze-base", "--mechanism", "none"], ("nothing to train",)),
+        ],
+    )
+    def test_values(self, options: list[Any], words: tuple[str, ...], train: Refused) -> None:
+        sentence = train(*options)
+        for word in words:
+            assert word in sentence
+
+    def test_bf16_without_a_gpu(self, train: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        assert "`precision` is bf16" in train("--precision", "bf16")
+
+    def test_a_folder_with_another_run(self, refused: Refused, runs: dict[str, Path], base: Path, texts: Path) -> None:
+        out = runs["recurrent"]
+        sentence = refused("train", "--model", base, "--data", texts, "--out", out, *TRAINING, "--seed", 3)
+        assert "seed=0 there, 3 now" in sentence
+        assert str(out) in sentence
+
+    def test_the_output_folder_is_a_file(self, train: Refused, tmp_path: Path) -> None:
+        (tmp_path / "taken").write_text("mine")
+        assert "taken" in train(out=tmp_path / "taken")
+        assert (tmp_path / "taken").read_text() == "mine"
+
+
+class TestDevice:
+    @pytest.mark.parametrize("device", ["telepathy", "cpu:x", "", "xpu", "meta"])
+    def test_unknown(self, device: str, refused: Refused, base: Path, texts: Path) -> None:
+        for command in (["evaluate", base, "--data", texts], ["generate", base, "--prompt", "w5 w6"]):
+            sentence = refused(*command, "--device", device)
+            assert repr(device) in sentence
+            assert "cpu" in sentence
+
+    def test_no_gpu(self, refused: Refused, base: Path, texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        assert "no usable CUDA GPU" in refused("evaluate", base, "--data", texts, "--device", "cuda")
+
+
+class TestPrompt:
+    def test_neither(self, refused: Refused, base: Path) -> None:
+        assert "either --prompt or --prompt-file" in refused("generate", base)
+
+    def test_both(self, refused: Refused, base: Path, texts: Path) -> None:
+        sentence = refused("generate", base, "--prompt", "w5", "--prompt-file", texts / "0.txt")
+        assert "either --prompt or --prompt-file" in sentence
+
+    def test_empty(self, refused: Refused, base: Path, tmp_path: Path) -> None:
+        (tmp_path / "empty.txt").write_text("")
+        for prompt in (["--prompt", ""], ["--prompt", "  "], ["--prompt-file", tmp_path / "empty.txt"]):
+            assert "no token" in refused("generate", base, *prompt)
+
+    def test_unreadable(self, refused: Refused, base: Path, tmp_path: Path) -> None:
+        (tmp_path / "some.bin").write_bytes(b"\xff\xfe\x00")
+        for path in (tmp_path / "nothing.txt", tmp_path / "some.bin", tmp_path):
+            assert str(path) in refused("generate", base, "--prompt-file", path)
+
+
+class TestOutput:
+    def test_the_result_file_is_a_folder(self, refused: Refused, base: Path, texts: Path, tmp_path: Path) -> None:
+        assert str(tmp_path) in refused("evaluate", base, "--data", texts, "--out", tmp_path)
+
+
+def test_an_interrupted_run_says_how_to_go_on(
+    base: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "train_run", interrupted)
+    arguments = ["train", "--model", base, "--data", texts, "--out", tmp_path / "run", *TRAINING]
+    monkeypatch.setattr("sys.argv", ["recurrify", *map(str, arguments)])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 130
+    said = capsys.readouterr().err
+    assert "goes on from its last checkpoint" in " ".join(said.split())
+    assert "Traceback" not in said
