@@ -107,6 +107,11 @@ def test_an_installation_inside_another_repository_does_not_claim_its_commit(tmp
     assert git_state(inside) == {"commit": None, "dirty": None}
 
 
+def test_a_copy_without_history_may_name_its_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RECURRIFY_COMMIT", "abc123")
+    assert git_state(tmp_path) == {"commit": "abc123", "dirty": None}
+
+
 def test_git_state_knows_the_commit_and_changes(tmp_path: Path) -> None:
     _repository(tmp_path)
     clean = git_state(tmp_path)

@@ -35,7 +35,7 @@ err_console = Console(stderr=True)
 
 
 def say(text: str) -> None:
-    err_console.print(text, style="dim", highlight=False, markup=False)
+    err_console.print(text, style="dim", highlight=False, markup=False, soft_wrap=True)
 
 
 def version(wanted: bool) -> None:
@@ -322,11 +322,12 @@ def main() -> None:
     try:
         app()
     except UserError as error:
-        err_console.print(f"Error: {error}", style="red", markup=False, highlight=False)
+        err_console.print(f"Error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(2)
-    except KeyboardInterrupt:
-        err_console.print("Stopped. A training run goes on from its last checkpoint with the same command.")
-        sys.exit(130)
+    except SystemExit as stop:
+        if stop.code == 130:  # what typer makes of Ctrl-C
+            err_console.print("Stopped. A training run goes on from its last checkpoint with the same command.")
+        raise
 
 
 if __name__ == "__main__":

@@ -45,7 +45,9 @@ def pick_device(name: str = "auto") -> torch.device:
     if name != "auto":
         try:
             device = torch.device(name)
-        except RuntimeError as error:
+            if device.type != "cuda" or torch.cuda.is_available():
+                torch.ones(1, device=device).item()  # a device that torch knows may still not be here
+        except (RuntimeError, AssertionError) as error:
             raise UserError(f"There is no device {name!r}: use auto, cpu, cuda or cuda:N.") from error
         if device.type == "cuda" and not torch.cuda.is_available():
             raise UserError(f"Device {name!r} was asked for, but this machine has no usable CUDA GPU: use cpu.")

@@ -59,8 +59,11 @@ def own_version() -> str | None:
 
 
 def git_state(root: Path) -> dict[str, Any]:
-    """The commit checked out at `root` and whether files differ from it; both None where git cannot say."""
-    unknown = {"commit": None, "dirty": None}
+    """The commit checked out at `root` and whether files differ from it; both None where git cannot say.
+
+    A copy of the source without its history may name its commit in the variable RECURRIFY_COMMIT.
+    """
+    unknown = {"commit": os.environ.get("RECURRIFY_COMMIT"), "dirty": None}
     # Asked of `root` itself, or an installation inside somebody else's repository would report their commit.
     if not (root / ".git").exists():
         return unknown

@@ -80,7 +80,7 @@ class TestTrain:
         recurrence = {
             "window": 9,
             "overlap": 2,
-            "bptt_windows": 1,
+            "bptt_windows": 2,
             "pooling": "attention",
             "insert_layer": "all",
             "slots": 2,
@@ -88,12 +88,11 @@ class TestTrain:
         options = [
             part for name, value in (given | recurrence).items() for part in (f"--{name.replace('_', '-')}", value)
         ]
-        flags = ["--no-checkpoint", "--standardize", "--freeze-base"]
+        flags = ["--no-checkpoint", "--standardize"]
         invoke("train", "--model", base, "--data", texts, "--out", tmp_path / "run", *options, *flags)
         settings = TrainSettings.read(tmp_path / "run")
         assert settings is not None
         assert {name: getattr(settings, name) for name in given} == given
-        assert settings.freeze_base
         kept = {name: settings.recurrence[name] for name in recurrence}
         assert kept == recurrence
         assert settings.recurrence["standardize"] is True

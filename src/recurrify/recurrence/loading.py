@@ -78,9 +78,13 @@ def _resolve(name: str) -> tuple[str, dict[str, Any]]:
 
 def _load_tokenizer(name: str, source: str, kwargs: dict[str, Any]) -> Any:
     try:
-        return AutoTokenizer.from_pretrained(source, **kwargs)
+        tokenizer = AutoTokenizer.from_pretrained(source, **kwargs)
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise UserError(f"Could not load a tokenizer from {name!r}: {_first_line(error)}") from error
+    # Where the files are missing, transformers makes some tokenizers up, with an empty vocabulary.
+    if len(tokenizer) <= len(tokenizer.all_special_ids):
+        raise UserError(f"{name!r} has no tokenizer beside the model: save one in the same folder.")
+    return tokenizer
 
 
 def _load_weights(name: str, source: str, dtype: torch.dtype | None, kwargs: dict[str, Any]) -> Any:
