@@ -202,7 +202,12 @@ def choose_and_ship(arguments: argparse.Namespace, started: float, config: dict[
             for kind, found in evaluations.items()
         },
         "gains": {
-            kind: asdict(relative_gain(evaluations["plain"], evaluations[kind])) for kind in KINDS if kind != "plain"
+            kind: {
+                unit: asdict(relative_gain(evaluations["plain"], evaluations[kind], f"perplexity_per_{unit}"))
+                for unit in ("word", "token")
+            }
+            for kind in KINDS
+            if kind != "plain"
         },
     }
     save_result(arguments.result, result)

@@ -11,6 +11,7 @@ the same code, in turns, without checkpointing.
 import argparse
 import statistics
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,12 +66,11 @@ def step(model: Any, optimizer: Any, batches: list[torch.Tensor]) -> float:
     return float(total)
 
 
-def measure_memory(lengths: list[int]) -> list[dict[str, float]]:
+def measure_memory(lengths: list[int]) -> Iterator[dict[str, float]]:
     """Peak memory of a step over one long sequence; tokens and labels themselves are counted apart."""
     model = gpt2_small(CarryConfig(window=WINDOW, checkpoint=True))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
     step(model, optimizer, [torch.randint(0, 50257, (1, 2 * WINDOW), device="cuda")])
-    rows = []
     for length in lengths:
         ids = torch.randint(0, 50257, (1, length), device="cuda")
         torch.cuda.synchronize()
@@ -83,10 +83,9 @@ def measure_memory(lengths: list[int]) -> list[dict[str, float]]:
         # Inputs, targets, their packed copies, and one float32 loss each: they grow with the text by nature.
         tokens = length * (3 * 8 + 2 * 4)
         row = {"tokens": length, "peak_bytes": peak, "bytes_of_tokens": tokens, "peak_without_tokens": peak - tokens}
-        rows.append({**row, "seconds": seconds, "tokens_per_second": length / seconds, "loss": loss})
         print(f"{length:>9,} tokens: peak {peak / 2**30:.3f} GiB, {length / seconds:,.0f} tokens/s", flush=True)
+        yield {**row, "seconds": seconds, "tokens_per_second": length / seconds, "loss": loss}
         del ids
-    return rows
 
 
 def measure_speed(batch: int, windows: int, rounds: int) -> dict[str, Any]:
@@ -143,22 +142,22 @@ def main() -> None:
     logging.set_verbosity_error()
     started = time.time()
     torch.set_float32_matmul_precision("highest")
-    correct = check_correct()
-    speed = measure_speed(arguments.batch, 20, arguments.rounds)
-    torch.cuda.empty_cache()
-    memory = measure_memory(arguments.lengths)
-    base = [row["peak_without_tokens"] for row in memory]
-    result = {
+    result: dict[str, Any] = {
         "kind": "gpu",
         "model": "GPT-2 small's shape, random weights, bf16 autocast over float32 weights, AdamW",
         "window": WINDOW,
-        "checks": correct,
-        "memory": memory,
-        "memory_spread": max(base) / min(base) - 1,
-        "speed": speed,
-        "provenance": provenance(vars(arguments), started=started),
+        "checks": check_correct(),
     }
-    save_result(arguments.out, result)
+    result["speed"] = measure_speed(arguments.batch, 20, arguments.rounds)
+    torch.cuda.empty_cache()
+    result["memory"] = []
+    for row in measure_memory(arguments.lengths):
+        # Saved after every length: the longest takes minutes.
+        result["memory"].append(row)
+        base = [row["peak_without_tokens"] for row in result["memory"]]
+        result["memory_spread"] = max(base) / min(base) - 1
+        result["provenance"] = provenance(vars(arguments), started=started)
+        save_result(arguments.out, result)
     print(f"memory apart from the tokens is flat within {100 * result['memory_spread']:.2f} %")
 
 

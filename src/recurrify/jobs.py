@@ -204,6 +204,7 @@ def evaluation_rows(
                 "perplexity_per_word": found.perplexity_per_word,
                 "perplexity_per_word_interval": interval(found),
                 "perplexity_per_token": found.perplexity_per_token,
+                "perplexity_per_token_interval": interval(found, "perplexity_per_token"),
                 "bits_per_character": found.bits_per_character,
                 "bits_per_byte": found.bits_per_byte,
                 "flops_per_token": paper_flops_per_token(model, overlap=overlap),
@@ -213,6 +214,7 @@ def evaluation_rows(
     return table, evaluations
 
 
-def gain_row(plain: Sequence[Evaluation], recurrent: Sequence[Evaluation]) -> dict[str, Any]:
-    """How much lower the recurrent model's perplexity per word is, with its interval."""
-    return {"overlap": plain[0].overlap, "seeds": len(recurrent), **asdict(relative_gain(plain, recurrent))}
+def gain_row(plain: Sequence[Evaluation], recurrent: Sequence[Evaluation], unit: str = "word") -> dict[str, Any]:
+    """How much lower the recurrent model's perplexity is, with its interval."""
+    gain = relative_gain(plain, recurrent, metric=f"perplexity_per_{unit}")
+    return {"overlap": plain[0].overlap, "unit": unit, "seeds": len(recurrent), **asdict(gain)}

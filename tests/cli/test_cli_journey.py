@@ -144,7 +144,9 @@ class TestEvaluate:
                 f"{row['flops_per_token']:.3g}",
             ]
         for gain in result["gains"]:
-            assert f"at overlap {gain['overlap']}: perplexity per word {100 * gain['relative_gain']:.2f} % lower" in said
+            assert (
+                f"at overlap {gain['overlap']}: perplexity per word {100 * gain['relative_gain']:.2f} % lower" in said
+            )
 
     def test_all_score_the_same_tokens(self, evaluated: tuple[str, dict[str, Any]], runs: dict[str, Path]) -> None:
         _, result = evaluated

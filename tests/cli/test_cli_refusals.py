@@ -176,9 +176,13 @@ class TestModel:
         path = other / "tokenizer.json"
         tokenizer = json.loads(path.read_text())
         # Splits w12 into w and 12, both unknown.
-        tokenizer["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [
-            {"type": "Whitespace"}, {"type": "Digits", "individual_digits": False},
-        ]}
+        tokenizer["pre_tokenizer"] = {
+            "type": "Sequence",
+            "pretokenizers": [
+                {"type": "Whitespace"},
+                {"type": "Digits", "individual_digits": False},
+            ],
+        }
         path.write_text(json.dumps(tokenizer))
         sentence = refused("evaluate", base, other, "--data", texts)
         assert "same text" in sentence

@@ -8,8 +8,6 @@ import numpy as np
 from recurrify.errors import UserError
 from recurrify.evaluate.evaluation import METRICS, Evaluation
 
-METRIC_OF_GAINS = "perplexity_per_word"
-
 
 @dataclass(frozen=True)
 class Gain:
@@ -50,11 +48,12 @@ def interval(
 def relative_gain(
     plain: Evaluation | Sequence[Evaluation],
     recurrent: Evaluation | Sequence[Evaluation],
+    metric: str = "perplexity_per_word",
     samples: int = 2000,
     seed: int = 0,
     level: float = 0.95,
 ) -> Gain:
-    """The relative drop of perplexity per word from `plain` to `recurrent`, and whether it could be chance.
+    """The relative drop of a perplexity from `plain` to `recurrent`, and whether it could be chance.
 
     Both sides may be lists, one evaluation per training seed: perplexities are then averaged over seeds. Each
     bootstrap sample draws documents, the same for both sides, and seeds, for each side its own.
@@ -65,26 +64,26 @@ def relative_gain(
     _check(samples, level)
     sides = [[side] if isinstance(side, Evaluation) else list(side) for side in (plain, recurrent)]
     _check_same_documents(sides)
-    words = sides[0][0].units(METRIC_OF_GAINS)
+    units = sides[0][0].units(metric)
     losses = [np.stack([evaluation.nll for evaluation in side]) for side in sides]
-    gain = _gain(losses, words)
-    if len(words) == 1:
+    gain = _gain(losses, units)
+    if len(units) == 1:
         return Gain(gain, None, within_noise=True)
     random = np.random.default_rng(seed)
     values = np.empty(samples)
     for sample in range(samples):
-        documents = _draw(random, len(words))
+        documents = _draw(random, len(units))
         drawn = [side[_draw(random, len(side))][:, documents] for side in losses]
-        values[sample] = _gain(drawn, words[documents])
+        values[sample] = _gain(drawn, units[documents])
     low, high = _quantiles(values, level)
     return Gain(gain, (low, high), within_noise=low <= 0 <= high)
 
 
-def _gain(losses: Sequence[np.ndarray], words: np.ndarray) -> float:
+def _gain(losses: Sequence[np.ndarray], units: np.ndarray) -> float:
     """`losses`: (seeds, documents) of the plain side and of the recurrent one."""
     # In logarithms, so that perplexities too large for a float still compare; a sample of wordless documents
     # alone still needs something to divide by.
-    plain, recurrent = (_log_mean_perplexity(side.sum(1) / max(int(words.sum()), 1)) for side in losses)
+    plain, recurrent = (_log_mean_perplexity(side.sum(1) / max(int(units.sum()), 1)) for side in losses)
     with np.errstate(over="ignore"):
         return float(-np.expm1(recurrent - plain))
 

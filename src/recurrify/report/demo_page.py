@@ -24,8 +24,10 @@ TERMS = [
     ),
     (
         "perplexity per word",
-        "exp of the summed loss over the number of words, so tokenisers can be compared.",
+        "exp of the summed loss over the number of words between blanks, so tokenisers can be compared; words of "
+        "source code are long, which makes these numbers large.",
     ),
+    ("perplexity per token", "the same over the number of the model's own tokens."),
     ("bits per character", "the same loss in bits, over the number of characters."),
     (
         "FLOPs per token",
@@ -34,7 +36,7 @@ TERMS = [
     ),
     (
         "gain",
-        "the relative drop of perplexity per word from the plain to the recurrent model at the same overlap.",
+        "the relative drop of perplexity from the plain to the recurrent model at the same overlap.",
     ),
 ]
 

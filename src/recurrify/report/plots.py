@@ -15,7 +15,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from recurrify.errors import UserError
 from recurrify.report import numbers
-from recurrify.report.tables import WEIGHTS, WEIGHTS_NAMES, scores
+from recurrify.report.tables import WEIGHTS, WEIGHTS_NAMES, scores, unit
 from recurrify.results import write_whole
 
 PAIR = ("plain", "recurrent")
@@ -108,7 +108,7 @@ def draw_perplexity_by_flops(axes: Axes, result: Mapping[str, Any], palette: Pal
                 color=palette.models[model],
                 fontsize=8,
             )
-    _dress(axes, palette, "Perplexity against cost", "FLOPs per token", "perplexity per word")
+    _dress(axes, palette, "Perplexity against cost", "FLOPs per token", f"perplexity per {unit(result)}")
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: numbers.tick(value)))
     axes.margins(x=0.1, y=0.18)
@@ -117,9 +117,9 @@ def draw_perplexity_by_flops(axes: Axes, result: Mapping[str, Any], palette: Pal
 
 def _priced(result: Mapping[str, Any], weights: str) -> list[tuple[str, int, float, float]]:
     return [
-        (score.model, score.overlap, score.flops, score.per_word)
+        (score.model, score.overlap, score.flops, score.perplexity)
         for score in scores(result, weights)
-        if score.model in PAIR and score.flops is not None and score.per_word is not None
+        if score.model in PAIR and score.flops is not None and score.perplexity is not None
     ]
 
 
@@ -242,7 +242,9 @@ def describe_perplexity_by_flops(result: Mapping[str, Any]) -> str:
         f"{model}, overlap {overlap}: {numbers.perplexity(perplexity)} at {numbers.large(flops)}"
         for model, overlap, flops, perplexity in _priced(result, weights)
     ]
-    return f"Plot of perplexity per word against FLOPs per token, {WEIGHTS_NAMES[weights]}. {'; '.join(points)}."
+    return (
+        f"Plot of perplexity per {unit(result)} against FLOPs per token, {WEIGHTS_NAMES[weights]}. {'; '.join(points)}."
+    )
 
 
 def describe_curves(result: Mapping[str, Any]) -> str:

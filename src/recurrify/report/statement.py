@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from recurrify.report import numbers
-from recurrify.report.tables import Gain, gains, scores
+from recurrify.report.tables import Gain, gains, scores, unit
 
 CORPORA = {"stdlib": "the source code of Python's standard library"}
 
@@ -47,7 +47,7 @@ def headline(result: Mapping[str, Any]) -> str:
         return "This result holds no comparison of the shipped pair without overlap."
     # From which score to which is worth telling only where the difference is.
     scores_told = "" if gain.within_noise else _both_scores(result)
-    return f"With the shipped weights and no overlap, recurrence {_effect(gain)}{scores_told}."
+    return f"With the shipped weights and no overlap, recurrence {_effect(gain, unit(result))}{scores_told}."
 
 
 def live_sentence(result: Mapping[str, Any]) -> str:
@@ -62,33 +62,33 @@ def live_sentence(result: Mapping[str, Any]) -> str:
     if gain.seeds is not None:
         training.append("one seed" if gain.seeds == 1 else f"{gain.seeds} seeds")
     details = f" ({', '.join(training)})" if training else ""
-    return f"In the pair trained live just now{details}, recurrence {_effect(gain)}."
+    return f"In the pair trained live just now{details}, recurrence {_effect(gain, unit(result))}."
 
 
 def _without_overlap(result: Mapping[str, Any], weights: str) -> Gain | None:
     return next((gain for gain in gains(result) if gain.weights == weights and gain.overlap == 0), None)
 
 
-def _effect(gain: Gain) -> str:
+def _effect(gain: Gain, by: str) -> str:
     if gain.within_noise:
         # Told as a change of perplexity, so that a fall is negative as a reader expects.
         change = numbers.percent(-gain.relative, signed=True)
         if gain.interval is None:
-            return f"changes perplexity per word by {change}; without an interval that counts as within noise"
+            return f"changes perplexity per {by} by {change}; without an interval that counts as within noise"
         ends = (-gain.interval[1], -gain.interval[0])
         interval = numbers.percent_range(ends, signed=True)
-        return f"changes perplexity per word by {change} (95 % interval {interval}), which is within noise"
+        return f"changes perplexity per {by} by {change} (95 % interval {interval}), which is within noise"
     if gain.relative > 0:
         verb, size, ends_or_none = "lowers", gain.relative, gain.interval
     else:
         verb, size = "raises", -gain.relative
         ends_or_none = None if gain.interval is None else (-gain.interval[1], -gain.interval[0])
-    text = f"{verb} perplexity per word by {numbers.percent(size)}"
+    text = f"{verb} perplexity per {by} by {numbers.percent(size)}"
     return text if ends_or_none is None else f"{text} (95 % interval {numbers.percent_range(ends_or_none)})"
 
 
 def _both_scores(result: Mapping[str, Any]) -> str:
-    found = {score.model: score.per_word for score in scores(result, "shipped") if score.overlap == 0}
+    found = {score.model: score.perplexity for score in scores(result, "shipped") if score.overlap == 0}
     plain, recurrent = found.get("plain"), found.get("recurrent")
     if plain is None or recurrent is None:
         return ""

@@ -28,12 +28,19 @@ class Score:
     model: str
     overlap: int
     seeds: int
-    per_word: float | None
+    perplexity: float | None
+    """By the headline's unit."""
     spread: tuple[float, float] | None
-    """The 95 % interval of a single row, or the range over seeds where there are several."""
-    per_token: float | None
+    """Of that perplexity: the 95 % interval of a single row, or the range over seeds where there are several."""
+    other_perplexity: float | None
+    """By the other unit."""
     bits: float | None
     flops: float | None
+
+
+def unit(result: Mapping[str, Any]) -> str:
+    """What the headline counts by: words as the paper does, or tokens where words of the text mean little."""
+    return "token" if result.get("unit") == "token" else "word"
 
 
 def scores(result: Mapping[str, Any], weights: str) -> list[Score]:
@@ -44,26 +51,27 @@ def scores(result: Mapping[str, Any], weights: str) -> list[Score]:
             key = (str(row.get("model")), int(row.get("overlap") or 0))
             groups.setdefault(key, []).append(row)
     ordered = sorted(groups, key=lambda key: (_model_order(key[0]), key[0], key[1]))
-    return [_score(model, overlap, groups[model, overlap]) for model, overlap in ordered]
+    return [_score(model, overlap, groups[model, overlap], unit(result)) for model, overlap in ordered]
 
 
 def _model_order(model: str) -> int:
     return MODELS.index(model) if model in MODELS else len(MODELS)
 
 
-def _score(model: str, overlap: int, rows: Sequence[Mapping[str, Any]]) -> Score:
-    per_word = _values(rows, "perplexity_per_word")
+def _score(model: str, overlap: int, rows: Sequence[Mapping[str, Any]], by: str) -> Score:
+    values = {name: _values(rows, f"perplexity_per_{name}") for name in ("word", "token")}
+    main, other = values[by], values["token" if by == "word" else "word"]
     if len(rows) == 1:
-        spread = numbers.finite_pair(rows[0].get("perplexity_per_word_interval"))
+        spread = numbers.finite_pair(rows[0].get(f"perplexity_per_{by}_interval"))
     else:
-        spread = (min(per_word), max(per_word)) if per_word else None
+        spread = (min(main), max(main)) if main else None
     return Score(
         model=model,
         overlap=overlap,
         seeds=len(rows),
-        per_word=_mean(per_word),
+        perplexity=_mean(main),
         spread=spread,
-        per_token=_mean(_values(rows, "perplexity_per_token")),
+        other_perplexity=_mean(other),
         bits=_mean(_values(rows, "bits_per_character")),
         flops=_mean(_values(rows, "flops_per_token")),
     )
@@ -90,15 +98,17 @@ def score_table(result: Mapping[str, Any], weights: str) -> Table | None:
     else:
         caption = _title(weights)
         spread = "95 % interval"
-    header = ["model", "overlap", "perplexity per word", spread, "perplexity per token"]
+    by = unit(result)
+    other = "token" if by == "word" else "word"
+    header = ["model", "overlap", f"perplexity per {by}", spread, f"perplexity per {other}"]
     header += ["bits per character", "FLOPs per token"]
     rows = [
         [
             score.model,
             str(score.overlap),
-            numbers.perplexity(score.per_word),
+            numbers.perplexity(score.perplexity),
             numbers.perplexity_range(score.spread),
-            numbers.perplexity(score.per_token),
+            numbers.perplexity(score.other_perplexity),
             numbers.bits(score.bits),
             numbers.large(score.flops),
         ]
@@ -114,7 +124,7 @@ def _title(weights: str) -> str:
 
 @dataclass(frozen=True)
 class Gain:
-    """By how much recurrence lowers perplexity per word at one overlap."""
+    """By how much recurrence lowers perplexity at one overlap."""
 
     weights: str
     overlap: int
@@ -166,7 +176,7 @@ def gain_table(result: Mapping[str, Any]) -> Table | None:
         for gain in found
     ]
     header = ["weights", "overlap", "gain", "95 % interval", "seeds", "verdict"]
-    return Table("Recurrent against plain: drop of perplexity per word", header, rows, text_columns=1)
+    return Table(f"Recurrent against plain: drop of perplexity per {unit(result)}", header, rows, text_columns=1)
 
 
 def _verdict(gain: Gain) -> str:
