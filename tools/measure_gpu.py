@@ -156,7 +156,7 @@ def main() -> None:
         result["memory"].append(row)
         base = [row["peak_without_tokens"] for row in result["memory"]]
         result["memory_spread"] = max(base) / min(base) - 1
-        result["provenance"] = provenance(vars(arguments), started=started)
+        result["provenance"] = provenance({k: v for k, v in vars(arguments).items() if k != "out"}, started=started)
         save_result(arguments.out, result)
     print(f"memory apart from the tokens is flat within {100 * result['memory_spread']:.2f} %")
 

@@ -58,7 +58,7 @@ def common(
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the page and the live runs.")] = Path("runs/demo"),
-    live_tokens: Annotated[int, typer.Option(min=10_000, help="Tokens of each live fine-tuning.")] = 300_000,
+    live_tokens: Annotated[int, typer.Option(min=10_000, help="Tokens of each live fine-tuning.")] = 700_000,
     seeds: Annotated[int, typer.Option(min=1, help="Live fine-tunings of each kind.")] = 2,
 ) -> None:
     """Add recurrence to the shipped tiny model, fine-tune it live, compare, report: minutes, offline, no GPU.

@@ -30,7 +30,7 @@ RECURRENCE = {
 
 
 def run_demo(
-    out: Path, say: Say, live_tokens: int = 300_000, seeds: Sequence[int] = (0, 1), test_tokens: int = 2_000
+    out: Path, say: Say, live_tokens: int = 700_000, seeds: Sequence[int] = (0, 1), test_tokens: int = 2_000
 ) -> dict[str, Any]:
     """Fine-tune both kinds live, evaluate them and the shipped pair, and write result, page and picture."""
     logging.set_verbosity_error()
@@ -86,10 +86,10 @@ def _train_live(kind: str, seed: int, tokens: int, out: Path, say: Say) -> dict[
         out=str(out / f"live-{kind}-{seed}"),
         recurrence=RECURRENCE[kind].to_dict(),
         windows=WINDOWS,
-        batch=16,
+        batch=4,
         learning_rate=1e-3,
         max_tokens=tokens,
-        warmup_steps=5,
+        warmup_steps=10,
         schedule="linear",
         valid_every=tokens,
         valid_tokens=200,

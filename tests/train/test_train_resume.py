@@ -95,6 +95,13 @@ def test_patience_is_remembered(settings_for: Callable[..., TrainSettings], text
         assert two["steps"] < 20
     assert one["steps"] < 20
     assert validations(two) == validations(one)
+    # Killed after patience had ended it, before the model was saved.
+    shutil.rmtree(tmp_path / "two" / "model")
+    (tmp_path / "two" / "result.json").unlink()
+    again = train_run(settings, Heard(), show_progress=False)
+    assert again["finished"]
+    assert validations(again) == validations(one)
+    same_weights(weights_of(tmp_path / "two"), weights_of(tmp_path / "one"))
 
 
 def test_a_finished_run_is_left_alone(whole: Path, settings_for: Callable[..., TrainSettings]) -> None:

@@ -44,6 +44,15 @@ class RecurrentConfig(PretrainedConfig):
             kwargs.setdefault("tie_word_embeddings", getattr(text_config, "tie_word_embeddings", True))
         super().__init__(**kwargs)
 
+    def to_dict(self) -> dict[str, Any]:
+        """As it is saved: where on somebody's disk the base came from is told only if loading needs it."""
+        values = super().to_dict()
+        if isinstance(values.get("text_config"), dict):
+            values["text_config"].pop("_name_or_path", None)
+        if not self.added_only:
+            values.pop("base_name_or_path", None)
+        return values
+
     @property
     def recurrence_config(self) -> RecurrenceConfig:
         if self.recurrence is None:

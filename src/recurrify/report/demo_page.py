@@ -32,7 +32,7 @@ TERMS = [
     (
         "FLOPs per token",
         "as the paper counts: matrix products of the body plus causal attention, times T / (T − o), "
-        "window T and overlap o.",
+        "window T and overlap o; output head and recurrence module left out.",
     ),
     (
         "gain",

@@ -75,6 +75,11 @@ class TrainSettings:
             raise UserError(f"`precision` must be auto, bf16 or fp32: got {self.precision!r}.")
         if self.schedule not in ("constant_with_warmup", "linear", "cosine"):
             raise UserError(f"`schedule` must be constant_with_warmup, linear or cosine: got {self.schedule!r}.")
+        if self.recurrence.get("mechanism") != "none" and 1 in (self.windows, self.recurrence.get("bptt_windows")):
+            raise UserError(
+                f"With windows={self.windows} and bptt_windows={self.recurrence.get('bptt_windows')} no gradient "
+                "crosses from one window to the next, so the memory would learn nothing: take at least 2 of each."
+            )
         if self.freeze_base and self.recurrence.get("mechanism") == "none":
             raise UserError("`freeze_base` with mechanism 'none' leaves nothing to train: drop one of the two.")
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
-from transformers import EarlyStoppingCallback, Trainer, TrainingArguments
+from transformers import EarlyStoppingCallback, Trainer, TrainerState, TrainingArguments
 from transformers.integrations import is_tensorboard_available
 from transformers.trainer_callback import PrinterCallback
 
@@ -49,7 +50,11 @@ class RecurrentTrainer(Trainer):
         # Trainer counts what it finds as `shift_labels`; the model takes it by a name in which Trainer, when it
         # evaluates, does not see a second set of labels to wait for.
         inputs = {("targets" if name == "shift_labels" else name): value for name, value in inputs.items()}
-        return super().compute_loss(model, inputs, *args, **kwargs)
+        loss = super().compute_loss(model, inputs, *args, **kwargs)
+        if isinstance(loss, Tensor) and self.model.training and not loss.requires_grad:
+            # A frozen base and texts of one window: nothing was carried, so there is nothing to learn from them.
+            loss = loss + 0.0 * sum(value.sum() for value in self.model.added_parameters().values())
+        return loss
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         loss = super().training_step(*args, **kwargs)
@@ -149,6 +154,12 @@ def tokens_per_step(settings: TrainSettings, sequences: TrainingSequences, proce
     return max(1, round(average * settings.batch * settings.accumulate * processes))
 
 
+def _is_over(state: TrainerState, steps: int, patience: int) -> bool:
+    early: Any = state.stateful_callbacks.get("EarlyStoppingCallback", {})
+    waited = early.get("attributes", {}).get("early_stopping_patience_counter", 0)
+    return state.global_step >= steps or (patience > 0 and waited >= patience)
+
+
 def train(
     model: RecurrentPreTrainedModel,
     sequences: TrainingSequences,
@@ -184,6 +195,13 @@ def train(
     clock = StopAfterMinutes(settings.max_minutes or math.inf)
     trainer.add_callback(clock)
     resume = last_whole_checkpoint(Path(settings.out))
+    if resume is not None:
+        state = TrainerState.load_from_json(str(resume / "trainer_state.json"))
+        if _is_over(state, args.max_steps, settings.patience):
+            # Stopped between the last step and the saving of the model; Trainer would take one step more.
+            best = resume.with_name(f"checkpoint-{state.best_global_step}")
+            model.load_state_dict(load_file((best if best.is_dir() else resume) / "model.safetensors"), strict=False)
+            return TrainOutcome(True, state.global_step, state.global_step * per_step, state.log_history)
     try:
         trainer.train(resume_from_checkpoint=str(resume) if resume else None)
     finally:

@@ -1,0 +1,50 @@
+"""The models in the package: there, small, loadable, and better with memory than without on modules they never saw."""
+
+from pathlib import Path
+
+import pytest
+
+import recurrify.recurrence.loading as loading
+from recurrify.data import load_documents, tokenize_documents
+from recurrify.evaluate import evaluate_documents, relative_gain
+from recurrify.jobs import shorten
+from recurrify.recurrence import load_model, shipped_names
+
+
+def test_all_three_are_shipped_and_small() -> None:
+    assert shipped_names() == ["shipped:base", "shipped:plain", "shipped:recurrent"]
+    size = sum(path.stat().st_size for path in loading.SHIPPED.rglob("*") if path.is_file())
+    assert size < 5_000_000
+    for name in shipped_names():
+        model, tokenizer = load_model(name)
+        assert model.num_parameters() < 1_000_000
+        assert len(tokenizer) == model.get_input_embeddings().num_embeddings
+
+
+def test_no_config_tells_where_it_was_made() -> None:
+    for path in loading.SHIPPED.rglob("*.json"):
+        assert "/" not in (path.read_text(encoding="utf-8") if path.name == "config.json" else ""), path
+
+
+def test_the_twins_had_the_same_start_and_the_recurrent_one_is_better() -> None:
+    plain, tokenizer = load_model("shipped:plain")
+    recurrent, _ = load_model("shipped:recurrent")
+    assert plain.mechanism is None
+    assert recurrent.mechanism is not None
+    assert plain.recurrence.window == recurrent.recurrence.window
+    documents = tokenize_documents(load_documents("stdlib", "test")[:12], tokenizer)
+    short = shorten(documents, tokenizer, 1_000)
+    gain = relative_gain(
+        evaluate_documents(plain, short, rows=12),
+        evaluate_documents(recurrent, short, rows=12),
+        metric="perplexity_per_token",
+    )
+    assert gain.relative_gain > 0.01
+    assert not gain.within_noise
+
+
+@pytest.mark.parametrize("name", ["shipped.json", "gpu.json"])
+def test_results_name_no_place(name: str) -> None:
+    text = (Path(__file__).parent.parent / "results" / name).read_text(encoding="utf-8")
+    assert "/tmp" not in text
+    assert "/root" not in text
