@@ -241,11 +241,12 @@ def _print_evaluation(rows: list[dict[str, Any]], gains: list[dict[str, Any]]) -
         if span is None:
             text = "one document: no interval"
         else:
-            text = f"95 % interval {100 * span[0]:+.2f} to {100 * span[1]:+.2f} %"
+            text = f"95 % interval of the drop {100 * span[0]:+.2f} to {100 * span[1]:+.2f} %"
             text += ", within noise" if gain["within_noise"] else ""
+        change = gain["relative_gain"]
         out_console.print(
             f"{gain['model']} against {gain['against']} at overlap {gain['overlap']}: perplexity per word "
-            f"{100 * gain['relative_gain']:.2f} % lower ({text})",
+            f"{100 * abs(change):.2f} % {'lower' if change >= 0 else 'higher'} ({text})",
             markup=False,
             highlight=False,
         )
@@ -276,7 +277,9 @@ def generate(
     sampling = (
         {"do_sample": False} if greedy or beams > 1 else {"temperature": temperature, "top_p": top_p, "do_sample": True}
     )
-    streamer = TextStreamer(tokenizer, clean_up_tokenization_spaces=False) if beams == 1 else None
+    streamer = (
+        TextStreamer(tokenizer, skip_special_tokens=True, clean_up_tokenization_spaces=False) if beams == 1 else None
+    )
     with torch.inference_mode():
         output = loaded.generate(
             ids,
@@ -323,6 +326,11 @@ def main() -> None:
         app()
     except UserError as error:
         err_console.print(f"Error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(2)
+    except torch.OutOfMemoryError as error:
+        first = str(error).splitlines()[0]
+        way_out = "use a smaller --batch (with --accumulate) or --rows, a smaller --window, or --checkpoint"
+        err_console.print(f"Error: the GPU's memory ran out ({first}): {way_out}.", style="red", soft_wrap=True)
         sys.exit(2)
     except SystemExit as stop:
         if stop.code == 130:  # what typer makes of Ctrl-C

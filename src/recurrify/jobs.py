@@ -121,7 +121,7 @@ def train_run(settings: TrainSettings, say: Say, show_progress: bool = True) -> 
     settings.write()
 
     def validate(model: RecurrentForCausalLM) -> dict[str, float]:
-        found = evaluate_documents(model, valid_texts, rows=settings.batch, bf16=uses_bf16(settings.precision))
+        found = evaluate_documents(model, valid_texts, rows=max(8, settings.batch), bf16=uses_bf16(settings.precision))
         return {
             "loss": found.total_nll / int(found.tokens.sum()),
             "perplexity_per_word": found.perplexity_per_word,
@@ -215,6 +215,6 @@ def evaluation_rows(
 
 
 def gain_row(plain: Sequence[Evaluation], recurrent: Sequence[Evaluation], unit: str = "word") -> dict[str, Any]:
-    """How much lower the recurrent model's perplexity is, with its interval."""
-    gain = relative_gain(plain, recurrent, metric=f"perplexity_per_{unit}")
+    """How much lower the recurrent model's perplexity is, with its interval; same seeds in the same order."""
+    gain = relative_gain(plain, recurrent, metric=f"perplexity_per_{unit}", paired_seeds=True)
     return {"overlap": plain[0].overlap, "unit": unit, "seeds": len(recurrent), **asdict(gain)}

@@ -162,3 +162,16 @@ def test_an_unknown_metric_and_an_empty_list_are_refused() -> None:
         interval(made_up(losses()), "accuracy")
     with pytest.raises(UserError, match="`recurrent` is empty"):
         relative_gain(made_up(losses()), [])
+
+
+def test_paired_seeds_see_through_what_both_sides_share() -> None:
+    """Seeds that move both sides by far more than recurrence does: only pairing can tell."""
+    shared = [losses() + shift for shift in (0.0, 20.0, 40.0)]
+    plain = [made_up(nll) for nll in shared]
+    recurrent = [made_up(nll - 2.0) for nll in shared]
+    assert relative_gain(plain, recurrent).within_noise
+    paired = relative_gain(plain, recurrent, paired_seeds=True)
+    assert not paired.within_noise
+    assert paired.relative_gain == pytest.approx(1 - math.exp(-0.02))
+    with pytest.raises(UserError, match="got 3 plain and 2 recurrent"):
+        relative_gain(plain, recurrent[:2], paired_seeds=True)

@@ -52,11 +52,13 @@ def relative_gain(
     samples: int = 2000,
     seed: int = 0,
     level: float = 0.95,
+    paired_seeds: bool = False,
 ) -> Gain:
     """The relative drop of a perplexity from `plain` to `recurrent`, and whether it could be chance.
 
     Both sides may be lists, one evaluation per training seed: perplexities are then averaged over seeds. Each
-    bootstrap sample draws documents, the same for both sides, and seeds, for each side its own.
+    bootstrap sample draws documents, the same for both sides, and seeds, for each side its own; with
+    `paired_seeds` the same for both, which is right where a seed gave both sides the same batches in the same order.
 
     With a single document there is no interval and the gain counts as within noise: how much documents differ
     cannot be seen from one, however many seeds there are.
@@ -64,6 +66,8 @@ def relative_gain(
     _check(samples, level)
     sides = [[side] if isinstance(side, Evaluation) else list(side) for side in (plain, recurrent)]
     _check_same_documents(sides)
+    if paired_seeds and len(sides[0]) != len(sides[1]):
+        raise UserError(f"Paired seeds need as many of each: got {len(sides[0])} plain and {len(sides[1])} recurrent.")
     units = sides[0][0].units(metric)
     losses = [np.stack([evaluation.nll for evaluation in side]) for side in sides]
     gain = _gain(losses, units)
@@ -73,7 +77,10 @@ def relative_gain(
     values = np.empty(samples)
     for sample in range(samples):
         documents = _draw(random, len(units))
-        drawn = [side[_draw(random, len(side))][:, documents] for side in losses]
+        seeds = [_draw(random, len(side)) for side in losses]
+        if paired_seeds:
+            seeds = [seeds[0]] * 2
+        drawn = [side[chosen][:, documents] for side, chosen in zip(losses, seeds, strict=True)]
         values[sample] = _gain(drawn, units[documents])
     low, high = _quantiles(values, level)
     return Gain(gain, (low, high), within_noise=low <= 0 <= high)
