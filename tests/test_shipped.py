@@ -43,7 +43,7 @@ def test_the_twins_had_the_same_start_and_the_recurrent_one_is_better() -> None:
     assert not gain.within_noise
 
 
-@pytest.mark.parametrize("name", ["shipped.json", "gpu.json"])
+@pytest.mark.parametrize("name", ["shipped.json", "gpu.json", "demo.json", "real_models.json"])
 def test_results_name_no_place(name: str) -> None:
     text = (Path(__file__).parent.parent / "results" / name).read_text(encoding="utf-8")
     assert "/tmp" not in text

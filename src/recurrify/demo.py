@@ -145,9 +145,7 @@ def _evaluate_all(tokens: Sequence[TokenizedDocument], seeds: Sequence[int], out
         ("shipped:base", "base", "shipped", None, OVERLAPS[:1])
     ]
     jobs += [(f"shipped:{kind}", kind, "shipped", None, OVERLAPS) for kind in RECURRENCE]
-    jobs += [
-        (str(out / f"live-{kind}-{seed}"), kind, "live", seed, OVERLAPS[:1]) for kind in RECURRENCE for seed in seeds
-    ]
+    jobs += [(str(out / f"live-{kind}-{seed}"), kind, "live", seed, OVERLAPS) for kind in RECURRENCE for seed in seeds]
     total = sum(len(document.ids) - 1 for document in tokens)
     scores = Scores()
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:3.0f}%"))
