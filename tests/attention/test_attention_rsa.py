@@ -1,0 +1,174 @@
+"""RSA against its matrix form, and one test for every way a REM is known to go wrong."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from recurrify.attention import RecurrenceEncoding, RSAConfig, mix_recurrence, rsa_attention, scan
+from recurrify.attention.reference import rem_matrix, rsa_matrix_form
+from recurrify.errors import UserError
+
+ALL_KINDS = {"counts": (1, 1, 1, 1, 1, 1), "dilations": (2, 4, 3)}
+
+
+def make(heads: int = 8, **settings) -> RecurrenceEncoding:
+    return RecurrenceEncoding(RSAConfig(heads=heads, **(settings or ALL_KINDS))).double()
+
+
+def inputs_for(encoding: RecurrenceEncoding, queries: int, memory: int = 0) -> list[Tensor]:
+    heads = encoding.config.heads
+    lengths = (queries, memory + queries, memory + queries)
+    return [torch.randn(2, heads, length, 3, dtype=torch.float64, requires_grad=True) for length in lengths]
+
+
+def scan_matrix(encoding: RecurrenceEncoding, queries: int, memory: int = 0, causal: bool = True) -> Tensor:
+    """P as the scan has it, (R, Q, K): its answer to each unit vector."""
+    units = torch.eye(memory + queries, dtype=torch.float64).expand(1, encoding.rem_heads, -1, -1)
+    return scan(units, encoding.kernel(), causal=causal, memory=memory, chunk=4).output[0]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("queries", "memory"), [(7, 0), (5, 4), (1, 6), (1, 0)])
+@pytest.mark.parametrize("truncation", [None, 4])
+def test_rsa_equals_its_matrix_form_with_every_gradient(queries, memory, causal, truncation):
+    encoding = make(**ALL_KINDS, truncation=truncation)
+    tensors = inputs_for(encoding, queries, memory)
+    fast = rsa_attention(*tensors, encoding, causal=causal).output
+    slow = rsa_matrix_form(*tensors, encoding, causal)
+    weights = torch.randn_like(slow)
+    wanted = [*tensors, *encoding.parameters()]
+    fast_gradients = torch.autograd.grad((fast * weights).sum(), wanted)
+    slow_gradients = torch.autograd.grad((slow * weights).sum(), wanted)
+    torch.testing.assert_close([fast, *fast_gradients], [slow, *slow_gradients])
+
+
+def test_streaming_with_cached_keys_equals_the_whole():
+    encoding = make()
+    query, key, value = inputs_for(encoding, 9)
+    whole = rsa_attention(query, key, value, encoding)
+    outputs, state = [], None
+    for t in range(9):
+        step = rsa_attention(query[:, :, t : t + 1], key[:, :, : t + 1], value[:, :, : t + 1], encoding, state=state)
+        outputs.append(step.output)
+        state = step.state
+    torch.testing.assert_close(torch.cat(outputs, dim=2), whole.output)
+    torch.testing.assert_close(tuple(state), tuple(whole.state))
+
+
+def test_heads_without_a_rem_stay_plain_and_ungated():
+    encoding = make(heads=4, counts=(1, 0, 0, 0, 0, 0), gate_start=2.0)
+    query, key, value = inputs_for(encoding, 6)
+    plain = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+    output = rsa_attention(query, key, value, encoding).output
+    torch.testing.assert_close(output[:, 1:], plain[:, 1:])
+    assert not torch.allclose(output[:, 0], plain[:, 0])
+
+
+def test_a_closed_gate_is_plain_attention():
+    encoding = make(**ALL_KINDS, gate_start=-math.inf)
+    query, key, value = inputs_for(encoding, 6)
+    plain = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+    torch.testing.assert_close(rsa_attention(query, key, value, encoding).output, plain)
+
+
+# The known bugs.
+
+
+def test_the_rem_holds_powers_and_not_distances():
+    encoding = make(heads=1, counts=(1, 0, 0, 0, 0, 0))
+    decay = torch.tanh(encoding.eta).item()
+    assert scan_matrix(encoding, 6)[0, 5].tolist() == pytest.approx([decay**n for n in (5, 4, 3, 2, 1)] + [0.0])
+    assert scan_matrix(encoding, 200).abs().sum(-1).max() <= abs(decay) / (1 - abs(decay)) + 1e-9
+
+
+def test_every_parameter_is_registered_and_gets_a_gradient():
+    encoding = make(heads=12, counts=(2, 1, 1, 1, 1, 1), dilations=(2, 3, 4))
+    assert {name for name, _ in encoding.named_parameters()} == {"mu", "eta", "nu", "theta"}
+    rsa_attention(*inputs_for(encoding, 12), encoding).output.square().sum().backward()
+    for parameter in encoding.parameters():
+        assert (parameter.grad != 0).all()
+
+
+def test_no_future_leaks_in():
+    encoding = make()
+    query, key, value = inputs_for(encoding, 8, memory=3)
+    output = rsa_attention(query, key, value, encoding).output
+    leaks = torch.autograd.grad(output[:, :, :5].sum(), [key, value])
+    for gradient in leaks:
+        assert (gradient[:, :, 3 + 5 :] == 0).all()
+        assert (gradient[:, :, : 3 + 4] != 0).any()
+    assert (scan_matrix(encoding, 8, memory=3).triu(3) == 0).all()
+
+
+def test_memory_shifts_the_distance():
+    encoding = make()
+    with_memory = scan_matrix(encoding, queries=4, memory=5)
+    torch.testing.assert_close(with_memory, scan_matrix(encoding, queries=9)[:, 5:])
+    torch.testing.assert_close(with_memory, rem_matrix(encoding, 4, 5))
+
+
+def test_truncated_and_not_divisible_distances_weigh_0_and_not_1():
+    encoding = make(heads=2, counts=(1, 0, 0, 1, 0, 0), dilations=(3,), truncation=4)
+    plain, dilated = scan_matrix(encoding, 9)[:, 8].flip(-1).tolist()
+    assert [distance for distance in range(9) if abs(plain[distance]) > 1e-12] == [1, 2, 3, 4]
+    assert [distance for distance in range(9) if abs(dilated[distance]) > 1e-12] == [3]
+
+
+def test_heads_of_one_kind_differ():
+    encoding = make(heads=12, counts=(2, 2, 2, 2, 2, 2), dilations=(2,) * 6)
+    first_steps = scan_matrix(encoding, 3)[:, 2].flip(-1)
+    one_step_away = torch.cat([first_steps[:6, 1], first_steps[6:, 2]])
+    assert len(set(one_step_away.tolist())) == 12
+
+
+def test_kinds_and_dilations_fall_on_the_right_heads_also_behind_regular_ones():
+    encoding = make(heads=8, counts=(2, 1, 1, 1, 1, 1), dilations=(2, 5, 3))
+    row = scan_matrix(encoding, 31)[:, 30].flip(-1)
+    for head, dilation in enumerate((1, 1, 1, 1, 2, 5, 3)):
+        nonzero = [distance for distance in range(31) if row[head, distance] != 0]
+        assert nonzero == list(range(dilation, 31, dilation))
+    torch.testing.assert_close(row[:2, 1], torch.tanh(encoding.eta[:2]))
+    torch.testing.assert_close(row[4, 2], torch.tanh(encoding.eta[2]))
+
+
+def test_dilated_cyclical_heads_keep_their_decay():
+    encoding = make(heads=2, counts=(0, 0, 0, 0, 1, 1), dilations=(2, 3))
+    cosine, sine = scan_matrix(encoding, 10)[:, 9].flip(-1)
+    decay, angle = torch.sigmoid(encoding.nu)[0], encoding.theta[0]
+    for step in (1, 2, 3):
+        torch.testing.assert_close(cosine[2 * step], decay**step * torch.cos(step * angle))
+        torch.testing.assert_close(sine[3 * step], decay**step * torch.sin(step * angle))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_diagonal_is_0_for_every_kind(causal):
+    assert (scan_matrix(make(), 9, causal=causal).diagonal(dim1=1, dim2=2) == 0).all()
+
+
+def test_bidirectional_is_symmetric_and_not_causal():
+    encoding = make()
+    weights = scan_matrix(encoding, 9, causal=False)
+    torch.testing.assert_close(weights, weights.transpose(1, 2))
+    torch.testing.assert_close(weights.tril(), scan_matrix(encoding, 9))
+
+
+def test_dilation_is_a_kronecker_product_in_the_given_order():
+    encoding = make(heads=2, counts=(0, 0, 0, 2, 0, 0), dilations=(2, 3))
+    plain = make(heads=2, counts=(2, 0, 0, 0, 0, 0))
+    plain.load_state_dict(encoding.state_dict())
+    undilated = scan_matrix(plain, 6)
+    dilated = scan_matrix(encoding, 12)
+    for head, dilation in enumerate((2, 3)):
+        expected = torch.kron(undilated[head], torch.eye(dilation, dtype=torch.float64))[:12, :12]
+        torch.testing.assert_close(dilated[head], expected)
+
+
+@pytest.mark.parametrize(
+    ("attended", "value", "words"),
+    [((1, 4, 3, 2), (1, 8, 3, 2), "the same heads"), ((1, 8, 3, 2), (1, 8, 2, 2), "got 2 keys, 3 queries")],
+)
+def test_tensors_that_do_not_fit_are_refused_with_a_sentence(attended, value, words):
+    with pytest.raises(UserError, match=words):
+        mix_recurrence(torch.zeros(attended), torch.zeros(value), make(), causal=True)
