@@ -1,7 +1,8 @@
 """The command line: parses, calls, prints."""
 
+import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,10 +19,11 @@ from recurrify.demo import run_demo
 from recurrify.errors import UserError
 from recurrify.evaluate import Evaluation
 from recurrify.jobs import evaluation_rows, gain_row, pick_device, read_text, train_run
-from recurrify.recurrence import RecurrentForCausalLM, load_model, recurrence_config
-from recurrify.report import markdown
+from recurrify.recurrence import RecurrentForCausalLM, load_model, own_windows, recurrence_config
+from recurrify.report import summary
 from recurrify.results import provenance, save_result
 from recurrify.train import TrainSettings, uses_bf16
+from recurrify.windows import check_window
 
 app = typer.Typer(
     help="Give pretrained transformers a memory: recurrence between windows of text for any Hugging Face model.",
@@ -34,7 +36,14 @@ out_console = Console()
 err_console = Console(stderr=True)
 
 
+def is_first() -> bool:
+    """One voice is enough where several processes train together."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def say(text: str) -> None:
+    if not is_first():
+        return
     err_console.print(text, style="dim", highlight=False, markup=False, soft_wrap=True)
 
 
@@ -66,8 +75,9 @@ def demo(
     Run again, it goes on where it stopped; a finished one only writes its page anew.
     """
     result = run_demo(out, say, live_tokens, tuple(range(seeds)))
-    typer.echo(markdown(result))
-    typer.echo(f"The page: {out / 'index.html'}")
+    typer.echo(
+        "\n".join(["", *summary(result), "", f"All tables: {out / 'tables.md'}", f"The page: {out / 'index.html'}"])
+    )
 
 
 @app.command(name="train")
@@ -78,15 +88,15 @@ def train_command(
     valid: options.Valid = None,
     text_field: options.TextField = "text",
     mechanism: options.Mechanism = "carry",
-    window: options.Window = 300,
+    window: options.Window = None,
     overlap: options.Overlap = 0,
     windows: options.Windows = 20,
     bptt_windows: options.BpttWindows = None,
     checkpoint: options.Checkpoint = True,
-    pooling: options.Pooling = "mean",
-    insert_layer: options.InsertLayer = "2",
-    slots: options.Slots = 1,
-    standardize: options.Standardize = False,
+    pooling: options.Pooling = None,
+    insert_layer: options.InsertLayer = None,
+    slots: options.Slots = None,
+    standardize: options.Standardize = None,
     epochs: options.Epochs = 2.0,
     max_tokens: options.MaxTokens = None,
     max_minutes: options.MaxMinutes = None,
@@ -109,16 +119,24 @@ def train_command(
     `torchrun` or `accelerate launch`. TensorBoard logs, checkpoints, `run.json` with every setting, `result.json`
     and the trained `model/` land in the output folder.
     """
-    windowing = {"window": window, "overlap": overlap, "bptt_windows": bptt_windows, "checkpoint": checkpoint}
-    carrying = {"pooling": pooling, "insert_layer": _layer(insert_layer), "slots": slots, "standardize": standardize}
-    chosen = {"mechanism": mechanism, **windowing, **(carrying if mechanism == "carry" else {})}
+    # Only what was asked for: a model that is recurrent already keeps the rest as it is.
+    asked: dict[str, Any] = {
+        "window": window,
+        "overlap": overlap,
+        "bptt_windows": bptt_windows,
+        "checkpoint": checkpoint,
+    }
+    if mechanism == "carry":
+        asked |= {"pooling": pooling, "insert_layer": _layer(insert_layer), "slots": slots, "standardize": standardize}
+    recurrence = {"mechanism": mechanism} | {name: value for name, value in asked.items() if value is not None}
+    recurrence_config(recurrence)  # refuses what cannot be, before anything is loaded
     settings = TrainSettings(
         model=model,
         data=data,
         out=str(out),
         valid=valid,
         text_field=text_field,
-        recurrence=recurrence_config(chosen).to_dict(),
+        recurrence=recurrence,
         windows=windows,
         epochs=epochs,
         max_tokens=max_tokens,
@@ -138,17 +156,19 @@ def train_command(
     )
     result = train_run(settings, say)
     best = min((e for e in result["history"] if "eval_loss" in e), key=lambda e: e["eval_loss"], default=None)
-    if best is not None:
+    if best is not None and is_first():
         typer.echo(
             f"best validation: perplexity {best['eval_perplexity_per_word']:.2f} per word, "
             f"loss {best['eval_loss']:.4f} per token, at step {best['step']}"
         )
-    if result["finished"]:
+    if not result["finished"]:
+        raise typer.Exit(130 if result["interrupted"] else 0)
+    if is_first():
         typer.echo(f"model: {out / 'model'}")
 
 
-def _layer(text: str) -> Any:
-    if text == "all":
+def _layer(text: str | None) -> Any:
+    if text is None or text == "all":
         return text
     try:
         return int(text)
@@ -176,14 +196,13 @@ def evaluate(
     """
     where = pick_device(device)
     half = where.type == "cuda" and uses_bf16("auto")
+    window, overlaps = _common_windows(models, window, overlap)
     table: list[dict[str, Any]] = []
     found: dict[str, list[Evaluation]] = {}
     checksum = ""
     for name in models:
         model, tokenizer = load_model(name)
-        if window is not None:
-            model.set_recurrence(window=window, overlap=min(model.recurrence.overlap, window - 1))
-        overlaps = overlap or [model.recurrence.overlap]
+        model.set_recurrence(window=window, overlap=overlaps[0])
         tokens, checksum = read_text(data, split, tokenizer, say, text_field, tokens_per_document)
         total = len(overlaps) * sum(len(document.ids) - 1 for document in tokens)
         with _progress(name, total) as advance:
@@ -209,6 +228,25 @@ def evaluate(
         say(f"saved {out}")
 
 
+def _common_windows(models: list[str], window: int | None, overlap: list[int] | None) -> tuple[int, list[int]]:
+    """One window and the same overlaps for all models, or their perplexities could not be compared."""
+    own = [windows for windows in map(own_windows, models) if windows is not None]
+    if window is None and len({one for one, _ in own}) > 1:
+        raise UserError(f"The models were made for windows of {_list(one for one, _ in own)}: choose with --window.")
+    if overlap is None and len({one for _, one in own}) > 1:
+        raise UserError(f"The models were made for overlaps of {_list(one for _, one in own)}: choose with --overlap.")
+    if window is None:
+        window = own[0][0] if own else load_model(models[0])[0].recurrence.window
+    overlaps = overlap or [own[0][1] if own else 0]
+    for one in overlaps:
+        check_window(window, one)
+    return window, overlaps
+
+
+def _list(numbers: Iterable[int]) -> str:
+    return " and ".join(str(number) for number in sorted(set(numbers)))
+
+
 @contextmanager
 def _progress(name: str, total: int) -> Iterator[Callable[[int], None]]:
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:3.0f}%"))
@@ -219,23 +257,28 @@ def _progress(name: str, total: int) -> Iterator[Callable[[int], None]]:
 
 
 def _print_evaluation(rows: list[dict[str, Any]], gains: list[dict[str, Any]]) -> None:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("model", overflow="fold")
-    for name in ("window", "overlap", "ppl/word", "95 %", "ppl/token", "bits/char", "FLOPs/token"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
-        low_high = row["perplexity_per_word_interval"]
-        table.add_row(
-            f"{row['model']} ({row['mechanism']})",
-            str(row["window"]),
-            str(row["overlap"]),
-            f"{row['perplexity_per_word']:.2f}",
-            f"{low_high[0]:.2f}–{low_high[1]:.2f}" if low_high else "–",
-            f"{row['perplexity_per_token']:.3f}",
-            f"{row['bits_per_character']:.4f}",
-            f"{row['flops_per_token']:.3g}",
+    for name in dict.fromkeys(row["model"] for row in rows):
+        own = [row for row in rows if row["model"] == name]
+        out_console.print(
+            f"{name} ({own[0]['mechanism']}), windows of {own[0]['window']}",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
         )
-    out_console.print(table)
+        table = Table(box=None, pad_edge=False)
+        for header in ("overlap", "ppl/word", "95 % interval", "ppl/token", "bits/char", "FLOPs/token"):
+            table.add_column(header, justify="right", no_wrap=True)
+        for row in own:
+            low_high = row["perplexity_per_word_interval"]
+            table.add_row(
+                str(row["overlap"]),
+                f"{row['perplexity_per_word']:,.2f}",
+                f"{low_high[0]:,.2f} to {low_high[1]:,.2f}" if low_high else "one document",
+                f"{row['perplexity_per_token']:,.3f}",
+                f"{row['bits_per_character']:.4f}",
+                f"{row['flops_per_token']:.3g}",
+            )
+        out_console.print(table, soft_wrap=True)
     for gain in gains:
         span = gain["interval"]
         if span is None:
@@ -249,6 +292,7 @@ def _print_evaluation(rows: list[dict[str, Any]], gains: list[dict[str, Any]]) -
             f"{100 * abs(change):.2f} % {'lower' if change >= 0 else 'higher'} ({text})",
             markup=False,
             highlight=False,
+            soft_wrap=True,
         )
 
 
@@ -269,10 +313,16 @@ def generate(
     text = _prompt_text(prompt, prompt_file)
     loaded, tokenizer = load_model(model)
     loaded = loaded.to(pick_device(device)).eval()
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UserError(f"The prompt is not valid text: {error}.") from error
     inputs = tokenizer(text, return_tensors="pt", add_special_tokens=_begins_specially(tokenizer, text))
     ids = inputs["input_ids"].to(loaded.device)
     if ids.shape[1] == 0:
         raise UserError("The prompt holds no token: give some text with --prompt or --prompt-file.")
+    if int(ids.max()) >= int(loaded.get_input_embeddings().num_embeddings):
+        raise UserError(f"The tokenizer of {model!r} gives token {int(ids.max())}, which the model does not know.")
     set_seed(seed)
     sampling = (
         {"do_sample": False} if greedy or beams > 1 else {"temperature": temperature, "top_p": top_p, "do_sample": True}

@@ -23,6 +23,10 @@ CORPUS, WINDOW, WINDOWS = "stdlib", 64, 8
 OVERLAPS = (0, 8, 16, 32)
 UNIT = "token"  # words between blanks are long and rare in source code: their perplexities say little
 MADE_BY = "python tools/make_shipped.py"
+MECHANISM = (
+    "carry as in the paper, but with the pooled vector standardised by running statistics and a linear path around the "
+    "network (`standardize`), which the paper does not have and which learns faster"
+)
 RECURRENCE = {
     "plain": NoRecurrence(window=WINDOW),
     "recurrent": CarryConfig(window=WINDOW, standardize=True),
@@ -48,6 +52,7 @@ def run_demo(
         "unit": UNIT,
         "settings": {
             "corpus": CORPUS,
+            "mechanism": MECHANISM,
             "window": WINDOW,
             "windows": WINDOWS,
             "overlaps": OVERLAPS,

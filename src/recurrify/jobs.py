@@ -4,7 +4,7 @@ import errno
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,9 @@ from recurrify.evaluate import (
     paper_flops_per_token,
     relative_gain,
 )
-from recurrify.recurrence import RecurrentForCausalLM, load_model, recurrence_config
+from recurrify.recurrence import RecurrentForCausalLM, load_model
 from recurrify.results import load_result, provenance, save_result
-from recurrify.train import TrainSettings, train, uses_bf16
+from recurrify.train import TrainSettings, last_whole_checkpoint, train, uses_bf16
 
 RESULT_FILE = "result.json"
 Say = Callable[[str], None]
@@ -73,7 +73,8 @@ def read_text(
         say(f"… and skipped {len(skipped) - 10} more")
     if tokens_per_document is not None:
         tokens = shorten(tokens, tokenizer, tokens_per_document)
-    say(f"{source} ({split}): {len(tokens)} documents, {sum(len(d.ids) for d in tokens):,} tokens")
+    documents_told = "1 document" if len(tokens) == 1 else f"{len(tokens)} documents"
+    say(f"{source} ({split}): {documents_told}, {sum(len(d.ids) for d in tokens):,} tokens")
     return tokens, checksum(documents)
 
 
@@ -96,26 +97,30 @@ def shorten(tokens: Sequence[TokenizedDocument], tokenizer: Any, most: int) -> l
 def train_run(settings: TrainSettings, say: Say, show_progress: bool = True) -> dict[str, Any]:
     """Train as the settings say and leave model and result in `settings.out`; goes on with a run begun there."""
     out = Path(settings.out)
+    started = time.time()
+    set_seed(settings.seed)
+    model, tokenizer = load_model(settings.model, settings.recurrence)
+    texts, text_sum = read_text(settings.data, "train", tokenizer, say, settings.text_field)
+    # What is written down is what the model has, whatever was left to defaults.
+    settings = replace(settings, recurrence=model.recurrence.to_dict(), data_checksum=text_sum)
     earlier = TrainSettings.read(out)
     if earlier is not None:
         settings.check_same_run(earlier)
         if (out / RESULT_FILE).is_file():
             say(f"{settings.out} is finished already: nothing to do (choose another --out to train anew).")
             return load_result(out / RESULT_FILE)
-        say(f"going on with the run in {settings.out}")
-    started = time.time()
-    set_seed(settings.seed)
-    model, tokenizer = load_model(settings.model, recurrence_config(settings.recurrence))
-    texts, text_sum = read_text(settings.data, "train", tokenizer, say, settings.text_field)
-    valid_source = settings.valid or settings.data
+        checkpoint = last_whole_checkpoint(out)
+        where = f"from step {checkpoint.name.split('-')[1]}" if checkpoint else "from the start: nothing was saved yet"
+        say(f"going on with the run in {settings.out}, {where}")
     valid_texts, _ = read_text(
-        valid_source,
+        settings.valid or settings.data,
         "all" if settings.valid else "valid",
         tokenizer,
         say,
         settings.text_field,
         settings.valid_tokens,
     )
+    check_vocabulary(model, [*texts, *valid_texts], settings.model)
     recurrence = model.recurrence
     sequences = TrainingSequences(texts, window=recurrence.window, overlap=recurrence.overlap, windows=settings.windows)
     settings.write()
@@ -135,6 +140,7 @@ def train_run(settings: TrainSettings, say: Say, show_progress: bool = True) -> 
     result = {
         "kind": "train",
         "finished": outcome.finished,
+        "interrupted": outcome.interrupted,
         "steps": outcome.steps,
         "tokens": outcome.tokens,
         "parameters": count_parameters(model),
@@ -142,7 +148,7 @@ def train_run(settings: TrainSettings, say: Say, show_progress: bool = True) -> 
         "provenance": provenance(settings.to_dict(), seed=settings.seed, data_checksum=text_sum, started=started),
     }
     if not outcome.finished:
-        say(f"time is up after {outcome.tokens:,} tokens: run the same command again to go on")
+        say(f"stopped and saved after {outcome.tokens:,} tokens: run the same command again to go on")
         return result
     if int(os.environ.get("RANK", "0")) == 0:
         try:
@@ -152,6 +158,17 @@ def train_run(settings: TrainSettings, say: Say, show_progress: bool = True) -> 
             raise _if_disk_full(error, settings.out) from error
         save_result(out / RESULT_FILE, result)
     return result
+
+
+def check_vocabulary(model: RecurrentForCausalLM, documents: Sequence[TokenizedDocument], name: str) -> None:
+    """An id beyond the embeddings would end a GPU process in the middle of a kernel."""
+    known = model.get_input_embeddings().num_embeddings
+    largest = max(int(document.ids.max()) for document in documents)
+    if largest >= int(known):  # type: ignore[arg-type]
+        raise UserError(
+            f"The tokenizer of {name!r} gives token {largest}, but the model knows only 0 to {int(known) - 1}: "  # type: ignore[arg-type]
+            "they do not belong together."
+        )
 
 
 def count_parameters(model: RecurrentForCausalLM) -> dict[str, int]:

@@ -34,18 +34,22 @@ Data = Annotated[str, typer.Option(help=DATA_HELP)]
 TextField = Annotated[str, typer.Option(help="Which field of JSON lines or of a data set holds the text.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 RunFolder = Annotated[Path, typer.Option(help="Folder of this run. The same command goes on with what is there.")]
-Valid = Annotated[str | None, typer.Option(help="Validation text, instead of the data's own split.")]
+Valid = Annotated[str | None, typer.Option(help="Validation text, all of it, instead of the data's own split.")]
 
 Mechanism = Annotated[str, _recurrence(f"How to remember: {', '.join(mechanism_names())} (none: plain windows).")]
-Window = Annotated[int, _recurrence("Tokens in a window.")]
+Window = Annotated[
+    int | None, _recurrence("Tokens in a window; default: 300, or the model's positions if it has fewer.")
+]
 Overlap = Annotated[int, _recurrence("Tokens shared by neighbouring windows.")]
 Windows = Annotated[int, _recurrence("Windows in a training sequence.")]
 BpttWindows = Annotated[int | None, _recurrence("Cut gradients after so many windows.")]
 Checkpoint = Annotated[bool, _recurrence("Recompute windows in the backward pass: the memory of one window.")]
-Pooling = Annotated[str, _recurrence("carry: how a window is summed up: mean, max or attention.")]
-InsertLayer = Annotated[str, _recurrence("carry: the receiving layer, counted from 1, or all.")]
-Slots = Annotated[int, _recurrence("carry: how many vectors are carried.")]
-Standardize = Annotated[bool, _recurrence("carry: standardise what is carried; not in the paper, learns faster.")]
+Pooling = Annotated[str | None, _recurrence("carry: how a window is summed up: mean (default), max or attention.")]
+InsertLayer = Annotated[str | None, _recurrence("carry: the receiving layer, counted from 1 (default 2), or all.")]
+Slots = Annotated[int | None, _recurrence("carry: how many vectors are carried; default 1.")]
+Standardize = Annotated[
+    bool | None, _recurrence("carry: standardise what is carried; not in the paper, learns faster.")
+]
 
 Epochs = Annotated[float, _budget("Passes over the text.")]
 MaxTokens = Annotated[int | None, _budget("Stop after so many training tokens.")]
@@ -65,7 +69,7 @@ Precision = Annotated[str, _training("auto (bf16 on GPUs that have it, else fp32
 Seed = Annotated[int, _training("Seed of the shuffling and of the added weights.")]
 
 Split = Annotated[str, typer.Option(help="train, valid, test, or all for the whole source.")]
-EvaluationWindow = Annotated[int | None, typer.Option(help="Tokens in a window; default: the model's own.")]
+EvaluationWindow = Annotated[int | None, typer.Option(help="Tokens in a window; default: the models' own.")]
 Overlaps = Annotated[list[int] | None, typer.Option("--overlap", help="Overlaps to evaluate; may be repeated.")]
 TokensPerDocument = Annotated[int | None, typer.Option(min=2, help="Score only the first so many of a document.")]
 Rows = Annotated[int, typer.Option(min=1, help="Documents read side by side.")]
@@ -78,4 +82,4 @@ Greedy = Annotated[bool, typer.Option(help="Always the likeliest token, instead 
 Temperature = Annotated[float, typer.Option(min=1e-6, help="Below 1 is more careful, above 1 more daring.")]
 TopP = Annotated[float, typer.Option(min=1e-6, max=1.0, help="Sample from the likeliest tokens up to this mass.")]
 Beams = Annotated[int, typer.Option(min=1, help="Beam search with so many beams (not streamed).")]
-SamplingSeed = Annotated[int, typer.Option(help="Seed of the sampling.")]
+SamplingSeed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of the sampling.")]

@@ -33,6 +33,10 @@ class State(NamedTuple):
             lengths=torch.zeros(rows, dtype=torch.long),
         )
 
+    def __repr__(self) -> str:
+        memory = None if self.memory is None else tuple(self.memory.shape)
+        return f"State(memory={memory}, live={self.live.tolist()}, open tokens={self.lengths.tolist()})"
+
     @property
     def rows(self) -> int:
         return len(self.lengths)

@@ -130,23 +130,25 @@ class TestEvaluate:
             (str(runs[name]), overlap) for name in ("plain", "recurrent") for overlap in (0, 3)
         ]
         lines = [re.split(r"\s{2,}", line.strip()) for line in said.splitlines() if line.strip()]
-        assert lines[0] == ["model", "window", "overlap", "ppl/word", "95 %", "ppl/token", "bits/char", "FLOPs/token"]
-        for line, row in zip(lines[1:5], result["rows"], strict=True):
-            low, high = row["perplexity_per_word_interval"]
-            assert line == [
-                f"{row['model']} ({row['mechanism']})",
-                "8",
-                str(row["overlap"]),
-                f"{row['perplexity_per_word']:.2f}",
-                f"{low:.2f}–{high:.2f}",
-                f"{row['perplexity_per_token']:.3f}",
-                f"{row['bits_per_character']:.4f}",
-                f"{row['flops_per_token']:.3g}",
-            ]
+        for name in ("plain", "recurrent"):
+            own = [row for row in result["rows"] if row["model"] == str(runs[name])]
+            start = lines.index([f"{runs[name]} ({own[0]['mechanism']}), windows of 8"])
+            headers = ["overlap", "ppl/word", "95 % interval", "ppl/token", "bits/char", "FLOPs/token"]
+            assert lines[start + 1] == headers
+            for line, row in zip(lines[start + 2 : start + 4], own, strict=True):
+                low, high = row["perplexity_per_word_interval"]
+                assert line == [
+                    str(row["overlap"]),
+                    f"{row['perplexity_per_word']:,.2f}",
+                    f"{low:,.2f} to {high:,.2f}",
+                    f"{row['perplexity_per_token']:,.3f}",
+                    f"{row['bits_per_character']:.4f}",
+                    f"{row['flops_per_token']:.3g}",
+                ]
         for gain in result["gains"]:
-            assert (
-                f"at overlap {gain['overlap']}: perplexity per word {100 * gain['relative_gain']:.2f} % lower" in said
-            )
+            change = gain["relative_gain"]
+            words = f"{100 * abs(change):.2f} % {'lower' if change >= 0 else 'higher'}"
+            assert f"at overlap {gain['overlap']}: perplexity per word {words}" in said
 
     def test_all_score_the_same_tokens(self, evaluated: tuple[str, dict[str, Any]], runs: dict[str, Path]) -> None:
         _, result = evaluated

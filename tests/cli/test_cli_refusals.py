@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForMaskedLM, BloomConfig, BloomForCausalLM
 
 from recurrify import cli
+from recurrify.recurrence import NoRecurrence, load_model
 from support.commands import TRAINING
 from support.runs import model_folder
 from support.words import word_tokenizer
@@ -169,7 +171,18 @@ class TestModel:
 
     def test_another_mechanism_than_the_model_has(self, train: Refused, runs: dict[str, Path]) -> None:
         sentence = train("--mechanism", "none", model=runs["recurrent"])
-        assert "'carry' already, not 'none'" in sentence
+        assert "recurrent already, with mechanism='carry', not 'none'" in sentence
+
+    def test_another_make_up_than_the_model_has(self, train: Refused, runs: dict[str, Path]) -> None:
+        sentence = train("--slots", "4", model=runs["recurrent"])
+        assert "recurrent already, with slots=1, not 4" in sentence
+
+    def test_a_base_with_missing_weights(self, load: Refused, tmp_path: Path) -> None:
+        folder = model_folder(tmp_path / "gap")
+        weights = load_file(folder / "model.safetensors")
+        gone = next(name for name in weights if "mlp" in name)
+        save_file({name: value for name, value in weights.items() if name != gone}, folder / "model.safetensors")
+        assert gone in load(folder)
 
     def test_different_tokenizers(self, refused: Refused, base: Path, texts: Path, tmp_path: Path) -> None:
         other = model_folder(tmp_path / "other")
@@ -323,3 +336,16 @@ def test_an_interrupted_run_says_how_to_go_on(
     said = capsys.readouterr().err
     assert "goes on from its last checkpoint" in " ".join(said.split())
     assert "Traceback" not in said
+
+
+class TestComparison:
+    def test_models_made_for_other_windows(self, refused: Refused, base: Path, texts: Path, tmp_path: Path) -> None:
+        """Perplexities at different windows cannot be compared unnoticed."""
+        for name, window, overlap in (("a", 8, 0), ("b", 4, 0), ("c", 8, 2)):
+            model, tokenizer = load_model(str(base), NoRecurrence(window=window, overlap=overlap))
+            model.save_pretrained(tmp_path / name)
+            tokenizer.save_pretrained(tmp_path / name)
+        sentence = refused("evaluate", tmp_path / "a", tmp_path / "b", "--data", texts)
+        assert "windows of 4 and 8: choose with --window" in sentence
+        sentence = refused("evaluate", tmp_path / "a", tmp_path / "c", "--data", texts)
+        assert "overlaps of 0 and 2: choose with --overlap" in sentence

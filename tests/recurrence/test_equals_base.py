@@ -86,3 +86,20 @@ def test_eager_and_fused_attention_agree(family: str) -> None:
 def answer_of_base(base: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
     output = base(ids)
     return output.logits if "logits" in output else output.last_hidden_state
+
+
+def test_token_types_reach_the_base() -> None:
+    """What a BERT tokenizer gives goes in as it is; in one window the base model answers the same."""
+    model = recurrent("bert", "masked")
+    ids = text(2, WINDOW)
+    types = (torch.arange(WINDOW) >= 3).long().expand(2, -1)
+    with torch.no_grad():
+        ours = model(ids, token_type_ids=types).logits
+        assert torch.equal(ours, model.base(ids, token_type_ids=types).logits)
+        assert not torch.allclose(ours, model(ids).logits)
+        twice = model(torch.cat([ids, ids], 1), token_type_ids=torch.cat([types, types], 1)).logits
+        assert torch.equal(twice[:, :WINDOW], ours)
+        assert not torch.allclose(
+            twice[:, WINDOW:],
+            model(torch.cat([ids, ids], 1), token_type_ids=torch.cat([types, 0 * types], 1)).logits[:, WINDOW:],
+        )

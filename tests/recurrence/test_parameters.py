@@ -85,6 +85,20 @@ class TestStandardize:
         assert not torch.equal(model.mechanism.running_mean, mean)
         assert not torch.equal(model.mechanism.running_variance, variance)
 
+    def test_statistics_settle_on_the_mean_and_the_variance(self) -> None:
+        mechanism = recurrent("gpt2", standardize=True).mechanism
+        chance = torch.Generator().manual_seed(0)
+        for _ in range(300):
+            values = 3.0 + 0.5 * torch.randn(20, mechanism.width, generator=chance)
+            mechanism.learn_statistics([values[:5], values[5:]])
+        torch.testing.assert_close(mechanism.running_mean, torch.full((mechanism.width,), 3.0), rtol=0.05, atol=0)
+        torch.testing.assert_close(mechanism.running_variance, torch.full((mechanism.width,), 0.25), rtol=0.25, atol=0)
+
+    def test_one_window_alone_does_not_set_the_variance_to_nothing(self) -> None:
+        mechanism = recurrent("gpt2", standardize=True).mechanism
+        mechanism.learn_statistics([torch.randn(1, mechanism.width)])
+        assert mechanism.running_variance.min() > 0.5
+
     def test_unfinished_windows_do_not_count(self) -> None:
         model = add_recurrence(tiny("gpt2"), config(standardize=True)).train()
         mask = torch.arange(20)[None] < torch.tensor([20, 7])[:, None]

@@ -117,7 +117,7 @@ def test_a_model_that_is_broken_from_the_start(texts: Path, base: Path, tmp_path
         model.base.transformer.ln_f.weight[3] = float("inf")
     model.base.save_pretrained(tmp_path / "broken")
     tokenizer.save_pretrained(tmp_path / "broken")
-    with pytest.raises(UserError, match="loss is not finite at step 1"):
+    with pytest.raises(UserError, match=r"hold numbers that are not finite, in .*ln_f\.weight"):
         run(run_settings(tmp_path / "broken", texts, tmp_path / "run"))
 
 

@@ -10,7 +10,7 @@ from recurrify.recurrence.heads import (
     add_recurrence,
     register_with_transformers,
 )
-from recurrify.recurrence.loading import load_model, shipped_names
+from recurrify.recurrence.loading import load_model, own_windows, shipped_names
 from recurrify.recurrence.mechanism import NoRecurrence, RecurrenceConfig, mechanism_names, recurrence_config
 from recurrify.recurrence.model import RecurrentOutput, RecurrentPreTrainedModel
 from recurrify.recurrence.saving import is_recurrent
@@ -30,6 +30,7 @@ __all__ = [
     "is_recurrent",
     "load_model",
     "mechanism_names",
+    "own_windows",
     "recurrence_config",
     "register_family",
     "register_with_transformers",

@@ -21,6 +21,8 @@ from recurrify.recurrence.mechanism import (
 )
 
 Pooling = Literal["mean", "max", "attention"]
+HEAD_START = 16
+"""As how many windows the running statistics' initial mean 0 and variance 1 count."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,8 +132,9 @@ class Carry(Mechanism):
             return
         values = torch.cat(summaries).to(self.running_mean.dtype)
         self.windows_seen += len(values)
-        # A plain average at first, so that the start is quick; a slow exponential one later.
-        rate = max(len(values) / int(self.windows_seen), 0.01)
+        # A plain average at first, so that the start is quick; a slow exponential one later. The values that the
+        # buffers start with count as a few windows: one window alone has no variance.
+        rate = max(len(values) / (int(self.windows_seen) + HEAD_START), 0.01)
         self.running_mean.lerp_(values.mean(0), rate)
         self.running_variance.lerp_((values - self.running_mean).square().mean(0), rate)
 

@@ -124,13 +124,15 @@ class RecurrentForMaskedLM(RecurrentPreTrainedModel):
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
         state: State | None = None,
+        token_type_ids: Tensor | None = None,
         return_logits: bool | None = None,
         return_losses: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> RecurrentOutput:
-        """As in `RecurrentForCausalLM`, with labels in the places of the tokens they name."""
+        """As in `RecurrentForCausalLM`, with labels in the places of the tokens they name. A state remembers the
+        tokens of an open window but not their types: the next call takes them for type 0."""
         keeps = self.returns_logits(labels is not None, return_logits, 0)
-        run = self.forward_windows(input_ids, attention_mask, state, labels, keeps)
+        run = self.forward_windows(input_ids, attention_mask, state, labels, keeps, token_type_ids=token_type_ids)
         return self.head_output(run, num_items_in_batch, 0, return_losses)
 
 
@@ -141,9 +143,15 @@ class RecurrentModel(RecurrentPreTrainedModel):
 
     @can_return_tuple
     def forward(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, state: State | None = None
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        state: State | None = None,
+        token_type_ids: Tensor | None = None,
     ) -> RecurrentOutput:
-        packed, _, run = self.forward_windows(input_ids, attention_mask, state, None, keep_hidden=True)
+        packed, _, run = self.forward_windows(
+            input_ids, attention_mask, state, None, keep_hidden=True, token_type_ids=token_type_ids
+        )
         assert run.hidden is not None
         return RecurrentOutput(last_hidden_state=packed.collect(run.hidden), state=run.state)
 

@@ -1,16 +1,18 @@
 """From a name to a model and its tokenizer: the hub, a folder, a .gguf file, or a model that recurrify ships."""
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from recurrify.errors import UserError
+from recurrify.recurrence.config import RecurrentConfig
+from recurrify.recurrence.families import family_of
 from recurrify.recurrence.heads import RecurrentForCausalLM, add_recurrence
-from recurrify.recurrence.mechanism import NoRecurrence, RecurrenceConfig
-from recurrify.recurrence.saving import is_recurrent
+from recurrify.recurrence.mechanism import NoRecurrence, RecurrenceConfig, recurrence_config
+from recurrify.recurrence.saving import is_recurrent, load_base
 
 SHIPPED = Path(__file__).parent.parent / "shipped"
 PREFIX = "shipped:"
@@ -21,40 +23,56 @@ def shipped_names() -> list[str]:
 
 
 def load_model(
-    name: str, recurrence: RecurrenceConfig | None = None, dtype: torch.dtype | None = None
+    name: str, recurrence: RecurrenceConfig | dict[str, Any] | None = None, dtype: torch.dtype | None = None
 ) -> tuple[RecurrentForCausalLM, Any]:
     """A recurrent (or plain, windowed) causal language model and its tokenizer.
 
-    A base model gets the given `recurrence`; a model that recurrify saved keeps its own, with the given one's
-    window settings. Without `recurrence`, a base model runs in plain windows as long as its positions allow.
+    `recurrence` may be a config or just the settings that matter to the caller, such as {"mechanism": "carry",
+    "window": 300}. A base model gets it. A model that recurrify saved keeps its own mechanism and takes over the
+    window settings; asking it for another make-up than it has is an error. Without `recurrence`, a base model runs in
+    plain windows as long as its positions allow, up to 1,024 tokens.
     """
+    wanted = recurrence.to_dict() if isinstance(recurrence, RecurrenceConfig) else recurrence
     source, kwargs = _resolve(name)
     tokenizer = _load_tokenizer(name, source, kwargs)
     model = _load_weights(name, source, dtype, kwargs)
     if isinstance(model, RecurrentForCausalLM):
-        if recurrence is not None:
-            model = _with_settings(model, recurrence, name)
-        return model, tokenizer
-    if recurrence is None:
+        return (model if wanted is None else _with_settings(model, wanted, name)), tokenizer
+    if wanted is None:
         positions = getattr(model.config, "max_position_embeddings", None) or 1024
-        recurrence = NoRecurrence(window=min(positions, 1024))
-    return add_recurrence(model, recurrence), tokenizer
+        return add_recurrence(model, NoRecurrence(window=min(positions, 1024))), tokenizer
+    if "window" not in wanted:
+        wanted = {**wanted, "window": default_window(model.config)}
+    return add_recurrence(model, recurrence_config(wanted)), tokenizer
 
 
-def _with_settings(model: RecurrentForCausalLM, recurrence: RecurrenceConfig, name: str) -> RecurrentForCausalLM:
-    if recurrence.mechanism != model.recurrence.mechanism:
-        if model.mechanism is None:
-            return add_recurrence(model.base, recurrence)
-        raise UserError(
-            f"{name!r} has the mechanism {model.recurrence.mechanism!r} already, not {recurrence.mechanism!r}: "
-            "name the same one, or start from its base model."
-        )
-    model.set_recurrence(
-        window=recurrence.window,
-        overlap=recurrence.overlap,
-        bptt_windows=recurrence.bptt_windows,
-        checkpoint=recurrence.checkpoint,
-    )
+def default_window(config: Any) -> int:
+    """The paper's window, or all positions of a model that has fewer."""
+    positions = family_of(config).positions(config)
+    return min(RecurrenceConfig.window, positions or RecurrenceConfig.window)
+
+
+def own_windows(name: str) -> tuple[int, int] | None:
+    """The window and overlap that a model saved by recurrify was made for; None for a base model."""
+    source, _ = _resolve(name)
+    if not (Path(source).is_dir() and is_recurrent(source)):
+        return None
+    recurrence = RecurrentConfig.from_pretrained(source).recurrence_config
+    return recurrence.window, recurrence.overlap
+
+
+def _with_settings(model: RecurrentForCausalLM, wanted: dict[str, Any], name: str) -> RecurrentForCausalLM:
+    own = model.recurrence.to_dict()
+    if wanted["mechanism"] != own["mechanism"] and model.mechanism is None:
+        return add_recurrence(model.base, recurrence_config(wanted))
+    shared = {field.name for field in fields(RecurrenceConfig)}
+    for setting, value in wanted.items():
+        if setting not in shared and value != own.get(setting):
+            raise UserError(
+                f"{name!r} is recurrent already, with {setting}={own.get(setting)!r}, not {value!r}: "
+                "leave that option out to go on with it, or start from a base model."
+            )
+    model.set_recurrence(**{setting: value for setting, value in wanted.items() if setting in shared})
     return model
 
 
@@ -73,13 +91,21 @@ def _resolve(name: str) -> tuple[str, dict[str, Any]]:
         if (path / "model" / "config.json").is_file():  # the folder of a training run
             return str(path / "model"), {}
         raise UserError(f"The folder {name!r} holds no model: it has no config.json.")
+    if not path.exists() and _looks_like_a_path(name):
+        raise UserError(f"There is no folder {name!r}: check the path, or give a model's name on the hub.")
     return name, {}
+
+
+def _looks_like_a_path(name: str) -> bool:
+    """Rather than a name on the hub, which is `name` or `owner/name`."""
+    parts = Path(name).parts
+    return name.startswith((".", "~", "/")) or name.endswith("/") or len(parts) > 2 or Path(parts[0]).is_dir()
 
 
 def _load_tokenizer(name: str, source: str, kwargs: dict[str, Any]) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, **kwargs)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except Exception as error:  # whatever a stranger's files make transformers raise
         raise UserError(f"Could not load a tokenizer from {name!r}: {_first_line(error)}") from error
     # Where the files are missing, transformers makes some tokenizers up, with an empty vocabulary.
     if len(tokenizer) <= len(tokenizer.all_special_ids):
@@ -88,22 +114,27 @@ def _load_tokenizer(name: str, source: str, kwargs: dict[str, Any]) -> Any:
 
 
 def _load_weights(name: str, source: str, dtype: torch.dtype | None, kwargs: dict[str, Any]) -> Any:
-    if kwargs:  # GGUF holds no pickles, and no safetensors either
-        options = dict(kwargs)
-    else:
-        options = {"use_safetensors": True}
     try:
         if Path(source).is_dir() and is_recurrent(source):
-            return RecurrentForCausalLM.from_pretrained(source, dtype=dtype or torch.float32)
-        return AutoModelForCausalLM.from_pretrained(source, dtype=dtype or torch.float32, **options)
+            model = RecurrentForCausalLM.from_pretrained(source, dtype=dtype or torch.float32)
+        else:
+            model = load_base(AutoModelForCausalLM, source, dtype=dtype or torch.float32, **kwargs)
     except UserError:
         raise
-    except SafetensorError as error:
-        raise UserError(f"The weights of {name!r} are damaged ({error}): save or download them again.") from error
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except Exception as error:  # whatever a stranger's files make transformers raise
         raise UserError(f"Could not load the model {name!r}: {_first_line(error)}") from error
+    for parameter_name, parameter in model.named_parameters():
+        if not bool(torch.isfinite(parameter).all()):
+            raise UserError(
+                f"The weights of {name!r} hold numbers that are not finite, in {parameter_name!r}: "
+                "training went wrong or the file is damaged; take an earlier one."
+            )
+    return model
 
 
 def _first_line(error: BaseException) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0]
+    text = str(error).strip()
+    if isinstance(error, OSError | ValueError | ImportError) and text:
+        return text.splitlines()[0]
+    # Errors meant for programmers say little without their type.
+    return f"{type(error).__name__} ({' '.join(text.split())[:300]})"

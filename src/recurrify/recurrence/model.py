@@ -134,7 +134,14 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
 
     # ---- the loop over windows -----------------------------------------------------------------------
 
-    def run_windows(self, packed: Packed, state: State, targets: Tensor | None, keep_hidden: bool) -> WindowsRun:
+    def run_windows(
+        self,
+        packed: Packed,
+        state: State,
+        targets: Tensor | None,
+        keep_hidden: bool,
+        token_types: Tensor | None = None,
+    ) -> WindowsRun:
         """Run packed rows window by window.
 
         `targets` (B, P) are what each packed input should predict. Without `keep_hidden` the losses are computed
@@ -152,7 +159,7 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
             if limit is not None and memory is not None and index and index % limit == 0:
                 memory = memory.detach()
             output, written, summary = self._run_window(
-                packed, span, targets, keep_hidden, memory, live, statistics, writes=bool(finished.any())
+                packed, span, targets, keep_hidden, memory, live, statistics, bool(finished.any()), token_types
             )
             outputs.append(output)
             if written is not None:
@@ -180,6 +187,7 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         live: Tensor,
         statistics: tuple[Tensor, ...],
         writes: bool,
+        token_types: Tensor | None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         tokens = packed.tokens[:, span.start : span.stop]
         wanted = None if keep_hidden or targets is None else targets[:, span.first : span.stop]
@@ -191,6 +199,8 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
                 inputs["use_cache"] = False
             else:
                 inputs["attention_mask"] = _row_mask(packed, span)
+            if token_types is not None:
+                inputs["token_type_ids"] = token_types[:, span.start : span.stop]
             hidden, written, summary = self.run_one_window(inputs, memory, live, statistics, writes)
             hidden = hidden[:, first:]
             if wanted is None:
@@ -246,6 +256,7 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         labels: Tensor | None,
         keep_hidden: bool,
         shift: bool = False,
+        token_type_ids: Tensor | None = None,
     ) -> ForwardRun:
         """Pack the input behind the state and run it. With `shift`, labels name the inputs themselves and are
         moved to the real token before each; otherwise they already stand where they are predicted."""
@@ -266,7 +277,8 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
             # What an earlier call read is not scored again by this one.
             before = torch.arange(targets.shape[1])[None] < state.lengths[:, None]
             targets = targets.masked_fill(before.to(targets.device), IGNORE)
-        return ForwardRun(packed, targets, self.run_windows(packed, state, targets, keep_hidden))
+        types = None if token_type_ids is None else packed.spread(token_type_ids, 0)
+        return ForwardRun(packed, targets, self.run_windows(packed, state, targets, keep_hidden, types))
 
     def head_output(
         self,

@@ -25,6 +25,8 @@ class SavingMixin:
         target = Path(save_directory)
         config: RecurrentConfig = self.config  # type: ignore[attr-defined]
         if added_only:
+            if self.mechanism is None:  # type: ignore[attr-defined]
+                raise UserError("Plain windows added no weights that could be saved alone: save the whole model.")
             if not config.base_name_or_path:
                 raise UserError(
                     "Saving the added weights alone needs to know where the base model comes from: "
@@ -32,18 +34,20 @@ class SavingMixin:
                 )
             weights = kwargs.pop("state_dict", None) or self.state_dict()  # type: ignore[attr-defined]
             kwargs["state_dict"] = {k: v for k, v in weights.items() if k.startswith("mechanism.")}
+        if kwargs.get("push_to_hub"):
+            kwargs.setdefault("repo_id", target.name)
+        harm = "what was there before is untouched"
         try:
             target.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=target, prefix=".saving-") as folder:
                 config.added_only = added_only
                 super().save_pretrained(folder, **kwargs)  # type: ignore[misc]
                 # Nothing already there is touched before everything new is safely written.
-                for file in Path(folder).iterdir():
-                    file.replace(target / file.name)
+                harm = "the folder may now hold old and new files together: save again"
+                _move_over(Path(folder), target)
         except (OSError, SafetensorError) as error:
             raise UserError(
-                f"Could not save to {str(target)!r}: {error}; what was there before is untouched: "
-                "free some space or choose another folder."
+                f"Could not save to {str(target)!r}: {error}; {harm}; free some space or choose another folder."
             ) from error
         finally:
             config.added_only = False
@@ -76,8 +80,8 @@ class SavingMixin:
 
     @classmethod
     def _load_on_base(cls, source: str, config: RecurrentConfig, **kwargs: Any) -> Any:
-        kwargs = {k: v for k, v in kwargs.items() if k in {"dtype", "device_map", "attn_implementation", "revision"}}
-        base = cls.auto_base.from_pretrained(config.base_name_or_path, **kwargs)  # type: ignore[attr-defined]
+        kwargs = {k: v for k, v in kwargs.items() if k in {"dtype", "device_map", "attn_implementation"}}
+        base = load_base(cls.auto_base, config.base_name_or_path, **kwargs)  # type: ignore[attr-defined]
         config.added_only = False
         model = cls(config, base)  # type: ignore[call-arg]
         model.mechanism.to(base.device, base.dtype)  # type: ignore[attr-defined]
@@ -88,6 +92,29 @@ class SavingMixin:
         except (SafetensorError, RuntimeError) as error:
             raise _damaged(source, " ".join(str(error).split())) from error
         return model.eval()  # type: ignore[attr-defined]
+
+
+def load_base(auto: Any, source: Any, **kwargs: Any) -> Any:
+    """A base model, whole: transformers fills gaps with random numbers and mentions it only in its log."""
+    options = kwargs if "gguf_file" in kwargs else {"use_safetensors": True, **kwargs}
+    try:
+        model, info = auto.from_pretrained(source, output_loading_info=True, **options)
+    except SafetensorError as error:
+        raise _damaged(str(source), str(error)) from error
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise _damaged(str(source), f"{len(missing)} tensors are missing, such as {missing[0]!r}")
+    return model
+
+
+def _move_over(new: Path, target: Path) -> None:
+    names = {file.name for file in new.iterdir()}
+    for file in new.iterdir():
+        file.replace(target / file.name)
+    # A model saved in one piece and then in several, or the other way round, would be loaded from the old files.
+    for old in [*target.glob("model*.safetensors"), target / "model.safetensors.index.json"]:
+        if old.name not in names:
+            old.unlink(missing_ok=True)
 
 
 def _damaged(source: str, what: str) -> UserError:

@@ -1,7 +1,7 @@
 """From a result to what people read: tables, plots and one HTML page. Knows results, never tensors."""
 
 from recurrify.report.demo_page import write_page
-from recurrify.report.markdown_text import markdown
+from recurrify.report.markdown_text import markdown, summary
 from recurrify.report.plots import write_picture
 
-__all__ = ["markdown", "write_page", "write_picture"]
+__all__ = ["markdown", "summary", "write_page", "write_picture"]

@@ -19,6 +19,8 @@ def what_was_done(result: Mapping[str, Any]) -> str:
         "from each window, enter the next, and fine-tuned the model; the plain model it is compared with was "
         "fine-tuned in the same way without that vector."
     ]
+    if settings.get("mechanism"):
+        sentences.append(f"The mechanism: {settings['mechanism']}.")
     corpus = settings.get("corpus")
     if corpus is not None:
         text = CORPORA.get(corpus, f"the corpus “{corpus}”")

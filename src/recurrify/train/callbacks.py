@@ -1,7 +1,11 @@
 """What watches a run: the clock, the numbers, and the person in front of it."""
 
+import signal
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -28,6 +32,37 @@ class StopAfterMinutes(TrainerCallback):
     ) -> TrainerControl:
         if time.monotonic() >= self.deadline and state.global_step < state.max_steps:
             self.reached = True
+            control.should_save = control.should_training_stop = True
+        return control
+
+
+class StopOnInterrupt(TrainerCallback):
+    """The first Ctrl-C ends the run in good order after the step, saved; a second one ends it at once."""
+
+    def __init__(self) -> None:
+        self.reached = False
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield  # signals are for the main thread alone
+            return
+        before = signal.signal(signal.SIGINT, self._hear)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def _hear(self, number: int, frame: Any) -> None:
+        if self.reached:
+            raise KeyboardInterrupt
+        self.reached = True
+        print("stopping after this step and saving; Ctrl-C again stops at once", file=sys.stderr, flush=True)
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> TrainerControl:
+        if self.reached:
             control.should_save = control.should_training_stop = True
         return control
 

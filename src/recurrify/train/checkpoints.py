@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import zipfile
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -21,8 +22,13 @@ def last_whole_checkpoint(folder: Path) -> Path | None:
 def _is_whole(path: Path) -> bool:
     try:
         # Written last, so its presence says that the rest was written too.
-        json.loads((path / "trainer_state.json").read_text(encoding="utf-8"))
-        with safe_open(path / "model.safetensors", framework="pt") as weights:
-            return bool(weights.keys()) and (path / "optimizer.pt").is_file()
-    except (OSError, ValueError, SafetensorError):
+        state = json.loads((path / "trainer_state.json").read_text(encoding="utf-8"))
+        weights = list(path.glob("model*.safetensors"))
+        for file in weights:
+            with safe_open(file, framework="pt") as tensors:
+                tensors.keys()
+        saved = [path / "optimizer.pt", path / "scheduler.pt", *path.glob("rng_state*.pth")]
+        # torch saves zip archives, whose index stands at the end.
+        return "global_step" in state and bool(weights) and len(saved) > 2 and all(map(zipfile.is_zipfile, saved))
+    except (OSError, ValueError, TypeError, SafetensorError):
         return False

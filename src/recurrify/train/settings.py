@@ -60,6 +60,8 @@ class TrainSettings:
     precision: str = "auto"
     """auto (bf16 on GPUs that have it, else fp32), bf16 or fp32."""
     seed: int = 0
+    data_checksum: str | None = None
+    """Of the training text, written down when the run begins."""
 
     def __post_init__(self) -> None:
         at_least = {"windows": 1, "batch": 1, "accumulate": 1, "valid_every": 1, "valid_tokens": 2}
@@ -71,6 +73,8 @@ class TrainSettings:
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise UserError(f"`{name}` must be a positive number: got {value}.")
+        if not 0 <= self.seed < 2**32:
+            raise UserError(f"`seed` must lie between 0 and 2³² − 1: got {self.seed}.")
         if self.precision not in ("auto", "bf16", "fp32"):
             raise UserError(f"`precision` must be auto, bf16 or fp32: got {self.precision!r}.")
         if self.schedule not in ("constant_with_warmup", "linear", "cosine"):
@@ -104,7 +108,7 @@ class TrainSettings:
             return None
         try:
             return cls.from_dict(json.loads(path.read_text(encoding="utf-8")))
-        except (json.JSONDecodeError, TypeError) as error:
+        except (ValueError, TypeError, AttributeError) as error:
             raise UserError(f"{str(path)!r} cannot be read ({error}): choose another output folder.") from error
 
     def check_same_run(self, earlier: "TrainSettings") -> None:

@@ -2,6 +2,7 @@
 
 import math
 import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +19,14 @@ from transformers.trainer_callback import PrinterCallback
 from recurrify.data import TrainingSequences, collate
 from recurrify.errors import UserError
 from recurrify.recurrence import RecurrentPreTrainedModel
-from recurrify.train.callbacks import EndInOrder, ShowProgress, StopAfterMinutes, StopOnNonFinite, non_finite
+from recurrify.train.callbacks import (
+    EndInOrder,
+    ShowProgress,
+    StopAfterMinutes,
+    StopOnInterrupt,
+    StopOnNonFinite,
+    non_finite,
+)
 from recurrify.train.checkpoints import last_whole_checkpoint
 from recurrify.train.settings import TrainSettings
 
@@ -30,11 +38,12 @@ class TrainOutcome:
     """How a run ended."""
 
     finished: bool
-    """False when its minutes ran out first: the same command goes on with it."""
+    """False when its minutes ran out or it was interrupted: the same command goes on with it."""
     steps: int
     tokens: int
     history: list[dict[str, float]]
     """The log: training losses by step, and each validation."""
+    interrupted: bool = False
 
 
 class RecurrentTrainer(Trainer):
@@ -103,7 +112,7 @@ def training_arguments(settings: TrainSettings, sequences: TrainingSequences, va
     """The settings in Trainer's words."""
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     per_step = tokens_per_step(settings, sequences, processes)
-    steps_per_epoch = math.ceil(len(sequences) / (settings.batch * processes * settings.accumulate))
+    steps_per_epoch = updates_per_epoch(settings, sequences, processes)
     steps = max(1, math.ceil(settings.epochs * steps_per_epoch))
     if settings.max_tokens is not None:
         steps = max(1, min(steps, round(settings.max_tokens / per_step)))
@@ -126,6 +135,7 @@ def training_arguments(settings: TrainSettings, sequences: TrainingSequences, va
         lr_scheduler_type=settings.schedule,
         max_grad_norm=settings.max_grad_norm,
         bf16=uses_bf16(settings.precision),
+        use_cpu=not torch.accelerator.is_available(),
         seed=settings.seed,
         logging_strategy="steps",
         logging_steps=max(1, min(50, steps // 50)),
@@ -145,13 +155,22 @@ def training_arguments(settings: TrainSettings, sequences: TrainingSequences, va
     )
     # Several GPUs are for `torchrun` or `accelerate launch`; Trainer's fallback, DataParallel, would cut state apart.
     args._n_gpu = min(args.n_gpu, 1)
+    if args.world_size != processes:
+        raise UserError(
+            f"The launcher started {processes} processes, but only {args.world_size} found each other: "
+            "start with `torchrun --nproc-per-node N -m recurrify.cli train …` or `accelerate launch`."
+        )
     return args
 
 
+def updates_per_epoch(settings: TrainSettings, sequences: TrainingSequences, processes: int) -> int:
+    batches = math.ceil(len(sequences) / (settings.batch * processes))
+    return math.ceil(batches / settings.accumulate)
+
+
 def tokens_per_step(settings: TrainSettings, sequences: TrainingSequences, processes: int) -> int:
-    """Tokens in an average update: documents' last sequences are shorter than the others."""
-    average = sequences.targets / max(len(sequences), 1)
-    return max(1, round(average * settings.batch * settings.accumulate * processes))
+    """Tokens in an average update: documents' last sequences and an epoch's last batch are shorter than the others."""
+    return max(1, round(sequences.targets / updates_per_epoch(settings, sequences, processes)))
 
 
 def _is_over(state: TrainerState, steps: int, patience: int) -> bool:
@@ -173,6 +192,12 @@ def train(
         model.base.requires_grad_(False)
     args = training_arguments(settings, sequences, validate is not None)
     per_step = tokens_per_step(settings, sequences, args.world_size)
+    if show_progress and settings.warmup_steps >= args.max_steps:
+        print(
+            f"note: the warm-up of {settings.warmup_steps} steps is not over when the run ends after {args.max_steps}: "
+            "shorten it with --warmup-steps",
+            file=sys.stderr,
+        )
     pad = getattr(tokenizer, "pad_token_id", None) or 0
     progress = ShowProgress(per_step)
     trainer = RecurrentTrainer(
@@ -194,6 +219,8 @@ def train(
         trainer.add_callback(EarlyStoppingCallback(early_stopping_patience=settings.patience))
     clock = StopAfterMinutes(settings.max_minutes or math.inf)
     trainer.add_callback(clock)
+    interrupt = StopOnInterrupt()
+    trainer.add_callback(interrupt)
     resume = last_whole_checkpoint(Path(settings.out))
     if resume is not None:
         state = TrainerState.load_from_json(str(resume / "trainer_state.json"))
@@ -203,12 +230,14 @@ def train(
             model.load_state_dict(load_file((best if best.is_dir() else resume) / "model.safetensors"), strict=False)
             return TrainOutcome(True, state.global_step, state.global_step * per_step, state.log_history)
     try:
-        trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+        with interrupt.listening():
+            trainer.train(resume_from_checkpoint=str(resume) if resume else None)
     finally:
         progress.close()
     return TrainOutcome(
-        finished=not clock.reached,
+        finished=not (clock.reached or interrupt.reached),
         steps=trainer.state.global_step,
         tokens=trainer.state.global_step * per_step,
         history=trainer.state.log_history,
+        interrupted=interrupt.reached,
     )
