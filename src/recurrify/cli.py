@@ -74,7 +74,7 @@ def demo(
 
     Run again, it goes on where it stopped; a finished one only writes its page anew.
     """
-    result = run_demo(out, say, live_tokens, tuple(range(seeds)))
+    result = run_demo(out, say, live_tokens, tuple(range(seeds)), side_by_side=os.cpu_count() or 1)
     typer.echo(
         "\n".join(["", *summary(result), "", f"All tables: {out / 'tables.md'}", f"The page: {out / 'index.html'}"])
     )

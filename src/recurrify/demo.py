@@ -3,6 +3,8 @@
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from transformers import logging
 
 from recurrify.data import TokenizedDocument
+from recurrify.errors import UserError
 from recurrify.evaluate import Evaluation
 from recurrify.jobs import RESULT_FILE, Say, count_parameters, evaluation_rows, gain_row, read_text, train_run
 from recurrify.recurrence import CarryConfig, NoRecurrence, RecurrentForCausalLM, load_model
@@ -34,14 +37,19 @@ RECURRENCE = {
 
 
 def run_demo(
-    out: Path, say: Say, live_tokens: int = 700_000, seeds: Sequence[int] = (0, 1), test_tokens: int = 2_000
+    out: Path,
+    say: Say,
+    live_tokens: int = 700_000,
+    seeds: Sequence[int] = (0, 1),
+    test_tokens: int = 2_000,
+    side_by_side: int = 1,
 ) -> dict[str, Any]:
     """Fine-tune both kinds live, evaluate them and the shipped pair, and write result, page and picture."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     started = time.time()
     say("1/3 fine-tuning the shipped base live: plain windows and recurrent, the same tokens each")
-    trained = {(kind, seed): _train_live(kind, seed, live_tokens, out, say) for seed in seeds for kind in RECURRENCE}
+    trained = _train_all(live_tokens, seeds, out, side_by_side)
     say("2/3 evaluating on modules of the standard library that no model was trained on")
     _, tokenizer = load_model("shipped:base")
     tokens, text_sum = read_text(CORPUS, "test", tokenizer, say, tokens_per_document=test_tokens)
@@ -83,12 +91,36 @@ def run_demo(
     return result
 
 
-def _train_live(kind: str, seed: int, tokens: int, out: Path, say: Say) -> dict[str, Any]:
-    say(f"{kind}, seed {seed}")
+def _train_all(
+    tokens: int, seeds: Sequence[int], out: Path, side_by_side: int
+) -> dict[tuple[str, int], dict[str, Any]]:
+    """All live runs, several at a time in processes of one thread each: small matrices gain little from a second
+    thread, and lose much by it where the cores are busy."""
+    runs = [(kind, seed) for seed in seeds for kind in RECURRENCE]
+    waiting = [run for run in runs if not (_live_folder(out, *run) / RESULT_FILE).is_file()]
+    if side_by_side > 1 and len(waiting) > 1:
+        with ProcessPoolExecutor(min(side_by_side, len(waiting)), mp_context=get_context("spawn")) as pool:
+            for done in [pool.submit(_train_live, *run, tokens, out) for run in waiting]:
+                done.result()
+    found = {run: _train_live(*run, tokens, out) for run in runs}
+    if not all(result["finished"] for result in found.values()):
+        raise UserError("Stopped before the live runs were finished: the same command goes on with them.")
+    return found
+
+
+def _live_folder(out: Path, kind: str, seed: int) -> Path:
+    return out / f"live-{kind}-{seed}"
+
+
+def _train_live(kind: str, seed: int, tokens: int, out: Path) -> dict[str, Any]:
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     settings = TrainSettings(
         model="shipped:base",
         data=CORPUS,
-        out=str(out / f"live-{kind}-{seed}"),
+        out=str(_live_folder(out, kind, seed)),
         recurrence=RECURRENCE[kind].to_dict(),
         windows=WINDOWS,
         batch=4,
@@ -102,7 +134,10 @@ def _train_live(kind: str, seed: int, tokens: int, out: Path, say: Say) -> dict[
         precision="fp32",
         seed=seed,
     )
-    return train_run(settings, lambda text: None)
+    try:
+        return train_run(settings, lambda text: None, progress_label=f"{kind}, seed {seed}")
+    finally:
+        torch.set_num_threads(threads)
 
 
 class Scores:
@@ -150,7 +185,9 @@ def _evaluate_all(tokens: Sequence[TokenizedDocument], seeds: Sequence[int], out
         ("shipped:base", "base", "shipped", None, OVERLAPS[:1])
     ]
     jobs += [(f"shipped:{kind}", kind, "shipped", None, OVERLAPS) for kind in RECURRENCE]
-    jobs += [(str(out / f"live-{kind}-{seed}"), kind, "live", seed, OVERLAPS) for kind in RECURRENCE for seed in seeds]
+    jobs += [
+        (str(_live_folder(out, kind, seed)), kind, "live", seed, OVERLAPS) for kind in RECURRENCE for seed in seeds
+    ]
     total = sum(len(document.ids) - 1 for document in tokens)
     scores = Scores()
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:3.0f}%"))

@@ -94,7 +94,9 @@ def shorten(tokens: Sequence[TokenizedDocument], tokenizer: Any, most: int) -> l
 # ---- training --------------------------------------------------------------------------------------------
 
 
-def train_run(settings: TrainSettings, say: Say, show_progress: bool = True) -> dict[str, Any]:
+def train_run(
+    settings: TrainSettings, say: Say, show_progress: bool = True, progress_label: str = ""
+) -> dict[str, Any]:
     """Train as the settings say and leave model and result in `settings.out`; goes on with a run begun there."""
     out = Path(settings.out)
     started = time.time()
@@ -134,7 +136,7 @@ def train_run(settings: TrainSettings, say: Say, show_progress: bool = True) -> 
 
     say(_describe(model, settings))
     try:
-        outcome = train(model, sequences, settings, validate, tokenizer, show_progress)
+        outcome = train(model, sequences, settings, validate, tokenizer, show_progress, progress_label)
     except (OSError, RuntimeError) as error:
         raise _if_disk_full(error, settings.out) from error
     result = {

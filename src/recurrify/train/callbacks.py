@@ -99,10 +99,11 @@ def non_finite(what: str, step: int) -> UserError:
 
 
 class ShowProgress(TrainerCallback):
-    """A bar with loss, tokens per second and time left; plain lines where the output is not a terminal."""
+    """A bar with loss, tokens per second and time left; plain lines where the output is not a terminal, or with a
+    `label` that tells apart runs that share one."""
 
-    def __init__(self, tokens_per_step: int, console: Console | None = None) -> None:
-        self.tokens_per_step = tokens_per_step
+    def __init__(self, tokens_per_step: int, label: str = "", console: Console | None = None) -> None:
+        self.tokens_per_step, self.label = tokens_per_step, label
         self.console = console or Console(stderr=True)
         self.bar: Progress | None = None
         self.started, self.first_step, self.last_line = 0.0, 0, 0.0
@@ -112,7 +113,7 @@ class ShowProgress(TrainerCallback):
         self.started, self.first_step = time.monotonic(), state.global_step
         if not state.is_world_process_zero:
             return
-        if self.console.is_terminal:
+        if self.console.is_terminal and not self.label:
             columns = (TextColumn("training"), BarColumn(), TextColumn("{task.percentage:3.0f}%"))
             text = TextColumn("{task.fields[text]}")
             self.bar = Progress(*columns, text, TimeElapsedColumn(), TimeRemainingColumn(), console=self.console)
@@ -130,7 +131,8 @@ class ShowProgress(TrainerCallback):
         elif time.monotonic() - self.last_line > 15 or state.global_step == state.max_steps:
             self.last_line = time.monotonic()
             left = (state.max_steps - state.global_step) * seconds / max(state.global_step - self.first_step, 1)
-            print(f"{text}  {left / 60:.1f} min left", file=sys.stderr, flush=True)
+            label = f"{self.label}: " if self.label else ""
+            print(f"{label}{text}  {left / 60:.1f} min left", file=sys.stderr, flush=True)
 
     def on_log(
         self,

@@ -186,6 +186,7 @@ def train(
     validate: Validate | None = None,
     tokenizer: Any = None,
     show_progress: bool = True,
+    progress_label: str = "",
 ) -> TrainOutcome:
     """Train `model` in place, going on from the newest whole checkpoint in `settings.out` if there is one."""
     if settings.freeze_base:
@@ -199,7 +200,7 @@ def train(
             file=sys.stderr,
         )
     pad = getattr(tokenizer, "pad_token_id", None) or 0
-    progress = ShowProgress(per_step)
+    progress = ShowProgress(per_step, progress_label)
     trainer = RecurrentTrainer(
         model=model,
         args=args,
