@@ -154,7 +154,10 @@ def train_command(
         precision=precision,
         seed=seed,
     )
-    result = train_run(settings, say)
+    _report_training(train_run(settings, say), out)
+
+
+def _report_training(result: dict[str, Any], out: Path) -> None:
     best = min((e for e in result["history"] if "eval_loss" in e), key=lambda e: e["eval_loss"], default=None)
     if best is not None and is_first():
         typer.echo(

@@ -3,12 +3,13 @@
 import gzip
 import json
 import lzma
+import os
 from itertools import chain
 from pathlib import Path
 
 import pytest
 
-from recurrify.data import CORPORA, Document, Skipped, load_documents
+from recurrify.data import CORPORA, Document, Skipped, checksum, load_documents
 from recurrify.errors import UserError
 
 WORDS = " ".join(f"word{number}" for number in range(400))
@@ -240,3 +241,23 @@ def test_the_standard_library_is_split_by_module() -> None:
 def test_every_corpus_says_what_it_is() -> None:
     assert set(CORPORA) >= {"stdlib", "wikitext-103", "pg19"}
     assert all(corpus.description for corpus in CORPORA.values())
+
+
+def test_a_file_name_that_is_not_utf8_is_a_name_like_any_other(tmp_path: Path) -> None:
+    for number in range(4):
+        (tmp_path / f"{number}.txt").write_text("some text")
+    odd = tmp_path / os.fsdecode(b"caf\xe9.txt")
+    odd.write_text("some text")
+    documents = [
+        *load_documents(tmp_path, "train"),
+        *load_documents(tmp_path, "valid"),
+        *load_documents(tmp_path, "test"),
+    ]
+    assert len(documents) == 5
+    assert len(checksum(documents)) == 64
+
+
+def test_a_number_too_long_for_python_is_named_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "x"}\n{"text": "y", "n": ' + "9" * 5_000 + "}\n")
+    with pytest.raises(UserError, match="line 2"):
+        load_documents(tmp_path / "a.jsonl", "all")

@@ -138,7 +138,7 @@ def _read_json_lines(path: Path, name: str, content: str, text_field: str, skipp
 def _text_of_line(line: str, text_field: str, where: str) -> str:
     try:
         record = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{where} is not JSON ({error}): write one JSON object per line.") from error
     if not isinstance(record, dict):
         raise UserError(f"{where} is not a JSON object: write one such as {{{json.dumps(text_field)}: ...}}.")

@@ -31,7 +31,7 @@ def canonical_split(split: str) -> str:
 
 def stable_hash(name: str) -> int:
     """The same number on every machine, run and Python version, which `hash()` is not."""
-    return int(hashlib.sha256(name.encode()).hexdigest(), 16)
+    return int(hashlib.sha256(name.encode(errors="surrogateescape")).hexdigest(), 16)
 
 
 def deal(documents: list[Document], split: str) -> list[Document]:

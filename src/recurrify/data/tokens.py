@@ -66,7 +66,7 @@ def checksum(documents: Iterable[Document]) -> str:
     digest = hashlib.sha256()
     for document in documents:
         for part in document:
-            content = part.encode()
+            content = part.encode(errors="surrogateescape")
             # The length in front keeps ("ab", "c") and ("a", "bc") apart.
             digest.update(len(content).to_bytes(8, "big"))
             digest.update(content)
