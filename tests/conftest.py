@@ -1,7 +1,16 @@
-"""Tiny models run fastest on one thread, and a test must not depend on the tests before it."""
+"""Tiny models run fastest on one thread, a test must not depend on the tests before it, nor touch the user's cache."""
+
+from collections.abc import Iterator
 
 import pytest
 import torch
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -73,7 +73,6 @@ def _tiny_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     folder = tmp_path_factory.mktemp("shipped")
     verbosity = logging.get_verbosity()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         patch.setattr(loading, "SHIPPED", folder)
         patch.setitem(CORPORA, "stdlib", Corpus("a few lines", load_texts))
         ship(folder)

@@ -1,7 +1,10 @@
 """Parts of whole jobs that no other test would miss."""
 
+from pathlib import Path
+
 from recurrify.data import Document, tokenize_documents
-from recurrify.jobs import shorten
+from recurrify.jobs import shorten, train_run
+from support.runs import model_folder, run_settings, text_folder
 from support.words import word_tokenizer
 
 
@@ -13,3 +16,12 @@ def test_a_shortened_document_counts_what_is_left() -> None:
     assert same == short
     assert cut.ids.tolist() == long.ids[:4].tolist()
     assert (cut.words, cut.characters, cut.bytes) == (4, len("w10 w11 w12 w13"), len("w10 w11 w12 w13"))
+
+
+def test_validation_text_of_its_own_is_read_whole(tmp_path: Path) -> None:
+    base, texts = model_folder(tmp_path / "base"), text_folder(tmp_path / "texts")
+    valid = text_folder(tmp_path / "valid", documents=7, seed=1)
+    said: list[str] = []
+    train_run(run_settings(base, texts, tmp_path / "run", valid=str(valid)), said.append, show_progress=False)
+    assert any(line.startswith(f"{valid} (all): 7 documents") for line in said)
+    assert not any("(valid)" in line for line in said)

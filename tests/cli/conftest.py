@@ -1,4 +1,4 @@
-"""Models and text for the command line, each made once, and a token cache of their own."""
+"""Models and text for the command line, each made once."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -13,13 +13,6 @@ from support.commands import BUDGET, TRAINING, invoke
 from support.runs import model_folder, text_folder
 
 Command = Callable[..., str]
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 @pytest.fixture(autouse=True)

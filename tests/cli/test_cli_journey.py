@@ -199,6 +199,12 @@ class TestGenerate:
         assert words[:3] == ["w7", "w8", "w9"]
         assert 3 < len(words) <= 53
 
+    def test_top_p_of_almost_nothing_is_greedy(self, runs: dict[str, Path]) -> None:
+        asked = ["generate", runs["recurrent"], "--prompt", "w7 w8", "--max-new-tokens", 20, "--temperature", 5.0]
+        greedy = invoke(*asked[:-2], "--greedy")
+        assert invoke(*asked, "--top-p", 1e-6) == greedy
+        assert invoke(*asked, "--top-p", 1.0) != greedy
+
     def test_a_seed_repeats_a_sample(self, runs: dict[str, Path]) -> None:
         said = [
             invoke("generate", runs["recurrent"], "--prompt", "w7 w8", "--max-new-tokens", 20, "--seed", seed)

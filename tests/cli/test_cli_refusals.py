@@ -53,7 +53,7 @@ class TestText:
 
     def test_one_token(self, read: Refused, tmp_path: Path) -> None:
         (tmp_path / "short.txt").write_text("w9")
-        read(tmp_path / "short.txt")
+        assert "short.txt" in read(tmp_path / "short.txt")
 
     def test_one_token_of_everything(self, refused: Refused, base: Path, tmp_path: Path) -> None:
         (tmp_path / "short.txt").write_text("w9")

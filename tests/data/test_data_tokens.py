@@ -82,7 +82,7 @@ def test_batches_do_not_change_the_ids(
 
 
 def test_documents_that_cannot_be_scored_are_an_error(tokenizer: PreTrainedTokenizerFast) -> None:
-    with pytest.raises(UserError, match="None of the 1 documents gives 2 tokens"):
+    with pytest.raises(UserError, match="no text gives 2 tokens or more"):
         tokenize_documents(DOCUMENTS[1:2], tokenizer)
 
 

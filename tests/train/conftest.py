@@ -1,4 +1,4 @@
-"""One tiny model and one folder of text for all training tests, and a token cache of their own."""
+"""One tiny model and one folder of text for all training tests."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,13 +7,6 @@ import pytest
 from transformers import logging
 
 from support.runs import model_folder, text_folder
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 @pytest.fixture(autouse=True)

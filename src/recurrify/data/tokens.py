@@ -54,9 +54,10 @@ def tokenize_documents(
             else:
                 tokenized.append(_measured(document, ids))
     if not tokenized:
+        which = repr(documents[0].name) if documents else "no document"
+        which += f" and {len(documents) - 1} more" if len(documents) > 1 else ""
         raise UserError(
-            f"None of the {len(documents)} documents gives {FEWEST_TOKENS} tokens or more, "
-            "the fewest that can be scored: give longer texts."
+            f"{which}: no text gives {FEWEST_TOKENS} tokens or more, the fewest that can be scored: give longer texts."
         )
     return tokenized
 

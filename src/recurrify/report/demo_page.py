@@ -98,6 +98,8 @@ def _gains(result: Mapping[str, Any]) -> str:
     note = "Intervals come from a paired bootstrap over documents, and over seeds where there are several."
     if any(gain.seeds == 1 for gain in gains(result)):
         note += " With one seed they do not cover the chance in training."
+    if any(gain.seeds == 2 for gain in gains(result)):
+        note += " Two seeds, compared seed by seed on the same batches, cover little of it."
     return parts.section("What recurrence gains", [parts.table(table), parts.paragraph(note, "note")])
 
 
