@@ -10,6 +10,7 @@ from recurrify.recurrence import (
     RecurrentForCausalLM,
     RecurrentForMaskedLM,
     RecurrentModel,
+    TailConfig,
     add_recurrence,
     register_with_transformers,
 )
@@ -31,6 +32,7 @@ __all__ = [
     "RecurrentForMaskedLM",
     "RecurrentModel",
     "State",
+    "TailConfig",
     "UserError",
     "Window",
     "__version__",

@@ -2,19 +2,19 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from transformers import TextStreamer, logging, set_seed
 
 from recurrify import __version__, options
+from recurrify.commands import experiment
+from recurrify.commands.pretrain import pretrain_command
+from recurrify.console import err_console, is_first, out_console, progress_bar, say
 from recurrify.demo import run_demo
 from recurrify.errors import UserError
 from recurrify.evaluate import Evaluation
@@ -32,19 +32,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-out_console = Console()
-err_console = Console(stderr=True)
-
-
-def is_first() -> bool:
-    """One voice is enough where several processes train together."""
-    return os.environ.get("RANK", "0") == "0"
-
-
-def say(text: str) -> None:
-    if not is_first():
-        return
-    err_console.print(text, style="dim", highlight=False, markup=False, soft_wrap=True)
 
 
 def version(wanted: bool) -> None:
@@ -111,6 +98,8 @@ def train_command(
     schedule: options.Schedule = "constant_with_warmup",
     freeze_base: options.FreezeBase = False,
     precision: options.Precision = "auto",
+    compile: options.Compile = "auto",
+    group_by_length: options.GroupByLength = False,
     seed: options.Seed = 0,
 ) -> None:
     """Add recurrence to a model and fine-tune it on your text.
@@ -152,6 +141,8 @@ def train_command(
         valid_tokens=valid_tokens,
         patience=patience,
         precision=precision,
+        compile=compile,
+        group_by_length=group_by_length,
         seed=seed,
     )
     _report_training(train_run(settings, say), out)
@@ -177,6 +168,10 @@ def _layer(text: str | None) -> Any:
         return int(text)
     except ValueError as error:
         raise UserError(f"`--insert-layer` must be a layer's number from 1 on, or all: got {text!r}.") from error
+
+
+app.command(name="pretrain")(pretrain_command)
+app.add_typer(experiment.app, name="experiment")
 
 
 @app.command()
@@ -208,7 +203,7 @@ def evaluate(
         model.set_recurrence(window=window, overlap=overlaps[0])
         tokens, checksum = read_text(data, split, tokenizer, say, text_field, tokens_per_document)
         total = len(overlaps) * sum(len(document.ids) - 1 for document in tokens)
-        with _progress(name, total) as advance:
+        with progress_bar(name, total) as advance:
             scores, found[name] = evaluation_rows(model.to(where), tokens, overlaps, advance, rows, half)
         table += [{"model": name, "mechanism": model.recurrence.mechanism, **row} for row in scores]
     gains = [
@@ -248,15 +243,6 @@ def _common_windows(models: list[str], window: int | None, overlap: list[int] | 
 
 def _list(numbers: Iterable[int]) -> str:
     return " and ".join(str(number) for number in sorted(set(numbers)))
-
-
-@contextmanager
-def _progress(name: str, total: int) -> Iterator[Callable[[int], None]]:
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:3.0f}%"))
-    times = (TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, *times, console=err_console, transient=True) as bar:
-        task = bar.add_task(name, total=total)
-        yield lambda done: bar.advance(task, done)
 
 
 def _print_evaluation(rows: list[dict[str, Any]], gains: list[dict[str, Any]]) -> None:

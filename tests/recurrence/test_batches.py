@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from recurrify import NoRecurrence, State, add_recurrence
-from support.checks import VARIANTS, WINDOW, answer, close, recurrent, same_state
+from support.checks import EVERYWHERE, VARIANTS, WINDOW, answer, close, recurrent, same_state
 from support.models import DECODERS, ENCODERS, KINDS, PAD, text, tiny
 
 LENGTHS = (21, 5, 16, 13)
@@ -52,10 +52,10 @@ def check_rows(model: Any, batch: Batch, state: State | None = None) -> State:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize(("setting", "side"), [*[("overlap", side) for side in SIDES], ("tail", "holes")])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_padded_rows_equal_rows_alone(family: str, side: str) -> None:
-    model = recurrent(family, overlap=3)
+def test_padded_rows_equal_rows_alone(family: str, setting: str, side: str) -> None:
+    model = recurrent(family, **EVERYWHERE[setting])
     state = check_rows(model, ragged(side))
     assert state.live.tolist() == [True, False, True, True]
     state = check_rows(model, ragged(side, seed=1, lengths=(4, 12, 1, 9)), state)
@@ -72,9 +72,10 @@ def test_padded_rows_equal_rows_alone_in_every_variant(family: str, variant: str
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("setting", ["overlap", "tail"])
 @pytest.mark.parametrize("family", ["gpt2", "llama", "bert"])
-def test_padded_rows_equal_rows_alone_in_eager_attention(family: str) -> None:
-    model = recurrent(family, overlap=3)
+def test_padded_rows_equal_rows_alone_in_eager_attention(family: str, setting: str) -> None:
+    model = recurrent(family, **EVERYWHERE[setting])
     model.base.set_attn_implementation("eager")
     state = check_rows(model, ragged("holes"))
     check_rows(model, ragged("left", seed=1, lengths=(4, 12, 1, 9)), state)
@@ -149,10 +150,10 @@ def test_padding_gets_no_gradient(training: bool) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("overlap", [0, 3])
+@pytest.mark.parametrize("setting", EVERYWHERE)
 @pytest.mark.parametrize("family", DECODERS)
-def test_the_future_never_changes_the_past(family: str, overlap: int) -> None:
-    model, ids = recurrent(family, overlap=overlap), text(1, 20)
+def test_the_future_never_changes_the_past(family: str, setting: str) -> None:
+    model, ids = recurrent(family, **EVERYWHERE[setting]), text(1, 20)
     before = model(ids).logits
     for changed in range(1, 20):
         other = ids.clone()

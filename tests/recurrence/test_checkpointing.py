@@ -6,7 +6,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from support.checks import VARIANTS, VARIED, WINDOW, close, gradients, recurrent, same_gradients, same_state
+from support.checks import (
+    EVERYWHERE,
+    VARIANTS,
+    VARIED,
+    WINDOW,
+    close,
+    gradients,
+    recurrent,
+    same_gradients,
+    same_state,
+)
 from support.models import DECODERS, WIDTH, text
 
 DROPOUT = {
@@ -36,9 +46,10 @@ def check_same(plain: Any, checkpointed: Any, ids: Tensor, **inputs: Any) -> Non
         assert torch.equal(ours, theirs), f"{name} moved differently"
 
 
+@pytest.mark.parametrize("setting", ["overlap", "tail"])
 @pytest.mark.parametrize("family", DECODERS)
-def test_every_family(family: str) -> None:
-    models = [recurrent(family, base={"dtype": torch.double}, overlap=3) for _ in range(2)]
+def test_every_family(family: str, setting: str) -> None:
+    models = [recurrent(family, base={"dtype": torch.double}, **EVERYWHERE[setting]) for _ in range(2)]
     check_same(*models, text(2, 20))
 
 
@@ -62,10 +73,11 @@ def test_with_dropout(family: str, standardize: bool) -> None:
     check_same(*[recurrent(family, base=base, standardize=standardize) for _ in range(2)], text(2, 28))
 
 
+@pytest.mark.parametrize("setting", ["overlap", "tail"])
 @pytest.mark.parametrize("family", ["gpt2", "bert"])
-def test_rows_that_stand_at_different_places(family: str) -> None:
+def test_rows_that_stand_at_different_places(family: str, setting: str) -> None:
     """One row goes on, one begins anew, one is in the middle of its first window; the batch is ragged as well."""
-    models = [recurrent(family, base={"dtype": torch.double}, overlap=3) for _ in range(2)]
+    models = [recurrent(family, base={"dtype": torch.double}, **EVERYWHERE[setting]) for _ in range(2)]
     mask = torch.arange(12)[None] < torch.tensor([12, 12, 5])[:, None]
     with torch.no_grad():
         state = models[0](text(3, 12, seed=3), attention_mask=mask).state.reset([1])

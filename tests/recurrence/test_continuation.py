@@ -9,6 +9,7 @@ from torch import Tensor
 
 from recurrify import NoRecurrence, State, UserError, add_recurrence
 from support.checks import (
+    EVERYWHERE,
     OVERLAPS,
     VARIANTS,
     VARIED,
@@ -42,10 +43,10 @@ def check_split(model: Any, splits: list[int], whole: Any = None) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("overlap", OVERLAPS)
+@pytest.mark.parametrize("setting", EVERYWHERE)
 @pytest.mark.parametrize("family", DECODERS)
-def test_two_calls_at_every_split(family: str, overlap: int) -> None:
-    model = recurrent(family, overlap=overlap)
+def test_two_calls_at_every_split(family: str, setting: str) -> None:
+    model = recurrent(family, **EVERYWHERE[setting])
     whole = model(text(2, LENGTH))
     for split in range(1, LENGTH):
         check_split(model, [split], whole)
@@ -69,13 +70,13 @@ def test_token_by_token(family: str) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("task", ["masked", "bare"])
-@pytest.mark.parametrize("overlap", OVERLAPS)
+@pytest.mark.parametrize("setting", EVERYWHERE)
 @pytest.mark.parametrize("family", ENCODERS)
-def test_encoders_at_every_border(family: str, overlap: int, task: str) -> None:
+def test_encoders_at_every_border(family: str, setting: str, task: str) -> None:
     """Attention that looks both ways sees less of a window that is cut short: borders alone are the same."""
-    model = recurrent(family, task, overlap=overlap)
+    model = recurrent(family, task, **EVERYWHERE[setting])
     whole = model(text(2, LENGTH))
-    borders = list(range(WINDOW, LENGTH, WINDOW - overlap))
+    borders = list(range(WINDOW, LENGTH, model.recurrence.stride))
     for split in borders:
         check_split(model, [split], whole)
     check_split(model, borders, whole)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from recurrify import NoRecurrence, add_recurrence
-from support.checks import OVERLAPS, VARIANTS, VARIED, WINDOW, answer, config, recurrent
+from support.checks import MECHANISMS, OVERLAPS, VARIANTS, VARIED, WINDOW, answer, config, recurrent
 from support.models import KINDS, text, tiny
 
 ATTENTION = ("sdpa", "eager")
@@ -28,13 +28,14 @@ def test_switched_off_equals_the_base(kind: tuple[str, str], attention: str) -> 
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("mechanism", MECHANISMS)
 @pytest.mark.parametrize("attention", ATTENTION)
 @pytest.mark.parametrize("kind", KINDS, ids="-".join)
-def test_first_window_equals_the_base(kind: tuple[str, str], attention: str) -> None:
+def test_first_window_equals_the_base(kind: tuple[str, str], attention: str, mechanism: str) -> None:
     base = with_attention(kind, attention)
     ids = text(2, 3 * WINDOW)
     expected = answer_of_base(base, ids[:, :WINDOW])
-    model = add_recurrence(base, config())
+    model = add_recurrence(base, config(mechanism))
     assert torch.equal(answer(model(ids[:, :WINDOW])), expected)
     assert torch.equal(answer(model(ids))[:, :WINDOW], expected)
 
@@ -73,11 +74,12 @@ def test_the_base_still_runs_by_itself() -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("family", VARIED)
-def test_eager_and_fused_attention_agree(family: str) -> None:
+@pytest.mark.parametrize("variant", ["standardized_overlap", "tail_pooled"])
+@pytest.mark.parametrize("family", [*VARIED, "bert"])
+def test_eager_and_fused_attention_agree(family: str, variant: str) -> None:
     answers = []
     for attention in ATTENTION:
-        model = recurrent(family, overlap=3, slots=3)
+        model = recurrent(family, **VARIANTS[variant])
         model.base.set_attn_implementation(attention)
         answers.append(model(text(2, 28)).logits)
     torch.testing.assert_close(*answers, rtol=1e-5, atol=1e-5)

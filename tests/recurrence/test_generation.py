@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import pipeline
 
 from recurrify import NoRecurrence, UserError, add_recurrence
-from support.checks import OVERLAPS, VARIANTS, VARIED, WINDOW, recurrent, same_state
+from support.checks import EVERYWHERE, OVERLAPS, VARIANTS, VARIED, WINDOW, recurrent, same_state
 from support.models import DECODERS, PAD, POSITIONS, text, tiny
 from support.words import word_tokenizer
 
@@ -63,19 +63,20 @@ def test_greedy_in_eager_attention_and_switched_off(overlap: int) -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("setting", EVERYWHERE)
 @pytest.mark.parametrize("family", DECODERS)
-def test_logits_of_every_step(family: str) -> None:
+def test_logits_of_every_step(family: str, setting: str) -> None:
     """Equal tokens could hide small differences; logits cannot."""
-    model, ids = recurrent(family, overlap=3), text(2, 5)
+    model, ids = recurrent(family, **EVERYWHERE[setting]), text(2, 5)
     output = generate(model, ids, output_logits=True, return_dict_in_generate=True)
     expected = model(output.sequences[:, :-1]).logits[:, 4:]
     torch.testing.assert_close(torch.stack(output.logits, 1), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("overlap", OVERLAPS)
+@pytest.mark.parametrize("setting", EVERYWHERE)
 @pytest.mark.parametrize("family", DECODERS)
-def test_ragged_prompts_equal_each_alone(family: str, overlap: int) -> None:
-    model = recurrent(family, overlap=overlap)
+def test_ragged_prompts_equal_each_alone(family: str, setting: str) -> None:
+    model = recurrent(family, **EVERYWHERE[setting])
     rows = [text(1, length, seed=length) for length in (13, 2, WINDOW)]
     ids, mask = left_padded(rows)
     together = generate(model, ids, attention_mask=mask)[:, ids.shape[1] :]

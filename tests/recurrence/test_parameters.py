@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file
 
 from recurrify import add_recurrence
-from support.checks import VARIANTS, VARIED, WINDOW, config, recurrent
+from support.checks import MECHANISMS, VARIANTS, VARIED, WINDOW, config, recurrent
 from support.models import KINDS, text, tiny
 
 EXPECTED = {
@@ -37,9 +37,10 @@ def test_every_variant_is_registered_saved_and_trained(family: str, variant: str
         assert value.grad.abs().max() > 0, f"{name} has a gradient of zero"
 
 
+@pytest.mark.parametrize("mechanism", MECHANISMS)
 @pytest.mark.parametrize("kind", KINDS, ids="-".join)
-def test_every_added_parameter_trains_in_every_family(kind: tuple[str, str]) -> None:
-    model = add_recurrence(tiny(*kind), config()).train()
+def test_every_added_parameter_trains_in_every_family(kind: tuple[str, str], mechanism: str) -> None:
+    model = add_recurrence(tiny(*kind), config(mechanism)).train()
     if kind[1] == "bare":
         model(text(2, 20)).last_hidden_state[:, WINDOW:].square().sum().backward()
     else:

@@ -1,4 +1,4 @@
-"""The library against the naive reference: loss, logits, memory and every gradient, in double precision."""
+"""The paper's mechanism against the naive reference: loss, logits, memory and every gradient, in double precision."""
 
 from types import SimpleNamespace
 
@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from support import reference
-from support.checks import VARIANTS, close, gradients, recurrent, same_gradients
+from support.checks import CARRIES, close, gradients, recurrent, same_gradients
 from support.models import text
 
 WINDOWS = {"gpt2": reference.gpt2_window, "llama": reference.llama_window}
@@ -25,10 +25,10 @@ def _exact_norm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", CARRIES)
 @pytest.mark.parametrize("family", WINDOWS)
 def test_equals_the_reference(family: str, variant: str, training: bool) -> None:
-    model = recurrent(family, base={"dtype": torch.double}, **VARIANTS[variant]).train(training)
+    model = recurrent(family, base={"dtype": torch.double}, **CARRIES[variant]).train(training)
     weights = dict(model.named_parameters()) | {name: value.clone() for name, value in model.named_buffers()}
     settings = SimpleNamespace(**vars(model.recurrence))
     ids = text(2, 28)

@@ -5,13 +5,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recurrify import CarryConfig, State, add_recurrence
+from recurrify import State, add_recurrence
+from recurrify.recurrence import RecurrenceConfig, recurrence_config
 from support.models import tiny
 
 WINDOW = 8
 OVERLAPS = (0, 3)
 
-VARIANTS: dict[str, dict[str, Any]] = {
+CARRIES: dict[str, dict[str, Any]] = {
     "paper": {},
     "overlap": {"overlap": 3},
     "max": {"pooling": "max", "overlap": 3},
@@ -23,11 +24,25 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "standardized_overlap": {"standardize": True, "overlap": 3, "slots": 3},
 }
 """Pairs of settings in which each value of each setting occurs."""
+TAILS: dict[str, dict[str, Any]] = {
+    "tail": {"mechanism": "tail"},
+    "tail_one_layer": {"mechanism": "tail", "overlap": 3, "until_layer": 2, "pooled_slots": 1},
+    "tail_pooled": {"mechanism": "tail", "overlap": 3, "pooled_slots": 2},
+    "tail_whole": {"mechanism": "tail", "tail": WINDOW, "insert_layer": 3, "until_layer": 3},
+}
+VARIANTS = CARRIES | TAILS
+EVERYWHERE: dict[str, dict[str, Any]] = {"disjoint": {}, "overlap": {"overlap": 3}, "tail": TAILS["tail_pooled"]}
+"""What the costly tests put to every family."""
+MECHANISMS: dict[str, dict[str, Any]] = {
+    "carry": {"hidden_layers": 1, "hidden_size": 12},
+    "tail": {"tail": 4, "hidden_size": 12},
+}
+"""With the settings that make each of them small."""
 VARIED = ("gpt2", "llama")
 
 
-def config(**settings: Any) -> CarryConfig:
-    return CarryConfig(**{"window": WINDOW, "hidden_layers": 1, "hidden_size": 12, **settings})
+def config(mechanism: str = "carry", **settings: Any) -> RecurrenceConfig:
+    return recurrence_config({"mechanism": mechanism, "window": WINDOW, **MECHANISMS[mechanism], **settings})
 
 
 def recurrent(family: str, task: str | None = None, base: dict[str, Any] | None = None, **settings: Any) -> Any:
@@ -44,6 +59,7 @@ def stir(model: Any) -> None:
         return
     torch.manual_seed(1)
     for name, value in (*model.mechanism.named_parameters(), *model.mechanism.named_buffers()):
+        name = name.rpartition(".")[2]
         if name in ("layer_scores", "running_mean"):
             value.copy_(torch.randn_like(value))
         elif name == "running_variance":

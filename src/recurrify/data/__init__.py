@@ -1,21 +1,30 @@
 """Text in, token ids out: documents, their splits, their tokens, and the sequences a model trains on."""
 
 from recurrify.data.documents import CORPORA, Corpus, load_documents
+from recurrify.data.packed import PackedRows, collate_rows, pack_documents
 from recurrify.data.records import Document, Skipped
 from recurrify.data.sequences import TrainingSequences, collate
 from recurrify.data.token_cache import tokenize_cached, tokenized
+from recurrify.data.tokenizers import check_vocabulary_size, load_tokenizer, make_tokenizer, save_tokenizer
 from recurrify.data.tokens import TokenizedDocument, checksum, tokenize_documents
 
 __all__ = [
     "CORPORA",
     "Corpus",
     "Document",
+    "PackedRows",
     "Skipped",
     "TokenizedDocument",
     "TrainingSequences",
+    "check_vocabulary_size",
     "checksum",
     "collate",
+    "collate_rows",
     "load_documents",
+    "load_tokenizer",
+    "make_tokenizer",
+    "pack_documents",
+    "save_tokenizer",
     "tokenize_cached",
     "tokenize_documents",
     "tokenized",

@@ -11,6 +11,7 @@ from recurrify.data.hub import is_saved_dataset, load_hub, row_documents, wikite
 from recurrify.data.records import Document, Skipped
 from recurrify.data.splits import canonical_split
 from recurrify.data.stdlib import load_stdlib
+from recurrify.data.wikipedia import load_enwik8, load_text8
 from recurrify.errors import UserError
 
 __all__ = ["CORPORA", "Corpus", "Document", "Skipped", "load_documents"]
@@ -55,7 +56,11 @@ CORPORA: dict[str, Corpus] = {
     "stdlib": Corpus("the sources of Python's standard library, one document per file; offline", load_stdlib),
     "wikitext-103": Corpus("WikiText-103 (raw) from the hub, one document per article", _load_wikitext),
     "pg19": Corpus("PG-19 from the hub, one document per book", _load_pg19),
+    "enwik8": Corpus("100 MB of Wikipedia with its markup, one document per article", load_enwik8),
+    "text8": Corpus("100 MB of Wikipedia as plain words, one document per split", load_text8),
 }
+OF_A_FILE = {"enwik8": load_enwik8, "text8": load_text8}
+"""Corpora whose file may be named, as in `enwik8:PATH`."""
 
 
 def load_documents(
@@ -70,7 +75,8 @@ def load_documents(
 
     `source` is the first of these that fits:
 
-    - a name in `CORPORA`: `stdlib`, `wikitext-103`, `pg19` (a file of that name is `./stdlib`);
+    - a name in `CORPORA`: `stdlib`, `wikitext-103`, `pg19`, `enwik8`, `text8` (a file of that name is `./stdlib`);
+    - `enwik8:PATH` or `text8:PATH`, these two out of a file of yours;
     - `hf:owner/name` or `hf:owner/name:config`, a Hugging Face data set, or `hf:` and the path of one;
     - a file: one document of UTF-8 text, or with `.jsonl` or `.ndjson` one document per line, taken from
       the field `text_field`; either may be compressed as `.gz` or `.xz`;
@@ -100,6 +106,9 @@ def load_documents(
 def _load(source: str, split: str, text_field: str, limit: int | None, skipped: list[Skipped]) -> list[Document]:
     if source in CORPORA:
         return CORPORA[source].load(split, limit, skipped)
+    corpus, _, file = source.partition(":")
+    if file and corpus in OF_A_FILE:
+        return OF_A_FILE[corpus](split, limit, skipped, file)
     path = Path(source).expanduser()
     hub_name: str | None = None
     if source.startswith(HUB_PREFIX):

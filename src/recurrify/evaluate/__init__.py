@@ -1,18 +1,34 @@
 """How good a model is, how sure that is, and what it costs."""
 
 from recurrify.evaluate.bootstrap import Gain, interval, relative_gain
+from recurrify.evaluate.continuations import Context, continue_contexts, sample_contexts
+from recurrify.evaluate.cost import convergence, measure_cost
 from recurrify.evaluate.evaluation import METRICS, Evaluation, ScoredDocument
 from recurrify.evaluate.flops import full_flops_per_token, paper_flops_per_token
 from recurrify.evaluate.perplexity import evaluate_documents
+from recurrify.evaluate.prediction import Predictions, collect_predictions, predict_documents, prediction_metrics
+from recurrify.evaluate.topics import TopicModel, compare_topics, fit_topics
 
 __all__ = [
     "METRICS",
+    "Context",
     "Evaluation",
     "Gain",
+    "Predictions",
     "ScoredDocument",
+    "TopicModel",
+    "collect_predictions",
+    "compare_topics",
+    "continue_contexts",
+    "convergence",
     "evaluate_documents",
+    "fit_topics",
     "full_flops_per_token",
     "interval",
+    "measure_cost",
     "paper_flops_per_token",
+    "predict_documents",
+    "prediction_metrics",
     "relative_gain",
+    "sample_contexts",
 ]

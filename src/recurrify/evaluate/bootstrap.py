@@ -20,7 +20,7 @@ class Gain:
 
 
 def interval(
-    evaluation: Evaluation,
+    evaluation: Evaluation | Sequence[Evaluation],
     metric: str = "perplexity_per_word",
     samples: int = 2000,
     seed: int = 0,
@@ -29,19 +29,25 @@ def interval(
     """Where the metric would mostly lie on other documents of the same kind; None with a single document.
 
     Documents are drawn with replacement, whole: tokens of one document are not independent of each other. A
-    single document drawn again is always itself, which would give an interval of no width, and a false one.
+    single document drawn again is always itself, which would give an interval of no width, and a false one. Of
+    several evaluations of the same documents, one per training seed, it is the mean's interval, seeds drawn too.
     """
     _check(samples, level)
     if metric not in METRICS:
         raise UserError(f"Unknown metric {metric!r}: known are {', '.join(METRICS)}.")
-    if len(evaluation.names) == 1:
+    found = [evaluation] if isinstance(evaluation, Evaluation) else list(evaluation)
+    _check_same_documents([found])
+    if len(found[0].names) == 1:
         return None
     random = np.random.default_rng(seed)
-    units = evaluation.units(metric)
+    units = found[0].units(metric)
+    losses = np.stack([one.nll for one in found])
     values = np.empty(samples)
     for sample in range(samples):
         drawn = _draw(random, len(units))
-        values[sample] = METRICS[metric].value(float(evaluation.nll[drawn].sum()), int(units[drawn].sum()))
+        seeds = _draw(random, len(found)) if len(found) > 1 else [0]
+        total = int(units[drawn].sum())
+        values[sample] = np.mean([METRICS[metric].value(float(losses[one, drawn].sum()), total) for one in seeds])
     return _quantiles(values, level)
 
 
@@ -118,7 +124,7 @@ def _check(samples: int, level: float) -> None:
 
 
 def _check_same_documents(sides: Sequence[Sequence[Evaluation]]) -> None:
-    for name, side in zip(("plain", "recurrent"), sides, strict=True):
+    for name, side in zip(("plain", "recurrent"), sides, strict=False):
         if not side:
             raise UserError(f"`{name}` is empty: give one evaluation, or one per seed.")
     first = sides[0][0]

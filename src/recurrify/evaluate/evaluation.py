@@ -1,7 +1,7 @@
 """What an evaluation found: losses by document, and the rates that are published about them."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -98,6 +98,23 @@ class Evaluation:
             "loss_by_window": list(self.loss_by_window),
             "documents": [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)],
         }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Evaluation":
+        """What `to_dict` wrote down."""
+        rows = values["documents"]
+        return cls(
+            window=values["window"],
+            overlap=values["overlap"],
+            names=tuple(row["name"] for row in rows),
+            nll=np.array([row["nll"] for row in rows], dtype=np.float64),
+            **{
+                unit: np.array([row[unit] for row in rows], dtype=np.int64)
+                for unit in ("tokens", "words", "characters", "bytes")
+            },
+            loss_by_position=tuple(values["loss_by_position"]),
+            loss_by_window=tuple(values["loss_by_window"]),
+        )
 
 
 @dataclass(frozen=True)

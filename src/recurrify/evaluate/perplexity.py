@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -20,6 +20,15 @@ from recurrify.recurrence import (
     add_recurrence,
 )
 from recurrify.state import State
+
+
+class NamedTokens(Protocol):
+    """As much of a document as reading it takes."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def ids(self) -> np.ndarray: ...
 
 
 def evaluate_documents(
@@ -42,11 +51,29 @@ def evaluate_documents(
     - `bf16` computes in bfloat16 where the model is on a CUDA device; elsewhere it does nothing.
     - `progress` is called after each forward pass with the number of tokens it scored.
     """
-    for name, value in (("rows", rows), ("windows_per_call", windows_per_call)):
-        if value < 1:
-            raise UserError(f"`{name}` must be at least 1: got {name}={value}.")
+    check_counts(rows=rows, windows_per_call=windows_per_call)
+    with scoring(model, documents, window, overlap, bf16) as recurrent:
+        tally = Tally(documents, recurrent.recurrence.window, recurrent.recurrence.overlap)
+
+        def read(lanes: Sequence[Lane], state: State) -> State:
+            losses, state = _losses(recurrent, lanes, state)
+            for lane, row in zip(lanes, losses, strict=True):
+                scored = row[: lane.stop - lane.start]
+                check_finite(scored, documents[lane.document], lane.start, "loss")
+                tally.add(lane.document, lane.start, scored)
+            return state
+
+        read_side_by_side(recurrent, documents, read, rows, windows_per_call, progress)
+    return tally.evaluation()
+
+
+@contextmanager
+def scoring(
+    model: PreTrainedModel, documents: Sequence[NamedTokens], window: int | None, overlap: int | None, bf16: bool
+) -> Iterator[RecurrentForCausalLM]:
+    """The model, ready to score the documents, and as it was before afterwards."""
     with evaluation_mode(model):
-        recurrent = _as_recurrent(model, window, overlap)
+        recurrent = as_recurrent(model, window, overlap)
         _check_documents(documents, recurrent.base.config.vocab_size)
         half = bf16 and recurrent.device.type == "cuda"
         with (
@@ -54,9 +81,7 @@ def evaluate_documents(
             torch.inference_mode(),
             torch.autocast("cuda", torch.bfloat16) if half else nullcontext(),
         ):
-            tally = Tally(documents, recurrent.recurrence.window, recurrent.recurrence.overlap)
-            _score(recurrent, documents, tally, rows, windows_per_call, progress)
-    return tally.evaluation()
+            yield recurrent
 
 
 @contextmanager
@@ -86,7 +111,7 @@ def recurrence_settings(model: RecurrentPreTrainedModel, window: int | None, ove
         model.set_recurrence(window=before.window, overlap=before.overlap)
 
 
-def _as_recurrent(model: PreTrainedModel, window: int | None, overlap: int | None) -> RecurrentForCausalLM:
+def as_recurrent(model: PreTrainedModel, window: int | None, overlap: int | None) -> RecurrentForCausalLM:
     recurrent: Any = model
     if not isinstance(model, RecurrentPreTrainedModel):
         settings = NoRecurrence(
@@ -96,13 +121,29 @@ def _as_recurrent(model: PreTrainedModel, window: int | None, overlap: int | Non
         recurrent = add_recurrence(model, settings)
     if not isinstance(recurrent, RecurrentForCausalLM):
         raise UserError(
-            f"Perplexity needs a model that predicts the next token: got {type(model).__name__}; "
+            f"This needs a model that predicts the next token: got {type(model).__name__}; "
             "load it with AutoModelForCausalLM."
         )
     return recurrent
 
 
-def _check_documents(documents: Sequence[ScoredDocument], vocabulary: int) -> None:
+def check_counts(**counts: int) -> None:
+    for name, value in counts.items():
+        if value < 1:
+            raise UserError(f"`{name}` must be at least 1: got {name}={value}.")
+
+
+def check_finite(values: np.ndarray, document: NamedTokens, first: int, what: str) -> None:
+    """`values` (tokens, …) come from predicting with the document's inputs `first`, `first + 1`, …"""
+    finite = np.isfinite(values).reshape(len(values), -1).all(1)
+    if not finite.all():
+        raise UserError(
+            f"The {what} of document {document.name!r} is not a finite number from token "
+            f"{first + 1 + int(np.argmin(finite))} on: check the model's weights, or run it in float32."
+        )
+
+
+def _check_documents(documents: Sequence[NamedTokens], vocabulary: int) -> None:
     if len(documents) == 0:
         raise UserError("There is nothing to evaluate: give at least one document.")
     for document in documents:
@@ -111,13 +152,17 @@ def _check_documents(documents: Sequence[ScoredDocument], vocabulary: int) -> No
                 f"Document {document.name!r} has {len(document.ids)} token(s), but scoring needs at least 2: "
                 "leave it out."
             )
-        largest = int(np.max(document.ids))
-        # On a GPU such an id would end the process in the middle of a kernel.
-        if largest >= vocabulary or int(np.min(document.ids)) < 0:
-            raise UserError(
-                f"Document {document.name!r} has token ids up to {largest}, but the model knows 0 to "
-                f"{vocabulary - 1}: tokenize it with the model's own tokenizer."
-            )
+        check_ids(document.ids, f"Document {document.name!r}", vocabulary)
+
+
+def check_ids(ids: np.ndarray, whose: str, vocabulary: int) -> None:
+    largest = int(np.max(ids))
+    # On a GPU such an id would end the process in the middle of a kernel.
+    if largest >= vocabulary or int(np.min(ids)) < 0:
+        raise UserError(
+            f"{whose} has token ids up to {largest}, but the model knows 0 to {vocabulary - 1}: "
+            "tokenize it with the model's own tokenizer."
+        )
 
 
 @dataclass
@@ -142,14 +187,15 @@ class Lane:
         self.start, self.stop = self.stop, min(self.stop + fresh, len(self.ids) - 1)
 
 
-def _score(
+def read_side_by_side(
     model: RecurrentForCausalLM,
-    documents: Sequence[ScoredDocument],
-    tally: Tally,
+    documents: Sequence[NamedTokens],
+    read: Callable[[Sequence[Lane], State], State],
     rows: int,
     windows_per_call: int,
     progress: Callable[[int], None] | None,
 ) -> None:
+    """Call `read` with the coming inputs of each row and the state before them until all documents are read."""
     # The longest first: a long document begun last would be read alone, in an otherwise empty batch.
     longest_first = sorted(range(len(documents)), key=lambda index: -len(documents[index].ids))
     waiting = deque(Lane(index, np.asarray(documents[index].ids)) for index in longest_first)
@@ -159,23 +205,23 @@ def _score(
     while lanes:
         for lane in lanes:
             lane.advance(window, stride, windows_per_call)
-        losses, state = _run(model, lanes, state)
-        for lane, row in zip(lanes, losses, strict=True):
-            scored = row[: lane.stop - lane.start]
-            if not np.isfinite(scored).all():
-                token = lane.start + 1 + int(np.argmin(np.isfinite(scored)))
-                raise UserError(
-                    f"The loss of document {documents[lane.document].name!r} is not a finite number from "
-                    f"token {token} on: check the model's weights, or run it in float32."
-                )
-            tally.add(lane.document, lane.start, scored)
+        state = read(lanes, state)
         if progress is not None:
             progress(sum(lane.stop - lane.start for lane in lanes))
         lanes, state = _next_lanes(lanes, waiting, state)
 
 
-def _run(model: RecurrentForCausalLM, lanes: Sequence[Lane], state: State) -> tuple[np.ndarray, State]:
-    """One forward pass; the losses (rows, longest) in float64, each row from its first column on."""
+class Batch(NamedTuple):
+    """(rows, longest), each row from its first column on."""
+
+    inputs: Tensor
+    labels: Tensor
+    """What follows each input, -100 behind a row's last."""
+    mask: Tensor
+
+
+def batch_of(lanes: Sequence[Lane], device: torch.device) -> Batch:
+    """The lanes' coming inputs as one batch."""
     longest = max(lane.stop - lane.start for lane in lanes)
     inputs = np.zeros((len(lanes), longest), dtype=np.int64)
     labels, mask = np.full_like(inputs, -100), np.zeros_like(inputs)
@@ -184,14 +230,16 @@ def _run(model: RecurrentForCausalLM, lanes: Sequence[Lane], state: State) -> tu
         inputs[row, :count] = lane.ids[lane.start : lane.stop]
         labels[row, :count] = lane.ids[lane.start + 1 : lane.stop + 1]
         mask[row, :count] = 1
+    return Batch(*(torch.from_numpy(values).to(device) for values in (inputs, labels, mask)))
 
-    def on_device(values: np.ndarray) -> Tensor:
-        return torch.from_numpy(values).to(model.device)
 
+def _losses(model: RecurrentForCausalLM, lanes: Sequence[Lane], state: State) -> tuple[np.ndarray, State]:
+    """One forward pass; the losses (rows, longest) in float64, each row from its first column on."""
+    batch = batch_of(lanes, model.device)
     output = model(
-        input_ids=on_device(inputs),
-        attention_mask=on_device(mask),
-        targets=on_device(labels),
+        input_ids=batch.inputs,
+        attention_mask=batch.mask,
+        targets=batch.labels,
         state=state,
         return_logits=False,
         return_losses=True,

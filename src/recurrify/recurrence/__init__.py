@@ -14,6 +14,7 @@ from recurrify.recurrence.loading import load_model, own_windows, shipped_names
 from recurrify.recurrence.mechanism import NoRecurrence, RecurrenceConfig, mechanism_names, recurrence_config
 from recurrify.recurrence.model import RecurrentOutput, RecurrentPreTrainedModel
 from recurrify.recurrence.saving import is_recurrent
+from recurrify.recurrence.tail import TailConfig
 
 __all__ = [
     "CarryConfig",
@@ -26,6 +27,7 @@ __all__ = [
     "RecurrentModel",
     "RecurrentOutput",
     "RecurrentPreTrainedModel",
+    "TailConfig",
     "add_recurrence",
     "is_recurrent",
     "load_model",

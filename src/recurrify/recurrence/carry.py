@@ -114,6 +114,7 @@ class Carry(Mechanism):
         return self.running_mean.clone(), self.running_variance.clone()
 
     def write(self, notes: Notes, memory: Tensor | None, statistics: tuple[Tensor, ...]) -> Tensor:
+        assert isinstance(notes, Pool)
         pooled = notes.summary()
         if statistics:
             mean, variance = statistics

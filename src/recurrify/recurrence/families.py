@@ -2,9 +2,9 @@
 
 A base model keeps running its own forward pass: embeddings, masks, rotary positions and layers stay its own.
 Hooks on its layers do two things, and only when a `Traffic` object is handed down with the call: they put extra
-inputs in front of a layer's hidden states and drop their outputs again, and they show each layer's output to
-whoever takes notes. With the extra inputs in front, a causal mask over the longer input is already right, so
-fused attention stays on.
+inputs in front of a layer's hidden states and take their outputs away again, to drop them or to put them in front
+of the next layer, and they show each layer's output to whoever takes notes. With the extra inputs in front, a
+causal mask over the longer input is already right, so fused attention stays on.
 
 To add a family, register what this file lists for the others:
 
@@ -36,6 +36,8 @@ class Traffic:
 
     slots: dict[int, Tensor] = field(default_factory=dict)
     """Extra inputs (rows, count, width) of each layer that has some."""
+    lasting: set[int] = field(default_factory=set)
+    """Layers whose extra inputs are what the layer before makes of its own."""
     cached_slots: dict[int, int] = field(default_factory=dict)
     """Layers whose cache already begins with this many extra inputs: only their masks are widened."""
     live: Tensor | None = None
@@ -46,6 +48,9 @@ class Traffic:
     """What attention does where it is given no mask."""
     additive: bool = False
     """Whether masks are added to the scores (eager attention) rather than boolean."""
+    maskless: bool = False
+    """Take away the masks that the base makes, where they say no more than what attention does without one. (While
+    it is compiled, transformers makes such masks all the same, and fused attention is slower with than without.)"""
 
 
 def _output_embeddings(base: PreTrainedModel, hidden: Tensor) -> Tensor:
@@ -169,21 +174,26 @@ def _enter(
     layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], index: int, names: tuple[str, ...]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     traffic: Traffic | None = kwargs.get(TRAFFIC)
-    if traffic is None or not (index in traffic.slots or index in traffic.cached_slots):
+    if traffic is None or not (index in traffic.slots or index in traffic.cached_slots or traffic.maskless):
         return None
     named = dict(zip(names, args, strict=False)) | kwargs
     hidden = named.pop("hidden_states")
+    if traffic.maskless:
+        named["attention_mask"] = None
+        if index not in traffic.slots:
+            return (hidden,), named
     mask = named.get("attention_mask")
     if index in traffic.cached_slots:
         if mask is not None:
-            named["attention_mask"] = _widen(mask, traffic.cached_slots[index], traffic.live, as_queries=False)
+            named["attention_mask"] = _widen(mask, traffic.cached_slots[index], traffic.live)
         return (hidden,), named
     slots = traffic.slots[index].to(hidden.dtype)
     count = slots.shape[1]
     if mask is None and traffic.live is not None:
         mask = _open_mask(hidden, traffic)
     if mask is not None:
-        named["attention_mask"] = _widen(mask, count, traffic.live, as_queries=True)
+        mask = _widen(mask, count, traffic.live)
+        named["attention_mask"] = _add_queries(mask, count, traffic.causal)
     # Extra inputs stand where the window's first token stands.
     if named.get("position_embeddings") is not None:
         named["position_embeddings"] = tuple(
@@ -201,7 +211,10 @@ def _leave(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outp
         return None
     hidden = output[0] if isinstance(output, tuple) else output
     if index in traffic.slots:
-        hidden = hidden[:, traffic.slots[index].shape[1] :]
+        count = traffic.slots.pop(index).shape[1]
+        slots, hidden = hidden.split([count, hidden.shape[1] - count], dim=1)
+        if index + 1 in traffic.lasting:
+            traffic.slots[index + 1] = slots
     if traffic.see is not None:
         traffic.see(index, hidden)
     return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
@@ -221,20 +234,30 @@ def as_mask(allowed: Tensor, additive: bool, dtype: torch.dtype) -> Tensor:
     return torch.zeros_like(allowed, dtype=dtype).masked_fill(~allowed, torch.finfo(dtype).min)
 
 
-def _widen(mask: Tensor, count: int, live: Tensor | None, as_queries: bool) -> Tensor:
-    """Let every query see `count` more keys in front, except in rows that are not live.
-
-    With `as_queries` the extra inputs are queries too; what they see does not matter, for their outputs are
-    dropped, but they must see something.
-    """
-    allowed, forbidden = (True, False) if mask.dtype == torch.bool else (0.0, torch.finfo(mask.dtype).min)
+def _widen(mask: Tensor, count: int, live: Tensor | None) -> Tensor:
+    """Let every query see `count` more keys in front, except in rows that are not live."""
+    allowed, forbidden = _marks(mask)
     rows = len(mask) if live is None else len(live)
     mask = mask.expand(rows, *mask.shape[1:])
     front = mask.new_full((*mask.shape[:-1], count), allowed)
     if live is not None:
         front = front.masked_fill(~live[:, None, None, None], forbidden)
-    mask = torch.cat([front, mask], dim=-1)
-    if as_queries and mask.shape[-2] > 1:
-        top = mask.new_full((*mask.shape[:-2], count, mask.shape[-1]), allowed)
-        mask = torch.cat([top, mask], dim=-2)
-    return mask
+    return torch.cat([front, mask], dim=-1)
+
+
+def _add_queries(mask: Tensor, count: int, causal: bool) -> Tensor:
+    """Let the `count` inputs in front see too: in a causal model themselves and those before them, as they do where
+    there is no mask; in others what the first position sees. In rows that are not live nobody sees them."""
+    if causal:
+        allowed, forbidden = _marks(mask)
+        top = mask.new_full((*mask.shape[:-2], count, mask.shape[-1]), forbidden)
+        seen = torch.ones(count, mask.shape[-1], dtype=torch.bool, device=mask.device).tril()
+        return torch.cat([top.masked_fill(seen, allowed), mask], dim=-2)
+    if mask.shape[-2] == 1:  # all queries share it
+        return mask
+    return torch.cat([mask[..., :1, :].expand(*mask.shape[:-2], count, -1), mask], dim=-2)
+
+
+def _marks(mask: Tensor) -> tuple[float, float]:
+    """What stands for allowed and forbidden in a boolean mask and in one that is added."""
+    return (True, False) if mask.dtype == torch.bool else (0.0, torch.finfo(mask.dtype).min)

@@ -59,11 +59,12 @@ class Mechanism(nn.Module, ABC):
 
     @abstractmethod
     def slots(self) -> dict[int, int]:
-        """How many extra inputs each layer gets: {layer index: count}."""
+        """How many extra inputs each layer has: {layer index: count}."""
 
     @abstractmethod
     def read(self, memory: Tensor) -> dict[int, Tensor]:
-        """Memory to the extra inputs (rows, count, width) of each layer of the coming window."""
+        """Memory to the extra inputs (rows, count, width) of layers of the coming window. A layer that has slots
+        and is given none here gets what the layer before made of its own."""
 
     @abstractmethod
     def start_window(self, stride: int) -> "Notes":
@@ -91,8 +92,8 @@ class Notes(ABC):
         """`hidden` (rows, positions, width) is the output of `layer`."""
 
     @abstractmethod
-    def summary(self) -> Tensor:
-        """(rows, width): the window in one vector."""
+    def summary(self) -> Tensor | None:
+        """(rows, width): the window in one vector, or None where `learn_statistics` needs nothing."""
 
 
 Builder = Callable[[Any, int, int], Mechanism | None]

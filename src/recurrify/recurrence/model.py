@@ -78,6 +78,8 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         layers = len(self.family.layers_of(base))
         self.mechanism = build_mechanism(self.recurrence, layers, base.config.hidden_size)
         self._check_fits(self.recurrence)
+        self.compiled_window: Any = None
+        """What `recurrify.recurrence.compiled` puts here runs the windows that training repeats."""
         attach(base)
         self.post_init()
 
@@ -193,7 +195,13 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         wanted = None if keep_hidden or targets is None else targets[:, span.first : span.stop]
         first = span.first - span.start
 
+        compiled = self.compiled_window
+        if wanted is None or token_types is not None or compiled is None or not compiled.takes(tokens, live):
+            compiled = None
+
         def step(memory: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
+            if compiled is not None:
+                return compiled(tokens, wanted, memory, statistics, first, writes)
             inputs: dict[str, Any] = {"input_ids": tokens}
             if self.family.causal:
                 inputs["use_cache"] = False
@@ -225,6 +233,7 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
             return run_backbone(self.base, traffic, **inputs), None, None
         if memory is not None and bool(live.any()):
             traffic.slots = self.mechanism.read(memory)
+            traffic.lasting = self.mechanism.slots().keys() - traffic.slots.keys()
         if not writes:
             return run_backbone(self.base, traffic, **inputs), None, None
         notes = self.mechanism.start_window(self.recurrence.stride)

@@ -2,12 +2,22 @@
 
 import html
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from recurrify.report.tables import Table
 
 # HTML allows no control characters but tab and line feed; Python's sources hold form feeds, and a model may
 # generate any. Each has a picture in Unicode.
 NOT_IN_HTML = {code: 0x2400 + code for code in (*range(9), *range(11, 32))}
+
+
+@dataclass(frozen=True)
+class Link:
+    text: str
+    name: str
+    """What it leads to, in full, for who cannot make it out from a short text."""
+    target: str | None
+    """Relative to the page; None where the file is not there."""
 
 
 def text(value: object) -> str:
@@ -17,28 +27,53 @@ def text(value: object) -> str:
 
 def paragraph(value: str, css_class: str = "") -> str:
     attribute = f' class="{css_class}"' if css_class else ""
-    # A number and its percent sign stay on one line.
-    return f"<p{attribute}>{text(value).replace(' %', '&nbsp;%')}</p>"
+    return f"<p{attribute}>{_whole_percentages(value)}</p>"
+
+
+def _whole_percentages(value: str) -> str:
+    """`value` escaped, each number and its percent sign kept on one line."""
+    return text(value).replace(" %", "&nbsp;%")
 
 
 def code_block(value: str) -> str:
     return f"<pre><code>{text(value)}</code></pre>"
 
 
-def section(title: str, parts: Sequence[str]) -> str:
+def section(title: str, parts: Sequence[str], level: int = 2, anchor: str = "") -> str:
     """A section with a heading; nothing where all its parts are empty."""
     body = "\n".join(part for part in parts if part)
-    return f"<section>\n<h2>{text(title)}</h2>\n{body}\n</section>" if body else ""
+    attribute = f' id="{text(anchor)}"' if anchor else ""
+    return f"<section{attribute}>\n<h{level}>{text(title)}</h{level}>\n{body}\n</section>" if body else ""
 
 
-def table(content: Table) -> str:
-    """A table in a box that scrolls sideways on a narrow screen, by touch or by keyboard."""
+def link(content: Link) -> str:
+    if content.target is None:
+        return f'<span title="{text(content.name)}">{text(content.text)} (no file)</span>'
+    # A link whose text is a bare number needs its name said aloud; one whose text says it all does not.
+    named = "" if content.text == content.name else f' title="{text(content.name)}" aria-label="{text(content.name)}"'
+    return f'<a href="{text(content.target)}"{named}>{text(content.text)}</a>'
+
+
+def bullets(items: Sequence[str]) -> str:
+    """A list of items that are HTML already."""
+    return "<ul>\n" + "\n".join(f"<li>{item}</li>" for item in items) + "\n</ul>" if items else ""
+
+
+def table(content: Table, files: Sequence[Sequence[Link]] = ()) -> str:
+    """A table in a box that scrolls sideways on a narrow screen, by touch or by keyboard.
+
+    `files` holds, for each row, links to what its numbers come from: one more column.
+    """
     head = "".join(_cell("th", cell, column, content, ' scope="col"') for column, cell in enumerate(content.header))
+    if files:
+        head += '<th scope="col">files</th>'
     body = []
     previous = None
-    for row in content.rows:
+    for index, row in enumerate(content.rows):
         first = _cell("th", row[0], 0, content, ' scope="row"')
         rest = "".join(_cell("td", cell, column, content) for column, cell in enumerate(row) if column)
+        if files:
+            rest += f'<td class="files">{" ".join(link(file) for file in files[index])}</td>'
         start = ' class="start"' if row[0] != previous else ""
         body.append(f"<tr{start}>{first}{rest}</tr>")
         previous = row[0]
@@ -60,7 +95,7 @@ def figure(svg: str, description: str, caption: str) -> str:
     """A plot with the words for it: a description for screen readers and a caption for everybody."""
     return (
         f'<figure>\n<div role="img" aria-label="{text(description)}">{svg}</div>\n'
-        f"<figcaption>{text(caption)}</figcaption>\n</figure>"
+        f"<figcaption>{_whole_percentages(caption)}</figcaption>\n</figure>"
     )
 
 
@@ -73,8 +108,8 @@ def details(summary: str, body: str) -> str:
     return f"<details>\n<summary>{text(summary)}</summary>\n{body}\n</details>"
 
 
-def document(title: str, body: Sequence[str]) -> str:
-    """A whole page that asks the network for nothing, which its own policy enforces."""
+def document(title: str, body: Sequence[str], *, wide: bool = False) -> str:
+    """A whole page that asks the network for nothing, which its own policy enforces; `wide` for wide tables."""
     policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
     content = "\n\n".join(part for part in body if part)
     return f"""<!doctype html>
@@ -88,7 +123,7 @@ def document(title: str, body: Sequence[str]) -> str:
 <style>{STYLE}</style>
 </head>
 <body>
-<main>
+<main{' class="wide"' if wide else ""}>
 <h1>{text(title)}</h1>
 
 {content}
@@ -102,12 +137,12 @@ STYLE = """
 :root {
   color-scheme: light dark;
   --paper: #ffffff; --ink: #1c2024; --muted: #5b636b; --grid: #d9dce0; --panel: #f5f6f7;
-  --plain: #b34700; --recurrent: #0067a8;
+  --plain: #b34700; --recurrent: #0067a8; --best: #6d28d9; --xlnet: #574034;
 }
 @media (prefers-color-scheme: dark) {
   :root {
     --paper: #15181b; --ink: #e4e7ea; --muted: #a0a8b0; --grid: #363c42; --panel: #1e2226;
-    --plain: #f2994a; --recurrent: #62b5ec;
+    --plain: #f2994a; --recurrent: #62b5ec; --best: #9d7bff; --xlnet: #e9dfc4;
   }
 }
 * { box-sizing: border-box; }
@@ -116,25 +151,44 @@ body {
   font: 1rem/1.55 system-ui, "Segoe UI", Roboto, "Helvetica Neue", "Liberation Sans", Arial, sans-serif;
 }
 main { max-width: 62rem; margin: 0 auto; padding: 2rem 1.25rem 4rem; }
+main.wide { max-width: 74rem; }
 h1 { font-size: 1.7rem; line-height: 1.2; margin: 0 0 1rem; }
 h2 { font-size: 1.2rem; line-height: 1.3; margin: 2.75rem 0 0.75rem; }
 h3 { font-size: 1rem; margin: 1.75rem 0 0.5rem; }
-h4 { font-size: 0.85rem; margin: 0.6rem 0 0.25rem; color: var(--muted); }
-p, figcaption { max-width: 46rem; }
+h4, h5 { font-size: 0.85rem; margin: 0.6rem 0 0.25rem; color: var(--muted); }
+.wide h2 { font-size: 1.4rem; }
+.wide h3 { font-size: 1.15rem; margin-top: 2.75rem; }
+.wide h4 { font-size: 0.95rem; margin-top: 1.5rem; color: var(--ink); }
+p, figcaption, ul { max-width: 46rem; }
+a { color: var(--recurrent); }
+ul { margin: 0.6rem 0; padding-left: 1.25rem; }
 p { margin: 0.6rem 0; }
 .headline { font-size: 1.2rem; font-weight: 600; line-height: 1.45; }
 .note, figcaption { color: var(--muted); font-size: 0.9rem; }
+.warning { border-left: 4px solid var(--plain); padding: 0.4rem 0 0.4rem 0.9rem; font-weight: 600; }
 dl { margin: 0.5rem 0 1.5rem; font-size: 0.92rem; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: 0.3rem 1.25rem; }
 dt { font-weight: 600; }
 dd { margin: 0; }
 .scroll { overflow-x: auto; margin: 1rem 0; }
+.scroll { /* a shadow on the side where more can be scrolled to */
+  background:
+    linear-gradient(to right, var(--paper) 40%, transparent) 0 0 / 2rem 100% no-repeat local,
+    linear-gradient(to left, var(--paper) 40%, transparent) 100% 0 / 2rem 100% no-repeat local,
+    linear-gradient(to right, var(--muted), transparent) 0 0 / 0.4rem 100% no-repeat scroll,
+    linear-gradient(to left, var(--muted), transparent) 100% 0 / 0.4rem 100% no-repeat scroll;
+}
 table { border-collapse: collapse; font-size: 0.92rem; font-variant-numeric: tabular-nums; }
-caption { text-align: left; font-weight: 600; padding-bottom: 0.4rem; }
+caption { text-align: left; font-weight: 600; padding-bottom: 0.4rem; max-width: calc(100vw - 2.5rem); }
 th, td { text-align: left; padding: 0.28rem 0.9rem 0.28rem 0; vertical-align: top; font-weight: 400; }
 th + th, th + td, td + td { padding-left: 0.5rem; }
 .number { text-align: right; }
 tbody { white-space: nowrap; }
+.wide table { font-size: 0.88rem; }
+.wide :is(th, td) { padding-right: 0.5rem; }
+.wide tbody :is(th, td):not(.number, .files) { white-space: normal; min-width: 6.5rem; }
+.wide tbody :is(.number, .files) { white-space: nowrap; }
+.files a { padding: 0 0.25rem; }
 thead th { border-bottom: 1px solid var(--ink); font-weight: 600; vertical-align: bottom; }
 tbody .start > * { border-top: 1px solid var(--grid); }
 tbody tr:last-child > * { border-bottom: 1px solid var(--grid); }
@@ -155,9 +209,11 @@ pre {
 code { font-family: ui-monospace, "SF Mono", Menlo, Consolas, "Liberation Mono", monospace; }
 p code { font-size: 0.9em; overflow-wrap: anywhere; }
 details { margin-top: 2.75rem; border-top: 1px solid var(--grid); padding-top: 1rem; }
+section details { margin-top: 0.75rem; border-top: 0; padding-top: 0; }
 summary { cursor: pointer; font-weight: 600; }
 details tbody { white-space: normal; overflow-wrap: anywhere; }
 details th { min-width: 8rem; }
+.wide details th.number { min-width: 0; }
 :focus-visible { outline: 2px solid var(--recurrent); outline-offset: 2px; }
 @media (max-width: 40rem) {
   main { padding: 1.25rem 1rem 3rem; }

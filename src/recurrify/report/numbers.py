@@ -39,6 +39,24 @@ def bits(value: float | None) -> str:
     return MISSING if value is None else f"{value:.3f}"
 
 
+def fixed(value: float | None, digits: int = 3) -> str:
+    return MISSING if value is None else f"{value:,.{digits}f}"
+
+
+def rate(value: float | None) -> str:
+    """A learning rate as people write it: 3e-4."""
+    if value is None:
+        return MISSING
+    mantissa, _, exponent = f"{value:.3e}".partition("e")
+    return f"{float(mantissa):g}e{int(exponent)}" if value else "0"
+
+
+def p_value(value: float | None) -> str:
+    if value is None:
+        return MISSING
+    return "< 0.00001" if value < 1e-5 else f"{value:.5f}" if value < 0.001 else f"{value:.3f}"
+
+
 def percent(fraction: float | None, *, signed: bool = False) -> str:
     if fraction is None:
         return MISSING

@@ -1,6 +1,7 @@
-"""The plots of a demo result: drawn once, as SVG that follows the page's colours or as a PNG on white."""
+"""What all plots share, and those of a demo: drawn once, as SVG in the colours of the page or as a PNG on white."""
 
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -31,13 +32,29 @@ class Palette:
     models: Mapping[str, str]
 
 
-ON_WHITE = Palette(ink="#1c2024", grid="#d9dce0", models={"plain": "#b34700", "recurrent": "#0067a8"})
+# Told apart by people with any of the three colour blindnesses, here and in the page's dark theme.
+ON_WHITE = Palette(
+    ink="#1c2024",
+    grid="#d9dce0",
+    models={"plain": "#b34700", "recurrent": "#0067a8", "best": "#6d28d9", "xlnet": "#574034"},
+)
 # Colours no theme uses: each stands for a CSS variable until the SVG is on the page.
-PLACEHOLDERS = {"#010203": "ink", "#010204": "grid", "#010205": "plain", "#010206": "recurrent"}
-ON_PAGE = Palette(ink="#010203", grid="#010204", models={"plain": "#010205", "recurrent": "#010206"})
+PLACEHOLDERS = {
+    "#010203": "ink",
+    "#010204": "grid",
+    "#010205": "plain",
+    "#010206": "recurrent",
+    "#010207": "best",
+    "#010208": "xlnet",
+}
+ON_PAGE = Palette(
+    ink="#010203",
+    grid="#010204",
+    models={"plain": "#010205", "recurrent": "#010206", "best": "#010207", "xlnet": "#010208"},
+)
 
-Draw = Callable[[Axes, Mapping[str, Any], Palette], bool]
-"""Draws a result onto axes; False where the result has nothing to draw."""
+Draw = Callable[[Axes, Any, Palette], bool]
+"""Draws a result, or a part of one, onto axes; False where it has nothing to draw."""
 
 
 def draw_loss_by_position(axes: Axes, result: Mapping[str, Any], palette: Palette) -> bool:
@@ -48,12 +65,12 @@ def draw_loss_by_position(axes: Axes, result: Mapping[str, Any], palette: Palett
     for weights in shown:
         front = weights == shown[0]
         for model in PAIR:
-            points = _points(found[weights].get(model))
-            if not points:
+            known = points(found[weights].get(model))
+            if not known:
                 continue
             axes.plot(
-                [position + 1 for position, _ in points],
-                [loss for _, loss in points],
+                [position + 1 for position, _ in known],
+                [loss for _, loss in known],
                 LINES[model],
                 color=palette.models[model],
                 alpha=1.0 if front else FAINT,
@@ -62,7 +79,7 @@ def draw_loss_by_position(axes: Axes, result: Mapping[str, Any], palette: Palett
                 label=f"{model}, {weights}",
             )
             drawn = True
-    _dress(
+    dress(
         axes,
         palette,
         "Loss by position in the window",
@@ -71,10 +88,11 @@ def draw_loss_by_position(axes: Axes, result: Mapping[str, Any], palette: Palett
     )
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    return drawn and _legend(axes, palette)
+    return drawn and legend(axes, palette)
 
 
-def _points(values: Any) -> list[tuple[int, float]]:
+def points(values: Any) -> list[tuple[int, float]]:
+    """The numbers of a list that can be drawn, each with its index."""
     pairs = ((index, numbers.finite(value)) for index, value in enumerate(values or []))
     return [(index, value) for index, value in pairs if value is not None]
 
@@ -85,10 +103,10 @@ def draw_perplexity_by_flops(axes: Axes, result: Mapping[str, Any], palette: Pal
     if weights is None:
         return False
     for model in PAIR:
-        points = [point for point in _priced(result, weights) if point[0] == model]
+        priced = [point for point in _priced(result, weights) if point[0] == model]
         axes.plot(
-            [flops for _, _, flops, _ in points],
-            [perplexity for _, _, _, perplexity in points],
+            [flops for _, _, flops, _ in priced],
+            [perplexity for _, _, _, perplexity in priced],
             LINES[model],
             marker=MARKERS[model],
             color=palette.models[model],
@@ -97,7 +115,7 @@ def draw_perplexity_by_flops(axes: Axes, result: Mapping[str, Any], palette: Pal
             label=f"{model}, {weights}",
         )
         above = model == "plain"  # the two models' labels go to opposite sides, clear of both lines
-        for _, overlap, flops, perplexity in points:
+        for _, overlap, flops, perplexity in priced:
             axes.annotate(
                 f"o={overlap}",
                 (flops, perplexity),
@@ -108,11 +126,11 @@ def draw_perplexity_by_flops(axes: Axes, result: Mapping[str, Any], palette: Pal
                 color=palette.models[model],
                 fontsize=8,
             )
-    _dress(axes, palette, "Perplexity against cost", "FLOPs per token", f"perplexity per {unit(result)}")
+    dress(axes, palette, "Perplexity against cost", "FLOPs per token", f"perplexity per {unit(result)}")
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: numbers.tick(value)))
     axes.margins(x=0.1, y=0.18)
-    return _legend(axes, palette)
+    return legend(axes, palette)
 
 
 def _priced(result: Mapping[str, Any], weights: str) -> list[tuple[str, int, float, float]]:
@@ -137,10 +155,10 @@ def draw_curves(axes: Axes, result: Mapping[str, Any], palette: Palette) -> bool
             # One entry in the legend for all seeds of a model.
             label = None
             drawn = True
-    _dress(axes, palette, "Live training, one line per seed", "training tokens", "loss (nats per token)")
+    dress(axes, palette, "Live training, one line per seed", "training tokens", "loss (nats per token)")
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: numbers.tick(value)))
-    return drawn and _legend(axes, palette)
+    return drawn and legend(axes, palette)
 
 
 def _paired(tokens: Any, losses: Any) -> tuple[list[float], list[float]]:
@@ -151,7 +169,8 @@ def _paired(tokens: Any, losses: Any) -> tuple[list[float], list[float]]:
     return [token for token, _ in whole], [loss for _, loss in whole]
 
 
-def _dress(axes: Axes, palette: Palette, title: str, x_label: str, y_label: str) -> None:
+def dress(axes: Axes, palette: Palette, title: str, x_label: str, y_label: str) -> None:
+    """The title, axes and grid that all plots share."""
     axes.set_title(title, color=palette.ink, fontsize=11, loc="left", fontweight="bold", pad=10)
     axes.set_xlabel(x_label, color=palette.ink)
     axes.set_ylabel(y_label, color=palette.ink)
@@ -163,15 +182,17 @@ def _dress(axes: Axes, palette: Palette, title: str, x_label: str, y_label: str)
         spine.set_color(palette.ink)
 
 
-def _legend(axes: Axes, palette: Palette) -> bool:
+def legend(axes: Axes, palette: Palette) -> bool:
     axes.legend(frameon=False, labelcolor=palette.ink, fontsize=9, handlelength=2.4)
     return True
 
 
-def svg(draw: Draw, result: Mapping[str, Any], name: str) -> str | None:
+def svg(draw: Draw, result: Any, name: str, height: float = 3.7) -> str | None:
     """One plot as an SVG element for an HTML page, its ids made unique by `name`; None without data."""
-    with _settings():
-        figure = Figure(figsize=(5.2, 3.7), layout="constrained")
+    with _settings(), warnings.catch_warnings():
+        # The page's reader has fonts of their own.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure = Figure(figsize=(5.2, height), layout="constrained")
         if not draw(figure.add_subplot(), result, ON_PAGE):
             return None
         text = StringIO()
@@ -199,12 +220,16 @@ def _for_page(document: str, name: str) -> str:
 
 def write_picture(result: Mapping[str, Any], path: str | Path) -> None:
     """One PNG for a README: loss by position on the left, perplexity against FLOPs on the right."""
-    result = _leading_pair(result)
+    write_panels([draw_loss_by_position, draw_perplexity_by_flops], _leading_pair(result), path)
+
+
+def write_panels(draws: Sequence[Draw], result: Any, path: str | Path) -> None:
+    """Plots of one result side by side as a PNG on white."""
     with _settings():
-        figure = Figure(figsize=(10.4, 3.9), layout="constrained", facecolor="white")
+        figure = Figure(figsize=(5.2 * len(draws), 3.9), layout="constrained", facecolor="white")
         drawn = []
-        for column, draw in enumerate((draw_loss_by_position, draw_perplexity_by_flops)):
-            axes = figure.add_subplot(1, 2, column + 1)
+        for column, draw in enumerate(draws):
+            axes = figure.add_subplot(1, len(draws), column + 1)
             drawn.append(draw(axes, result, ON_WHITE))
             if not drawn[-1]:
                 axes.set_visible(False)
@@ -228,7 +253,7 @@ def describe_loss_by_position(result: Mapping[str, Any]) -> str:
     sentences = ["Line plot of the loss by position in the window."]
     for weights, pair in losses.items():
         for model in PAIR:
-            values = [loss for _, loss in _points(pair.get(model))]
+            values = [loss for _, loss in points(pair.get(model))]
             if values:
                 name = WEIGHTS_NAMES[weights]
                 sentences.append(f"{model}, {name}: {values[0]:.2f} at the start, {values[-1]:.2f} at the end.")
@@ -238,12 +263,12 @@ def describe_loss_by_position(result: Mapping[str, Any]) -> str:
 def describe_perplexity_by_flops(result: Mapping[str, Any]) -> str:
     """The cost plot in words."""
     weights = next((name for name in WEIGHTS if _priced(result, name)), WEIGHTS[0])
-    points = [
+    told = [
         f"{model}, overlap {overlap}: {numbers.perplexity(perplexity)} at {numbers.large(flops)}"
         for model, overlap, flops, perplexity in _priced(result, weights)
     ]
     return (
-        f"Plot of perplexity per {unit(result)} against FLOPs per token, {WEIGHTS_NAMES[weights]}. {'; '.join(points)}."
+        f"Plot of perplexity per {unit(result)} against FLOPs per token, {WEIGHTS_NAMES[weights]}. {'; '.join(told)}."
     )
 
 

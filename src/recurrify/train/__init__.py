@@ -1,15 +1,22 @@
-"""Training recurrent and plain models by the same path."""
+"""Training recurrent and plain models by the same path, and base models from scratch."""
 
 from recurrify.train.checkpoints import last_whole_checkpoint
+from recurrify.train.pretrain import Pace, PretrainOutcome, PretrainSettings, ValidateBase, new_model, pretrain_model
 from recurrify.train.settings import TrainSettings
 from recurrify.train.trainer import RecurrentTrainer, TrainOutcome, Validate, train, uses_bf16
 
 __all__ = [
+    "Pace",
+    "PretrainOutcome",
+    "PretrainSettings",
     "RecurrentTrainer",
     "TrainOutcome",
     "TrainSettings",
     "Validate",
+    "ValidateBase",
     "last_whole_checkpoint",
+    "new_model",
+    "pretrain_model",
     "train",
     "uses_bf16",
 ]

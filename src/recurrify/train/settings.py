@@ -59,6 +59,10 @@ class TrainSettings:
     """Stop after so many validations in a row without a better one; 0 never stops early."""
     precision: str = "auto"
     """auto (bf16 on GPUs that have it, else fp32), bf16 or fp32."""
+    compile: str = "auto"
+    """Whether training windows are compiled: auto (on CUDA GPUs), on or off."""
+    group_by_length: bool = False
+    """Put sequences of similar length into one batch: less padding where documents are short."""
     seed: int = 0
     data_checksum: str | None = None
     """Of the training text, written down when the run begins."""
@@ -77,6 +81,8 @@ class TrainSettings:
             raise UserError(f"`seed` must lie between 0 and 2³² − 1: got {self.seed}.")
         if self.precision not in ("auto", "bf16", "fp32"):
             raise UserError(f"`precision` must be auto, bf16 or fp32: got {self.precision!r}.")
+        if self.compile not in ("auto", "on", "off"):
+            raise UserError(f"`compile` must be auto, on or off: got {self.compile!r}.")
         if self.schedule not in ("constant_with_warmup", "linear", "cosine"):
             raise UserError(f"`schedule` must be constant_with_warmup, linear or cosine: got {self.schedule!r}.")
         if self.recurrence.get("mechanism") != "none" and 1 in (self.windows, self.recurrence.get("bptt_windows")):

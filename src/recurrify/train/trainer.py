@@ -19,6 +19,7 @@ from transformers.trainer_callback import PrinterCallback
 from recurrify.data import TrainingSequences, collate
 from recurrify.errors import UserError
 from recurrify.recurrence import RecurrentPreTrainedModel
+from recurrify.recurrence.compiled import compile_windows
 from recurrify.train.callbacks import (
     EndInOrder,
     ShowProgress,
@@ -108,6 +109,11 @@ def uses_bf16(precision: str) -> bool:
     return precision == "bf16"
 
 
+def uses_compile(choice: str) -> bool:
+    """Compiling pays where it is quick and kernels are many: on GPUs."""
+    return choice == "on" or (choice == "auto" and torch.cuda.is_available())
+
+
 def training_arguments(settings: TrainSettings, sequences: TrainingSequences, validates: bool) -> TrainingArguments:
     """The settings in Trainer's words."""
     processes = int(os.environ.get("WORLD_SIZE", "1"))
@@ -137,6 +143,7 @@ def training_arguments(settings: TrainSettings, sequences: TrainingSequences, va
         bf16=uses_bf16(settings.precision),
         use_cpu=not torch.accelerator.is_available(),
         seed=settings.seed,
+        train_sampling_strategy="group_by_length" if settings.group_by_length else "random",
         logging_strategy="steps",
         logging_steps=max(1, min(50, steps // 50)),
         logging_first_step=True,
@@ -191,6 +198,8 @@ def train(
     """Train `model` in place, going on from the newest whole checkpoint in `settings.out` if there is one."""
     if settings.freeze_base:
         model.base.requires_grad_(False)
+    if uses_compile(settings.compile):
+        compile_windows(model)
     args = training_arguments(settings, sequences, validate is not None)
     per_step = tokens_per_step(settings, sequences, args.world_size)
     if show_progress and settings.warmup_steps >= args.max_steps:

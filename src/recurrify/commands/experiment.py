@@ -1,0 +1,72 @@
+"""`recurrify experiment`: published results by name, ours beside them."""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from recurrify.console import out_console, say
+from recurrify.errors import UserError
+from recurrify.experiments import EXPERIMENTS, SIZES, Lab, run_experiments, size_named
+from recurrify.report import write_experiments_page
+
+app = typer.Typer(
+    help="Published results by name: run ours, and show both side by side.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
+ROOT = Path("runs/experiments")
+Root = Annotated[Path, typer.Option(help="Folder of all experiments: runs, scores and results, by size.")]
+SIZE_HELP = "; ".join(f"**{size.name}**: {size.purpose}" for size in SIZES.values())
+
+
+@app.command(name="list")
+def list_command() -> None:
+    """Every published result that can be run, and where it was published."""
+    table = Table(box=None, pad_edge=False)
+    for header in ("name", "what", "published in"):
+        table.add_column(header, overflow="fold")
+    for experiment in EXPERIMENTS.values():
+        later = f" (not yet: {experiment.later})" if experiment.later else ""
+        table.add_row(experiment.name, experiment.title + later, experiment.source)
+    out_console.print(table)
+    for size in SIZES.values():
+        out_console.print(f"--size {size.name}: {size.purpose}", markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command()
+def run(
+    names: Annotated[list[str], typer.Argument(help="Names from `recurrify experiment list`, or all.")],
+    size: Annotated[str, typer.Option(help=SIZE_HELP)] = "tiny",
+    root: Root = ROOT,
+    books: Annotated[str | None, typer.Option(help="Long documents, instead of the size's own source.")] = None,
+    wiki: Annotated[str | None, typer.Option(help="Encyclopaedia text, instead of the size's own source.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Fine-tunings side by side on one device.")] = 1,
+    max_minutes: Annotated[float | None, typer.Option(min=0.1, help="Stop, saved, after so many minutes.")] = None,
+) -> None:
+    """Run experiments: the base model and learning rates first where they are missing, then every row.
+
+    Finished runs are skipped and killed ones go on where they stopped, so the same command can be given again at any
+    time. Rows that several experiments share are run once.
+    """
+    chosen = [name for name, one in EXPERIMENTS.items() if one.later is None] if "all" in names else names
+    deadline = None if max_minutes is None else time.monotonic() + 60 * max_minutes
+    lab = Lab(size_named(size), root, say, books=books, wiki=wiki, jobs=jobs, deadline=deadline)
+    for path in run_experiments(chosen, lab):
+        typer.echo(str(path))
+
+
+@app.command()
+def report(
+    root: Root = ROOT,
+    out: Annotated[Path | None, typer.Option(help="Folder of the page; default: the folder of experiments.")] = None,
+) -> None:
+    """One page, HTML and Markdown: ours beside published, with intervals, pictures and links to every result file."""
+    if not root.is_dir():
+        raise UserError(f"There is no folder {str(root)!r}: run `recurrify experiment run` first, or choose --root.")
+    folder = out or root
+    for line in write_experiments_page(root, folder):
+        typer.echo(line)
+    typer.echo(f"The page: {folder / 'index.html'}")

@@ -1,0 +1,109 @@
+"""`recurrify pretrain`: a base model from scratch."""
+
+from typing import Annotated, Any
+
+import typer
+
+from recurrify import options
+from recurrify.console import is_first, say
+from recurrify.jobs_pretrain import pretrain
+from recurrify.train import PretrainSettings
+
+
+def _model(text: str, **more: Any) -> Any:
+    return typer.Option(help=text, rich_help_panel="Model", **more)
+
+
+def _budget(text: str) -> Any:
+    return typer.Option(help=text, rich_help_panel="Budget and validation")
+
+
+def _training(text: str) -> Any:
+    return typer.Option(help=text, rich_help_panel="Training")
+
+
+Sources = Annotated[list[str], typer.Option("--data", help=f"{options.DATA_HELP} May be repeated: texts are pooled.")]
+Tokenizer = Annotated[
+    str | None, _model("A folder with a tokenizer or a name on the hub; default: made from the text.")
+]
+Vocabulary = Annotated[int, _model("Tokens of the tokenizer that is made.")]
+Layers = Annotated[int, _model("Layers of the GPT-2.")]
+Width = Annotated[int, _model("Width of its hidden states.")]
+Heads = Annotated[int, _model("Attention heads of a layer.")]
+Positions = Annotated[int, _model("Tokens of a training sequence, and its longest window.")]
+Epochs = Annotated[
+    float | None, _budget("Passes over the text; default: as many as --max-tokens takes, or one without it.")
+]
+PeakRate = Annotated[float, _training("At its peak; a cosine takes it down to a tenth.")]
+WeightDecay = Annotated[float, _training("Of the matrices; biases and LayerNorms keep theirs.")]
+Dropout = Annotated[float, _training("Share of activations left out.")]
+Compile = Annotated[str, _training("auto (on with CUDA), on or off.")]
+Seed = Annotated[int, _training("Seed of the weights and of the shuffling.")]
+
+
+def pretrain_command(
+    data: Sources,
+    out: options.RunFolder,
+    valid: options.Valid = None,
+    text_field: options.TextField = "text",
+    tokenizer: Tokenizer = None,
+    vocabulary: Vocabulary = 16_384,
+    layers: Layers = 8,
+    width: Width = 512,
+    heads: Heads = 8,
+    positions: Positions = 1024,
+    epochs: Epochs = None,
+    max_tokens: options.MaxTokens = None,
+    max_minutes: options.MaxMinutes = None,
+    valid_every: options.ValidEvery = 20_000_000,
+    batch: options.Batch = 32,
+    accumulate: options.Accumulate = 1,
+    learning_rate: PeakRate = 1e-3,
+    warmup_steps: options.WarmupSteps = 200,
+    weight_decay: WeightDecay = 0.1,
+    dropout: Dropout = 0.0,
+    precision: options.Precision = "auto",
+    compile: Compile = "auto",
+    seed: Seed = 0,
+) -> None:
+    """Train a small GPT-2 from scratch on your text: a base model to add recurrence to.
+
+    The output folder gets the `model/` with its tokenizer, `run.json` with every setting and `result.json`.
+    `recurrify train --model OUT` then takes it like any other base model.
+    """
+    settings = PretrainSettings(
+        data=data,
+        out=str(out),
+        valid=valid,
+        text_field=text_field,
+        tokenizer=tokenizer,
+        vocabulary=vocabulary,
+        layers=layers,
+        width=width,
+        heads=heads,
+        positions=positions,
+        epochs=epochs,
+        max_tokens=max_tokens,
+        max_minutes=max_minutes,
+        valid_every=valid_every,
+        batch=batch,
+        accumulate=accumulate,
+        learning_rate=learning_rate,
+        warmup_steps=warmup_steps,
+        weight_decay=weight_decay,
+        dropout=dropout,
+        precision=precision,
+        compile=compile,
+        seed=seed,
+    )
+    result = pretrain(settings, say)
+    found = result["validation"]
+    if is_first() and found["loss_per_token"] is not None:
+        typer.echo(
+            f"validation: perplexity {found['perplexity_per_word']:,.2f} per word, "
+            f"loss {found['loss_per_token']:.4f} per token, {found['bits_per_character']:.4f} bits per character"
+        )
+    if not result["finished"]:
+        raise typer.Exit(130 if result["interrupted"] else 0)
+    if is_first():
+        typer.echo(f"model: {out / 'model'}")

@@ -1,0 +1,65 @@
+"""Documents one after the other in a single array, cut into rows of one length: nothing padded, every shape the same.
+
+B: rows of a batch, N: inputs of a row.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.lib.stride_tricks import sliding_window_view
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from recurrify.data.tokens import TokenizedDocument
+from recurrify.errors import UserError
+
+
+def pack_documents(documents: Sequence[TokenizedDocument], end: int, vocabulary: int) -> np.ndarray:
+    """All token ids in order, `end` after each document; in 16 bits where the vocabulary fits into them."""
+    ids = np.empty(sum(len(document.ids) + 1 for document in documents), dtype=_smallest_type(vocabulary))
+    start = 0
+    for document in documents:
+        stop = start + len(document.ids)
+        ids[start:stop] = document.ids
+        ids[stop] = end
+        start = stop + 1
+    return ids
+
+
+def _smallest_type(vocabulary: int) -> type[np.generic]:
+    return np.uint16 if vocabulary <= 2**16 else np.int32
+
+
+class PackedRows(Dataset[np.ndarray]):
+    """Rows of `length` inputs and one token more; each row begins with the last token of the one before.
+
+    So every token but the very first is a target exactly once. What is left at the end and fills no row is dropped.
+    """
+
+    def __init__(self, ids: np.ndarray, length: int) -> None:
+        if len(ids) < length + 1:
+            raise UserError(
+                f"The training text has {len(ids):,} tokens, fewer than the {length + 1:,} of one sequence: "
+                "give more text or fewer --positions."
+            )
+        self.length = length
+        self._rows = sliding_window_view(ids, length + 1)[::length]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return self._rows[index]
+
+    def __getitems__(self, indices: list[int]) -> np.ndarray:
+        """A whole batch at once, (B, N + 1): torch's data loader asks for it by this name."""
+        return self._rows[indices]
+
+
+def collate_rows(rows: np.ndarray) -> dict[str, Tensor]:
+    """Inputs and the tokens after them, in the names by which Hugging Face's causal models take them."""
+    tokens_BN = torch.from_numpy(rows.astype(np.int64))
+    inputs_BN = tokens_BN[:, :-1].contiguous()
+    # The loss is computed only where there are `labels`, and takes the `shift_labels` as they are.
+    return {"input_ids": inputs_BN, "labels": inputs_BN, "shift_labels": tokens_BN[:, 1:].contiguous()}

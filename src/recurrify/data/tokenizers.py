@@ -1,0 +1,99 @@
+"""Tokenizers for models trained from scratch: made from the text itself, or taken from another model."""
+
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from recurrify.data.records import Document
+from recurrify.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+END_OF_TEXT = "<|endoftext|>"
+SMALLEST_VOCABULARY = 257
+"""Every byte and the end of a text: with these, any text can be written."""
+
+PIECE_CHARACTERS = 100_000
+"""Words are counted in pieces of about this size, side by side; one long text alone would keep one core busy."""
+
+
+def make_tokenizer(documents: Iterable[Document], vocabulary: int) -> "PreTrainedTokenizerFast":
+    """A byte-level BPE tokenizer learnt from the documents, with `<|endoftext|>` as its only special token.
+
+    It gets `vocabulary` tokens, or fewer where the text has no more pairs that occur twice.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    check_vocabulary_size(vocabulary)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        min_frequency=2,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator((piece for document in documents for piece in _pieces(document.text)), trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=END_OF_TEXT, bos_token=END_OF_TEXT, pad_token=END_OF_TEXT
+    )
+
+
+def check_vocabulary_size(vocabulary: int) -> None:
+    if vocabulary < SMALLEST_VOCABULARY:
+        raise UserError(
+            f"`vocabulary` must be at least {SMALLEST_VOCABULARY}, the 256 bytes and the end of a text: "
+            f"got {vocabulary}."
+        )
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """The text in pieces that begin with a blank where there is one: words are counted as if it were whole."""
+    start = 0
+    while len(text) - start > PIECE_CHARACTERS:
+        blank = text.rfind(" ", start + 1, start + PIECE_CHARACTERS)
+        stop = blank if blank > 0 else start + PIECE_CHARACTERS
+        yield text[start:stop]
+        start = stop
+    yield text[start:]
+
+
+def save_tokenizer(tokenizer: "PreTrainedTokenizerBase", folder: Path) -> None:
+    """Whole or not at all: a process that is killed here leaves no half tokenizer behind."""
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    try:
+        tokenizer.save_pretrained(temporary)
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(temporary, folder)
+    except OSError as error:
+        raise UserError(f"The tokenizer could not be written to {folder} ({error.strerror or error}).") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def load_tokenizer(name: str) -> "PreTrainedTokenizerBase":
+    """The tokenizer of a folder, of a run's folder, or of a name on the hub; it must know an end of text."""
+    from transformers import AutoTokenizer
+
+    path = Path(name).expanduser()
+    if path.is_dir() and (path / "model" / "tokenizer_config.json").is_file():
+        path = path / "model"
+    if not path.is_dir() and (name.startswith((".", "~", "/")) or len(path.parts) > 2):
+        raise UserError(f"There is no folder {name!r} with a tokenizer: check the path, or give a name on the hub.")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(path) if path.is_dir() else name)
+    except Exception as error:  # whatever a stranger's files make transformers raise
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise UserError(f"Could not load a tokenizer from {name!r}: {reason}.") from error
+    # Where the files are missing, transformers makes some tokenizers up, with an empty vocabulary.
+    if len(tokenizer) <= len(tokenizer.all_special_ids):
+        raise UserError(f"There is no tokenizer in {name!r}: give a folder that holds one, or a name on the hub.")
+    if tokenizer.eos_token_id is None:
+        raise UserError(f"The tokenizer {name!r} has no end-of-text token (eos_token): take another, or make one.")
+    return tokenizer

@@ -1,0 +1,130 @@
+"""Where experiments of one size are run: the base model, the fine-tunings that rows share, and their scores."""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from recurrify.errors import UserError
+from recurrify.experiments.pool import Outcome, do_units
+from recurrify.experiments.sizes import Size
+from recurrify.experiments.unit import Unit, Wanted
+from recurrify.jobs import Say
+from recurrify.results import load_result
+from recurrify.train import TrainSettings
+
+CHOICE = "learning-rates"
+"""The experiment that chooses learning rates, and its result file."""
+
+
+@dataclass
+class Lab:
+    size: Size
+    root: Path
+    say: Say
+    books: str | None = None
+    """Another source of long documents than the size's own; the same for wiki text."""
+    wiki: str | None = None
+    jobs: int = 1
+    """How many fine-tunings run side by side."""
+    deadline: float | None = None
+    """A `time.monotonic()` at which to stop, saved and ready to go on."""
+    rates: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> Path:
+        return self.root / self.size.name
+
+    def source(self, corpus: str) -> str:
+        """`corpus` is books or wiki."""
+        given = {"books": self.books, "wiki": self.wiki}[corpus]
+        return given or {"books": self.size.books, "wiki": self.size.wiki}[corpus]
+
+    def base(self) -> str:
+        return self.size.base or str(self.folder / "base" / "model")
+
+    def make_base(self) -> bool:
+        """Pretrain the base where the size names none; False when time ran out before it was done."""
+        if self.size.base is not None:
+            return True
+        from recurrify.jobs_pretrain import PretrainSettings, pretrain
+
+        settings = PretrainSettings(
+            data=[self.source("books"), self.source("wiki")], out=str(self.folder / "base"), **self.size.pretraining
+        )
+        return bool(pretrain(settings, self.say)["finished"])
+
+    # ---- fine-tunings -------------------------------------------------------------------------------------
+
+    def unit(
+        self,
+        corpus: str,
+        kind: str,
+        window: int | None = None,
+        overlap: int = 0,
+        seed: int = 0,
+        learning_rate: float | None = None,
+        recurrence: dict[str, Any] | None = None,
+        label: str | None = None,
+        **settings: Any,
+    ) -> Unit:
+        """A fine-tuning by what sets it apart. Plain models train without overlap: to them windows are unrelated.
+
+        `label` and `recurrence` make a variant of a kind; `learning_rate` is the kind's chosen one unless given.
+        """
+        window = window or self.size.window
+        overlap = 0 if kind == "plain" else overlap
+        training = {**self.size.training, **(self.size.wiki_training if corpus == "wiki" else {}), **settings}
+        make_up = {**self.size.recurrence(kind), **(recurrence or {}), "window": window}
+        if kind != "xlnet":
+            make_up["overlap"] = overlap
+        # XLNet keeps its attention weights, which fused attention never has: without checkpointing it fills a GPU.
+        make_up["checkpoint"] = training.pop("checkpoint", False) or kind == "xlnet"
+        rate = learning_rate or self.learning_rate(kind)
+        name = f"{corpus}-{label or kind}-w{window}-o{overlap}-s{seed}"
+        if learning_rate is not None and kind != "xlnet":
+            name += f"-lr{learning_rate:g}"
+        run = TrainSettings(
+            model=self.base(),
+            data=self.source(corpus),
+            out=str(self.folder / "runs" / name),
+            recurrence=make_up,
+            learning_rate=rate,
+            seed=seed,
+            **{"valid_tokens": self.size.valid_tokens, **training},
+        )
+        return Unit(name, self.folder, run)
+
+    def learning_rate(self, kind: str) -> float:
+        if not self.rates:
+            path = self.folder / f"{CHOICE}.json"
+            if not path.is_file():
+                raise UserError(
+                    f"Learning rates have not been chosen yet for size {self.size.name!r}: "
+                    f"run `recurrify experiment run {CHOICE} --size {self.size.name}` first."
+                )
+            rows = load_result(path)["rows"]
+            self.rates = {row["kind"]: row["learning_rate"] for row in rows if row["chosen"]}
+        return self.rates[kind]
+
+    def wanted(self, split: str, overlap: int) -> Wanted:
+        return Wanted(split, overlap, self.size.valid_tokens if split == "valid" else self.size.test_tokens)
+
+    def finish(self, units: Iterable[Unit]) -> Outcome:
+        """Do the units, each once with all scores that anybody wants of it; what the papers have comes first."""
+        merged: dict[str, Unit] = {}
+        for unit in units:
+            known = merged.get(unit.name)
+            merged[unit.name] = unit if known is None else known.with_scores(unit.wanted)
+        return do_units(sorted(merged.values(), key=_turn), self.jobs, self.say, self.deadline)
+
+    def out_of_time(self) -> bool:
+        return self.deadline is not None and time.monotonic() > self.deadline
+
+
+def _turn(unit: Unit) -> int:
+    """The slowest first, then what the papers have, then what is ours: if time runs out, that can wait."""
+    if unit.is_xlnet:
+        return 0
+    return 2 if "-best-" in unit.name and "-o0-" not in unit.name else 1

@@ -1,0 +1,125 @@
+"""Units of work, one after another or several side by side on one device."""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from recurrify.console import err_console
+from recurrify.experiments.unit import INTERRUPTED, Unit, do_unit
+from recurrify.jobs import Say
+
+POLL_SECONDS = 0.2
+GRACE_SECONDS = 30.0
+"""How long a stopped unit may take to save itself."""
+
+
+@dataclass
+class Running:
+    unit: Unit
+    process: subprocess.Popen[bytes]
+    log: IO[bytes]
+
+    def log_path(self) -> Path:
+        return self.unit.folder / "logs" / f"{self.unit.name}.log"
+
+
+class Outcome(NamedTuple):
+    finished: bool
+    """Whether nothing was left undone for want of time."""
+    failures: list[str]
+    """A sentence for each unit that failed."""
+
+
+def do_units(units: Sequence[Unit], jobs: int, say: Say, deadline: float | None = None) -> Outcome:
+    """Do what is not finished. `deadline` is a `time.monotonic()` at which to stop, saved.
+
+    With one job everything runs in this process. With more, each unit gets a process of its own and a log file, and
+    one that fails does not stop the others.
+    """
+    waiting = [unit for unit in units if not unit.is_finished()]
+    if len(units) > len(waiting):
+        say(f"{len(units) - len(waiting)} of {len(units)} runs are finished already")
+    if not waiting:
+        return Outcome(True, [])
+    if jobs > 1:
+        return _side_by_side(waiting, jobs, say, deadline)
+    for unit in waiting:
+        if deadline is not None and time.monotonic() > deadline:
+            return Outcome(False, [])
+        if not do_unit(_until(unit, deadline), say):
+            return Outcome(False, [])
+    return Outcome(True, [])
+
+
+def _until(unit: Unit, deadline: float | None) -> Unit:
+    """The unit with what is left of the time as its own limit."""
+    if deadline is None:
+        return unit
+    minutes = max((deadline - time.monotonic()) / 60, 0.01)
+    return replace(unit, settings=replace(unit.settings, max_minutes=minutes))
+
+
+def _side_by_side(waiting: list[Unit], jobs: int, say: Say, deadline: float | None) -> Outcome:
+    queue, stopped = list(waiting), False
+    running: list[Running] = []
+    failed: list[Running] = []
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=err_console, transient=True) as bar:
+        task = bar.add_task("runs", total=len(waiting))
+        try:
+            while queue or running:
+                if deadline is not None and time.monotonic() > deadline:
+                    stopped = True
+                    break
+                while queue and len(running) < jobs:
+                    running.append(_start(queue.pop(0)))
+                time.sleep(POLL_SECONDS)
+                for done in [one for one in running if one.process.poll() is not None]:
+                    running.remove(done)
+                    done.log.close()
+                    bar.advance(task)
+                    if done.process.returncode == INTERRUPTED:
+                        stopped = True
+                    elif done.process.returncode:
+                        failed.append(done)
+                    say(f"{done.unit.name}: {'done' if not done.process.returncode else 'did not finish'}")
+        finally:
+            _stop(running)
+    return Outcome(not stopped, [_failure(one) for one in failed])
+
+
+def _failure(done: Running) -> str:
+    lines = done.log_path().read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return f"{done.unit.name} ended with {lines[-1] if lines else 'no message'!r}, see {done.log_path()}"
+
+
+def _start(unit: Unit) -> Running:
+    path = unit.write()
+    log = (unit.folder / "logs" / f"{unit.name}.log").open("ab")
+    command = [sys.executable, "-m", "recurrify.experiments.unit", str(path)]
+    # A session of its own: Ctrl-C reaches this process, which then stops the others in order.
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+    )
+    return Running(unit, process, log)
+
+
+def _stop(running: Sequence[Running]) -> None:
+    for one in running:
+        if one.process.poll() is None:
+            one.process.send_signal(signal.SIGINT)
+    end = time.monotonic() + GRACE_SECONDS
+    for one in running:
+        try:
+            one.process.wait(timeout=max(end - time.monotonic(), 0.1))
+        except subprocess.TimeoutExpired:
+            one.process.kill()
+            one.process.wait()
+        one.log.close()

@@ -1,0 +1,173 @@
+"""The sizes an experiment comes in: as published, what one GPU does in minutes, and a check of the machinery."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from recurrify.errors import UserError
+
+PLAIN: dict[str, Any] = {"mechanism": "none"}
+CARRY: dict[str, Any] = {"mechanism": "carry"}
+BEST: dict[str, Any] = {"mechanism": "tail", "tail": 16, "pooled_slots": 1}
+"""The best that was found here; LOG.md tells what it was found against."""
+
+XLNET: dict[str, Any] = {"mechanism": "xlnet", "memory": 300}
+
+LABELS = {
+    "plain": "plain windows",
+    "carry": "recurrent, as in the paper",
+    "best": "recurrent, best found here",
+    "xlnet": "XLNet with its own memory",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    name: str
+    purpose: str
+    base: str | None
+    """A model's name; None pretrains one on books and wiki text."""
+    pretraining: dict[str, Any] = field(default_factory=dict)
+    """The pretraining's settings where there is no name."""
+    books: str
+    """Where long documents come from unless the user names another source."""
+    wiki: str
+    """The same for encyclopaedia articles."""
+    differences: tuple[str, ...]
+    """How this differs from what was published."""
+    window: int = 300
+    window_sizes: tuple[int, ...] = (200, 300, 400, 500, 600)
+    overlaps: tuple[int, ...] = (0, 5, 10, 30, 50)
+    plain_overlaps: tuple[int, ...] = (75, 100, 150, 200)
+    """Overlaps at which the plain model alone is scored."""
+    best_overlaps: dict[str, tuple[int, ...]] = field(
+        default_factory=lambda: {"books": (0, 5, 10, 30, 50), "wiki": (0, 5, 10, 30, 50)}
+    )
+    """Overlaps of the best found mechanism, by corpus."""
+    frontier_overlaps: tuple[int, ...] = (0, 30, 50)
+    """Overlaps of the plain model at every window size."""
+    training: dict[str, Any] = field(default_factory=dict)
+    """Settings of every fine-tuning, in the words of TrainSettings."""
+    wiki_training: dict[str, Any] = field(default_factory=dict)
+    """What differs on wiki text."""
+    candidates: tuple[float, ...] = ()
+    """Learning rates, the same for every kind of model."""
+    tuning_tokens: int | None = None
+    """Length of the runs that choose among them; None is the length of the others."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """Of the rows without overlap; the others take the first alone."""
+    valid_tokens: int = 15_000
+    test_tokens: int | None = None
+    """How much of each document is scored; None is all of it."""
+    best: dict[str, Any] = field(default_factory=lambda: BEST)
+    contexts: int = 8_000
+    """Of the topic experiment."""
+    predicted_tokens: int = 2_000
+    """Of each document, for accuracy and its relatives."""
+    xlnet: dict[str, Any] = field(default_factory=dict)
+    """What differs in XLNet's training."""
+    cost: dict[str, Any] = field(default_factory=dict)
+
+    def recurrence(self, kind: str) -> dict[str, Any]:
+        return {"plain": PLAIN, "carry": CARRY, "best": self.best, "xlnet": XLNET}[kind]
+
+
+SIZES = {
+    size.name: size
+    for size in (
+        Size(
+            name="paper",
+            purpose="as published: GPT-2 small on PG-19 and WikiText-103 from the hub; days on one GPU",
+            base="gpt2",
+            books="pg19-1250",
+            wiki="wikitext-103",
+            differences=("Learning rate candidates are ours: the paper does not print its own.",),
+            training={"batch": 8, "accumulate": 1, "windows": 20, "epochs": 2.0, "checkpoint": True},
+            candidates=(1e-5, 3e-5, 1e-4, 3e-4),
+            xlnet={"model": "xlnet-base-cased", "learning_rate": 3e-5},
+        ),
+        Size(
+            name="small",
+            purpose="a base of 34 M parameters pretrained here, novels and enwik8: half an hour on one large GPU",
+            base=None,
+            pretraining={
+                "vocabulary": 16_384,
+                "layers": 8,
+                "width": 512,
+                "heads": 8,
+                "positions": 1024,
+                "batch": 64,
+                "learning_rate": 2e-3,
+                "warmup_steps": 100,
+                "max_tokens": 100_000_000,
+                "valid_every": 50_000_000,
+            },
+            books="pg19-160",
+            wiki="enwik8",
+            differences=(
+                "The base is a GPT-2-architecture model of 34 M parameters, pretrained here on the training parts of "
+                "both corpora, in place of GPT-2 small (124 M, WebText).",
+                "Fewer fine-tuning tokens, and a cosine schedule instead of a constant learning rate.",
+            ),
+            training={
+                "batch": 6,
+                "windows": 20,
+                "epochs": 100.0,
+                "max_tokens": 20_000_000,
+                "valid_every": 5_000_000,
+                "patience": 0,
+                "schedule": "cosine",
+                "warmup_steps": 30,
+                "checkpoint": False,
+            },
+            wiki_training={"group_by_length": True, "max_tokens": 12_000_000, "valid_every": 6_000_000},
+            best_overlaps={"books": (0, 5, 10, 30, 50), "wiki": (0,)},
+            candidates=(2e-4, 5e-4, 1e-3),
+            tuning_tokens=5_000_000,
+            contexts=2_000,
+            predicted_tokens=500,
+            xlnet={"learning_rate": 1e-3, "max_tokens": 20_000_000, "valid_every": 10_000_000},
+        ),
+        Size(
+            name="tiny",
+            purpose="the shipped model on Python's own source, offline, minutes on two cores: checks the machinery",
+            base="shipped:base",
+            books="stdlib",
+            wiki="stdlib",
+            differences=(
+                "Everything is tiny: a base of 0.6 M parameters on source code. These numbers check the machinery and "
+                "say nothing about the paper.",
+            ),
+            window=64,
+            window_sizes=(32, 64, 96, 128, 192),
+            plain_overlaps=(),
+            best_overlaps={"books": (0, 5, 10, 30, 50), "wiki": (0,)},
+            training={
+                "batch": 4,
+                "windows": 4,
+                "max_tokens": 20_000,
+                "valid_every": 10_000,
+                "valid_tokens": 500,
+                "patience": 0,
+                "warmup_steps": 5,
+                "checkpoint": False,
+            },
+            wiki_training={"group_by_length": True},
+            candidates=(5e-4, 1e-3),
+            tuning_tokens=10_000,
+            seeds=(0, 1),
+            valid_tokens=300,
+            test_tokens=300,
+            best={"mechanism": "tail", "tail": 8, "pooled_slots": 1},
+            contexts=40,
+            predicted_tokens=100,
+            xlnet={"learning_rate": 1e-3},
+            cost={"rows": 2, "windows": 2, "lengths": (64, 128), "new_tokens": 8, "repeats": 2},
+        ),
+    )
+}
+
+
+def size_named(name: str) -> Size:
+    if name not in SIZES:
+        raise UserError(f"There is no size {name!r}: choose one of {', '.join(SIZES)}.")
+    return SIZES[name]

@@ -1,0 +1,125 @@
+"""What the recurrent models write after a context they can only remember: topics, and the texts themselves."""
+
+from typing import Any
+
+from recurrify.data import load_documents
+from recurrify.evaluate import compare_topics, continue_contexts, fit_topics, sample_contexts
+from recurrify.experiments import published
+from recurrify.experiments.catalogue import KINDS, Experiment, Rows, register
+from recurrify.experiments.lab import Lab
+from recurrify.experiments.published import PAPER
+from recurrify.experiments.sizes import LABELS
+from recurrify.experiments.unit import Unit
+from recurrify.jobs import pick_device, read_text
+from recurrify.recurrence import load_model
+from recurrify.results import load_result, provenance, save_result
+
+NEW_TOKENS = 30
+SHOWN = 8
+TOPICS = 20
+TOPIC_TEXTS = 5_000
+"""Training documents that the topics are learned from, as in the paper."""
+
+
+def text_unit(lab: Lab, kind: str) -> Unit:
+    return lab.unit("books", kind, seed=lab.size.seeds[0])
+
+
+def text_units(lab: Lab) -> list[Unit]:
+    return [text_unit(lab, kind) for kind in KINDS]
+
+
+def written(lab: Lab, kind: str) -> dict[str, Any] | None:
+    """Contexts and this kind's continuations, made once and kept; None where there is no model yet."""
+    unit = text_unit(lab, kind)
+    path = lab.folder / "continuations" / f"{unit.name}.json"
+    if path.is_file():
+        return load_result(path)
+    if not unit.run_file.is_file():
+        return None
+    model, tokenizer = load_model(str(unit.run_folder / "model"))
+    tokens, checksum = read_text(lab.source("books"), "valid", tokenizer, lab.say)
+    contexts = sample_contexts(tokens, lab.size.contexts, window=lab.size.window)
+    lab.say(f"{kind}: continuing {len(contexts)} contexts")
+    ids = continue_contexts(model.to(pick_device()), contexts, NEW_TOKENS, batch=256)
+
+    def decode(tokens: Any) -> str:
+        return tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+    config = {"run": unit.name, "contexts": len(contexts), "new_tokens": NEW_TOKENS}
+    result = {
+        "kind": "continuations",
+        "model": kind,
+        "contexts": [decode(context.ids) for context in contexts],
+        "first_tokens": [decode([context.next_token]) for context in contexts],
+        "continuations": [decode(row) for row in ids],
+        "provenance": provenance(config, data_checksum=checksum),
+    }
+    save_result(path, result)
+    return result
+
+
+def all_written(lab: Lab) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    found = {kind: written(lab, kind) for kind in KINDS}
+    return {kind: texts for kind, texts in found.items() if texts}, [kind for kind in KINDS if not found[kind]]
+
+
+def topic_rows(lab: Lab) -> tuple[Rows, list[str]]:
+    found, missing = all_written(lab)
+    if "plain" not in found:
+        return [], missing
+    training = load_documents(lab.source("books"), "train")[:TOPIC_TEXTS]
+    lab.say(f"learning {TOPICS} topics from {len(training)} documents")
+    model = fit_topics([document.text for document in training], topics=TOPICS)
+    rows = compare_topics(
+        model, found["plain"]["contexts"], {kind: texts["continuations"] for kind, texts in found.items()}
+    )
+    for row in rows:
+        row["label"] = LABELS[row["kind"]]
+        row["published"] = published.TOPICS.get(row["kind"])
+        row["runs"] = [text_unit(lab, row["kind"]).name]
+    return rows, missing
+
+
+def continuation_rows(lab: Lab) -> tuple[Rows, list[str]]:
+    """The first few of the sampled contexts, not a selection."""
+    found, missing = all_written(lab)
+    if not found:
+        return [], missing
+    contexts = next(iter(found.values()))["contexts"]
+    rows = [
+        {
+            "context": contexts[index],
+            "topic": None,
+            "continuations": {
+                kind: texts["first_tokens"][index] + texts["continuations"][index] for kind, texts in found.items()
+            },
+            "published_example": False,
+        }
+        for index in range(min(SHOWN, len(contexts)))
+    ]
+    return rows, missing
+
+
+register(
+    Experiment(
+        name="topics",
+        title="Whether continuations stay with the topic of their context",
+        source=f"{PAPER}, section 5.3.1",
+        layout="topics",
+        units=text_units,
+        rows=topic_rows,
+        alone=True,
+    )
+)
+register(
+    Experiment(
+        name="continuations",
+        title="Greedy continuations after a context that only memory can reach",
+        source=f"{PAPER}, Tables 4 and 5",
+        layout="continuations",
+        units=text_units,
+        rows=continuation_rows,
+        alone=True,
+    )
+)

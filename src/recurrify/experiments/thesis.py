@@ -1,0 +1,158 @@
+"""The thesis's questions: recurrent GPT-2 on enwik8 by its metrics, XLNet beside it, and what recurrence costs."""
+
+from dataclasses import replace
+from io import BytesIO
+
+import numpy as np
+
+from recurrify.evaluate import Predictions, collect_predictions, convergence, measure_cost, prediction_metrics
+from recurrify.experiments import published
+from recurrify.experiments.catalogue import KINDS, Experiment, Rows, overlap_table, overlap_units, register
+from recurrify.experiments.lab import Lab
+from recurrify.experiments.published import THESIS
+from recurrify.experiments.rows import SPLITS, perplexity_row
+from recurrify.experiments.sizes import LABELS
+from recurrify.experiments.unit import Unit
+from recurrify.jobs import pick_device, read_text
+from recurrify.recurrence import load_model
+from recurrify.results import load_result, write_whole
+from recurrify.train import uses_bf16
+
+CLASSES = 50
+"""The most frequent tokens, over which AUC-ROC is averaged."""
+
+
+def wiki_unit(lab: Lab, kind: str) -> Unit:
+    return lab.unit("wiki", kind, seed=lab.size.seeds[0])
+
+
+def wiki_units(lab: Lab) -> list[Unit]:
+    return [wiki_unit(lab, kind) for kind in KINDS]
+
+
+def predictions(lab: Lab, kind: str) -> Predictions | None:
+    """Of the test part, made once and kept; None where there is no model yet."""
+    unit = wiki_unit(lab, kind)
+    path = lab.folder / "predictions" / f"{unit.name}.npz"
+    if not path.is_file():
+        if not unit.run_file.is_file():
+            return None
+        model, tokenizer = load_model(str(unit.run_folder / "model"))
+        model = model.to(pick_device())
+        tokens, _ = read_text(lab.source("wiki"), "test", tokenizer, lab.say)
+        half = model.device.type == "cuda" and uses_bf16("auto")
+        lab.say(f"{kind}: predicting the first {lab.size.predicted_tokens} tokens of {len(tokens)} documents")
+        found = collect_predictions(
+            model, tokens, tokens_per_document=lab.size.predicted_tokens, classes=CLASSES, rows=64, bf16=half
+        )
+        content = BytesIO()
+        # Half precision keeps three digits, which the order of scores, all that AUC looks at, survives.
+        np.savez_compressed(content, **{**found._asdict(), "probabilities": found.probabilities.astype(np.float16)})
+        write_whole(path, content.getvalue())
+    with np.load(path, allow_pickle=False) as kept:
+        return Predictions(**{name: kept[name] for name in Predictions._fields})
+
+
+def prediction_rows(lab: Lab) -> tuple[Rows, list[str]]:
+    """Accuracy and its relatives for the next token, on the test part."""
+    found = {kind: predictions(lab, kind) for kind in KINDS}
+    rows = [
+        {
+            "kind": kind,
+            "label": LABELS[kind],
+            "tokens": len(one.targets),
+            "classes": len(one.classes),
+            "metrics": prediction_metrics(one),
+            "runs": [wiki_unit(lab, kind).name],
+        }
+        for kind, one in found.items()
+        if one is not None
+    ]
+    return rows, [kind for kind, one in found.items() if one is None]
+
+
+def cost_rows(lab: Lab) -> tuple[Rows, list[str]]:
+    """Plain against the paper's mechanism, measured in turns on a device that does nothing else."""
+    units = {kind: wiki_unit(lab, kind) for kind in ("plain", "carry")}
+    missing = [kind for kind, unit in units.items() if not unit.run_file.is_file()]
+    if missing:
+        return [], missing
+    models = {kind: load_model(str(unit.run_folder / "model"))[0].to(pick_device()) for kind, unit in units.items()}
+    half = pick_device().type == "cuda" and uses_bf16("auto")
+    rows = measure_cost(models["plain"], models["carry"], bf16=half, say=lab.say, **lab.size.cost)
+    runs = {kind: load_result(unit.run_file) for kind, unit in units.items()}
+    rows += convergence(
+        runs["plain"]["history"],
+        runs["carry"]["history"],
+        tokens_per_step_plain=runs["plain"]["tokens"] / runs["plain"]["steps"],
+        tokens_per_step_recurrent=runs["carry"]["tokens"] / runs["carry"]["steps"],
+    )
+    return rows, []
+
+
+def xlnet_unit(lab: Lab) -> Unit:
+    """From the size's pretrained XLNet, or from scratch in the shape of the base."""
+    own = dict(lab.size.xlnet)
+    unit = lab.unit("wiki", "xlnet", learning_rate=own.pop("learning_rate"), seed=lab.size.seeds[0])
+    return replace(unit, settings=replace(unit.settings, **own))
+
+
+def enwik8_units(lab: Lab) -> list[Unit]:
+    wanted = [lab.wanted(split, 0) for split in SPLITS]
+    return [xlnet_unit(lab).with_scores(wanted), *overlap_units(lab, "wiki", ())]
+
+
+def enwik8_rows(lab: Lab) -> tuple[Rows, list[str]]:
+    """The rows of table 1 without the paper's numbers, and XLNet's."""
+    rows, missing = overlap_table(lab, "wiki", None, ())
+    xlnet = perplexity_row("xlnet", [xlnet_unit(lab)], [wiki_unit(lab, "plain")], 0)
+    if xlnet is None:
+        missing.append("xlnet")
+    else:
+        rows.append(xlnet)
+    return rows, missing
+
+
+register(
+    Experiment(
+        name="thesis-enwik8",
+        title="Recurrent GPT-2 and XLNet on enwik8",
+        source=f"{THESIS} (announced, no numbers printed)",
+        layout="perplexity",
+        units=enwik8_units,
+        rows=enwik8_rows,
+    )
+)
+register(
+    Experiment(
+        name="thesis-metrics",
+        title="Predicting the next token: accuracy, precision, recall, F1 and AUC-ROC",
+        source=f"{THESIS}, section 10.1.5 (announced, no numbers printed)",
+        layout="prediction",
+        units=wiki_units,
+        rows=prediction_rows,
+        alone=True,
+    )
+)
+register(
+    Experiment(
+        name="thesis-cost",
+        title="What recurrence costs: time, memory, speed, convergence",
+        source=f"{THESIS}, section 10.1.6 (guesses)",
+        layout="cost",
+        units=wiki_units,
+        rows=cost_rows,
+        alone=True,
+    )
+)
+register(
+    Experiment(
+        name="table3",
+        title="Question answering across windows (HotpotQA)",
+        source=f"{published.PAPER}, Table 3",
+        layout="answers",
+        units=lambda lab: [],
+        rows=lambda lab: ([], []),
+        later="question answering across windows is not part of this release",
+    )
+)

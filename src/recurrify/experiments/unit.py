@@ -1,0 +1,159 @@
+"""The unit of work: one fine-tuning and every score of the model it leaves. Finished parts are skipped.
+
+Run as a program (`python -m recurrify.experiments.unit FILE`) it does the unit that a file describes, so that several
+can share one GPU, each in a process of its own.
+"""
+
+import json
+import shutil
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from recurrify.errors import UserError
+from recurrify.evaluate import Evaluation, evaluate_documents, full_flops_per_token, paper_flops_per_token
+from recurrify.evaluate.xlnet import score_xlnet
+from recurrify.jobs import Say, pick_device, read_text, train_run
+from recurrify.jobs_xlnet import XLNetMemory, load_xlnet, xlnet_run
+from recurrify.recurrence import load_model
+from recurrify.results import load_result, provenance, save_result, write_whole
+from recurrify.train import TrainSettings, uses_bf16
+
+INTERRUPTED = 130
+
+
+class Wanted(NamedTuple):
+    """One score: which part of the data, at which overlap, how much of each document."""
+
+    split: str
+    overlap: int
+    tokens: int | None
+
+
+@dataclass(frozen=True)
+class Unit:
+    """`folder` belongs to the size: runs/, scores/ and logs/ lie below it."""
+
+    name: str
+    folder: Path
+    settings: TrainSettings
+    wanted: tuple[Wanted, ...] = ()
+
+    @property
+    def run_folder(self) -> Path:
+        return self.folder / "runs" / self.name
+
+    @property
+    def run_file(self) -> Path:
+        return self.folder / "runs" / f"{self.name}.json"
+
+    def score_file(self, wanted: Wanted) -> Path:
+        return self.folder / "scores" / f"{self.name}-{wanted.split}-o{wanted.overlap}.json"
+
+    @property
+    def is_xlnet(self) -> bool:
+        return bool(self.settings.recurrence["mechanism"] == "xlnet")
+
+    def is_finished(self) -> bool:
+        return self.run_file.is_file() and all(self.score_file(wanted).is_file() for wanted in self.wanted)
+
+    def evaluation(self, split: str, overlap: int) -> Evaluation | None:
+        """What was found, or None where it has not been run."""
+        path = self.score_file(Wanted(split, overlap, None))
+        return Evaluation.from_dict(load_result(path)["evaluation"]) if path.is_file() else None
+
+    def with_scores(self, more: Iterable[Wanted]) -> "Unit":
+        return replace(self, wanted=tuple(dict.fromkeys((*self.wanted, *more))))
+
+    def write(self) -> Path:
+        path = self.folder / "logs" / f"{self.name}.unit.json"
+        values = {
+            "name": self.name,
+            "folder": str(self.folder),
+            "settings": self.settings.to_dict(),
+            "wanted": [list(wanted) for wanted in self.wanted],
+        }
+        write_whole(path, json.dumps(values, indent=1).encode())
+        return path
+
+    @classmethod
+    def read(cls, path: Path) -> "Unit":
+        values = load_result(path)
+        return cls(
+            name=values["name"],
+            folder=Path(values["folder"]),
+            settings=TrainSettings.from_dict(values["settings"]),
+            wanted=tuple(Wanted(*wanted) for wanted in values["wanted"]),
+        )
+
+
+def do_unit(unit: Unit, say: Say, show_progress: bool = True) -> bool:
+    """Train, then score; False when it was stopped before its end, ready to go on."""
+    if not unit.run_file.is_file():
+        run = xlnet_run if unit.is_xlnet else train_run
+        result = run(unit.settings, say, show_progress, unit.name)
+        if not result["finished"]:
+            return False
+        for checkpoint in unit.run_folder.glob("checkpoint-*"):
+            shutil.rmtree(checkpoint)
+        save_result(unit.run_file, {"name": unit.name, **result})
+    waiting = [wanted for wanted in unit.wanted if not unit.score_file(wanted).is_file()]
+    if waiting:
+        _score(unit, waiting, say)
+    return True
+
+
+def _score(unit: Unit, waiting: list[Wanted], say: Say) -> None:
+    model, tokenizer = _load(unit)
+    model = model.to(pick_device())
+    half = model.device.type == "cuda" and uses_bf16(unit.settings.precision)
+    for wanted in waiting:
+        tokens, checksum = read_text(
+            unit.settings.data, wanted.split, tokenizer, say, unit.settings.text_field, wanted.tokens
+        )
+        if unit.is_xlnet:
+            found = score_xlnet(model, tokens, window=model.window, memory=model.memory, rows=64, bf16=half)
+            costs = dict.fromkeys(("flops_per_token", "full_flops_per_token"))
+        else:
+            found = evaluate_documents(model, tokens, overlap=wanted.overlap, rows=64, bf16=half)
+            costs = {
+                "flops_per_token": paper_flops_per_token(model, overlap=wanted.overlap),
+                "full_flops_per_token": full_flops_per_token(model, overlap=wanted.overlap),
+            }
+        config = {"run": unit.name, **wanted._asdict()}
+        result: dict[str, Any] = {
+            "kind": "score",
+            **config,
+            **costs,
+            "evaluation": found.to_dict(),
+            "provenance": provenance(config, seed=unit.settings.seed, data_checksum=checksum),
+        }
+        save_result(unit.score_file(wanted), result)
+        say(f"{unit.name}, {wanted.split}, overlap {wanted.overlap}: {found.perplexity_per_word:.2f} per word")
+
+
+def _load(unit: Unit) -> tuple[Any, Any]:
+    folder = str(unit.run_folder / "model")
+    if unit.is_xlnet:
+        return load_xlnet(folder, XLNetMemory.of(unit.settings))
+    return load_model(folder)
+
+
+def main() -> None:
+    from transformers import logging
+
+    from recurrify.console import say
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        finished = do_unit(Unit.read(Path(sys.argv[1])), say, show_progress=False)
+    except UserError as error:
+        sys.exit(f"Error: {error}")
+    sys.exit(0 if finished else INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,218 @@
+"""Pretraining as a whole job: from names of text to a model in a folder, with its tokenizer and its result."""
+
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import GPT2LMHeadModel, set_seed
+
+from recurrify.console import is_first
+from recurrify.data import (
+    Document,
+    PackedRows,
+    Skipped,
+    TokenizedDocument,
+    checksum,
+    load_documents,
+    load_tokenizer,
+    make_tokenizer,
+    pack_documents,
+    save_tokenizer,
+    tokenize_cached,
+)
+from recurrify.errors import UserError
+from recurrify.evaluate import evaluate_documents
+from recurrify.jobs import RESULT_FILE, Say, _if_disk_full, cache_folder
+from recurrify.recurrence import NoRecurrence, add_recurrence
+from recurrify.results import load_result, provenance, save_result
+from recurrify.train import (
+    Pace,
+    PretrainOutcome,
+    PretrainSettings,
+    ValidateBase,
+    last_whole_checkpoint,
+    new_model,
+    pretrain_model,
+    uses_bf16,
+)
+
+TOKENIZER_FOLDER = "tokenizer"
+
+
+def pretrain(
+    settings: PretrainSettings, say: Say, show_progress: bool = True, progress_label: str = ""
+) -> dict[str, Any]:
+    """Train from scratch as the settings say and leave model and result in `settings.out`; goes on with a run there."""
+    out = Path(settings.out)
+    started = time.time()
+    half = uses_bf16(settings.precision)  # refuses what this machine cannot do before the text is read
+    documents = [_load(source, "train", settings, say) for source in settings.data]
+    settings = replace(settings, data_checksum=_checksum_of_all(documents))
+    earlier = PretrainSettings.read(out)
+    if earlier is not None:
+        settings.check_same_run(earlier)
+        if (out / RESULT_FILE).is_file():
+            say(f"{settings.out} is finished already: nothing to do (choose another --out to train anew).")
+            return load_result(out / RESULT_FILE)
+        checkpoint = last_whole_checkpoint(out)
+        where = f"from step {checkpoint.name.split('-')[1]}" if checkpoint else "from the start: nothing was saved yet"
+        say(f"going on with the run in {settings.out}, {where}")
+    tokenizer = _tokenizer(settings, documents, say, made_before=earlier is not None)
+    texts = [text for source in documents for text in _tokenize(source, tokenizer, "train", say)]
+    rows = PackedRows(pack_documents(texts, tokenizer.eos_token_id, len(tokenizer)), settings.positions)
+    steps = Pace.of(settings, len(rows), int(os.environ.get("WORLD_SIZE", "1"))).total_steps(settings)
+    valid_documents = (
+        _load(settings.valid, "all", settings, say)
+        if settings.valid
+        else [document for source in settings.data for document in _load(source, "valid", settings, say)]
+    )
+    validate = _validation(settings, _tokenize(valid_documents, tokenizer, "valid", say), tokenizer, half)
+    set_seed(settings.seed)
+    model = new_model(settings, len(tokenizer), tokenizer.eos_token_id)
+    settings.write()
+    say(_describe(model, settings, len(rows)))
+    if settings.warmup_steps >= steps:
+        say(
+            f"note: the warm-up of {settings.warmup_steps} steps is not over when the run ends after {steps}: "
+            "shorten it with --warmup-steps"
+        )
+    try:
+        outcome = pretrain_model(model, rows, settings, validate, show_progress, progress_label)
+    except (OSError, RuntimeError) as error:
+        raise _explained(error, settings.out) from error
+    result = _result(settings, model, outcome, started)
+    if not outcome.finished:
+        say(f"stopped and saved after {outcome.tokens:,} tokens: run the same command again to go on")
+    elif is_first():
+        _leave(model, tokenizer, result, out)
+    return result
+
+
+def _load(source: str, split: str, settings: PretrainSettings, say: Say) -> list[Document]:
+    skipped: list[Skipped] = []
+    documents = load_documents(source, split, text_field=settings.text_field, skipped=skipped)
+    _tell_skipped(skipped, say)
+    characters = sum(len(document.text) for document in documents)
+    count = "1 document" if len(documents) == 1 else f"{len(documents):,} documents"
+    say(f"{source} ({split}): {count}, {characters:,} characters")
+    return documents
+
+
+def _tokenize(documents: Sequence[Document], tokenizer: Any, split: str, say: Say) -> list[TokenizedDocument]:
+    skipped: list[Skipped] = []
+    tokens = tokenize_cached(documents, tokenizer, cache_folder(), show_progress=True, skipped=skipped)
+    _tell_skipped(skipped, say)
+    say(f"{split}: {sum(len(document.ids) for document in tokens):,} tokens")
+    return tokens
+
+
+def _tell_skipped(skipped: Sequence[Skipped], say: Say) -> None:
+    for entry in skipped[:10]:
+        say(f"skipped {entry.name}: {entry.reason}")
+    if len(skipped) > 10:
+        say(f"… and skipped {len(skipped) - 10} more")
+
+
+def _checksum_of_all(sources: Sequence[Sequence[Document]]) -> str:
+    """A single source's own checksum, or one of all of theirs."""
+    sums = [checksum(documents) for documents in sources]
+    return sums[0] if len(sums) == 1 else hashlib.sha256("\n".join(sums).encode()).hexdigest()
+
+
+def _tokenizer(settings: PretrainSettings, sources: Sequence[Sequence[Document]], say: Say, made_before: bool) -> Any:
+    """The one that was asked for, or one made from the training text and kept until the run is finished."""
+    if settings.tokenizer is not None:
+        return load_tokenizer(settings.tokenizer)
+    folder = Path(settings.out) / TOKENIZER_FOLDER
+    if made_before and folder.is_dir():
+        return load_tokenizer(str(folder))
+    say(f"making a tokenizer of {settings.vocabulary:,} tokens")
+    tokenizer = make_tokenizer((document for documents in sources for document in documents), settings.vocabulary)
+    if len(tokenizer) < settings.vocabulary:
+        say(f"the text gives only {len(tokenizer):,} tokens: more would occur once")
+    if is_first():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        save_tokenizer(tokenizer, folder)
+    return tokenizer
+
+
+def _validation(
+    settings: PretrainSettings, texts: Sequence[TokenizedDocument], tokenizer: Any, half: bool
+) -> ValidateBase:
+    """Losses of whole documents in plain windows of all positions, as `recurrify evaluate` reads them."""
+    # A twin is what gets evaluated: hooks on the layers of the model itself would make it compile anew.
+    twin = add_recurrence(
+        new_model(settings, len(tokenizer), tokenizer.eos_token_id), NoRecurrence(window=settings.positions)
+    )
+
+    def validate(model: GPT2LMHeadModel) -> dict[str, float]:
+        twin.base.load_state_dict(model.state_dict())
+        found = evaluate_documents(
+            twin.to(model.device), texts, rows=max(8, settings.batch), windows_per_call=1, bf16=half
+        )
+        return {
+            "loss": found.total_nll / int(found.tokens.sum()),
+            "perplexity_per_word": found.perplexity_per_word,
+            "bits_per_character": found.bits_per_character,
+        }
+
+    return validate
+
+
+def _describe(model: GPT2LMHeadModel, settings: PretrainSettings, rows: int) -> str:
+    return (
+        f"GPT-2 with {settings.layers} layers of {settings.width}, {settings.heads} heads, "
+        f"{model.config.vocab_size:,} tokens: {model.num_parameters():,} parameters; "
+        f"{rows:,} sequences of {settings.positions} tokens"
+    )
+
+
+def _explained(error: Exception, out: str) -> Exception:
+    if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        return UserError(f"The model could not be compiled ({reason}): use --compile off.")
+    return _if_disk_full(error, out)
+
+
+def _result(
+    settings: PretrainSettings, model: GPT2LMHeadModel, outcome: PretrainOutcome, started: float
+) -> dict[str, Any]:
+    validations = [entry for entry in outcome.history if "eval_loss" in entry]
+    last = validations[-1] if validations else {}
+    return {
+        "kind": "pretrain",
+        "finished": outcome.finished,
+        "interrupted": outcome.interrupted,
+        "steps": outcome.steps,
+        "tokens": outcome.tokens,
+        "tokens_per_second": outcome.tokens_per_second,
+        "parameters": model.num_parameters(),
+        "vocabulary": model.config.vocab_size,
+        "validation": {
+            "loss_per_token": last.get("eval_loss"),
+            "perplexity_per_word": last.get("eval_perplexity_per_word"),
+            "bits_per_character": last.get("eval_bits_per_character"),
+        },
+        "history": outcome.history,
+        "provenance": provenance(
+            settings.to_dict(), seed=settings.seed, data_checksum=settings.data_checksum, started=started
+        ),
+    }
+
+
+def _leave(model: GPT2LMHeadModel, tokenizer: Any, result: dict[str, Any], out: Path) -> None:
+    """The finished model and its result; what was kept for going on is taken away last."""
+    try:
+        model.to(torch.float32).save_pretrained(out / "model")
+        tokenizer.save_pretrained(out / "model")
+    except OSError as error:
+        raise _if_disk_full(error, str(out)) from error
+    save_result(out / RESULT_FILE, result)
+    for folder in (*out.glob("checkpoint-*"), out / TOKENIZER_FOLDER):
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,86 @@
+"""Training windows compiled by torch.compile: the base model, its extra inputs, the loss and the memory as one graph.
+
+Only what training repeats is compiled: a full window of a full batch, with a memory in all rows or in none. A short
+last window, a smaller last batch and everything outside training run as they are instead of being compiled once more.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recurrify.recurrence.families import Traffic, run_backbone
+from recurrify.recurrence.model import RecurrentPreTrainedModel, token_losses
+
+COMPILATIONS = 64
+"""torch's own limit of 8 for one function is low where several models of a process are compiled."""
+
+
+def compile_windows(model: RecurrentPreTrainedModel) -> None:
+    """Compile the model's training windows, once; it computes what it did, within rounding."""
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, COMPILATIONS)
+    if model.family.causal and model.compiled_window is None:
+        model.compiled_window = CompiledWindow(model)
+
+
+class CompiledWindow:
+    """One training window as a function of its tokens and the memory before it."""
+
+    def __init__(self, model: RecurrentPreTrainedModel) -> None:
+        self.model = model
+        self.rows: int | None = None
+        self.compiled: Callable[..., Any] = torch.compile(run_full_window, dynamic=False)
+
+    def takes(self, tokens: Tensor, live: Tensor) -> bool:
+        """Whether this is the window that training repeats; the first one decides on the number of rows."""
+        model = self.model
+        if not (model.training and torch.is_grad_enabled()) or tokens.shape[1] != model.recurrence.window:
+            return False
+        if bool(live.any()) != bool(live.all()):
+            return False
+        if self.rows is None:
+            self.rows = len(tokens)
+        return len(tokens) == self.rows
+
+    def __call__(
+        self,
+        tokens: Tensor,
+        targets: Tensor,
+        memory: Tensor | None,
+        statistics: tuple[Tensor, ...],
+        first: int,
+        writes: bool,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        # Slices of batches of different lengths differ in their strides: one more reason to compile anew.
+        tokens, targets = tokens.contiguous(), targets.contiguous()
+        return self.compiled(self.model, tokens, targets, memory, statistics, first, writes)
+
+
+def run_full_window(
+    model: RecurrentPreTrainedModel,
+    tokens: Tensor,
+    targets: Tensor,
+    memory: Tensor | None,
+    statistics: tuple[Tensor, ...],
+    first: int,
+    writes: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """What `RecurrentPreTrainedModel` does for a window, without the cases that never meet here."""
+    # Made in here: an object handed in from outside would be a reason to compile anew for each window.
+    eager = model.base.config._attn_implementation == "eager"
+    traffic = Traffic(causal=True, additive=eager, maskless=not eager)
+    mechanism = model.mechanism
+    notes = None
+    if mechanism is not None:
+        if memory is not None:
+            traffic.slots = mechanism.read(memory)
+            traffic.lasting = mechanism.slots().keys() - traffic.slots.keys()
+        if writes:
+            notes = mechanism.start_window(model.recurrence.stride)
+            traffic.see = notes.see
+    hidden = run_backbone(model.base, traffic, input_ids=tokens, use_cache=False)
+    losses = token_losses(model.family.head(model.base, hidden[:, first:]), targets)
+    if mechanism is None or notes is None:
+        return losses, None, None
+    return losses, mechanism.write(notes, memory, statistics), notes.summary()

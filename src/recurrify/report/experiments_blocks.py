@@ -1,0 +1,80 @@
+"""What a report is made of, before it becomes HTML or Markdown."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from recurrify.report.html_parts import Link
+from recurrify.report.tables import Table
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    text: str
+    style: str = ""
+    """One of "headline", "note" and "warning"."""
+
+
+@dataclass(frozen=True)
+class Bullets:
+    items: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Files:
+    """A line that names files and leads to them."""
+
+    opening: str
+    links: Sequence[Link]
+    closing: str = ""
+
+
+@dataclass(frozen=True)
+class Terms:
+    entries: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class TableBlock:
+    table: Table
+    files: Sequence[Sequence[Link]] = ()
+
+
+@dataclass(frozen=True)
+class Plot:
+    svg: str
+    description: str
+    caption: str
+
+
+@dataclass(frozen=True)
+class Plots:
+    plots: Sequence[Plot]
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Texts to compare, each under its own title."""
+
+    title: str
+    lead: tuple[str, str] | None
+    """What they all follow."""
+    texts: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Fold:
+    """What only some readers open."""
+
+    summary: str
+    blocks: Sequence["Block"]
+
+
+@dataclass(frozen=True)
+class Section:
+    title: str
+    anchor: str
+    level: int
+    blocks: Sequence["Block"]
+
+
+Block = Paragraph | Bullets | Files | Terms | TableBlock | Plots | Sides | Fold | Section

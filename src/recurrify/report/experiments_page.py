@@ -1,0 +1,95 @@
+"""The report of the experiments: one HTML page that needs nothing beside it, and the same as Markdown."""
+
+from pathlib import Path
+
+from recurrify.errors import UserError
+from recurrify.report.experiments_blocks import Block, Bullets, Paragraph, Section, Terms
+from recurrify.report.experiments_data import BOOKS, SizeResults, names, read_results, read_size
+from recurrify.report.experiments_html import html_page
+from recurrify.report.experiments_losses import draw_by_position
+from recurrify.report.experiments_markdown import markdown_page
+from recurrify.report.experiments_plots import draw_by_overlap
+from recurrify.report.experiments_sections import experiment_section
+from recurrify.report.experiments_statement import (
+    SIZE_SENTENCES,
+    TINY_WARNING,
+    further_statements,
+    headline,
+)
+from recurrify.report.experiments_tables import Linker
+from recurrify.report.plots import write_panels
+from recurrify.results import write_whole
+
+TITLE = "recurrify: the published experiments, repeated"
+
+TERMS = [
+    ("plain", "the pretrained model, fine-tuned and run in windows that know nothing of each other but their overlap."),
+    ("recurrent", "with the paper's mechanism, as published: one pooled vector of each window enters the next."),
+    ("best found", "recurrent too, but the best variant found here and not the paper's."),
+    (
+        "overlap",
+        "how many tokens of the window before are read again, unscored, as context at each window's start. Recurrent "
+        "models were trained with the overlap they are tested with.",
+    ),
+    ("perplexity per word", "exp of the summed loss over the number of words between blanks, as the paper counts."),
+    (
+        "gain",
+        "the relative drop of perplexity per word against plain windows of the same size and overlap; its interval is "
+        "paired, so it can be far narrower than those of the two perplexities.",
+    ),
+    (
+        "FLOPs per token",
+        "as the paper counts: matrix products of the body plus causal attention, times T / (T − o), window T and "
+        "overlap o; output head and recurrence module left out.",
+    ),
+]
+
+
+def write_experiments_page(root: Path, out: Path) -> list[str]:
+    """Write index.html and report.md into `out` from the results below `root`; returns lines for the terminal."""
+    sizes = read_results(Path(root))
+    blocks: list[Block] = [Paragraph(INTRODUCTION), Terms(TERMS)]
+    blocks += [_size_section(results, Path(out)) for results in sizes]
+    for name, text in (("index.html", html_page(TITLE, blocks)), ("report.md", markdown_page(TITLE, blocks))):
+        # A generated text may hold half of a surrogate pair, which no encoding can write.
+        write_whole(Path(out) / name, text.encode("utf-8", errors="replace"))
+    return [f"{results.size}: {headline(results)}" for results in sizes]
+
+
+INTRODUCTION = (
+    "Each experiment stands beside what was published about it. Where ours are smaller, levels of perplexity are not "
+    "comparable with the published ones; relative gains, and whether a finding holds, are what to compare."
+)
+
+
+def _size_section(results: SizeResults, out: Path) -> Section:
+    linker = Linker(results, out)
+    opening: list[Block] = []
+    if results.size == "tiny":
+        opening.append(Paragraph(TINY_WARNING, "warning"))
+    if results.size in SIZE_SENTENCES:
+        opening.append(Paragraph(SIZE_SENTENCES[results.size]))
+    opening.append(Paragraph(headline(results), "headline"))
+    opening += [Paragraph(sentence) for sentence in further_statements(results)]
+    differences = _differences(results)
+    if differences:
+        opening += [Paragraph("How this size differs from what was published:"), Bullets(differences)]
+    sections = [experiment_section(results, experiment, linker) for experiment in results.experiments]
+    return Section(f"Size: {results.size}", f"size-{results.size}", 2, [*opening, *sections])
+
+
+def _differences(results: SizeResults) -> list[str]:
+    """What the experiments say of themselves, each thing once, in the order it comes up."""
+    told = (name for experiment in results.experiments for name in names(experiment.content.get("differences")))
+    return list(dict.fromkeys(told))
+
+
+def write_experiments_picture(root: Path, size: str, path: Path) -> None:
+    """A PNG for a README: on books, perplexity against overlap on the left and loss by position on the right."""
+    books = read_size(Path(root), size).books()
+    if books is None:
+        raise UserError(
+            f"There is no comparison on books to draw: {Path(root) / size / BOOKS}.json is missing. "
+            f"Run that experiment at size {size} first, or choose a size that has it."
+        )
+    write_panels([draw_by_overlap, draw_by_position], books, path)

@@ -1,0 +1,223 @@
+"""One section an experiment: where it comes from, what differs, its tables and plots, what is still missing."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from recurrify.report import experiments_losses as losses
+from recurrify.report import experiments_plots as comparisons
+from recurrify.report import experiments_tables as tables
+from recurrify.report.experiments_blocks import (
+    Block,
+    Bullets,
+    Files,
+    Fold,
+    Paragraph,
+    Plot,
+    Plots,
+    Section,
+    Sides,
+    TableBlock,
+    Terms,
+)
+from recurrify.report.experiments_data import (
+    SCORED,
+    SPLITS,
+    Experiment,
+    SizeResults,
+    facts,
+    kind_name,
+    names,
+    ordered_kinds,
+    words,
+)
+from recurrify.report.experiments_statement import front_finding, listed, window_finding
+from recurrify.report.experiments_tables import LinkedTable, Linker
+from recurrify.report.html_parts import Link
+from recurrify.report.plots import Draw, svg
+
+NOT_FOLDED = 2
+"""How many samples of continuations are open from the start."""
+
+
+def experiment_section(results: SizeResults, experiment: Experiment, linker: Linker) -> Section:
+    blocks = [*_origin(experiment, linker), *_content(results, experiment, linker), *_missing(experiment)]
+    return Section(experiment.title, experiment.anchor, 3, blocks)
+
+
+def _origin(experiment: Experiment, linker: Linker) -> list[Block]:
+    source = words(experiment.content.get("source"))
+    blocks: list[Block] = [Paragraph(f"Source: {source}.", "note")] if source else []
+    file = Link(experiment.file.name, experiment.file.name, linker.to(experiment.file))
+    blocks.append(Files("Numbers:", [file], _made(facts(experiment.content.get("provenance")))))
+    differences = names(experiment.content.get("differences"))
+    hyperparameters = tables.hyperparameter_table(experiment)
+    told: list[str] = []
+    inner: list[Block] = []
+    if differences:
+        told.append("differences")
+        inner += [Paragraph("How this differs from what was published:"), Bullets(differences)]
+    if hyperparameters is not None:
+        differing = f"{tables.differing(hyperparameters)} of {len(hyperparameters.rows)} differ"
+        told.append(f"hyperparameters ({differing})")
+        inner.append(TableBlock(hyperparameters))
+    terms = tables.model_terms(experiment)
+    if terms:
+        told.append("models")
+        inner.append(Terms(terms))
+    return [*blocks, Fold(listed(told).capitalize(), inner)] if inner else blocks
+
+
+def _made(provenance: Mapping[str, Any]) -> str:
+    """By which code, on what and when the numbers were made, as far as the file says."""
+    git, machine = facts(provenance.get("git")), facts(provenance.get("machine"))
+    told = []
+    if git.get("commit"):
+        told.append(f"commit {words(git['commit'])[:10]}{' with uncommitted changes' if git.get('dirty') else ''}")
+    day = words(provenance.get("date_utc"))[:10]
+    told += [words(value) for value in (machine.get("gpu") or machine.get("cpu"), day) if value]
+    return f"; {', '.join(told)}" if told else ""
+
+
+def _missing(experiment: Experiment) -> list[Block]:
+    return [Paragraph(f"Not run yet: {', '.join(experiment.missing)}.", "warning")] if experiment.missing else []
+
+
+def _content(results: SizeResults, experiment: Experiment, linker: Linker) -> list[Block]:
+    if experiment.layout in SCORED:
+        return _scored(results, experiment, linker)
+    makers: dict[str, Callable[[], list[Block]]] = {
+        "topics": lambda: _one_table(tables.topic_table(experiment, linker)),
+        "continuations": lambda: _continuations(experiment),
+        "prediction": lambda: _one_table(tables.prediction_table(experiment, linker)),
+        "cost": lambda: _cost(experiment),
+        "learning_rates": lambda: _one_table(tables.learning_rate_table(experiment, linker)),
+    }
+    if experiment.layout not in makers:
+        return [Paragraph(f"This report does not know the layout “{experiment.layout}”: see the file.", "warning")]
+    return makers[experiment.layout]() or [Paragraph("No results yet.")]
+
+
+def _one_table(table: LinkedTable | None) -> list[Block]:
+    return [] if table is None else [TableBlock(table.table, table.files)]
+
+
+def _scored(results: SizeResults, experiment: Experiment, linker: Linker) -> list[Block]:
+    main = tables.score_table(experiment, experiment.split, linker)
+    if main is None:
+        return [Paragraph("No results yet.")]
+    blocks: list[Block] = []
+    if experiment.layout == "windows":
+        blocks.append(Paragraph(window_finding(experiment)))
+    if experiment.layout == "frontier":
+        blocks += [Paragraph(sentence) for sentence in front_finding(experiment)]
+    else:
+        blocks += _one_table(main)
+    plots = _plots(results, experiment)
+    if plots:
+        blocks.append(Plots(plots))
+    if experiment.layout == "frontier":
+        blocks.append(Fold(f"All {len(main.table.rows)} points as a table", _one_table(main)))
+    for split in SPLITS:
+        other = None if split == experiment.split else tables.score_table(experiment, split, linker)
+        if other is not None:
+            blocks.append(Fold(f"The same on the {SPLITS[split]} split", _one_table(other)))
+    units = tables.unit_table(experiment)
+    if units is not None:
+        blocks.append(Fold("In other units, and the cost with everything counted", [TableBlock(units)]))
+    return blocks
+
+
+def _plots(results: SizeResults, experiment: Experiment) -> list[Plot]:
+    if experiment.layout == "perplexity":
+        return _kept([*_by_overlap(experiment), *_loss_plots(results, experiment)])
+    if experiment.layout == "windows":
+        return _kept(_by_window(experiment))
+    if experiment.layout == "frontier":
+        caption = (
+            "Lower and further left is better. Each curve runs over the windows; the grey step is the Pareto front, "
+            "and numbers beside its points are window sizes. FLOPs as the paper counts them."
+        )
+        description = comparisons.describe_frontier(experiment)
+        return _kept([_plot(comparisons.draw_frontier, experiment, "front", experiment, description, caption, 4.6)])
+    return []
+
+
+def _kept(plots: Sequence[Plot | None]) -> list[Plot]:
+    return [plot for plot in plots if plot is not None]
+
+
+def _plot(
+    draw: Draw, data: Any, name: str, experiment: Experiment, description: str, caption: str, height: float = 3.7
+) -> Plot | None:
+    drawn = svg(draw, data, f"{experiment.anchor}-{name}", height)
+    return None if drawn is None else Plot(drawn, description, caption)
+
+
+def _by_overlap(experiment: Experiment) -> list[Plot | None]:
+    ours = "Ours. Lower is better. Bars: 95 % intervals, over documents and seeds; points are nudged sideways."
+    published = "As published, on an axis of its own: levels are not comparable across models and texts, shapes are."
+    told = [comparisons.describe_lines(experiment, published=flag, axis="overlap") for flag in (False, True)]
+    return [
+        _plot(comparisons.draw_by_overlap, experiment, "overlap", experiment, told[0], ours),
+        _plot(comparisons.draw_published_by_overlap, experiment, "overlap-published", experiment, told[1], published),
+    ]
+
+
+def _by_window(experiment: Experiment) -> list[Plot | None]:
+    ours = "Ours, without overlap. Lower is better. Bars: 95 % intervals; points are nudged sideways."
+    published = "As published, on an axis of its own."
+    told = [comparisons.describe_lines(experiment, published=flag, axis="window") for flag in (False, True)]
+    return [
+        _plot(comparisons.draw_by_window, experiment, "window", experiment, told[0], ours),
+        _plot(comparisons.draw_published_by_window, experiment, "window-published", experiment, told[1], published),
+    ]
+
+
+def _loss_plots(results: SizeResults, experiment: Experiment) -> list[Plot | None]:
+    by_position = (
+        "Without overlap, mean over seeds. At its start a window has little context of its own: there memory can help."
+    )
+    by_window = (
+        "Without overlap, mean over seeds. Nothing precedes the first window. Later windows come from longer documents "
+        "only, fewer and fewer of them."
+    )
+    training = "Runs without overlap, one line each."
+    curves = losses.training_curves(results, experiment)
+    told = [losses.describe_losses(experiment, along) for along in ("position", "window")]
+    return [
+        _plot(losses.draw_by_position, experiment, "position", experiment, told[0], by_position),
+        _plot(losses.draw_by_window_index, experiment, "index", experiment, told[1], by_window),
+        _plot(losses.draw_training, curves, "training", experiment, losses.describe_training(curves), training),
+    ]
+
+
+def _cost(experiment: Experiment) -> list[Block]:
+    blocks = _one_table(tables.cost_table(experiment))
+    caption = (
+        "Each bar starts at 1, where both cost the same, and has the colour of the model that is better by it: orange "
+        "for plain, blue for recurrent. Whiskers: the range over repeated measurements."
+    )
+    description, height = comparisons.describe_cost(experiment), comparisons.cost_height(experiment)
+    plot = _plot(comparisons.draw_cost, experiment, "cost", experiment, description, caption, height)
+    return [*blocks, Plots([plot])] if plot is not None else blocks
+
+
+def _continuations(experiment: Experiment) -> list[Block]:
+    samples: list[Block] = []
+    for number, row in enumerate(experiment.raw_rows, start=1):
+        title = f"Sample {number}"
+        if row.get("topic"):
+            title += f", {words(row['topic'])}"
+        if row.get("published_example") is True:
+            title += " (a context from the paper)"
+        continuations = facts(row.get("continuations"))
+        texts = [
+            (kind_name(kind), words(continuations[kind]))
+            for kind in ordered_kinds(continuations)
+            if continuations[kind] is not None
+        ]
+        lead = ("context", words(row["context"])) if row.get("context") else None
+        samples.append(Sides(title, lead, texts))
+    folded = samples[NOT_FOLDED:]
+    more = f"{len(folded)} more {'sample' if len(folded) == 1 else 'samples'}"
+    return [*samples[:NOT_FOLDED], Fold(more, folded)] if folded else samples

@@ -1,0 +1,342 @@
+"""A GPT-2 from scratch on Hugging Face's Trainer: fixed shapes, so that it compiles once and keeps a GPU busy."""
+
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_model as load_weights
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+from transformers.integrations import is_tensorboard_available
+from transformers.trainer_callback import PrinterCallback
+from transformers.utils import is_torch_tf32_available
+
+from recurrify.data import PackedRows, check_vocabulary_size, collate_rows
+from recurrify.errors import UserError
+from recurrify.train.callbacks import EndInOrder, ShowProgress, StopAfterMinutes, StopOnInterrupt
+from recurrify.train.checkpoints import last_whole_checkpoint
+from recurrify.train.run_record import RunRecord
+from recurrify.train.trainer import TrainOutcome, uses_bf16, uses_compile
+
+LOWEST_RATE = 0.1
+"""Where the cosine ends, as a share of the peak."""
+WARM_STEPS = 20
+"""Steps before the speed is measured: compilation and first allocations fall into them."""
+CHECK_EVERY = 10
+"""Steps between two looks at the weights: each look makes the GPU wait."""
+
+ValidateBase = Callable[[GPT2LMHeadModel], Mapping[str, float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainSettings(RunRecord):
+    """A small GPT-2 that trains in minutes on one GPU."""
+
+    data: list[str]
+    """Sources of training text, pooled in this order."""
+    valid: str | None = None
+    """Validation text; None takes the training sources' own validation splits."""
+    text_field: str = "text"
+    """Which field of JSON lines or of a data set holds the text."""
+    tokenizer: str | None = None
+    """A folder or a name on the hub; None makes one from the training text."""
+    vocabulary: int = 16_384
+    """Tokens of the tokenizer that is made; a given one keeps its own."""
+    layers: int = 8
+    width: int = 512
+    heads: int = 8
+    positions: int = 1024
+    """Tokens of a sequence, and the longest window of the model."""
+    epochs: float | None = None
+    """Passes over the text; None: as many as `max_tokens` takes, or one."""
+    max_tokens: int | None = None
+    """Stop after about this many training tokens."""
+    batch: int = 32
+    """Sequences in a step, per device."""
+    accumulate: int = 1
+    """Batches whose gradients are added up before each update."""
+    learning_rate: float = 1e-3
+    """At its peak, after the warm-up; a cosine then takes it down to a tenth."""
+    warmup_steps: int = 200
+    weight_decay: float = 0.1
+    """Of the matrices; biases and LayerNorms keep theirs."""
+    dropout: float = 0.0
+    max_grad_norm: float = 1.0
+    valid_every: int = 20_000_000
+    """Validate (and save) each time so many training tokens have passed."""
+    precision: str = "auto"
+    """auto (bf16 on GPUs that have it, else fp32), bf16 or fp32."""
+    compile: str = "auto"
+    """auto (on with CUDA), on or off."""
+    seed: int = 0
+    data_checksum: str | None = None
+    """Of the training text, written down when the run begins."""
+
+    def __post_init__(self) -> None:
+        at_least: dict[str, float] = dict.fromkeys(
+            ("layers", "width", "heads", "batch", "accumulate", "valid_every"), 1
+        )
+        at_least |= {"positions": 2, "warmup_steps": 0, "weight_decay": 0, "max_grad_norm": 0}
+        for name, least in at_least.items():
+            if not getattr(self, name) >= least:
+                raise UserError(f"`{name}` must be at least {least}: got {getattr(self, name)}.")
+        for name in ("epochs", "learning_rate", "max_tokens", "max_minutes"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise UserError(f"`{name}` must be a positive number: got {value}.")
+        if not self.data:
+            raise UserError("`data` names no training text: give at least one source.")
+        if self.width % self.heads:
+            raise UserError(
+                f"`heads` must divide the width: {self.heads} does not divide {self.width}; "
+                f"choose such as {math.gcd(self.heads, self.width)}."
+            )
+        if self.tokenizer is None:
+            check_vocabulary_size(self.vocabulary)
+        if not 0 <= self.dropout < 1:
+            raise UserError(f"`dropout` must lie between 0 and 1: got {self.dropout}.")
+        if not 0 <= self.seed < 2**32:
+            raise UserError(f"`seed` must lie between 0 and 2³² − 1: got {self.seed}.")
+        if self.precision not in ("auto", "bf16", "fp32"):
+            raise UserError(f"`precision` must be auto, bf16 or fp32: got {self.precision!r}.")
+        if self.compile not in ("auto", "on", "off"):
+            raise UserError(f"`compile` must be auto, on or off: got {self.compile!r}.")
+
+
+def new_model(settings: PretrainSettings, vocabulary: int, end: int) -> GPT2LMHeadModel:
+    """Random weights, in the shape that the settings say."""
+    config = GPT2Config(
+        vocab_size=vocabulary,
+        n_positions=settings.positions,
+        n_embd=settings.width,
+        n_layer=settings.layers,
+        n_head=settings.heads,
+        resid_pdrop=settings.dropout,
+        embd_pdrop=settings.dropout,
+        attn_pdrop=settings.dropout,
+        bos_token_id=end,
+        eos_token_id=end,
+    )
+    model = GPT2LMHeadModel(config)
+    # Transformers does not find it by the class's name, and its warning about that would keep the loss uncompiled.
+    model.loss_type = "ForCausalLM"
+    return model
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How batches make updates and updates make epochs; short batches are dropped, so every batch is full."""
+
+    batches_per_epoch: int
+    accumulate: int
+    tokens_per_batch: int
+    """Over all processes."""
+
+    @classmethod
+    def of(cls, settings: PretrainSettings, rows: int, processes: int = 1) -> "Pace":
+        together = settings.batch * processes
+        if rows < together:
+            raise UserError(
+                f"The training text makes {rows} sequences of {settings.positions} tokens, too few for one batch of "
+                f"{together}: lower --batch, or give more text."
+            )
+        return cls(rows // together, settings.accumulate, together * settings.positions)
+
+    @property
+    def updates_per_epoch(self) -> int:
+        return math.ceil(self.batches_per_epoch / self.accumulate)
+
+    def tokens(self, steps: int) -> int:
+        """Tokens predicted in the first `steps` updates; an epoch's last update may have fewer batches."""
+        epochs, rest = divmod(steps, self.updates_per_epoch)
+        return (epochs * self.batches_per_epoch + rest * self.accumulate) * self.tokens_per_batch
+
+    def steps(self, tokens: float) -> int:
+        """The updates that come nearest to so many tokens; at least one."""
+        return max(1, round(tokens / self.tokens_per_batch / self.batches_per_epoch * self.updates_per_epoch))
+
+    def total_steps(self, settings: PretrainSettings) -> int:
+        epochs = settings.epochs if settings.epochs is not None else (1.0 if settings.max_tokens is None else math.inf)
+        limits = [] if math.isinf(epochs) else [max(1, math.ceil(epochs * self.updates_per_epoch))]
+        return min([*limits, *([self.steps(settings.max_tokens)] if settings.max_tokens is not None else [])])
+
+
+class MeasureSpeed(TrainerCallback):
+    """Tokens per second of training alone: without the first steps, and without validating and saving."""
+
+    def __init__(self, pace: Pace) -> None:
+        self.pace = pace
+        self.seconds, self.tokens = 0.0, 0
+        self.warm_at = 0
+        self.last = 0.0
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        return self.tokens / self.seconds if self.seconds > 0 else None
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.warm_at = state.global_step + WARM_STEPS
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        now = self._now(state)
+        if state.global_step > self.warm_at:
+            self.seconds += now - self.last
+            self.tokens += self.pace.tokens(state.global_step) - self.pace.tokens(state.global_step - 1)
+        self.last = now
+
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.last = self._now(state)
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.last = self._now(state)
+
+    def _now(self, state: TrainerState) -> float:
+        # The GPU lags behind the program. They must be at one where counting begins; before each pause, the look at
+        # the weights has brought them together.
+        if torch.cuda.is_initialized() and state.global_step == self.warm_at:
+            torch.cuda.synchronize()
+        return time.monotonic()
+
+
+class StopOnSpoiltWeights(TrainerCallback):
+    """No checkpoint ever holds a number that is not finite; the weights are looked at now and then, and before each."""
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if state.global_step % CHECK_EVERY and not control.should_save:
+            return
+        if not bool(torch.isfinite(torch.nn.utils.get_total_norm(list(kwargs["model"].parameters())))):
+            raise UserError(
+                f"The weights are no longer finite at step {state.global_step}: the checkpoints saved so far are good; "
+                "lower the learning rate and use a new output folder, or look at the data."
+            )
+
+
+class PretrainTrainer(Trainer):
+    """Trainer whose validation is a function of the model."""
+
+    control: Any
+
+    def __init__(self, *args: Any, validate: ValidateBase | None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.validate = validate
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        assert self.validate is not None
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in self.validate(self.model).items()}
+        self.log(dict(metrics))
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+
+def pretraining_arguments(settings: PretrainSettings, pace: Pace, validates: bool) -> TrainingArguments:
+    """The settings in Trainer's words."""
+    steps = pace.total_steps(settings)
+    interval = min(pace.steps(settings.valid_every), steps)
+    args = TrainingArguments(
+        output_dir=settings.out,
+        max_steps=steps,
+        per_device_train_batch_size=settings.batch,
+        gradient_accumulation_steps=settings.accumulate,
+        dataloader_drop_last=True,
+        learning_rate=settings.learning_rate,
+        lr_scheduler_type="cosine_with_min_lr",
+        lr_scheduler_kwargs={"min_lr_rate": LOWEST_RATE},
+        warmup_steps=settings.warmup_steps,
+        weight_decay=settings.weight_decay,
+        adam_beta2=0.95,
+        max_grad_norm=settings.max_grad_norm,
+        optim="adamw_torch_fused" if torch.cuda.is_available() else "adamw_torch",
+        bf16=uses_bf16(settings.precision),
+        tf32=True if is_torch_tf32_available() else None,
+        torch_compile=uses_compile(settings.compile),
+        use_cpu=not torch.accelerator.is_available(),
+        seed=settings.seed,
+        logging_strategy="steps",
+        logging_steps=max(1, min(50, steps // 50)),
+        logging_first_step=True,
+        logging_nan_inf_filter=False,
+        disable_tqdm=True,
+        report_to=["tensorboard"] if is_tensorboard_available() else [],
+        eval_strategy="steps" if validates else "no",
+        eval_steps=interval,
+        save_strategy="steps",
+        save_steps=interval,
+        save_total_limit=2,
+        remove_unused_columns=False,
+        dataloader_pin_memory=torch.cuda.is_available(),
+    )
+    # Several GPUs are for `torchrun` or `accelerate launch`, not for Trainer's fallback, DataParallel.
+    args._n_gpu = min(args.n_gpu, 1)
+    return args
+
+
+@dataclass(frozen=True)
+class PretrainOutcome(TrainOutcome):
+    """How a run ended, and how fast it went."""
+
+    tokens_per_second: float | None = None
+    """None where this invocation had too few steps to tell."""
+
+
+def pretrain_model(
+    model: GPT2LMHeadModel,
+    rows: PackedRows,
+    settings: PretrainSettings,
+    validate: ValidateBase | None = None,
+    show_progress: bool = True,
+    progress_label: str = "",
+) -> PretrainOutcome:
+    """Train `model` in place, going on from the newest whole checkpoint in `settings.out` if there is one."""
+    pace = Pace.of(settings, len(rows), int(os.environ.get("WORLD_SIZE", "1")))
+    args = pretraining_arguments(settings, pace, validate is not None)
+    trainer = PretrainTrainer(
+        model=model,
+        args=args,
+        train_dataset=rows,
+        eval_dataset=rows if validate is not None else None,
+        data_collator=collate_rows,
+        validate=validate,
+    )
+    progress = ShowProgress(pace.tokens_per_batch * pace.accumulate, progress_label)
+    speed, interrupt = MeasureSpeed(pace), StopOnInterrupt()
+    clock = StopAfterMinutes(settings.max_minutes or math.inf)
+    trainer.remove_callback(PrinterCallback)
+    # The look at the weights comes after all that may want to save, and before the clock is read.
+    before = (EndInOrder(), *([progress] if show_progress else []), clock, interrupt)
+    for callback in (*before, StopOnSpoiltWeights(), speed):
+        trainer.add_callback(callback)
+    resume = last_whole_checkpoint(Path(settings.out))
+    if resume is not None:
+        state = TrainerState.load_from_json(str(resume / "trainer_state.json"))
+        if state.global_step >= args.max_steps:
+            # Stopped between the last step and the saving of the model; Trainer would take one step more.
+            load_weights(model, resume / "model.safetensors", strict=False)
+            return PretrainOutcome(True, state.global_step, pace.tokens(state.global_step), state.log_history)
+    try:
+        with interrupt.listening():
+            trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+    finally:
+        progress.close()
+        model.config.use_cache = True  # which Trainer turns off
+    return PretrainOutcome(
+        finished=not (clock.reached or interrupt.reached),
+        steps=trainer.state.global_step,
+        tokens=pace.tokens(trainer.state.global_step),
+        history=trainer.state.log_history,
+        interrupted=interrupt.reached,
+        tokens_per_second=speed.tokens_per_second,
+    )
