@@ -11,10 +11,11 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, logging
 
-from recurrify import add_recurrence, jobs
+from recurrify import add_recurrence
 from recurrify.data import CORPORA, Corpus, Document, Skipped
 from recurrify.demo import OVERLAPS, RECURRENCE, run_demo
 from recurrify.errors import UserError
+from recurrify.jobs import finetuning
 from recurrify.recurrence import loading
 from recurrify.report import numbers, summary
 from support.commands import invoke
@@ -150,7 +151,7 @@ def test_again_trains_nothing(demo: tuple[Path, dict[str, Any], list[str]], monk
     def never(*_: Any, **__: Any) -> None:
         raise AssertionError("a finished run was trained again")
 
-    monkeypatch.setattr(jobs, "train", never)
+    monkeypatch.setattr(finetuning, "train", never)
     (out / "index.html").unlink()
     said = invoke("demo", "--out", out, "--live-tokens", LIVE_TOKENS, "--seeds", 1)
     assert all(line in said for line in summary(json.loads((out / "result.json").read_text())))
@@ -162,7 +163,7 @@ def test_again_trains_nothing(demo: tuple[Path, dict[str, Any], list[str]], monk
 
 
 def test_a_stopped_demo_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, kinds = jobs.train, []
+    real, kinds = finetuning.train, []
 
     def interrupted(model: Any, *args: Any) -> Any:
         kinds.append(model.recurrence.mechanism)
@@ -170,7 +171,7 @@ def test_a_stopped_demo_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             raise KeyboardInterrupt
         return real(model, *args)
 
-    monkeypatch.setattr(jobs, "train", interrupted)
+    monkeypatch.setattr(finetuning, "train", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_demo(tmp_path / "run", lambda text: None, live_tokens=LIVE_TOKENS, seeds=(0,), test_tokens=200)
     assert not (tmp_path / "run" / "result.json").exists()

@@ -12,8 +12,7 @@ from transformers import logging
 
 from recurrify import UserError
 from recurrify.evaluate.xlnet import score_xlnet
-from recurrify.jobs import read_text
-from recurrify.jobs_xlnet import XLNetMemory, load_xlnet, xlnet_run
+from recurrify.jobs import XLNetMemory, load_xlnet, read_text, xlnet_run
 from recurrify.models.xlnet import WindowedXLNet
 from recurrify.train import TrainSettings, callbacks
 from support.runs import model_folder, same_weights, text_folder, validations, weights_of

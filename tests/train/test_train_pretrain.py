@@ -16,7 +16,7 @@ from transformers import GPT2LMHeadModel
 
 from recurrify.data import collate_rows, load_documents, load_tokenizer, tokenize_documents
 from recurrify.errors import UserError
-from recurrify.jobs_pretrain import pretrain
+from recurrify.jobs import pretrain
 from recurrify.recurrence import load_model
 from recurrify.train import Pace, PretrainSettings, callbacks, new_model
 from recurrify.train import pretrain as pretraining
@@ -180,7 +180,7 @@ class TestGoingOn:
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr("recurrify.jobs_pretrain._leave", killed)
+            patch.setattr("recurrify.jobs.pretraining._leave", killed)
             with pytest.raises(KeyboardInterrupt):
                 pretrain(settings, silent, show_progress=False)
         assert not (tmp_path / "run" / "result.json").exists()

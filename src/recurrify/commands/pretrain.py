@@ -6,7 +6,7 @@ import typer
 
 from recurrify import options
 from recurrify.console import is_first, say
-from recurrify.jobs_pretrain import pretrain
+from recurrify.jobs import pretrain
 from recurrify.train import PretrainSettings
 
 

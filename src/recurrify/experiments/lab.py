@@ -10,9 +10,9 @@ from recurrify.errors import UserError
 from recurrify.experiments.pool import Outcome, do_units
 from recurrify.experiments.sizes import Size
 from recurrify.experiments.unit import Unit, Wanted
-from recurrify.jobs import Say
+from recurrify.jobs import Say, pretrain
 from recurrify.results import load_result
-from recurrify.train import TrainSettings
+from recurrify.train import PretrainSettings, TrainSettings
 
 CHOICE = "learning-rates"
 """The experiment that chooses learning rates, and its result file."""
@@ -48,8 +48,6 @@ class Lab:
         """Pretrain the base where the size names none; False when time ran out before it was done."""
         if self.size.base is not None:
             return True
-        from recurrify.jobs_pretrain import PretrainSettings, pretrain
-
         settings = PretrainSettings(
             data=[self.source("books"), self.source("wiki")], out=str(self.folder / "base"), **self.size.pretraining
         )

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 from recurrify.errors import UserError
 from recurrify.evaluate import Evaluation, evaluate_documents, full_flops_per_token, paper_flops_per_token
 from recurrify.evaluate.xlnet import score_xlnet
-from recurrify.jobs import Say, pick_device, read_text, train_run
-from recurrify.jobs_xlnet import XLNetMemory, load_xlnet, xlnet_run
+from recurrify.jobs import Say, XLNetMemory, load_xlnet, pick_device, read_text, train_run, xlnet_run
 from recurrify.recurrence import load_model
 from recurrify.results import load_result, provenance, save_result, write_whole
 from recurrify.train import TrainSettings, uses_bf16

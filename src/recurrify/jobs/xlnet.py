@@ -13,7 +13,8 @@ from recurrify.console import is_first
 from recurrify.data import TokenizedDocument, TrainingSequences, load_tokenizer
 from recurrify.errors import UserError
 from recurrify.evaluate.xlnet import score_xlnet
-from recurrify.jobs import RESULT_FILE, Say, _if_disk_full, check_vocabulary, read_text
+from recurrify.jobs.finetuning import RESULT_FILE, check_vocabulary, explain_full_disk
+from recurrify.jobs.texts import Say, read_text
 from recurrify.models.xlnet import WindowedXLNet, check_windows, xlnet_config
 from recurrify.recurrence import load_model
 from recurrify.recurrence.saving import load_base
@@ -94,7 +95,7 @@ def xlnet_run(
     try:
         outcome = _train(model, tokenizer, texts, valid, settings, show_progress, progress_label)
     except (OSError, RuntimeError) as error:
-        raise _if_disk_full(error, settings.out) from error
+        raise explain_full_disk(error, settings.out) from error
     result = {
         "kind": "train",
         "finished": outcome.finished,
@@ -183,5 +184,5 @@ def _leave(model: WindowedXLNet, tokenizer: Any, result: dict[str, Any], out: Pa
         model.save_pretrained(out / "model")
         tokenizer.save_pretrained(out / "model")
     except OSError as error:
-        raise _if_disk_full(error, str(out)) from error
+        raise explain_full_disk(error, str(out)) from error
     save_result(out / RESULT_FILE, result)

@@ -28,7 +28,8 @@ from recurrify.data import (
 )
 from recurrify.errors import UserError
 from recurrify.evaluate import evaluate_documents
-from recurrify.jobs import RESULT_FILE, Say, _if_disk_full, cache_folder
+from recurrify.jobs.finetuning import RESULT_FILE, explain_full_disk
+from recurrify.jobs.texts import Say, cache_folder
 from recurrify.recurrence import NoRecurrence, add_recurrence
 from recurrify.results import load_result, provenance, save_result
 from recurrify.train import (
@@ -177,7 +178,7 @@ def _explained(error: Exception, out: str) -> Exception:
     if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         return UserError(f"The model could not be compiled ({reason}): use --compile off.")
-    return _if_disk_full(error, out)
+    return explain_full_disk(error, out)
 
 
 def _result(
@@ -212,7 +213,7 @@ def _leave(model: GPT2LMHeadModel, tokenizer: Any, result: dict[str, Any], out: 
         model.to(torch.float32).save_pretrained(out / "model")
         tokenizer.save_pretrained(out / "model")
     except OSError as error:
-        raise _if_disk_full(error, str(out)) from error
+        raise explain_full_disk(error, str(out)) from error
     save_result(out / RESULT_FILE, result)
     for folder in (*out.glob("checkpoint-*"), out / TOKENIZER_FOLDER):
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,24 @@
+"""Whole jobs, from names to result files: what the command line, the demo and the experiments call."""
+
+from recurrify.jobs.evaluation import evaluation_rows, gain_row
+from recurrify.jobs.finetuning import RESULT_FILE, count_parameters, train_run
+from recurrify.jobs.pretraining import pretrain
+from recurrify.jobs.texts import Say, cache_folder, pick_device, read_text, shorten
+from recurrify.jobs.xlnet import XLNetMemory, load_xlnet, xlnet_run
+
+__all__ = [
+    "RESULT_FILE",
+    "Say",
+    "XLNetMemory",
+    "cache_folder",
+    "count_parameters",
+    "evaluation_rows",
+    "gain_row",
+    "load_xlnet",
+    "pick_device",
+    "pretrain",
+    "read_text",
+    "shorten",
+    "train_run",
+    "xlnet_run",
+]
