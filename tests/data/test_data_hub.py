@@ -106,6 +106,18 @@ def test_a_folder_of_parquet_is_read_by_the_datasets_library(tmp_path: Path, mon
     assert load_documents(f"hf:{folder}", "valid") == [Document("validation/0", "c")]
 
 
+def test_pg19_by_number_takes_the_first_training_books_by_file_name(hub: Hub) -> None:
+    addresses = [f"http://books.example/ebooks/{number}" for number in (9, 10, 100, 2)]
+    rows = datasets.Dataset.from_dict({"text": ["nine", "ten", "hundred", "two"], "url": addresses})
+    hub.content = datasets.DatasetDict(train=rows, validation=dataset("valid"))
+    assert [document.text for document in load_documents("pg19:3")] == ["ten", "hundred", "two"]
+    assert [document.text for document in load_documents("pg19:3", limit=1)] == ["ten"]
+    assert [document.text for document in load_documents("pg19:3", "valid")] == ["valid"]
+    assert {call[2] for call in hub.calls} == {False}
+    with pytest.raises(UserError, match="`pg19:many` does not name a number of training books"):
+        load_documents("pg19:many")
+
+
 WIKITEXT_ROWS = [
     "",
     " = Robert Boulter = \n",

@@ -40,7 +40,7 @@ def dump(content: bytes, monkeypatch: pytest.MonkeyPatch) -> Dump:
     def load(*args: Any) -> Any:
         return wikipedia.load_enwik8(*args, **({} if len(args) > 3 else {"path": None}), dump=small)
 
-    monkeypatch.setitem(sources.OF_A_FILE, "enwik8", load)
+    monkeypatch.setitem(sources.WITH_MORE, "enwik8", load)
     monkeypatch.setitem(sources.CORPORA, "enwik8", sources.Corpus("small", load))
     monkeypatch.delenv("RECURRIFY_DATA", raising=False)
     return small

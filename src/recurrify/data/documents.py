@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from recurrify.data.files import COMPRESSED, JSON_LINES, load_file, load_folder
-from recurrify.data.hub import is_saved_dataset, load_hub, row_documents, wikitext_articles
+from recurrify.data.hub import first_books, is_saved_dataset, load_hub, row_documents, wikitext_articles
 from recurrify.data.records import Document, Skipped
 from recurrify.data.splits import canonical_split
 from recurrify.data.stdlib import load_stdlib
@@ -40,16 +40,20 @@ def _load_wikitext(split: str, limit: int | None, skipped: list[Skipped]) -> lis
     )
 
 
-def _load_pg19(split: str, limit: int | None, skipped: list[Skipped]) -> list[Document]:
+def _load_pg19(split: str, limit: int | None, skipped: list[Skipped], books: str | None = None) -> list[Document]:
+    if books is not None and not (books.isdecimal() and int(books) > 0):
+        raise UserError(f"`pg19:{books}` does not name a number of training books: write pg19:1250, for example.")
     return load_hub(
         "emozilla/pg19",
         None,
         split,
         text_field="text",
-        limit=limit,
+        # Choosing by file name needs all rows at hand, which a stream of the first few is not.
+        limit=limit if books is None else None,
         skipped=skipped,
         to_documents=row_documents,
-    )
+        choose=None if books is None else first_books(int(books)),
+    )[:limit]
 
 
 CORPORA: dict[str, Corpus] = {
@@ -59,8 +63,12 @@ CORPORA: dict[str, Corpus] = {
     "enwik8": Corpus("100 MB of Wikipedia with its markup, one document per article", load_enwik8),
     "text8": Corpus("100 MB of Wikipedia as plain words, one document per split", load_text8),
 }
-OF_A_FILE = {"enwik8": load_enwik8, "text8": load_text8}
-"""Corpora whose file may be named, as in `enwik8:PATH`."""
+WITH_MORE: dict[str, Callable[[str, int | None, list[Skipped], str], list[Document]]] = {
+    "enwik8": load_enwik8,
+    "text8": load_text8,
+    "pg19": _load_pg19,
+}
+"""Corpora that can be told more: their file, as in `enwik8:PATH`, or how many books, as in `pg19:1250`."""
 
 
 def load_documents(
@@ -76,7 +84,8 @@ def load_documents(
     `source` is the first of these that fits:
 
     - a name in `CORPORA`: `stdlib`, `wikitext-103`, `pg19`, `enwik8`, `text8` (a file of that name is `./stdlib`);
-    - `enwik8:PATH` or `text8:PATH`, these two out of a file of yours;
+    - `enwik8:PATH` or `text8:PATH`, these two out of a file of yours; `pg19:1250`, the paper's subset: of the
+      training books the first 1,250 by file name;
     - `hf:owner/name` or `hf:owner/name:config`, a Hugging Face data set, or `hf:` and the path of one;
     - a file: one document of UTF-8 text, or with `.jsonl` or `.ndjson` one document per line, taken from
       the field `text_field`; either may be compressed as `.gz` or `.xz`;
@@ -106,9 +115,9 @@ def load_documents(
 def _load(source: str, split: str, text_field: str, limit: int | None, skipped: list[Skipped]) -> list[Document]:
     if source in CORPORA:
         return CORPORA[source].load(split, limit, skipped)
-    corpus, _, file = source.partition(":")
-    if file and corpus in OF_A_FILE:
-        return OF_A_FILE[corpus](split, limit, skipped, file)
+    corpus, _, more = source.partition(":")
+    if more and corpus in WITH_MORE:
+        return WITH_MORE[corpus](split, limit, skipped, more)
     path = Path(source).expanduser()
     hub_name: str | None = None
     if source.startswith(HUB_PREFIX):

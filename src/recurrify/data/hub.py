@@ -42,6 +42,18 @@ def wikitext_articles(lines: Iterable[str]) -> Iterator[Document]:
         yield Document(f"{number} {title}", "".join(article))
 
 
+def first_books(count: int) -> Callable[[str, Any], Any]:
+    """Of PG-19's training split the first `count` books by file name, which is the number in their address."""
+
+    def choose(split: str, rows: Any) -> Any:
+        if split != "train":
+            return rows
+        files = [address.rstrip("/").rpartition("/")[2] + ".txt" for address in rows["url"]]
+        return rows.select(sorted(range(len(files)), key=files.__getitem__)[:count])
+
+    return choose
+
+
 def is_saved_dataset(path: Path) -> bool:
     """Whether a folder was written by `save_to_disk` of the `datasets` library."""
     one_split = (path / "state.json").is_file() and (path / "dataset_info.json").is_file()
@@ -57,8 +69,9 @@ def load_hub(
     limit: int | None,
     skipped: list[Skipped],
     to_documents: RowsToDocuments = row_documents,
+    choose: Callable[[str, Any], Any] | None = None,
 ) -> list[Document]:
-    """The documents of a Hugging Face data set.
+    """The documents of a Hugging Face data set; `choose` may pick among the rows of a split.
 
     The data set's own splits are used, `validation`, `val` and `dev` standing for valid. A data set with
     a train split alone (or a single one of a name of its own) is dealt out as a folder of files would be.
@@ -70,7 +83,8 @@ def load_hub(
         if not wanted:
             found = ", ".join(rows_of_split)
             raise UserError(f"{name} has no split {split!r}, only {found}: ask for another, or for all.")
-        documents = _documents(name, {key: rows_of_split[key] for key in wanted}, text_field, to_documents)
+        rows = {key: rows_of_split[key] if choose is None else choose(key, rows_of_split[key]) for key in wanted}
+        documents = _documents(name, rows, text_field, to_documents)
         if unsplit:
             return deal(_first_with_text(name, documents, None, skipped), split)[:limit]
         return _first_with_text(name, documents, limit, skipped)

@@ -78,7 +78,7 @@ SIZES = {
             name="paper",
             purpose="as published: GPT-2 small on PG-19 and WikiText-103 from the hub; days on one GPU",
             base="gpt2",
-            books="pg19-1250",
+            books="pg19:1250",
             wiki="wikitext-103",
             differences=("Learning rate candidates are ours: the paper does not print its own.",),
             training={"batch": 8, "accumulate": 1, "windows": 20, "epochs": 2.0, "checkpoint": True},
@@ -101,7 +101,7 @@ SIZES = {
                 "max_tokens": 100_000_000,
                 "valid_every": 50_000_000,
             },
-            books="pg19-160",
+            books="pg19:160",
             wiki="enwik8",
             differences=(
                 "The base is a GPT-2-architecture model of 34 M parameters, pretrained here on the training parts of "

@@ -1,0 +1,67 @@
+"""A size of next to nothing: the tests' tiny model and texts in place of everything."""
+
+from pathlib import Path
+
+import pytest
+
+from recurrify.experiments import Lab, Size
+from recurrify.experiments import sizes as size_module
+from support.runs import model_folder, text_folder
+
+
+def micro_size(base: Path, texts: Path) -> Size:
+    return Size(
+        name="tiny",
+        purpose="tests",
+        base=str(base),
+        books=str(texts),
+        wiki=str(texts),
+        differences=("everything",),
+        window=8,
+        window_sizes=(6, 8, 12),
+        overlaps=(0, 3),
+        plain_overlaps=(5,),
+        best_overlaps={"books": (0, 3), "wiki": (0,)},
+        frontier_overlaps=(0, 3),
+        training={
+            "batch": 4,
+            "windows": 3,
+            "max_tokens": 300,
+            "valid_every": 150,
+            "patience": 0,
+            "warmup_steps": 1,
+            "checkpoint": False,
+        },
+        wiki_training={"group_by_length": True},
+        candidates=(1e-3, 1e-2),
+        tuning_tokens=200,
+        seeds=(0, 1),
+        valid_tokens=40,
+        best={"mechanism": "tail", "tail": 3, "pooled_slots": 1},
+        contexts=6,
+        predicted_tokens=30,
+        xlnet={"learning_rate": 1e-3, "max_tokens": 200},
+        cost={"rows": 2, "windows": 2, "lengths": (8, 16), "new_tokens": 4, "repeats": 2},
+    )
+
+
+@pytest.fixture(scope="session")
+def size(tmp_path_factory: pytest.TempPathFactory) -> Size:
+    base = model_folder(tmp_path_factory.mktemp("models") / "base")
+    texts = text_folder(tmp_path_factory.mktemp("data") / "texts", documents=60)
+    return micro_size(base, texts)
+
+
+@pytest.fixture
+def lab(size: Size, tmp_path: Path) -> Lab:
+    said: list[str] = []
+    lab = Lab(size, tmp_path / "experiments", said.append)
+    lab.rates = {"plain": 1e-2, "carry": 1e-2, "best": 1e-2}
+    return lab
+
+
+@pytest.fixture
+def known(size: Size, monkeypatch: pytest.MonkeyPatch) -> Size:
+    """The size by its name, for the command line."""
+    monkeypatch.setitem(size_module.SIZES, "tiny", size)
+    return size

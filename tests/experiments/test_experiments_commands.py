@@ -1,0 +1,65 @@
+"""`recurrify experiment` on the command line."""
+
+from pathlib import Path
+
+import pytest
+
+from recurrify.errors import UserError
+from recurrify.experiments import EXPERIMENTS, SIZES, Lab, Size, run_experiments
+from recurrify.results import load_result
+from support.commands import invoke
+
+
+def test_list_names_every_experiment_and_size() -> None:
+    said = invoke("experiment", "list")
+    for name in (*EXPERIMENTS, *SIZES):
+        assert name in said
+
+
+def test_run_writes_the_result_and_chooses_rates_first(known: Size, tmp_path: Path) -> None:
+    said = invoke("experiment", "run", "learning-rates", "--size", "tiny", "--root", tmp_path)
+    assert str(tmp_path / "tiny" / "learning-rates.json") in said
+    assert not load_result(tmp_path / "tiny" / "learning-rates.json")["missing"]
+
+
+@pytest.mark.parametrize(
+    ("names", "sentence"),
+    [
+        (["tabel2"], "There is no experiment 'tabel2'"),
+        (["table3"], "table3 cannot be run yet"),
+    ],
+    ids=["unknown", "later"],
+)
+def test_names_that_cannot_be_run(lab: Lab, names: list[str], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        run_experiments(names, lab)
+
+
+def test_time_that_ran_out_is_said_and_nothing_is_lost(size: Size, tmp_path: Path) -> None:
+    said: list[str] = []
+    lab = Lab(size, tmp_path, said.append, deadline=0.0)
+    assert run_experiments(["table2"], lab) == []
+    assert "time ran out: the same command goes on from here" in said
+    lab = Lab(size, tmp_path, said.append)
+    run_experiments(["learning-rates"], lab)
+    assert not load_result(lab.folder / "learning-rates.json")["missing"]
+
+
+def test_missing_rows_are_named(lab: Lab) -> None:
+    from recurrify.experiments.catalogue import overlap_table
+    from recurrify.experiments.unit import do_unit
+
+    plain = lab.unit("books", "plain").with_scores([lab.wanted("valid", 0), lab.wanted("test", 0)])
+    do_unit(plain, lambda text: None, show_progress=False)
+    rows, missing = overlap_table(lab, "books", None, ())
+    assert [row["row"] for row in rows] == ["plain/w8/o0"]
+    assert rows[0]["seeds"] == [0]
+    assert "carry/o0" in missing
+    assert "plain/o3" in missing
+
+
+def test_unknown_sizes_are_refused(tmp_path: Path) -> None:
+    from recurrify.experiments import size_named
+
+    with pytest.raises(UserError, match="There is no size 'huge': choose one of paper, small, tiny"):
+        size_named("huge")

@@ -1,0 +1,146 @@
+"""Whole experiments at a size of next to nothing: rows against what the runs' own scores say."""
+
+import json
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recurrify.experiments import EXPERIMENTS, Lab, Size, pool, run_experiments, variants
+from recurrify.experiments.catalogue import tuning_unit
+from recurrify.results import load_result
+from support.commands import invoke
+
+RUNNABLE = [name for name, experiment in EXPERIMENTS.items() if experiment.later is None]
+
+
+TOO_LARGE = ("carry-layer-4", "tail-16-one-layer", "tail-16", "tail-16-pooled-1", "tail-32-pooled-1")
+"""Variants for which windows of 8 tokens and 3 layers are too few."""
+
+
+@pytest.fixture(scope="module")
+def done(size: Size, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """Everything, run once."""
+    lab = Lab(size, tmp_path_factory.mktemp("experiments"), lambda text: None)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in TOO_LARGE:
+            patch.delitem(variants.VARIANTS, name)
+        run_experiments(RUNNABLE, lab)
+        yield lab
+
+
+def result(lab: Lab, name: str) -> dict[str, Any]:
+    return load_result(lab.folder / f"{name}.json")
+
+
+def test_every_experiment_leaves_a_whole_result(done: Lab) -> None:
+    for name in RUNNABLE:
+        found = result(done, name)
+        assert found["missing"] == [], name
+        assert found["rows"], name
+        assert found["provenance"]["config"]["size"] == "tiny"
+        for row in found["rows"]:
+            for run in row.get("runs", []):
+                assert (done.folder / "runs" / f"{run}.json").is_file()
+
+
+def test_each_kind_takes_the_rate_that_validated_best(done: Lab) -> None:
+    rows = result(done, "learning-rates")["rows"]
+    for kind in ("plain", "carry", "best"):
+        own = [row for row in rows if row["kind"] == kind]
+        assert [row["learning_rate"] for row in own] == [1e-3, 1e-2]
+        best = min(own, key=lambda row: row["valid_loss"])
+        assert [row for row in own if row["chosen"]] == [best]
+        evaluation = tuning_unit(done, kind, best["learning_rate"]).evaluation("valid", 0)
+        assert evaluation is not None
+        assert best["valid_loss"] == pytest.approx(evaluation.nll.sum() / evaluation.tokens.sum())
+        assert done.learning_rate(kind) == best["learning_rate"]
+
+
+def test_rows_average_their_seeds_and_gain_against_plain(done: Lab) -> None:
+    rows = {(row["kind"], row["overlap"]): row for row in result(done, "table2")["rows"]}
+    assert set(rows) == {(kind, o) for kind in ("plain", "carry", "best") for o in (0, 3)} | {("plain", 5)}
+    carry, plain = rows["carry", 0], rows["plain", 0]
+    assert carry["seeds"] == plain["seeds"] == [0, 1]
+    assert rows["carry", 3]["seeds"] == [0]
+    per_seed = {
+        kind: [done.unit("books", kind, seed=seed).evaluation("test", 0).perplexity_per_word for seed in (0, 1)]
+        for kind in ("plain", "carry")
+    }
+    assert carry["scores"]["test"]["per_seed"] == pytest.approx(per_seed["carry"])
+    assert carry["scores"]["test"]["perplexity_per_word"] == pytest.approx(statistics.mean(per_seed["carry"]))
+    assert carry["scores"]["test"]["spread"] == pytest.approx(statistics.stdev(per_seed["carry"]))
+    low, high = carry["scores"]["test"]["interval"]
+    assert low < carry["scores"]["test"]["perplexity_per_word"] < high
+    expected = 1 - statistics.mean(per_seed["carry"]) / statistics.mean(per_seed["plain"])
+    assert carry["gain"]["test"]["relative_gain"] == pytest.approx(expected)
+    assert carry["gain"]["test"]["seeds"] == 2
+    assert plain["gain"] is None
+    assert carry["published"] == {"valid": 155.27, "test": 133.02}
+    assert rows["best", 0]["published"] is None
+
+
+def test_every_setting_scores_the_same_tokens(done: Lab) -> None:
+    for name, split in (("table2", "test"), ("figure5", "valid")):
+        tokens = set()
+        for row in result(done, name)["rows"]:
+            for file in row["scores"][split]["files"]:
+                tokens.add(load_result(done.folder / file)["evaluation"]["tokens"])
+        assert len(tokens) == 1
+
+
+def test_window_sizes_keep_the_length_of_sequences(done: Lab) -> None:
+    rows = result(done, "figure4")["rows"]
+    assert [(row["window"], row["kind"]) for row in rows] == [(w, k) for w in (6, 8, 12) for k in ("plain", "carry")]
+    for row in rows:
+        config = load_result(done.folder / "runs" / f"{row['runs'][0]}.json")["provenance"]["config"]
+        assert config["windows"] * config["recurrence"]["window"] == 24
+
+
+def test_the_frontier_has_plain_points_at_other_overlaps_and_their_price(done: Lab) -> None:
+    rows = {(r["kind"], r["window"], r["overlap"]): r for r in result(done, "figure5")["rows"]}
+    for window in (6, 8, 12):
+        ratio = rows["plain", window, 3]["flops_per_token"] / rows["plain", window, 0]["flops_per_token"]
+        assert ratio == pytest.approx(window / (window - 3))
+        assert rows["carry", window, 0]["flops_per_token"] == rows["plain", window, 0]["flops_per_token"]
+
+
+def test_variants_differ_in_what_their_names_say(done: Lab) -> None:
+    def config(name: str) -> dict[str, Any]:
+        return load_result(done.folder / "runs" / f"books-try-{name}-w8-o0-s0.json")["provenance"]["config"]
+
+    assert config("carry-standardized")["recurrence"]["standardize"]
+    assert config("carry-every-layer")["recurrence"]["insert_layer"] == "all"
+    assert config("carry-rate-x5")["added_learning_rate"] == pytest.approx(5 * done.learning_rate("carry"))
+    assert config("carry-5-windows")["windows"] == 5
+
+
+def test_xlnet_stands_beside_the_others_on_the_same_tokens(done: Lab) -> None:
+    rows = {(row["kind"], row["overlap"]): row for row in result(done, "thesis-enwik8")["rows"]}
+    one, other = (load_result(done.folder / rows[kind, 0]["scores"]["test"]["files"][0]) for kind in ("xlnet", "plain"))
+    assert one["evaluation"]["tokens"] == other["evaluation"]["tokens"]
+    assert rows["xlnet", 0]["flops_per_token"] is None
+
+
+def test_topics_and_metrics_have_a_row_for_each_kind(done: Lab) -> None:
+    for name in ("topics", "thesis-metrics"):
+        assert [row["kind"] for row in result(done, name)["rows"]] == ["plain", "carry", "best"]
+    text = result(done, "continuations")["rows"][0]
+    assert set(text["continuations"]) == {"plain", "carry", "best"}
+
+
+def test_a_second_run_trains_nothing(done: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "do_unit", lambda *_: pytest.fail("done again"))
+    before = (done.folder / "table2.json").read_text(encoding="utf-8")
+    run_experiments(["table2"], done)
+    assert load_result(done.folder / "table2.json")["rows"] == json.loads(before)["rows"]
+
+
+def test_the_report_reads_what_the_runs_wrote(done: Lab, tmp_path: Path) -> None:
+    said = invoke("experiment", "report", "--root", done.root, "--out", tmp_path)
+    page = (tmp_path / "index.html").read_text(encoding="utf-8")
+    assert str(tmp_path / "index.html") in said
+    for name in RUNNABLE:
+        assert EXPERIMENTS[name].title in page

@@ -1,0 +1,98 @@
+"""One fine-tuning and its scores, alone and side by side."""
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from recurrify.evaluate import evaluate_documents
+from recurrify.experiments import Lab, unit
+from recurrify.experiments.pool import do_units
+from recurrify.experiments.unit import Unit, Wanted, do_unit
+from recurrify.jobs import read_text
+from recurrify.recurrence import load_model
+from recurrify.results import load_result
+
+
+def quiet(text: str) -> None:
+    pass
+
+
+def test_a_unit_survives_being_written_down(lab: Lab) -> None:
+    one = lab.unit("books", "carry", overlap=3, seed=1).with_scores([lab.wanted("valid", 3), lab.wanted("test", 3)])
+    assert Unit.read(one.write()) == one
+
+
+def test_scores_are_those_of_the_model_that_was_trained(lab: Lab) -> None:
+    one = lab.unit("books", "carry", overlap=3).with_scores([lab.wanted("valid", 3), lab.wanted("test", 3)])
+    assert do_unit(one, quiet, show_progress=False)
+    model, tokenizer = load_model(str(one.run_folder / "model"))
+    for split, most in (("valid", 40), ("test", None)):
+        tokens, _ = read_text(lab.source("books"), split, tokenizer, quiet, tokens_per_document=most)
+        expected = evaluate_documents(model, tokens, overlap=3)
+        found = one.evaluation(split, 3)
+        assert found is not None
+        assert found.nll == pytest.approx(expected.nll, rel=1e-6)
+        assert found.words.tolist() == expected.words.tolist()
+        assert (found.loss_by_position[:3], found.names) == ((None,) * 3, expected.names)
+    assert one.evaluation("test", 0) is None
+    assert not list(one.run_folder.glob("checkpoint-*"))
+    assert load_result(one.run_file)["finished"]
+
+
+def test_what_is_finished_is_not_done_again(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = lab.unit("books", "plain").with_scores([lab.wanted("valid", 0)])
+    do_unit(one, quiet, show_progress=False)
+    monkeypatch.setattr(unit, "train_run", lambda *_: pytest.fail("trained again"))
+    more = one.with_scores([lab.wanted("valid", 3)])
+    assert one.is_finished()
+    assert not more.is_finished()
+    assert do_unit(more, quiet, show_progress=False)
+    assert more.is_finished()
+
+
+def test_the_same_wish_twice_is_one(lab: Lab) -> None:
+    one = lab.unit("books", "plain").with_scores([Wanted("test", 0, None)])
+    assert one.with_scores([Wanted("test", 0, None), Wanted("test", 3, None)]).wanted == (
+        Wanted("test", 0, None),
+        Wanted("test", 3, None),
+    )
+
+
+def test_plain_models_are_trained_once_for_all_overlaps(lab: Lab) -> None:
+    assert lab.unit("books", "plain", overlap=3) == lab.unit("books", "plain")
+    assert lab.unit("books", "carry", overlap=3) != lab.unit("books", "carry")
+
+
+def test_side_by_side_gives_what_one_after_another_gives(lab: Lab, tmp_path: Path) -> None:
+    def units(here: Lab) -> list[Unit]:
+        return [here.unit("books", kind).with_scores([here.wanted("valid", 0)]) for kind in ("plain", "carry")]
+
+    other = replace(lab, root=tmp_path / "others")
+    assert do_units(units(lab), 1, quiet).finished
+    assert do_units(units(other), 2, quiet) == (True, [])
+    for ours, theirs in zip(units(lab), units(other), strict=True):
+        left, right = ours.evaluation("valid", 0), theirs.evaluation("valid", 0)
+        assert left is not None
+        assert right is not None
+        assert left.nll.tolist() == right.nll.tolist()
+
+
+def test_one_that_fails_does_not_stop_the_others(lab: Lab) -> None:
+    good = lab.unit("books", "plain")
+    bad = lab.unit("books", "carry")
+    bad = replace(bad, settings=replace(bad.settings, data="/nowhere/at/all.txt"))
+    outcome = do_units([bad, good], 2, quiet)
+    assert good.is_finished()
+    assert len(outcome.failures) == 1
+    assert bad.name in outcome.failures[0]
+    assert "/nowhere/at/all.txt does not exist" in outcome.failures[0]
+
+
+def test_a_deadline_leaves_the_rest_undone(lab: Lab) -> None:
+    one = lab.unit("books", "plain")
+    for jobs in (1, 2):
+        outcome = do_units([one], jobs, quiet, deadline=time.monotonic() - 1)
+        assert not outcome.finished
+        assert not one.is_finished()

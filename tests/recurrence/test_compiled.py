@@ -1,0 +1,123 @@
+"""Compiled training windows compute what uncompiled ones do, and only what repeats is compiled.
+
+The compiler's own back end takes half a minute here; what is ours, which windows are handed to it and what is in them,
+shows with any back end.
+"""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from recurrify import CarryConfig, TailConfig, add_recurrence
+from recurrify.recurrence import NoRecurrence, compiled
+from recurrify.recurrence.compiled import compile_windows
+from support.models import text, tiny
+
+# The tracer looks at the memory's gradient; torch itself hides this warning where warnings are not errors.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+
+CONFIGS = {
+    "plain": NoRecurrence(window=8),
+    "carry": CarryConfig(window=8, overlap=3, standardize=True),
+    "checkpointed": CarryConfig(window=8, checkpoint=True),
+    "tail": TailConfig(window=8, tail=4, pooled_slots=1),
+}
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Every graph that is handed to the compiler, as one piece or not at all."""
+    real, found = torch.compile, []
+
+    def keep(graph: Any, inputs: Any) -> Any:
+        found.append(graph)
+        return graph
+
+    def compile(function: Callable[..., Any], **options: Any) -> Any:
+        return real(function, backend=keep, fullgraph=True, **options)
+
+    monkeypatch.setattr(compiled.torch, "compile", compile)
+    torch._dynamo.reset()
+    return found
+
+
+def trained(model: Any, ids: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    model.zero_grad()
+    loss = model(ids, labels=ids).loss
+    loss.backward()
+    return loss.detach(), {name: value.grad.clone() for name, value in model.named_parameters()}
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_losses_and_gradients_are_the_same(graphs: list[Any], family: str, name: str) -> None:
+    model = add_recurrence(tiny(family), CONFIGS[name]).train()
+    twin = copy.deepcopy(model)
+    compile_windows(twin)
+    for length in (32, 30):  # the second ends in a short window
+        ids = text(2, length)
+        (ours, our_gradients), (theirs, their_gradients) = trained(twin, ids), trained(model, ids)
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+        for key, value in their_gradients.items():
+            torch.testing.assert_close(our_gradients[key], value, rtol=1e-4, atol=1e-6, msg=key)
+    assert graphs
+
+
+def test_only_what_training_repeats_is_compiled(graphs: list[Any]) -> None:
+    model = add_recurrence(tiny("gpt2"), CarryConfig(window=8)).train()
+    compile_windows(model)
+    trained(model, text(2, 24))
+    once = len(graphs)
+    assert once == 2  # with a memory and without
+    trained(model, text(2, 32))
+    trained(model, text(2, 21))
+    trained(model, text(1, 24))
+    mask = torch.ones(2, 24, dtype=torch.long)
+    mask[0, 12:] = 0
+    model(text(2, 24), attention_mask=mask, labels=text(2, 24)).loss.backward()
+    model.eval()
+    with torch.no_grad():
+        model(text(2, 24), labels=text(2, 24))
+    model.generate(text(2, 9), max_new_tokens=3, do_sample=False)
+    assert len(graphs) == once
+
+
+def test_rows_with_and_without_a_memory_are_not_mixed_up(graphs: list[Any]) -> None:
+    """A batch in which one row begins anew takes the careful path, compiled or not."""
+    model = add_recurrence(tiny("gpt2"), CarryConfig(window=8)).train()
+    twin = copy.deepcopy(model)
+    compile_windows(twin)
+    found = []
+    for one in (model, twin):
+        state = one(text(2, 8)).state.reset([0])
+        found.append(one(text(2, 16, seed=1), labels=text(2, 16, seed=1), state=state).loss)
+    torch.testing.assert_close(found[0], found[1])
+
+
+def test_fused_attention_gets_no_mask(graphs: list[Any]) -> None:
+    for family in ("gpt2", "llama", "mistral"):
+        model = add_recurrence(tiny(family), CarryConfig(window=8)).train()
+        compile_windows(model)
+        trained(model, text(2, 16))
+    calls = [node for graph in graphs for node in graph.graph.nodes if "scaled_dot_product" in str(node.target)]
+    assert calls
+    for node in calls:
+        assert node.kwargs["attn_mask"] is None
+        assert node.kwargs["is_causal"]
+
+
+def test_eager_attention_keeps_its_mask(graphs: list[Any]) -> None:
+    model = add_recurrence(tiny("gpt2", attn_implementation="eager"), CarryConfig(window=8)).train()
+    twin = copy.deepcopy(model)
+    compile_windows(twin)
+    ids = text(2, 24)
+    torch.testing.assert_close(trained(twin, ids)[0], trained(model, ids)[0])
+
+
+def test_encoders_are_left_as_they_are() -> None:
+    model = add_recurrence(tiny("bert"), CarryConfig(window=8))
+    compile_windows(model)
+    assert model.compiled_window is None
