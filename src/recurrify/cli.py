@@ -84,6 +84,9 @@ def train_command(
     insert_layer: options.InsertLayer = None,
     slots: options.Slots = None,
     standardize: options.Standardize = None,
+    tail: options.Tail = None,
+    pooled_slots: options.PooledSlots = None,
+    until_layer: options.UntilLayer = None,
     epochs: options.Epochs = 2.0,
     max_tokens: options.MaxTokens = None,
     max_minutes: options.MaxMinutes = None,
@@ -115,8 +118,11 @@ def train_command(
         "bptt_windows": bptt_windows,
         "checkpoint": checkpoint,
     }
-    if mechanism == "carry":
-        asked |= {"pooling": pooling, "insert_layer": _layer(insert_layer), "slots": slots, "standardize": standardize}
+    if mechanism != "none":
+        asked |= {"pooling": pooling, "slots": slots, "standardize": standardize, "tail": tail}
+        asked |= {"pooled_slots": pooled_slots}
+        asked["insert_layer"] = _layer("--insert-layer", insert_layer, "all")
+        asked["until_layer"] = _layer("--until-layer", until_layer, "top")
     recurrence = {"mechanism": mechanism} | {name: value for name, value in asked.items() if value is not None}
     recurrence_config(recurrence)  # refuses what cannot be, before anything is loaded
     settings = TrainSettings(
@@ -161,13 +167,13 @@ def _report_training(result: dict[str, Any], out: Path) -> None:
         typer.echo(f"model: {out / 'model'}")
 
 
-def _layer(text: str | None) -> Any:
-    if text is None or text == "all":
+def _layer(option: str, text: str | None, word: str) -> Any:
+    if text is None or text == word:
         return text
     try:
         return int(text)
     except ValueError as error:
-        raise UserError(f"`--insert-layer` must be a layer's number from 1 on, or all: got {text!r}.") from error
+        raise UserError(f"`{option}` must be a layer's number from 1 on, or {word}: got {text!r}.") from error
 
 
 app.command(name="pretrain")(pretrain_command)

@@ -45,11 +45,16 @@ Windows = Annotated[int, _recurrence("Windows in a training sequence.")]
 BpttWindows = Annotated[int | None, _recurrence("Cut gradients after so many windows.")]
 Checkpoint = Annotated[bool, _recurrence("Recompute windows in the backward pass: the memory of one window.")]
 Pooling = Annotated[str | None, _recurrence("carry: how a window is summed up: mean (default), max or attention.")]
-InsertLayer = Annotated[str | None, _recurrence("carry: the receiving layer, counted from 1 (default 2), or all.")]
+InsertLayer = Annotated[
+    str | None, _recurrence("carry, tail: the receiving layer, counted from 1 (default 2), or all (carry).")
+]
 Slots = Annotated[int | None, _recurrence("carry: how many vectors are carried; default 1.")]
 Standardize = Annotated[
     bool | None, _recurrence("carry: standardise what is carried; not in the paper, learns faster.")
 ]
+Tail = Annotated[int | None, _recurrence("tail: how many of a window's last positions are handed on; default 16.")]
+PooledSlots = Annotated[int | None, _recurrence("tail: pooled vectors besides, which reach further back; default 0.")]
+UntilLayer = Annotated[str | None, _recurrence("tail: the last layer that sees what was handed on; default top.")]
 
 Epochs = Annotated[float, _budget("Passes over the text.")]
 MaxTokens = Annotated[int | None, _budget("Stop after so many training tokens.")]

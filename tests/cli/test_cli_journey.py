@@ -58,6 +58,13 @@ class TestTrain:
         assert f"model: {out / 'model'}" in said
         assert (out / "model" / "model.safetensors").stat().st_mtime_ns == before
 
+    def test_the_tail_has_options_of_its_own(self, base: Path, texts: Path, tmp_path: Path) -> None:
+        out = tmp_path / "tail"
+        options = ("--mechanism", "tail", "--tail", "3", "--pooled-slots", "1", "--until-layer", "2")
+        invoke("train", "--model", base, "--data", texts, "--out", out, *TRAINING, "--max-tokens", "150", *options)
+        settings = load_model(str(out))[0].recurrence
+        assert (settings.tail, settings.pooled_slots, settings.until_layer) == (3, 1, 2)
+
     def test_every_option_reaches_the_settings(self, base: Path, texts: Path, tmp_path: Path) -> None:
         given: dict[str, Any] = {
             "valid": str(texts),
@@ -71,6 +78,7 @@ class TestTrain:
             "added_learning_rate": 1e-3,
             "warmup_steps": 1,
             "schedule": "cosine",
+            "compile": "off",
             "valid_every": 1_000,
             "valid_tokens": 20,
             "patience": 5,
@@ -88,7 +96,7 @@ class TestTrain:
         options = [
             part for name, value in (given | recurrence).items() for part in (f"--{name.replace('_', '-')}", value)
         ]
-        flags = ["--no-checkpoint", "--standardize"]
+        flags = ["--no-checkpoint", "--standardize", "--group-by-length"]
         invoke("train", "--model", base, "--data", texts, "--out", tmp_path / "run", *options, *flags)
         settings = TrainSettings.read(tmp_path / "run")
         assert settings is not None
@@ -97,6 +105,7 @@ class TestTrain:
         assert kept == recurrence
         assert settings.recurrence["standardize"] is True
         assert settings.recurrence["checkpoint"] is False
+        assert settings.group_by_length
 
     def test_goes_on_with_a_trained_model(self, runs: dict[str, Path], texts: Path, tmp_path: Path) -> None:
         """A recurrent model keeps its mechanism's weights; a plain one gets recurrence on top."""
