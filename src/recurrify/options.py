@@ -52,6 +52,9 @@ Slots = Annotated[int | None, _recurrence("carry: how many vectors are carried; 
 Standardize = Annotated[
     bool | None, _recurrence("carry: standardise what is carried; not in the paper, learns faster.")
 ]
+NeutralStart = Annotated[
+    bool | None, _recurrence("carry, tail: start with what the base makes little of (the default), or at random.")
+]
 Tail = Annotated[int | None, _recurrence("tail: how many of a window's last positions are handed on; default 16.")]
 PooledSlots = Annotated[int | None, _recurrence("tail: pooled vectors besides, which reach further back; default 0.")]
 UntilLayer = Annotated[str | None, _recurrence("tail: the last layer that sees what was handed on; default top.")]

@@ -135,7 +135,7 @@ def test_how_far_the_last_windows_loss_reaches_back(
 
 @torch.no_grad()
 def test_fresh_slots_are_the_inputs_they_come_from() -> None:
-    model, ids, inputs = add_recurrence(tiny("gpt2"), tail()), text(2, WINDOW), []
+    model, ids, inputs = add_recurrence(tiny("gpt2"), tail(neutral_start=False)), text(2, WINDOW), []
     model.base.transformer.h[1].register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
     memory = model(ids).state.memory
     close(memory, layer_norm(inputs[0][:, -4:], (16,)), 0.1)

@@ -21,6 +21,8 @@ from recurrify.recurrence.mechanism import (
 )
 
 Pooling = Literal["mean", "max", "attention"]
+FAINT = 0.1
+"""What a neutral start leaves of the network's random output."""
 HEAD_START = 16
 """As how many windows the running statistics' initial mean 0 and variance 1 count."""
 
@@ -43,6 +45,9 @@ class CarryConfig(RecurrenceConfig):
     """Hidden layers of the feed-forward network that maps the pooled vector."""
     hidden_size: int = 200
     """Width of those hidden layers."""
+    neutral_start: bool = True
+    """Start with vectors that the base makes little of, so that it is nearly as good as before until it learns to use
+    them. The paper does not say how its network starts; False starts at random, as torch does."""
     standardize: bool = False
     """Standardise the pooled vector by running statistics and add a linear path around the network. Not in the
     paper; pooled vectors of different texts differ little from their common mean, so this speeds up learning."""
@@ -61,6 +66,7 @@ class CarryConfig(RecurrenceConfig):
         whole_number("hidden_layers", self.hidden_layers, 0)
         whole_number("hidden_size", self.hidden_size, 1)
         yes_or_no("standardize", self.standardize)
+        yes_or_no("neutral_start", self.neutral_start)
 
 
 class Carry(Mechanism):
@@ -97,6 +103,16 @@ class Carry(Mechanism):
             self.register_buffer("running_mean", torch.zeros(width))
             self.register_buffer("running_variance", torch.ones(width))
             self.register_buffer("windows_seen", torch.zeros((), dtype=torch.long))
+
+    @torch.no_grad()
+    def start_from(self, neutral: list[Tensor]) -> None:
+        if not self.config.neutral_start:
+            return
+        last: Any = self.network[-1]
+        last.weight.mul_(FAINT)
+        last.bias.copy_(torch.cat([neutral[layer].repeat(self.config.slots) for layer in self.receivers]))
+        if self.config.standardize:
+            self.skip.weight.mul_(FAINT)
 
     def slots(self) -> dict[int, int]:
         return dict.fromkeys(self.receivers, self.config.slots)

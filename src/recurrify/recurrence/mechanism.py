@@ -57,6 +57,10 @@ def yes_or_no(name: str, value: object) -> None:
 class Mechanism(nn.Module, ABC):
     """What enters a window (`read`) and what leaves it (`write`)."""
 
+    def start_from(self, neutral: list[Tensor]) -> None:
+        """Called once, where recurrence is added to a trained base: `neutral` holds, for each layer, an input that the
+        base makes little of. A mechanism that starts from it leaves the base at first nearly as good as it was."""
+
     @abstractmethod
     def slots(self) -> dict[int, int]:
         """How many extra inputs each layer has: {layer index: count}."""

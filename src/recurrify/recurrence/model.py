@@ -18,6 +18,7 @@ from recurrify.errors import UserError
 from recurrify.recurrence.config import RecurrentConfig
 from recurrify.recurrence.families import Traffic, attach, check_fits, family_of, run_backbone
 from recurrify.recurrence.mechanism import RecurrenceConfig, build_mechanism
+from recurrify.recurrence.neutral import neutral_inputs
 from recurrify.recurrence.packing import Packed, open_windows, pack
 from recurrify.recurrence.saving import SavingMixin
 from recurrify.state import State
@@ -81,6 +82,10 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         self.compiled_window: Any = None
         """What `recurrify.recurrence.compiled` puts here runs the windows that training repeats."""
         attach(base)
+        if self._comes_trained and self.mechanism is not None:
+            neutral = neutral_inputs(base)
+            if neutral is not None:
+                self.mechanism.start_from(neutral)
         self.post_init()
 
     def init_weights(self) -> None:

@@ -11,8 +11,17 @@ from torch import Tensor, nn
 
 from recurrify.errors import UserError
 from recurrify.recurrence.carry import Carry, CarryConfig
-from recurrify.recurrence.mechanism import Mechanism, Notes, RecurrenceConfig, register_mechanism, whole_number
+from recurrify.recurrence.mechanism import (
+    Mechanism,
+    Notes,
+    RecurrenceConfig,
+    register_mechanism,
+    whole_number,
+    yes_or_no,
+)
 
+HINT = 3.0
+"""How loud a slot is at first about what it comes from, in multiples of the neutral vector's median."""
 START = 0.01
 """Spread of what is learned beside the linear map, before training."""
 
@@ -35,6 +44,9 @@ class TailConfig(RecurrenceConfig):
     `CarryConfig(standardize=True)`."""
     hidden_size: int | None = None
     """Width of the hidden layer in each map; None takes the base model's."""
+    neutral_start: bool = True
+    """Start with slots that the base makes little of and that only hint at what they come from; False starts with what
+    they come from."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -45,6 +57,7 @@ class TailConfig(RecurrenceConfig):
         whole_number("pooled_slots", self.pooled_slots, 0)
         if self.hidden_size is not None:
             whole_number("hidden_size", self.hidden_size, 1, "or None for the base model's width")
+        yes_or_no("neutral_start", self.neutral_start)
         if self.tail > self.stride:
             raise UserError(
                 f"`tail` is {self.tail}, but the next window leaves only {self.stride} positions of a window unseen "
@@ -86,6 +99,17 @@ class Tail(Mechanism):
                 standardize=True,
             )
             self.pool = Carry(pool, layers, width)
+
+    @torch.no_grad()
+    def start_from(self, neutral: list[Tensor]) -> None:
+        if not self.config.neutral_start:
+            return
+        vector = neutral[self.first]
+        # The median: a few of a first token's features can be a hundred times as large as all others.
+        self.linear.weight.mul_(HINT * float(vector.abs().median()))
+        self.positions.add_(vector)
+        if self.pool is not None:
+            self.pool.start_from(neutral)
 
     def slots(self) -> dict[int, int]:
         count = self.config.pooled_slots + self.config.tail

@@ -1,0 +1,50 @@
+"""Where added inputs start: as what a model's layers see of a first token, which they know to make little of.
+
+Attention has to put its weight somewhere, and trained models learn to leave what they have no use for on the first
+token. An extra input that looks like one takes a share of that weight and changes little else. One that looks like
+nothing the model knows, however faint (the layers' norms make faint inputs as loud as others), draws attention from
+everywhere and undoes much of what was learned.
+"""
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from recurrify.recurrence.families import family_of
+
+PROBES = 64
+"""First tokens to average over."""
+
+
+@torch.no_grad()
+def neutral_inputs(base: PreTrainedModel) -> list[Tensor] | None:
+    """For each layer the input (width,) that a first token has there; None for a base whose weights are elsewhere."""
+    layers = family_of(base.config).layers_of(base)
+    device = next(base.parameters()).device
+    if device.type == "meta":
+        return None
+    seen: list[Tensor] = []
+
+    def keep(layer: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
+        hidden = args[0] if args else kwargs["hidden_states"]
+        seen.append(hidden[:, 0].detach().float().mean(0))
+
+    modes = [(module, module.training) for module in base.modules()]
+    hooks = [layer.register_forward_pre_hook(keep, with_kwargs=True) for layer in layers]
+    base.eval()
+    try:
+        ids = first_tokens(base.config).to(device)[:, None]
+        # With a mask, or transformers would warn that a token might be padding.
+        base.base_model(input_ids=ids, attention_mask=torch.ones_like(ids))
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for module, training in modes:
+            module.training = training
+    return seen
+
+
+def first_tokens(config: PretrainedConfig) -> Tensor:
+    """A sample of the vocabulary. Their mean serves better than the token that texts begin with, of which models know
+    that there is only one."""
+    return torch.linspace(0, config.vocab_size - 1, min(PROBES, config.vocab_size)).long()
