@@ -34,6 +34,7 @@ def micro_size(base: Path, texts: Path) -> Size:
         },
         wiki_training={"group_by_length": True},
         candidates=(1e-3, 1e-2),
+        added_rate=2.0,
         tuning_tokens=200,
         seeds=(0, 1),
         valid_tokens=40,

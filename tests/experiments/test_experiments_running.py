@@ -113,7 +113,10 @@ def test_variants_differ_in_what_their_names_say(done: Lab) -> None:
 
     assert config("carry-standardized")["recurrence"]["standardize"]
     assert config("carry-every-layer")["recurrence"]["insert_layer"] == "all"
-    assert config("carry-rate-x5")["added_learning_rate"] == pytest.approx(5 * done.learning_rate("carry"))
+    assert config("carry-rate-x20")["added_learning_rate"] == pytest.approx(20 * done.learning_rate("carry"))
+    assert config("carry")["added_learning_rate"] == pytest.approx(2 * done.learning_rate("carry"))
+    assert config("plain")["added_learning_rate"] is None
+    assert config("carry-random-start")["recurrence"]["neutral_start"] is False
     assert config("carry-5-windows")["windows"] == 5
 
 

@@ -53,6 +53,7 @@ def fit_topics(
     seed: int = 0,
     *,
     chunk_words: int | None = 1000,
+    most_chunks: int | None = 5000,
     vocabulary: int = 10_000,
     fewest_chunks: int = 5,
     passes: int = 10,
@@ -61,6 +62,7 @@ def fit_topics(
 
     - Texts are cut into chunks of `chunk_words` words, each a document to the topic model: where books are few,
       they are too few documents. None fits on whole texts, as the paper does on 5,000 books.
+    - Of more than `most_chunks` chunks a random sample is taken; None takes all.
     - The `vocabulary` most frequent words count, English stop words and words in fewer than `fewest_chunks` chunks
       left out. The paper does not say which words it counts.
     - `passes`: how often the chunks are gone through, in random order by `seed`.
@@ -72,6 +74,10 @@ def fit_topics(
     if chunk_words is not None:
         check_counts(chunk_words=chunk_words)
     chunks = [chunk for text in texts for chunk in _chunks(text, chunk_words)]
+    if most_chunks is not None and len(chunks) > most_chunks:
+        check_counts(most_chunks=most_chunks)
+        kept = np.random.default_rng(seed).choice(len(chunks), most_chunks, replace=False)
+        chunks = [chunks[index] for index in sorted(kept)]
     if len(chunks) < fewest_chunks:
         raise UserError(
             f"The texts give {len(chunks)} chunks of {chunk_words} words, but only words in at least {fewest_chunks} "

@@ -80,6 +80,8 @@ class Lab:
         # XLNet keeps its attention weights, which fused attention never has: without checkpointing it fills a GPU.
         make_up["checkpoint"] = training.pop("checkpoint", False) or kind == "xlnet"
         rate = learning_rate or self.learning_rate(kind)
+        if kind in ("carry", "best") and self.size.added_rate != 1.0:
+            training.setdefault("added_learning_rate", self.size.added_rate * rate)
         name = f"{corpus}-{label or kind}-w{window}-o{overlap}-s{seed}"
         if learning_rate is not None and kind != "xlnet":
             name += f"-lr{learning_rate:g}"

@@ -74,6 +74,7 @@ HYPERPARAMETERS: dict[str, str] = {
     "epochs": "2",
     "optimiser": "Adam",
     "learning rate": "chosen for both models from the same candidates, which are not printed",
+    "learning rate of what was added": "the same",
     "schedule": "linear warm-up over 100 steps, then constant",
     "validation": "every 2 M tokens, first 15,000 tokens of each book, early stopping",
     "network": "3 hidden layers of 200",

@@ -34,7 +34,7 @@ def run_experiments(names: Sequence[str], lab: Lab) -> list[Path]:
     for experiment in chosen:
         if not (experiment.alone and lab.out_of_time()):
             lab.say(f"{experiment.name}: {experiment.title}")
-            written.append(_write(experiment, lab, started))
+            written += _write(experiment, lab, started)
     if not outcome.finished:
         lab.say(OUT_OF_TIME)
     _check(outcome)
@@ -52,13 +52,13 @@ def _rates_are_chosen(lab: Lab) -> bool:
     return (lab.folder / f"{CHOICE}.json").is_file()
 
 
-def _write(experiment: Experiment, lab: Lab, started: float) -> Path:
+def _write(experiment: Experiment, lab: Lab, started: float) -> list[Path]:
+    """The result file, if there is anything to put into it."""
     rows, missing = experiment.rows(lab)
     path = lab.folder / f"{experiment.name}.json"
     if not rows:
-        raise UserError(
-            f"Nothing of {experiment.name} has been run yet, {len(missing)} rows are missing: run it again."
-        )
+        lab.say(f"nothing of {experiment.name} has been run yet: {len(missing)} rows are missing")
+        return []
     if experiment.name == CHOICE and missing:
         raise UserError(f"Learning rates cannot be chosen yet: {len(missing)} runs are missing; run it again.")
     config = {"experiment": experiment.name, "size": lab.size.name, "training": lab.size.training}
@@ -77,7 +77,7 @@ def _write(experiment: Experiment, lab: Lab, started: float) -> Path:
     }
     save_result(path, result)
     lab.say(f"saved {path}" + (f" ({len(missing)} rows are missing)" if missing else ""))
-    return path
+    return [path]
 
 
 def hyperparameters(lab: Lab) -> list[dict[str, str]]:
@@ -93,6 +93,7 @@ def hyperparameters(lab: Lab) -> list[dict[str, str]]:
         "epochs": f"{tokens:,} tokens" if tokens else f"{training.get('epochs', 2):g}",
         "optimiser": "AdamW without weight decay",
         "learning rate": f"{rates}; candidates {', '.join(f'{rate:g}' for rate in lab.size.candidates)}",
+        "learning rate of what was added": f"{lab.size.added_rate:g} × the base's",
         "schedule": f"linear warm-up over {training.get('warmup_steps', 100)} steps, then "
         + training.get("schedule", "constant_with_warmup").removesuffix("_with_warmup"),
         "validation": f"every {training.get('valid_every', 2_000_000):,} tokens, first {lab.size.valid_tokens:,} "

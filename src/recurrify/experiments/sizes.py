@@ -51,6 +51,8 @@ class Size:
     """What differs on wiki text."""
     candidates: tuple[float, ...] = ()
     """Learning rates, the same for every kind of model."""
+    added_rate: float = 1.0
+    """The added weights' learning rate, as a multiple of the base's."""
     tuning_tokens: int | None = None
     """Length of the runs that choose among them; None is the length of the others."""
     seeds: tuple[int, ...] = (0, 1, 2)
@@ -107,21 +109,23 @@ SIZES = {
                 "The base is a GPT-2-architecture model of 34 M parameters, pretrained here on the training parts of "
                 "both corpora, in place of GPT-2 small (124 M, WebText).",
                 "Fewer fine-tuning tokens, and a cosine schedule instead of a constant learning rate.",
+                "Added weights learn at five times the base's rate: the base has seen this text, they have not.",
             ),
             training={
                 "batch": 6,
                 "windows": 20,
                 "epochs": 100.0,
-                "max_tokens": 20_000_000,
-                "valid_every": 5_000_000,
+                "max_tokens": 28_000_000,
+                "valid_every": 7_000_000,
                 "patience": 0,
                 "schedule": "cosine",
                 "warmup_steps": 30,
                 "checkpoint": False,
             },
-            wiki_training={"group_by_length": True, "max_tokens": 12_000_000, "valid_every": 6_000_000},
+            wiki_training={"group_by_length": True, "max_tokens": 16_000_000, "valid_every": 8_000_000},
             best_overlaps={"books": (0, 5, 10, 30, 50), "wiki": (0,)},
-            candidates=(2e-4, 5e-4, 1e-3),
+            candidates=(1e-4, 2e-4, 5e-4),
+            added_rate=5.0,
             tuning_tokens=5_000_000,
             contexts=2_000,
             predicted_tokens=500,

@@ -21,6 +21,8 @@ from recurrify.results import load_result, provenance, save_result, write_whole
 from recurrify.train import TrainSettings, uses_bf16
 
 INTERRUPTED = 130
+ROWS = 24
+"""Documents scored side by side: few enough for a dozen processes on one GPU."""
 
 
 class Wanted(NamedTuple):
@@ -113,10 +115,10 @@ def _score(unit: Unit, waiting: list[Wanted], say: Say) -> None:
             unit.settings.data, wanted.split, tokenizer, say, unit.settings.text_field, wanted.tokens
         )
         if unit.is_xlnet:
-            found = score_xlnet(model, tokens, window=model.window, memory=model.memory, rows=64, bf16=half)
+            found = score_xlnet(model, tokens, window=model.window, memory=model.memory, rows=ROWS, bf16=half)
             costs = dict.fromkeys(("flops_per_token", "full_flops_per_token"))
         else:
-            found = evaluate_documents(model, tokens, overlap=wanted.overlap, rows=64, bf16=half)
+            found = evaluate_documents(model, tokens, overlap=wanted.overlap, rows=ROWS, bf16=half)
             costs = {
                 "flops_per_token": paper_flops_per_token(model, overlap=wanted.overlap),
                 "full_flops_per_token": full_flops_per_token(model, overlap=wanted.overlap),

@@ -15,16 +15,17 @@ class Variant:
     """Whose learning rate it takes."""
     recurrence: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
-    added_rate: float = 1.0
-    """The added weights' learning rate, as a multiple of the base's."""
+    added_rate: float | None = None
+    """The added weights' learning rate, as a multiple of the base's; None is the size's own."""
 
 
 VARIANTS = {
     "plain": Variant("plain"),
     "carry": Variant("carry"),
     "carry-standardized": Variant("carry", {"standardize": True}),
-    "carry-rate-x5": Variant("carry", added_rate=5.0),
-    "carry-standardized-rate-x5": Variant("carry", {"standardize": True}, added_rate=5.0),
+    "carry-random-start": Variant("carry", {"neutral_start": False}),
+    "carry-rate-x1": Variant("carry", added_rate=1.0),
+    "carry-rate-x20": Variant("carry", added_rate=20.0),
     "carry-4-vectors": Variant("carry", {"slots": 4}),
     "carry-every-layer": Variant("carry", {"insert_layer": "all"}),
     "carry-layer-4": Variant("carry", {"insert_layer": 4}),
@@ -42,7 +43,7 @@ def variant_unit(lab: Lab, name: str) -> Unit:
     if "windows" in variant.settings:
         # The same tokens in a step.
         settings["batch"] = lab.size.training["batch"] * lab.size.training["windows"] // variant.settings["windows"]
-    if variant.added_rate != 1.0:
+    if variant.added_rate is not None:
         settings["added_learning_rate"] = variant.added_rate * lab.learning_rate(variant.kind)
     return lab.unit("books", variant.kind, recurrence=variant.recurrence, label=f"try-{name}", **settings)
 

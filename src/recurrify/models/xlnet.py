@@ -161,6 +161,8 @@ class WindowedXLNet(XLNetLMHeadModel):
 
     def _run(self, ids_BN: Tensor, targets_BN: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
         run = window_losses
+        # Slices of batches of different lengths differ in their strides: a reason for the compiler to begin anew.
+        ids_BN, targets_BN = ids_BN.contiguous(), targets_BN.contiguous()
         if self.compiled is not None and self.training and ids_BN.shape[1] == self.window:
             self.usual_rows = self.usual_rows or len(ids_BN)
             run = self.compiled if len(ids_BN) == self.usual_rows else window_losses

@@ -1,0 +1,200 @@
+"""Answers out of a model's scores, and how good they are by the official rules of SQuAD and HotpotQA."""
+
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from recurrify.data.question_windows import WindowedQuestion, collate_questions
+from recurrify.data.questions import KINDS, Question
+from recurrify.errors import UserError
+from recurrify.recurrence import RecurrentForQuestionAnswering
+
+LONGEST_ANSWER = 30
+"""Tokens of the longest span that is considered."""
+
+
+class Answer(NamedTuple):
+    text: str
+    kind: str
+    """span, yes or no."""
+    start: int
+    stop: int
+    """The best span's characters in the context, also where the answer is yes or no."""
+    score: float
+    """Of the best span: its start's and its end's, added."""
+
+
+class Span(NamedTuple):
+    first: int
+    last: int
+    score: float
+
+
+# ---- the official rules ----------------------------------------------------------------------------------
+
+
+def normalize_answer(text: str) -> str:
+    """Lower case, no punctuation, no articles, single blanks: what both official evaluations compare."""
+    text = "".join(character for character in text.lower() if character not in string.punctuation)
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
+
+
+def exact_match(prediction: str, answer: str) -> float:
+    return float(normalize_answer(prediction) == normalize_answer(answer))
+
+
+def squad_f1(prediction: str, answer: str) -> float:
+    """The harmonic mean of the words' precision and recall."""
+    said, wanted = normalize_answer(prediction).split(), normalize_answer(answer).split()
+    common = sum((Counter(said) & Counter(wanted)).values())
+    if not common:
+        return 0.0
+    precision, recall = common / len(said), common / len(wanted)
+    return 2 * precision * recall / (precision + recall)
+
+
+def hotpotqa_f1(prediction: str, answer: str) -> float:
+    """As SQuAD's, but yes, no and noanswer are right as a whole or not at all."""
+    said, wanted = normalize_answer(prediction), normalize_answer(answer)
+    if said != wanted and {said, wanted} & {"yes", "no", "noanswer"}:
+        return 0.0
+    return squad_f1(prediction, answer)
+
+
+_F1: dict[str, Callable[[str, str], float]] = {"squad": squad_f1, "hotpotqa": hotpotqa_f1}
+
+
+@dataclass(frozen=True)
+class AnswerScores:
+    """Of each question, in the order they were asked; the best over all answers that count as right."""
+
+    ids: list[str]
+    exact: np.ndarray
+    f1: np.ndarray
+
+    @property
+    def means(self) -> dict[str, float]:
+        """In percent, as they are published."""
+        return {"exact_match": 100 * float(self.exact.mean()), "f1": 100 * float(self.f1.mean())}
+
+
+def score_answers(predictions: Mapping[str, str], questions: Sequence[Question], style: str = "squad") -> AnswerScores:
+    """Exact match and F1; a question without a prediction is wrong, as in the official programs."""
+    if style not in _F1:
+        raise UserError(f"`style` must be one of {', '.join(_F1)}: got {style!r}.")
+    untold = next((question.id for question in questions if not question.answers), None)
+    if untold is not None:
+        raise UserError(f"Question {untold!r} has no answers to score by: use `recurrify qa predict`.")
+    f1 = _F1[style]
+    exact_all, f1_all = np.zeros(len(questions)), np.zeros(len(questions))
+    for row, question in enumerate(questions):
+        said = predictions.get(question.id)
+        if said is not None:
+            exact_all[row] = max(exact_match(said, answer) for answer in question.answers)
+            f1_all[row] = max(f1(said, answer) for answer in question.answers)
+    return AnswerScores([question.id for question in questions], exact_all, f1_all)
+
+
+def official_predictions(answers: Mapping[str, Answer], style: str = "squad") -> dict[str, Any]:
+    """What the official evaluation programs read; HotpotQA's supporting facts are not predicted."""
+    texts = {identity: answer.text for identity, answer in answers.items()}
+    if style == "hotpotqa":
+        return {"answer": texts, "sp": {identity: [] for identity in texts}}
+    return texts
+
+
+def mean_interval(
+    values: np.ndarray, samples: int = 2000, seed: int = 0, level: float = 0.95
+) -> tuple[float, float] | None:
+    """The interval of a mean of (seeds, questions) values, both drawn with replacement; None for one question.
+
+    Of differences between two models on the same questions it is the interval of their mean difference.
+    """
+    values = np.atleast_2d(values)
+    if values.shape[1] < 2:
+        return None
+    chance = np.random.default_rng(seed)
+    means = np.empty(samples)
+    for sample in range(samples):
+        seeds = chance.integers(len(values), size=len(values))
+        means[sample] = values[seeds][:, chance.integers(values.shape[1], size=values.shape[1])].mean()
+    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
+# ---- from scores to answers ------------------------------------------------------------------------------
+
+
+def best_span(starts: np.ndarray, ends: np.ndarray, longest: int = LONGEST_ANSWER) -> Span:
+    """The tokens, at most `longest` from the first to the last, whose start's and end's scores add up to the most."""
+    best = Span(0, 0, -np.inf)
+    for extra in range(min(longest, len(starts))):
+        scores = starts[: len(starts) - extra] + ends[extra:]
+        first = int(scores.argmax())
+        if scores[first] > best.score:
+            best = Span(first, first + extra, float(scores[first]))
+    return best
+
+
+def read_answer(
+    question: Question,
+    windowed: WindowedQuestion,
+    starts: np.ndarray,
+    ends: np.ndarray,
+    kinds: np.ndarray,
+    longest: int,
+) -> Answer:
+    """`starts` and `ends` are the scores of all tokens of all windows, `kinds` those of span, yes and no."""
+    span = best_span(starts[windowed.columns], ends[windowed.columns], longest)
+    start, stop = windowed.characters(span.first, span.last)
+    text = question.context[start:stop]
+    # Some tokenizers count the blank before a word as part of it.
+    start, stop = start + len(text) - len(text.lstrip()), stop - len(text) + len(text.rstrip())
+    kind = KINDS[int(kinds.argmax())]
+    return Answer(question.context[start:stop] if kind == "span" else kind, kind, start, stop, span.score)
+
+
+@torch.no_grad()
+def predict_answers(
+    model: RecurrentForQuestionAnswering,
+    questions: Sequence[Question],
+    windowed: Sequence[WindowedQuestion],
+    batch: int = 8,
+    longest: int = LONGEST_ANSWER,
+    bf16: bool = False,
+    on_batch: Callable[[int], None] | None = None,
+) -> dict[str, Answer]:
+    """The model's answer to each question, by id; questions with as many windows are read side by side."""
+    was_training = model.training
+    model.eval()
+    order = sorted(range(len(questions)), key=lambda index: len(windowed[index].windows))
+    pad = model.config.pad_token_id or 0
+    found: dict[str, Answer] = {}
+    for start in range(0, len(order), batch):
+        rows = order[start : start + batch]
+        inputs = collate_questions([windowed[row] for row in rows], pad, model.recurrence.window)
+        inputs = {name: value.to(model.device) for name, value in inputs.items() if name not in _TARGETS}
+        with torch.autocast(model.device.type, torch.bfloat16, enabled=bf16):
+            output = model(**inputs)
+        assert output.start_logits is not None
+        assert output.end_logits is not None
+        assert output.kind_logits is not None
+        scores = [part.float().flatten(1).cpu().numpy() for part in (output.start_logits, output.end_logits)]
+        kinds = output.kind_logits.float().cpu().numpy()
+        for place, row in enumerate(rows):
+            starts, ends = scores[0][place], scores[1][place]
+            answer = read_answer(questions[row], windowed[row], starts, ends, kinds[place], longest)
+            found[questions[row].id] = answer
+        if on_batch is not None:
+            on_batch(len(rows))
+    model.train(was_training)
+    return {question.id: found[question.id] for question in questions}
+
+
+_TARGETS = ("start_positions", "end_positions", "kinds")
