@@ -129,7 +129,8 @@ def overlap_rows(lab: Lab, corpus: str, plain_alone: Iterable[int]) -> list[tupl
     rows = []
     for overlap in lab.size.overlaps:
         rows += [("plain", overlap), ("carry", overlap)]
-        rows += [("best", overlap)] if overlap in lab.size.best_overlaps[corpus] else []
+        best = lab.size.best_overlaps["books" if corpus == "books" else "wiki"]
+        rows += [("best", overlap)] if overlap in best else []
     return rows + [("plain", overlap) for overlap in plain_alone]
 
 

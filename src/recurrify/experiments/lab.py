@@ -37,9 +37,9 @@ class Lab:
         return self.root / self.size.name
 
     def source(self, corpus: str) -> str:
-        """`corpus` is books or wiki."""
-        given = {"books": self.books, "wiki": self.wiki}[corpus]
-        return given or {"books": self.size.books, "wiki": self.size.wiki}[corpus]
+        """`corpus` is books, wiki or enwik8."""
+        given = {"books": self.books, "wiki": self.wiki, "enwik8": None}[corpus]
+        return given or {"books": self.size.books, "wiki": self.size.wiki, "enwik8": "enwik8"}[corpus]
 
     def base(self) -> str:
         return self.size.base or str(self.folder / "base" / "model")
@@ -73,7 +73,7 @@ class Lab:
         """
         window = window or self.size.window
         overlap = 0 if kind == "plain" else overlap
-        training = {**self.size.training, **(self.size.wiki_training if corpus == "wiki" else {}), **settings}
+        training = {**self.size.training, **({} if corpus == "books" else self.size.wiki_training), **settings}
         make_up = {**self.size.recurrence(kind), **(recurrence or {}), "window": window}
         if kind != "xlnet":
             make_up["overlap"] = overlap

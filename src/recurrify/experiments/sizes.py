@@ -32,6 +32,8 @@ class Size:
     """Where long documents come from unless the user names another source."""
     wiki: str
     """The same for encyclopaedia articles."""
+    thesis: str = "wiki"
+    """The corpus of the thesis's experiments: wiki, where that is enwik8 or stands for it, or enwik8 itself."""
     differences: tuple[str, ...]
     """How this differs from what was published."""
     window: int = 300
@@ -82,6 +84,7 @@ SIZES = {
             base="gpt2",
             books="pg19:1250",
             wiki="wikitext-103",
+            thesis="enwik8",
             differences=("Learning rate candidates are ours: the paper does not print its own.",),
             training={"batch": 8, "accumulate": 1, "windows": 20, "epochs": 2.0, "checkpoint": True},
             candidates=(1e-5, 3e-5, 1e-4, 3e-4),
@@ -112,7 +115,7 @@ SIZES = {
                 "Added weights learn at five times the base's rate: the base has seen this text, they have not.",
             ),
             training={
-                "batch": 6,
+                "batch": 12,
                 "windows": 20,
                 "epochs": 100.0,
                 "max_tokens": 28_000_000,

@@ -15,31 +15,33 @@ from recurrify.experiments.sizes import LABELS
 from recurrify.experiments.unit import Unit
 from recurrify.jobs import pick_device, read_text
 from recurrify.recurrence import load_model
+from recurrify.recurrence.compiled import compile_windows
 from recurrify.results import load_result, write_whole
 from recurrify.train import uses_bf16
+from recurrify.train.trainer import uses_compile
 
 CLASSES = 50
 """The most frequent tokens, over which AUC-ROC is averaged."""
 
 
-def wiki_unit(lab: Lab, kind: str) -> Unit:
-    return lab.unit("wiki", kind, seed=lab.size.seeds[0])
+def thesis_unit(lab: Lab, kind: str) -> Unit:
+    return lab.unit(lab.size.thesis, kind, seed=lab.size.seeds[0])
 
 
-def wiki_units(lab: Lab) -> list[Unit]:
-    return [wiki_unit(lab, kind) for kind in KINDS]
+def thesis_units(lab: Lab) -> list[Unit]:
+    return [thesis_unit(lab, kind) for kind in KINDS]
 
 
 def predictions(lab: Lab, kind: str) -> Predictions | None:
     """Of the test part, made once and kept; None where there is no model yet."""
-    unit = wiki_unit(lab, kind)
+    unit = thesis_unit(lab, kind)
     path = lab.folder / "predictions" / f"{unit.name}.npz"
     if not path.is_file():
         if not unit.run_file.is_file():
             return None
         model, tokenizer = load_model(str(unit.run_folder / "model"))
         model = model.to(pick_device())
-        tokens, _ = read_text(lab.source("wiki"), "test", tokenizer, lab.say)
+        tokens, _ = read_text(lab.source(lab.size.thesis), "test", tokenizer, lab.say)
         half = model.device.type == "cuda" and uses_bf16("auto")
         lab.say(f"{kind}: predicting the first {lab.size.predicted_tokens} tokens of {len(tokens)} documents")
         found = collect_predictions(
@@ -63,7 +65,7 @@ def prediction_rows(lab: Lab) -> tuple[Rows, list[str]]:
             "tokens": len(one.targets),
             "classes": len(one.classes),
             "metrics": prediction_metrics(one),
-            "runs": [wiki_unit(lab, kind).name],
+            "runs": [thesis_unit(lab, kind).name],
         }
         for kind, one in found.items()
         if one is not None
@@ -73,12 +75,15 @@ def prediction_rows(lab: Lab) -> tuple[Rows, list[str]]:
 
 def cost_rows(lab: Lab) -> tuple[Rows, list[str]]:
     """Plain against the paper's mechanism, measured in turns on a device that does nothing else."""
-    units = {kind: wiki_unit(lab, kind) for kind in ("plain", "carry")}
+    units = {kind: thesis_unit(lab, kind) for kind in ("plain", "carry")}
     missing = [kind for kind, unit in units.items() if not unit.run_file.is_file()]
     if missing:
         return [], missing
     models = {kind: load_model(str(unit.run_folder / "model"))[0].to(pick_device()) for kind, unit in units.items()}
     half = pick_device().type == "cuda" and uses_bf16("auto")
+    if uses_compile("auto"):
+        for model in models.values():
+            compile_windows(model)
     rows = measure_cost(models["plain"], models["carry"], bf16=half, say=lab.say, **lab.size.cost)
     runs = {kind: load_result(unit.run_file) for kind, unit in units.items()}
     rows += convergence(
@@ -93,19 +98,19 @@ def cost_rows(lab: Lab) -> tuple[Rows, list[str]]:
 def xlnet_unit(lab: Lab) -> Unit:
     """From the size's pretrained XLNet, or from scratch in the shape of the base."""
     own = dict(lab.size.xlnet)
-    unit = lab.unit("wiki", "xlnet", learning_rate=own.pop("learning_rate"), seed=lab.size.seeds[0])
+    unit = lab.unit(lab.size.thesis, "xlnet", learning_rate=own.pop("learning_rate"), seed=lab.size.seeds[0])
     return replace(unit, settings=replace(unit.settings, **own))
 
 
 def enwik8_units(lab: Lab) -> list[Unit]:
     wanted = [lab.wanted(split, 0) for split in SPLITS]
-    return [xlnet_unit(lab).with_scores(wanted), *overlap_units(lab, "wiki", ())]
+    return [xlnet_unit(lab).with_scores(wanted), *overlap_units(lab, lab.size.thesis, ())]
 
 
 def enwik8_rows(lab: Lab) -> tuple[Rows, list[str]]:
     """The rows of table 1 without the paper's numbers, and XLNet's."""
-    rows, missing = overlap_table(lab, "wiki", None, ())
-    xlnet = perplexity_row("xlnet", [xlnet_unit(lab)], [wiki_unit(lab, "plain")], 0)
+    rows, missing = overlap_table(lab, lab.size.thesis, None, ())
+    xlnet = perplexity_row("xlnet", [xlnet_unit(lab)], [thesis_unit(lab, "plain")], 0)
     if xlnet is None:
         missing.append("xlnet")
     else:
@@ -129,7 +134,7 @@ register(
         title="Predicting the next token: accuracy, precision, recall, F1 and AUC-ROC",
         source=f"{THESIS}, section 10.1.5 (announced, no numbers printed)",
         layout="prediction",
-        units=wiki_units,
+        units=thesis_units,
         rows=prediction_rows,
         alone=True,
     )
@@ -140,7 +145,7 @@ register(
         title="What recurrence costs: time, memory, speed, convergence",
         source=f"{THESIS}, section 10.1.6 (guesses)",
         layout="cost",
-        units=wiki_units,
+        units=thesis_units,
         rows=cost_rows,
         alone=True,
     )
