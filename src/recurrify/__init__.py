@@ -9,9 +9,13 @@ from recurrify.recurrence import (
     RecurrentConfig,
     RecurrentForCausalLM,
     RecurrentForMaskedLM,
+    RecurrentForQuestionAnswering,
+    RecurrentForSequenceClassification,
+    RecurrentForTokenClassification,
     RecurrentModel,
     TailConfig,
     add_recurrence,
+    embed,
     register_with_transformers,
 )
 from recurrify.state import State
@@ -30,6 +34,9 @@ __all__ = [
     "RecurrentConfig",
     "RecurrentForCausalLM",
     "RecurrentForMaskedLM",
+    "RecurrentForQuestionAnswering",
+    "RecurrentForSequenceClassification",
+    "RecurrentForTokenClassification",
     "RecurrentModel",
     "State",
     "TailConfig",
@@ -37,6 +44,7 @@ __all__ = [
     "Window",
     "__version__",
     "add_recurrence",
+    "embed",
     "register_with_transformers",
     "schedule",
 ]

@@ -12,7 +12,7 @@ from rich.table import Table
 from transformers import TextStreamer, logging, set_seed
 
 from recurrify import __version__, options
-from recurrify.commands import experiment
+from recurrify.commands import answer, experiment, forecast
 from recurrify.commands.pretrain import pretrain_command
 from recurrify.console import err_console, is_first, out_console, progress_bar, say
 from recurrify.demo import run_demo
@@ -84,6 +84,7 @@ def train_command(
     insert_layer: options.InsertLayer = None,
     slots: options.Slots = None,
     standardize: options.Standardize = None,
+    neutral_start: options.NeutralStart = None,
     tail: options.Tail = None,
     pooled_slots: options.PooledSlots = None,
     until_layer: options.UntilLayer = None,
@@ -120,7 +121,7 @@ def train_command(
     }
     if mechanism != "none":
         asked |= {"pooling": pooling, "slots": slots, "standardize": standardize, "tail": tail}
-        asked |= {"pooled_slots": pooled_slots}
+        asked |= {"pooled_slots": pooled_slots, "neutral_start": neutral_start}
         asked["insert_layer"] = _layer("--insert-layer", insert_layer, "all")
         asked["until_layer"] = _layer("--until-layer", until_layer, "top")
     recurrence = {"mechanism": mechanism} | {name: value for name, value in asked.items() if value is not None}
@@ -178,6 +179,8 @@ def _layer(option: str, text: str | None, word: str) -> Any:
 
 app.command(name="pretrain")(pretrain_command)
 app.add_typer(experiment.app, name="experiment")
+app.add_typer(answer.app, name="qa")
+app.add_typer(forecast.app, name="forecast")
 
 
 @app.command()

@@ -16,7 +16,7 @@ from typing import Any
 
 from recurrify.errors import UserError
 
-LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "numpy")
+LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "numpy", "pandas", "scikit-learn")
 SOURCE_ROOT = Path(__file__).resolve().parents[2]
 GIT_SECONDS = 20
 

@@ -76,7 +76,7 @@ def test_side_by_side_gives_what_one_after_another_gives(lab: Lab, tmp_path: Pat
         left, right = ours.evaluation("valid", 0), theirs.evaluation("valid", 0)
         assert left is not None
         assert right is not None
-        assert left.nll.tolist() == right.nll.tolist()
+        assert left.nll == pytest.approx(right.nll, rel=1e-5)  # another number of threads rounds differently
 
 
 def test_one_that_fails_does_not_stop_the_others(lab: Lab) -> None:

@@ -7,7 +7,8 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
-    AutoModelForSequenceClassification,
+    AutoModelForMultipleChoice,
+    AutoModelForTokenClassification,
     BertConfig,
     MambaConfig,
     MambaModel,
@@ -82,7 +83,8 @@ def test_unsupported_models_are_told_what_is_supported(build: Any, settings: Any
 
 def test_unsupported_heads() -> None:
     tiny_bert = tiny("bert").config
-    refuses(AutoModelForSequenceClassification.from_config(tiny_bert), config(), "AutoModelForMaskedLM", "AutoModel")
+    refuses(AutoModelForMultipleChoice.from_config(tiny_bert), config(), "AutoModelForMaskedLM", "AutoModel")
+    refuses(AutoModelForTokenClassification.from_config(tiny("gpt2").config), config(), "AutoModelForCausalLM")
 
 
 def test_an_encoder_set_up_as_a_decoder() -> None:

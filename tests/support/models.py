@@ -8,6 +8,9 @@ from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     BertConfig,
     DistilBertConfig,
     Gemma2Config,
@@ -116,7 +119,14 @@ ENCODERS: dict[str, Callable[..., PretrainedConfig]] = {
     "xlm-roberta": _sized(XLMRobertaConfig, **_STILL, type_vocab_size=1),
     "distilbert": _distilbert,
 }
-TASKS = {"causal": AutoModelForCausalLM, "masked": AutoModelForMaskedLM, "bare": AutoModel}
+TASKS = {
+    "causal": AutoModelForCausalLM,
+    "masked": AutoModelForMaskedLM,
+    "bare": AutoModel,
+    "tags": AutoModelForTokenClassification,
+    "label": AutoModelForSequenceClassification,
+    "answers": AutoModelForQuestionAnswering,
+}
 
 KINDS = [
     *[(family, "causal") for family in DECODERS],

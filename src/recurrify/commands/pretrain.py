@@ -27,7 +27,10 @@ Tokenizer = Annotated[
     str | None, _model("A folder with a tokenizer or a name on the hub; default: made from the text.")
 ]
 Vocabulary = Annotated[int, _model("Tokens of the tokenizer that is made.")]
-Layers = Annotated[int, _model("Layers of the GPT-2.")]
+Objective = Annotated[
+    str, _model("clm: a GPT-2 predicts the next token; mlm: a BERT masked ones; span: a T5 writes what was cut out.")
+]
+Layers = Annotated[int, _model("Layers of the model; of a T5, in each half.")]
 Width = Annotated[int, _model("Width of its hidden states.")]
 Heads = Annotated[int, _model("Attention heads of a layer.")]
 Positions = Annotated[int, _model("Tokens of a training sequence, and its longest window.")]
@@ -44,6 +47,7 @@ Seed = Annotated[int, _training("Seed of the weights and of the shuffling.")]
 def pretrain_command(
     data: Sources,
     out: options.RunFolder,
+    objective: Objective = "clm",
     valid: options.Valid = None,
     text_field: options.TextField = "text",
     tokenizer: Tokenizer = None,
@@ -66,7 +70,7 @@ def pretrain_command(
     compile: Compile = "auto",
     seed: Seed = 0,
 ) -> None:
-    """Train a small GPT-2 from scratch on your text: a base model to add recurrence to.
+    """Train a small model from scratch on your text: a GPT-2 or a BERT to add recurrence to, or a T5.
 
     The output folder gets the `model/` with its tokenizer, `run.json` with every setting and `result.json`.
     `recurrify train --model OUT` then takes it like any other base model.
@@ -74,6 +78,7 @@ def pretrain_command(
     settings = PretrainSettings(
         data=data,
         out=str(out),
+        objective=objective,
         valid=valid,
         text_field=text_field,
         tokenizer=tokenizer,
@@ -99,10 +104,11 @@ def pretrain_command(
     result = pretrain(settings, say)
     found = result["validation"]
     if is_first() and found["loss_per_token"] is not None:
-        typer.echo(
-            f"validation: perplexity {found['perplexity_per_word']:,.2f} per word, "
-            f"loss {found['loss_per_token']:.4f} per token, {found['bits_per_character']:.4f} bits per character"
-        )
+        told = f"loss {found['loss_per_token']:.4f} per token"
+        if objective == "clm":
+            told = f"perplexity {found['perplexity_per_word']:,.2f} per word, {told}, "
+            told += f"{found['bits_per_character']:.4f} bits per character"
+        typer.echo(f"validation: {told}{'' if objective == 'clm' else ' to be restored'}")
     if not result["finished"]:
         raise typer.Exit(130 if result["interrupted"] else 0)
     if is_first():

@@ -1,7 +1,10 @@
 """Text in, token ids out: documents, their splits, their tokens, and the sequences a model trains on."""
 
+from recurrify.data.distractors import mix_paragraphs
 from recurrify.data.documents import CORPORA, Corpus, load_documents
 from recurrify.data.packed import PackedRows, collate_rows, pack_documents
+from recurrify.data.question_windows import WindowedQuestion, collate_questions, window_questions
+from recurrify.data.questions import Question, QuestionSet, load_questions, save_questions
 from recurrify.data.records import Document, Skipped
 from recurrify.data.sequences import TrainingSequences, collate
 from recurrify.data.token_cache import tokenize_cached, tokenized
@@ -13,19 +16,27 @@ __all__ = [
     "Corpus",
     "Document",
     "PackedRows",
+    "Question",
+    "QuestionSet",
     "Skipped",
     "TokenizedDocument",
     "TrainingSequences",
+    "WindowedQuestion",
     "check_vocabulary_size",
     "checksum",
     "collate",
+    "collate_questions",
     "collate_rows",
     "load_documents",
+    "load_questions",
     "load_tokenizer",
     "make_tokenizer",
+    "mix_paragraphs",
     "pack_documents",
+    "save_questions",
     "save_tokenizer",
     "tokenize_cached",
     "tokenize_documents",
     "tokenized",
+    "window_questions",
 ]

@@ -15,41 +15,68 @@ if TYPE_CHECKING:
 END_OF_TEXT = "<|endoftext|>"
 SMALLEST_VOCABULARY = 257
 """Every byte and the end of a text: with these, any text can be written."""
+PAD = "[PAD]"
+MASKING_TOKENS = {"pad_token": PAD, "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+SENTINELS = 100
+"""As many as T5 has."""
 
 PIECE_CHARACTERS = 100_000
 """Words are counted in pieces of about this size, side by side; one long text alone would keep one core busy."""
 
 
-def make_tokenizer(documents: Iterable[Document], vocabulary: int) -> "PreTrainedTokenizerFast":
-    """A byte-level BPE tokenizer learnt from the documents, with `<|endoftext|>` as its only special token.
+def make_tokenizer(documents: Iterable[Document], vocabulary: int, objective: str = "clm") -> "PreTrainedTokenizerFast":
+    """A byte-level BPE tokenizer learnt from the documents, with `<|endoftext|>` as its only special token, and those
+    that the objective needs: [CLS], [SEP], [MASK] and [PAD] for masked tokens, sentinels for corrupted spans.
 
     It gets `vocabulary` tokens, or fewer where the text has no more pairs that occur twice.
     """
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
-    check_vocabulary_size(vocabulary)
+    check_vocabulary_size(vocabulary, objective)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
         min_frequency=2,
-        special_tokens=[END_OF_TEXT],
+        special_tokens=[END_OF_TEXT, *_special_tokens(objective)],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator((piece for document in documents for piece in _pieces(document.text)), trainer)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token=END_OF_TEXT, bos_token=END_OF_TEXT, pad_token=END_OF_TEXT
-    )
+    ends = {"eos_token": END_OF_TEXT, "bos_token": END_OF_TEXT, "pad_token": END_OF_TEXT}
+    if objective == "mlm":
+        edges = [(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=edges
+        )
+        names = ["input_ids", "token_type_ids", "attention_mask"]
+        return PreTrainedTokenizerFast(
+            tokenizer_object=tokenizer, model_input_names=names, **{**ends, **MASKING_TOKENS}
+        )
+    if objective == "span":
+        sentinels = _special_tokens(objective)[1:]
+        return PreTrainedTokenizerFast(
+            tokenizer_object=tokenizer, additional_special_tokens=sentinels, **{**ends, "pad_token": PAD}
+        )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **ends)
 
 
-def check_vocabulary_size(vocabulary: int) -> None:
-    if vocabulary < SMALLEST_VOCABULARY:
+def _special_tokens(objective: str) -> list[str]:
+    """Beside the end of a text."""
+    if objective == "mlm":
+        return list(MASKING_TOKENS.values())
+    return [PAD, *(f"<extra_id_{number}>" for number in range(SENTINELS))] if objective == "span" else []
+
+
+def check_vocabulary_size(vocabulary: int, objective: str = "clm") -> None:
+    special = len(_special_tokens(objective))
+    if vocabulary < SMALLEST_VOCABULARY + special:
+        more = f" and {special} special tokens for {objective}" if special else ""
         raise UserError(
-            f"`vocabulary` must be at least {SMALLEST_VOCABULARY}, the 256 bytes and the end of a text: "
-            f"got {vocabulary}."
+            f"`vocabulary` must be at least {SMALLEST_VOCABULARY + special}, the 256 bytes and the end of a text"
+            f"{more}: got {vocabulary}."
         )
 
 
@@ -78,7 +105,8 @@ def save_tokenizer(tokenizer: "PreTrainedTokenizerBase", folder: Path) -> None:
 
 
 def load_tokenizer(name: str) -> "PreTrainedTokenizerBase":
-    """The tokenizer of a folder, of a run's folder, or of a name on the hub; it must know an end of text."""
+    """The tokenizer of a folder, of a run's folder, or of a name on the hub; it must know an end of text, or at least
+    a separator."""
     from transformers import AutoTokenizer
 
     path = Path(name).expanduser()
@@ -94,6 +122,6 @@ def load_tokenizer(name: str) -> "PreTrainedTokenizerBase":
     # Where the files are missing, transformers makes some tokenizers up, with an empty vocabulary.
     if len(tokenizer) <= len(tokenizer.all_special_ids):
         raise UserError(f"There is no tokenizer in {name!r}: give a folder that holds one, or a name on the hub.")
-    if tokenizer.eos_token_id is None:
+    if tokenizer.eos_token_id is None and tokenizer.sep_token_id is None:
         raise UserError(f"The tokenizer {name!r} has no end-of-text token (eos_token): take another, or make one.")
     return tokenizer

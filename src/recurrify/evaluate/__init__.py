@@ -1,6 +1,8 @@
 """How good a model is, how sure that is, and what it costs."""
 
+from recurrify.evaluate.answers import Answer, AnswerScores, official_predictions, predict_answers, score_answers
 from recurrify.evaluate.bootstrap import Gain, interval, relative_gain
+from recurrify.evaluate.classification import classification_metrics
 from recurrify.evaluate.continuations import Context, continue_contexts, sample_contexts
 from recurrify.evaluate.cost import convergence, measure_cost
 from recurrify.evaluate.evaluation import METRICS, Evaluation, ScoredDocument
@@ -11,12 +13,15 @@ from recurrify.evaluate.topics import TopicModel, compare_topics, fit_topics
 
 __all__ = [
     "METRICS",
+    "Answer",
+    "AnswerScores",
     "Context",
     "Evaluation",
     "Gain",
     "Predictions",
     "ScoredDocument",
     "TopicModel",
+    "classification_metrics",
     "collect_predictions",
     "compare_topics",
     "continue_contexts",
@@ -26,9 +31,12 @@ __all__ = [
     "full_flops_per_token",
     "interval",
     "measure_cost",
+    "official_predictions",
     "paper_flops_per_token",
+    "predict_answers",
     "predict_documents",
     "prediction_metrics",
     "relative_gain",
     "sample_contexts",
+    "score_answers",
 ]

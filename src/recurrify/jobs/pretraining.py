@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import GPT2LMHeadModel, set_seed
+from transformers import PreTrainedModel, set_seed
 
 from recurrify.console import is_first
 from recurrify.data import (
@@ -30,6 +30,7 @@ from recurrify.errors import UserError
 from recurrify.evaluate import evaluate_documents
 from recurrify.jobs.finetuning import RESULT_FILE, explain_full_disk
 from recurrify.jobs.texts import Say, cache_folder
+from recurrify.objectives import Masked, collator_of
 from recurrify.recurrence import NoRecurrence, add_recurrence
 from recurrify.results import load_result, provenance, save_result
 from recurrify.train import (
@@ -44,6 +45,8 @@ from recurrify.train import (
 )
 
 TOKENIZER_FOLDER = "tokenizer"
+ARCHITECTURES = {"clm": "GPT-2", "mlm": "BERT", "span": "T5"}
+IGNORED = -100
 
 
 def pretrain(
@@ -65,8 +68,9 @@ def pretrain(
         where = f"from step {checkpoint.name.split('-')[1]}" if checkpoint else "from the start: nothing was saved yet"
         say(f"going on with the run in {settings.out}, {where}")
     tokenizer = _tokenizer(settings, documents, say, made_before=earlier is not None)
+    collate = collator_of(settings.objective, tokenizer, settings.seed)
     texts = [text for source in documents for text in _tokenize(source, tokenizer, "train", say)]
-    rows = PackedRows(pack_documents(texts, tokenizer.eos_token_id, len(tokenizer)), settings.positions)
+    rows = _rows(texts, tokenizer, settings)
     steps = Pace.of(settings, len(rows), int(os.environ.get("WORLD_SIZE", "1"))).total_steps(settings)
     valid_documents = (
         _load(settings.valid, "all", settings, say)
@@ -75,7 +79,7 @@ def pretrain(
     )
     validate = _validation(settings, _tokenize(valid_documents, tokenizer, "valid", say), tokenizer, half)
     set_seed(settings.seed)
-    model = new_model(settings, len(tokenizer), tokenizer.eos_token_id)
+    model = new_model(settings, len(tokenizer), _end(tokenizer), tokenizer.pad_token_id)
     settings.write()
     say(_describe(model, settings, len(rows)))
     if settings.warmup_steps >= steps:
@@ -84,7 +88,7 @@ def pretrain(
             "shorten it with --warmup-steps"
         )
     try:
-        outcome = pretrain_model(model, rows, settings, validate, show_progress, progress_label)
+        outcome = pretrain_model(model, rows, settings, validate, show_progress, progress_label, collate)
     except (OSError, RuntimeError) as error:
         raise _explained(error, settings.out) from error
     result = _result(settings, model, outcome, started)
@@ -134,7 +138,8 @@ def _tokenizer(settings: PretrainSettings, sources: Sequence[Sequence[Document]]
     if made_before and folder.is_dir():
         return load_tokenizer(str(folder))
     say(f"making a tokenizer of {settings.vocabulary:,} tokens")
-    tokenizer = make_tokenizer((document for documents in sources for document in documents), settings.vocabulary)
+    every = (document for documents in sources for document in documents)
+    tokenizer = make_tokenizer(every, settings.vocabulary, settings.objective)
     if len(tokenizer) < settings.vocabulary:
         say(f"the text gives only {len(tokenizer):,} tokens: more would occur once")
     if is_first():
@@ -146,13 +151,14 @@ def _tokenizer(settings: PretrainSettings, sources: Sequence[Sequence[Document]]
 def _validation(
     settings: PretrainSettings, texts: Sequence[TokenizedDocument], tokenizer: Any, half: bool
 ) -> ValidateBase:
-    """Losses of whole documents in plain windows of all positions, as `recurrify evaluate` reads them."""
+    """Losses of whole documents in plain windows of all positions, as `recurrify evaluate` reads them; of another
+    objective than the next token, losses of sequences in which always the same tokens are to be restored."""
+    if settings.objective != "clm":
+        return _restoring(settings, texts, tokenizer, half)
     # A twin is what gets evaluated: hooks on the layers of the model itself would make it compile anew.
-    twin = add_recurrence(
-        new_model(settings, len(tokenizer), tokenizer.eos_token_id), NoRecurrence(window=settings.positions)
-    )
+    twin = add_recurrence(new_model(settings, len(tokenizer), _end(tokenizer)), NoRecurrence(window=settings.positions))
 
-    def validate(model: GPT2LMHeadModel) -> dict[str, float]:
+    def validate(model: PreTrainedModel) -> dict[str, float]:
         twin.base.load_state_dict(model.state_dict())
         found = evaluate_documents(
             twin.to(model.device), texts, rows=max(8, settings.batch), windows_per_call=1, bf16=half
@@ -166,9 +172,53 @@ def _validation(
     return validate
 
 
-def _describe(model: GPT2LMHeadModel, settings: PretrainSettings, rows: int) -> str:
+def _restoring(
+    settings: PretrainSettings, texts: Sequence[TokenizedDocument], tokenizer: Any, half: bool
+) -> ValidateBase:
+    try:
+        rows = _rows(texts, tokenizer, settings)
+    except UserError as error:
+        raise UserError(f"For validation: {error}") from error
+
+    @torch.no_grad()
+    def validate(model: PreTrainedModel) -> dict[str, float]:
+        collate = collator_of(settings.objective, tokenizer, seed=0)
+        was_training = model.training
+        model.eval()
+        total, count = 0.0, 0
+        for start in range(0, len(rows), settings.batch):
+            batch = collate(rows.__getitems__(list(range(start, min(start + settings.batch, len(rows))))))
+            batch = {name: value.to(model.device) for name, value in batch.items()}
+            scored = int((batch["labels"] != IGNORED).sum())
+            if not scored:
+                continue  # a short sequence of which chance chose nothing
+            with torch.autocast(model.device.type, torch.bfloat16, enabled=half):
+                total += float(model(**batch).loss) * scored
+            count += scored
+        model.train(was_training)
+        return {"loss": total / max(count, 1)}
+
+    return validate
+
+
+def _rows(texts: Sequence[TokenizedDocument], tokenizer: Any, settings: PretrainSettings) -> PackedRows:
+    """Sequences of all positions, less those that the objective itself fills."""
+    collate = collator_of(settings.objective, tokenizer)
+    length = settings.positions - (collate.around if isinstance(collate, Masked) else 0)
+    if length < 2:
+        raise UserError(f"`positions` is {settings.positions}, which leaves {length} to the text: take more.")
+    return PackedRows(pack_documents(texts, _end(tokenizer), len(tokenizer)), length)
+
+
+def _end(tokenizer: Any) -> int:
+    """What stands between two documents: an encoder's tokenizer may have a separator only."""
+    return tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
+
+
+def _describe(model: PreTrainedModel, settings: PretrainSettings, rows: int) -> str:
+    architecture = ARCHITECTURES[settings.objective]
     return (
-        f"GPT-2 with {settings.layers} layers of {settings.width}, {settings.heads} heads, "
+        f"{architecture} with {settings.layers} layers of {settings.width}, {settings.heads} heads, "
         f"{model.config.vocab_size:,} tokens: {model.num_parameters():,} parameters; "
         f"{rows:,} sequences of {settings.positions} tokens"
     )
@@ -182,7 +232,7 @@ def _explained(error: Exception, out: str) -> Exception:
 
 
 def _result(
-    settings: PretrainSettings, model: GPT2LMHeadModel, outcome: PretrainOutcome, started: float
+    settings: PretrainSettings, model: PreTrainedModel, outcome: PretrainOutcome, started: float
 ) -> dict[str, Any]:
     validations = [entry for entry in outcome.history if "eval_loss" in entry]
     last = validations[-1] if validations else {}
@@ -207,7 +257,7 @@ def _result(
     }
 
 
-def _leave(model: GPT2LMHeadModel, tokenizer: Any, result: dict[str, Any], out: Path) -> None:
+def _leave(model: PreTrainedModel, tokenizer: Any, result: dict[str, Any], out: Path) -> None:
     """The finished model and its result; what was kept for going on is taken away last."""
     try:
         model.to(torch.float32).save_pretrained(out / "model")

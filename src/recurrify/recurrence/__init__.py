@@ -2,6 +2,7 @@
 
 from recurrify.recurrence.carry import CarryConfig
 from recurrify.recurrence.config import RecurrentConfig
+from recurrify.recurrence.embedding import Embedding, embed
 from recurrify.recurrence.families import Family, register_family
 from recurrify.recurrence.heads import (
     RecurrentForCausalLM,
@@ -15,22 +16,36 @@ from recurrify.recurrence.mechanism import NoRecurrence, RecurrenceConfig, mecha
 from recurrify.recurrence.model import RecurrentOutput, RecurrentPreTrainedModel
 from recurrify.recurrence.saving import is_recurrent
 from recurrify.recurrence.tail import TailConfig
+from recurrify.recurrence.task_heads import (
+    RecurrentAnswerOutput,
+    RecurrentForQuestionAnswering,
+    RecurrentForSequenceClassification,
+    RecurrentForTokenClassification,
+)
+from recurrify.recurrence.task_loading import load_task_model
 
 __all__ = [
     "CarryConfig",
+    "Embedding",
     "Family",
     "NoRecurrence",
     "RecurrenceConfig",
+    "RecurrentAnswerOutput",
     "RecurrentConfig",
     "RecurrentForCausalLM",
     "RecurrentForMaskedLM",
+    "RecurrentForQuestionAnswering",
+    "RecurrentForSequenceClassification",
+    "RecurrentForTokenClassification",
     "RecurrentModel",
     "RecurrentOutput",
     "RecurrentPreTrainedModel",
     "TailConfig",
     "add_recurrence",
+    "embed",
     "is_recurrent",
     "load_model",
+    "load_task_model",
     "mechanism_names",
     "own_windows",
     "recurrence_config",

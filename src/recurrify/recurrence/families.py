@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import PretrainedConfig, PreTrainedModel
 
 from recurrify.errors import UserError
@@ -63,6 +64,19 @@ def _distilbert_head(base: Any, hidden: Tensor) -> Tensor:
     return base.vocab_projector(base.vocab_layer_norm(base.activation(base.vocab_transform(hidden))))
 
 
+def _distilbert_classifier(base: Any, pooled: Tensor) -> Tensor:
+    return base.classifier(base.dropout(torch.relu(base.pre_classifier(pooled))))
+
+
+def _tagger(base: Any, hidden: Tensor) -> Tensor:
+    return base.classifier(base.dropout(hidden))
+
+
+def _tied_language_head(base: PreTrainedModel, hidden: Tensor) -> Tensor:
+    """A classifier has no head for the next token: its input embeddings serve, as GPT ties the two."""
+    return functional.linear(hidden, base.get_input_embeddings().weight)
+
+
 def _max_positions(config: PretrainedConfig) -> int | None:
     return getattr(config, "max_position_embeddings", None)
 
@@ -82,6 +96,14 @@ class Family:
     causal: bool
     head: Callable[[PreTrainedModel, Tensor], Tensor] = _output_embeddings
     positions: Callable[[PretrainedConfig], int | None] = _max_positions
+    classifier: Callable[[Any, Tensor], Tensor] = lambda base, pooled: base.score(pooled)
+    """From one vector (rows, width) for each text to its labels' scores, in a model for sequence classification."""
+    tagger: Callable[[Any, Tensor], Tensor] = _tagger
+    """From hidden states to the scores of each token's labels, in a model for token classification."""
+    spans: Callable[[Any, Tensor], Tensor] = lambda base, hidden: base.qa_outputs(hidden)
+    """From hidden states to each token's scores as start and as end of an answer."""
+    language: Callable[[PreTrainedModel, Tensor], Tensor] = _tied_language_head
+    """From hidden states to the scores of the next token, in a decoder that was made a classifier."""
 
     def layers_of(self, base: PreTrainedModel) -> nn.ModuleList:
         return base.base_model.get_submodule(self.layers)
@@ -101,7 +123,15 @@ for _family in (
     Family("GPT-NeoX (Pythia)", ("gpt_neox",), layers="layers", causal=True),
     Family("OPT", ("opt",), layers="decoder.layers", causal=True),
     Family("Llama, Mistral, Qwen2, Qwen3, SmolLM, Gemma", LLAMA_SHAPED, layers="layers", causal=True),
-    Family("BERT", ("bert",), layers="encoder.layer", causal=False, head=lambda base, hidden: base.cls(hidden)),
+    Family(
+        "BERT",
+        ("bert",),
+        layers="encoder.layer",
+        causal=False,
+        head=lambda base, hidden: base.cls(hidden),
+        # Poolers and classification heads look at the first position of what they get.
+        classifier=lambda base, pooled: base.classifier(base.dropout(base.bert.pooler(pooled[:, None]))),
+    ),
     Family(
         "RoBERTa, XLM-R",
         ("roberta", "xlm-roberta"),
@@ -109,8 +139,17 @@ for _family in (
         causal=False,
         head=lambda base, hidden: base.lm_head(hidden),
         positions=_roberta_positions,
+        classifier=lambda base, pooled: base.classifier(pooled[:, None]),
     ),
-    Family("DistilBERT", ("distilbert",), layers="transformer.layer", causal=False, head=_distilbert_head),
+    Family(
+        "DistilBERT",
+        ("distilbert",),
+        layers="transformer.layer",
+        causal=False,
+        head=_distilbert_head,
+        classifier=_distilbert_classifier,
+        spans=lambda base, hidden: base.qa_outputs(base.dropout(hidden)),
+    ),
 ):
     register_family(_family)
 

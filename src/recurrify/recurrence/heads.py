@@ -14,6 +14,9 @@ from transformers import (
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+    MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
     MODEL_MAPPING_NAMES,
 )
 from transformers.utils import can_return_tuple
@@ -24,6 +27,12 @@ from recurrify.recurrence.families import check_attention, family_of
 from recurrify.recurrence.generation import RecurrentCache, one_step
 from recurrify.recurrence.mechanism import RecurrenceConfig
 from recurrify.recurrence.model import RecurrentOutput, RecurrentPreTrainedModel
+from recurrify.recurrence.task_heads import (
+    RecurrentForQuestionAnswering,
+    RecurrentForSequenceClassification,
+    RecurrentForTokenClassification,
+    labels_of,
+)
 from recurrify.state import State
 
 
@@ -159,8 +168,13 @@ class RecurrentModel(RecurrentPreTrainedModel):
 _TASKS: tuple[tuple[type[RecurrentPreTrainedModel], Any], ...] = (
     (RecurrentForCausalLM, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
     (RecurrentForMaskedLM, MODEL_FOR_MASKED_LM_MAPPING_NAMES),
+    (RecurrentForTokenClassification, MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES),
+    (RecurrentForSequenceClassification, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES),
+    (RecurrentForQuestionAnswering, MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES),
     (RecurrentModel, MODEL_MAPPING_NAMES),
 )
+_LABELLED = (RecurrentForTokenClassification, RecurrentForSequenceClassification)
+_ENCODERS_ONLY = (RecurrentForMaskedLM, RecurrentForTokenClassification, RecurrentForQuestionAnswering)
 
 
 def add_recurrence(model: PreTrainedModel, config: RecurrenceConfig) -> Any:
@@ -185,10 +199,12 @@ def add_recurrence(model: PreTrainedModel, config: RecurrenceConfig) -> Any:
         dtype=model.dtype,
         # A config chooses attention for all configs inside it: name the base's own, or it would be reset.
         attn_implementation=model.config._attn_implementation,
+        **labels_of(model.config) if issubclass(kind, _LABELLED) else {},
     )
     recurrent = kind(full, model)
-    if recurrent.mechanism is not None:
-        recurrent.mechanism.to(model.device, model.dtype)
+    for name, part in recurrent.named_children():
+        if name != "base":
+            part.to(model.device, model.dtype)
     return recurrent.train(model.training)
 
 
@@ -197,13 +213,11 @@ def _task_of(model: PreTrainedModel, causal: bool) -> type[RecurrentPreTrainedMo
     for kind, mapping in _TASKS:
         known = mapping.get(model_type)
         if name == known or (isinstance(known, tuple | list) and name in known):
-            if kind is RecurrentForCausalLM and not causal:
+            if (kind is RecurrentForCausalLM and not causal) or (kind in _ENCODERS_ONLY and causal):
                 continue
             return kind
-    raise UserError(
-        f"{name} is not supported: supported are {model_type} models with a language-modelling head "
-        "(AutoModelForCausalLM, AutoModelForMaskedLM) and bare ones (AutoModel)."
-    )
+    offered = [kind.auto_base.__name__ for kind, _ in _TASKS if kind not in _ENCODERS_ONLY or not causal]
+    raise UserError(f"{name} is not supported: supported are {model_type} models by {', '.join(offered)}.")
 
 
 def register_with_transformers() -> None:

@@ -1,11 +1,13 @@
 """Training recurrent and plain models by the same path, and base models from scratch."""
 
+from recurrify.train.answering import AnswerSettings, train_answerer
 from recurrify.train.checkpoints import last_whole_checkpoint
 from recurrify.train.pretrain import Pace, PretrainOutcome, PretrainSettings, ValidateBase, new_model, pretrain_model
 from recurrify.train.settings import TrainSettings
 from recurrify.train.trainer import RecurrentTrainer, TrainOutcome, Validate, train, uses_bf16
 
 __all__ = [
+    "AnswerSettings",
     "Pace",
     "PretrainOutcome",
     "PretrainSettings",
@@ -18,5 +20,6 @@ __all__ = [
     "new_model",
     "pretrain_model",
     "train",
+    "train_answerer",
     "uses_bf16",
 ]

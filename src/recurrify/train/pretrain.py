@@ -1,4 +1,4 @@
-"""A GPT-2 from scratch on Hugging Face's Trainer: fixed shapes, so that it compiles once and keeps a GPU busy."""
+"""Models from scratch on Hugging Face's Trainer: fixed shapes, so that they compile once and keep a GPU busy."""
 
 import math
 import os
@@ -11,8 +11,13 @@ from typing import Any
 import torch
 from safetensors.torch import load_model as load_weights
 from transformers import (
+    BertConfig,
+    BertForMaskedLM,
     GPT2Config,
     GPT2LMHeadModel,
+    PreTrainedModel,
+    T5Config,
+    T5ForConditionalGeneration,
     Trainer,
     TrainerCallback,
     TrainerControl,
@@ -25,6 +30,7 @@ from transformers.utils import is_torch_tf32_available
 
 from recurrify.data import PackedRows, check_vocabulary_size, collate_rows
 from recurrify.errors import UserError
+from recurrify.objectives import OBJECTIVES, Chance
 from recurrify.train.callbacks import EndInOrder, ShowProgress, StopAfterMinutes, StopOnInterrupt
 from recurrify.train.checkpoints import last_whole_checkpoint
 from recurrify.train.run_record import RunRecord
@@ -37,15 +43,19 @@ WARM_STEPS = 20
 CHECK_EVERY = 10
 """Steps between two looks at the weights: each look makes the GPU wait."""
 
-ValidateBase = Callable[[GPT2LMHeadModel], Mapping[str, float]]
+ValidateBase = Callable[[Any], Mapping[str, float]]
+Collate = Callable[[Any], dict[str, torch.Tensor]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainSettings(RunRecord):
-    """A small GPT-2 that trains in minutes on one GPU."""
+    """A small model that trains in minutes on one GPU."""
 
     data: list[str]
     """Sources of training text, pooled in this order."""
+    objective: str = "clm"
+    """clm trains a GPT-2 to predict the next token, mlm a BERT to fill in masked ones, span a T5 to write what was cut
+    out of its input."""
     valid: str | None = None
     """Validation text; None takes the training sources' own validation splits."""
     text_field: str = "text"
@@ -96,6 +106,8 @@ class PretrainSettings(RunRecord):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise UserError(f"`{name}` must be a positive number: got {value}.")
+        if self.objective not in OBJECTIVES:
+            raise UserError(f"`objective` must be one of {', '.join(OBJECTIVES)}: got {self.objective!r}.")
         if not self.data:
             raise UserError("`data` names no training text: give at least one source.")
         if self.width % self.heads:
@@ -104,7 +116,7 @@ class PretrainSettings(RunRecord):
                 f"choose such as {math.gcd(self.heads, self.width)}."
             )
         if self.tokenizer is None:
-            check_vocabulary_size(self.vocabulary)
+            check_vocabulary_size(self.vocabulary, self.objective)
         if not 0 <= self.dropout < 1:
             raise UserError(f"`dropout` must lie between 0 and 1: got {self.dropout}.")
         if not 0 <= self.seed < 2**32:
@@ -115,8 +127,12 @@ class PretrainSettings(RunRecord):
             raise UserError(f"`compile` must be auto, on or off: got {self.compile!r}.")
 
 
-def new_model(settings: PretrainSettings, vocabulary: int, end: int) -> GPT2LMHeadModel:
-    """Random weights, in the shape that the settings say."""
+def new_model(settings: PretrainSettings, vocabulary: int, end: int, pad: int | None = None) -> Any:
+    """Random weights, in the shape that the settings say and the architecture that the objective asks for."""
+    if settings.objective == "mlm":
+        return _new_bert(settings, vocabulary, end, pad)
+    if settings.objective == "span":
+        return _new_t5(settings, vocabulary, end, pad)
     config = GPT2Config(
         vocab_size=vocabulary,
         n_positions=settings.positions,
@@ -133,6 +149,38 @@ def new_model(settings: PretrainSettings, vocabulary: int, end: int) -> GPT2LMHe
     # Transformers does not find it by the class's name, and its warning about that would keep the loss uncompiled.
     model.loss_type = "ForCausalLM"
     return model
+
+
+def _new_bert(settings: PretrainSettings, vocabulary: int, end: int, pad: int | None) -> BertForMaskedLM:
+    config = BertConfig(
+        vocab_size=vocabulary,
+        max_position_embeddings=settings.positions,
+        hidden_size=settings.width,
+        num_hidden_layers=settings.layers,
+        num_attention_heads=settings.heads,
+        intermediate_size=4 * settings.width,
+        hidden_dropout_prob=settings.dropout,
+        attention_probs_dropout_prob=settings.dropout,
+        pad_token_id=pad,
+        eos_token_id=end,
+    )
+    return BertForMaskedLM(config)
+
+
+def _new_t5(settings: PretrainSettings, vocabulary: int, end: int, pad: int | None) -> T5ForConditionalGeneration:
+    config = T5Config(
+        vocab_size=vocabulary,
+        d_model=settings.width,
+        d_kv=settings.width // settings.heads,
+        d_ff=4 * settings.width,
+        num_layers=settings.layers,
+        num_heads=settings.heads,
+        dropout_rate=settings.dropout,
+        pad_token_id=pad,
+        decoder_start_token_id=pad,
+        eos_token_id=end,
+    )
+    return T5ForConditionalGeneration(config)
 
 
 @dataclass(frozen=True)
@@ -293,14 +341,18 @@ class PretrainOutcome(TrainOutcome):
 
 
 def pretrain_model(
-    model: GPT2LMHeadModel,
+    model: PreTrainedModel,
     rows: PackedRows,
     settings: PretrainSettings,
     validate: ValidateBase | None = None,
     show_progress: bool = True,
     progress_label: str = "",
+    collate: Collate = collate_rows,
 ) -> PretrainOutcome:
-    """Train `model` in place, going on from the newest whole checkpoint in `settings.out` if there is one."""
+    """Train `model` in place, going on from the newest whole checkpoint in `settings.out` if there is one.
+
+    `collate` makes a batch of rows, by the next token unless another objective's is given.
+    """
     pace = Pace.of(settings, len(rows), int(os.environ.get("WORLD_SIZE", "1")))
     args = pretraining_arguments(settings, pace, validate is not None)
     trainer = PretrainTrainer(
@@ -308,7 +360,7 @@ def pretrain_model(
         args=args,
         train_dataset=rows,
         eval_dataset=rows if validate is not None else None,
-        data_collator=collate_rows,
+        data_collator=collate,
         validate=validate,
     )
     progress = ShowProgress(pace.tokens_per_batch * pace.accumulate, progress_label)
@@ -326,6 +378,8 @@ def pretrain_model(
             # Stopped between the last step and the saving of the model; Trainer would take one step more.
             load_weights(model, resume / "model.safetensors", strict=False)
             return PretrainOutcome(True, state.global_step, pace.tokens(state.global_step), state.log_history)
+        if isinstance(collate, Chance):
+            collate.batches = pace.tokens(state.global_step) // pace.tokens_per_batch
     try:
         with interrupt.listening():
             trainer.train(resume_from_checkpoint=str(resume) if resume else None)

@@ -1,0 +1,131 @@
+"""`recurrify qa`: question answering over contexts of several windows."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from recurrify import options
+from recurrify.console import is_first, say
+from recurrify.jobs import pick_device
+from recurrify.jobs.answering import (
+    PREDICTIONS_FILE,
+    answer_evaluate,
+    answer_predict,
+    answer_train,
+    write_predictions,
+)
+from recurrify.recurrence import recurrence_config
+from recurrify.recurrence.task_loading import PAPERS_ANSWERING
+from recurrify.results import save_result
+from recurrify.train.answering import AnswerSettings
+
+app = typer.Typer(
+    help="Question answering over contexts of several windows, each of which begins with the question.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
+DATA_HELP = "Questions: a SQuAD file, or a HotpotQA file (JSON or JSON lines)."
+Encoder = Annotated[str, typer.Option(help="An encoder: a Hugging Face name or a folder.")]
+Questions = Annotated[str, typer.Option(help=DATA_HELP)]
+Test = Annotated[str | None, typer.Option(help="Questions to answer and score once training is over.")]
+Trained = Annotated[str, typer.Argument(help="The folder of a trained model, or of its run.")]
+Take = Annotated[int | None, typer.Option("--questions", help="Train on so many, drawn at random; default: on all.")]
+Batch = Annotated[int, typer.Option(min=1, help="Questions read side by side.")]
+Longest = Annotated[int, typer.Option(min=1, help="Tokens of the longest answer.")]
+Window = Annotated[int | None, typer.Option(help="Tokens in a window; default: the model's positions, at most 512.")]
+Predictions = Annotated[Path, typer.Option(help="File for the answers, in the official format of the questions.")]
+
+
+@app.command(name="train")
+def train_command(
+    model: Encoder,
+    data: Questions,
+    out: options.RunFolder,
+    test: Test = None,
+    mechanism: options.Mechanism = "carry",
+    window: Window = None,
+    questions: Take = None,
+    epochs: options.Epochs = 4.0,
+    batch: options.Batch = 8,
+    accumulate: options.Accumulate = 1,
+    learning_rate: options.LearningRate = 2e-5,
+    added_learning_rate: options.AddedLearningRate = None,
+    warmup_steps: options.WarmupSteps = 100,
+    schedule: options.Schedule = "linear",
+    checkpoint: options.Checkpoint = False,
+    max_minutes: options.MaxMinutes = None,
+    longest_answer: Longest = 30,
+    precision: options.Precision = "auto",
+    seed: options.Seed = 0,
+) -> None:
+    """Train an encoder to answer questions, with a memory as in the paper or, with `--mechanism none`, without."""
+    recurrence: dict[str, Any] = dict(PAPERS_ANSWERING) if mechanism == "carry" else {"mechanism": mechanism}
+    recurrence |= {"checkpoint": checkpoint} | ({} if window is None else {"window": window})
+    recurrence_config(recurrence)  # refuses what cannot be, before anything is loaded
+    settings = AnswerSettings(
+        model=model,
+        data=data,
+        out=str(out),
+        test=test,
+        recurrence=recurrence,
+        questions=questions,
+        epochs=epochs,
+        batch=batch,
+        accumulate=accumulate,
+        learning_rate=learning_rate,
+        added_learning_rate=added_learning_rate,
+        warmup_steps=warmup_steps,
+        schedule=schedule,
+        max_minutes=max_minutes,
+        longest_answer=longest_answer,
+        precision=precision,
+        seed=seed,
+    )
+    result = answer_train(settings, say)
+    if not result["finished"]:
+        raise typer.Exit(130 if result["interrupted"] else 0)
+    if is_first():
+        if "test" in result:
+            typer.echo(_scores(result["test"]))
+            typer.echo(f"answers: {out / PREDICTIONS_FILE}")
+        typer.echo(f"model: {out / 'model'}")
+
+
+@app.command()
+def evaluate(
+    model: Trained,
+    data: Questions,
+    out: options.ResultFile = None,
+    batch: Batch = 8,
+    longest_answer: Longest = 30,
+    device: options.Device = "auto",
+) -> None:
+    """Score a trained model by the official rules: exact match and F1."""
+    _, result, _ = answer_evaluate(model, data, say, pick_device(device), batch, longest_answer)
+    typer.echo(_scores(result))
+    if out is not None:
+        save_result(out, result)
+
+
+@app.command()
+def predict(
+    model: Trained,
+    data: Questions,
+    out: Predictions,
+    batch: Batch = 8,
+    longest_answer: Longest = 30,
+    device: options.Device = "auto",
+) -> None:
+    """Answer questions, whose answers need not be in the file, and write them in the official format."""
+    answers, style = answer_predict(model, data, say, pick_device(device), batch, longest_answer)
+    write_predictions(answers, style, out)
+    typer.echo(f"{len(answers):,} answers: {out}")
+
+
+def _scores(found: dict[str, Any]) -> str:
+    def told(name: str) -> str:
+        interval = found[f"{name}_interval"]
+        return f"{found[name]:.2f}" + ("" if interval is None else f" (95 %: {interval[0]:.2f} to {interval[1]:.2f})")
+
+    return f"F1 {told('f1')}, exact match {told('exact_match')}, {found['questions']:,} questions"

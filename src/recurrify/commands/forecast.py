@@ -1,0 +1,247 @@
+"""`recurrify forecast`: train, evaluate, predict and plot on any CSV with dates; and Table 1 of the RSA paper."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from recurrify.commands import forecast_table1
+from recurrify.console import out_console, say
+from recurrify.errors import UserError
+from recurrify.forecast.prediction import forecast_beyond
+from recurrify.forecast.reading import read_series
+from recurrify.forecast.running import EVALUATION_FILE, evaluate_run, train_run
+from recurrify.forecast.saving import load_forecaster
+from recurrify.forecast.settings import MODELS, ForecastSettings, read_settings
+from recurrify.jobs import pick_device
+from recurrify.report.forecast_page import write_forecast_page
+from recurrify.results import load_result, save_result, write_whole
+
+app = typer.Typer(
+    help="Forecast time series from a CSV of your own: train, evaluate, predict, plot.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
+app.add_typer(forecast_table1.app, name="table1")
+
+
+def _data(text: str, **more: Any) -> Any:
+    return typer.Option(help=text, rich_help_panel="Data", **more)
+
+
+def _model(text: str, **more: Any) -> Any:
+    return typer.Option(help=text, rich_help_panel="Model", **more)
+
+
+def _training(text: str, **more: Any) -> Any:
+    return typer.Option(help=text, rich_help_panel="Training", **more)
+
+
+CSV_HELP = "A CSV file: one column of dates, the others numbers."
+Run = Annotated[Path, typer.Argument(help="The --out folder of `recurrify forecast train`.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+
+
+Data = Annotated[Path, _data(CSV_HELP)]
+Out = Annotated[Path, typer.Option(help="Folder of this run. The same command goes on with what is there.")]
+Model = Annotated[str, _model(f"One of {', '.join(MODELS)}.")]
+Horizon = Annotated[int, _data("Rows to forecast.")]
+Past = Annotated[int, _data("Rows to read.")]
+Label = Annotated[int | None, _model("Rows of the past that the decoder starts from; default: half of them.")]
+DateColumn = Annotated[str | None, _data("The column of dates; default: found by its name, or the first.")]
+Columns = Annotated[str | None, _data("Columns to read, with commas between; default: all with numbers.")]
+Target = Annotated[str | None, _data("The column to plot, and to forecast with --univariate; default: the last.")]
+Univariate = Annotated[bool, _data("Read and forecast the target alone.")]
+Split = Annotated[str, _data("auto (as published), '12/4/4 months', or shares like 0.7/0.1/0.2.")]
+Width = Annotated[int, _model("Width of the hidden states.")]
+Heads = Annotated[int, _model("Attention heads.")]
+Inner = Annotated[int | None, _model("Width of the feed-forward part; default: four times the width.")]
+EncoderLayers = Annotated[int, _model("Layers of the encoder, or of an LSTM or GRU.")]
+DecoderLayers = Annotated[int, _model("Layers of the decoder.")]
+Dropout = Annotated[float, _model("Share of activations left out.")]
+Distil = Annotated[bool, _model("Halve the sequence between encoder layers.")]
+Counts = Annotated[str, _model("rsa: heads that are regular, cosine, sine, and each of them dilated.")]
+Dilations = Annotated[str | None, _model("rsa: one for each dilated head; default: 3, 6, 12, … in each kind.")]
+RecurrenceRows = Annotated[str, _model("rsa-informer: recurrence on all rows, or on the selected ones.")]
+Season = Annotated[int | None, _model("seasonal: steps of a season; default: a day, week or year.")]
+Epochs = Annotated[int, _training("Passes over the training part, at most.")]
+Patience = Annotated[int, _training("Epochs without a better one before stopping; 0 never stops early.")]
+Batch = Annotated[int, _training("Windows in a step.")]
+LearningRate = Annotated[float, _training("Of the first epoch.")]
+Schedule = Annotated[str, _training("Then: halve (at each epoch), cosine or constant.")]
+Order = Annotated[str, _training("Of the training windows: shuffled or sequential.")]
+EpochWindows = Annotated[int | None, _training("Windows in an epoch; default: all.")]
+Precision = Annotated[str, _training("auto (tf32 on CUDA), bf16 or fp32.")]
+Speed = Annotated[str, _training("auto (graph on CUDA), plain, graph or compile.")]
+MaxMinutes = Annotated[float | None, _training("Stop, saved and ready to go on, after so many minutes.")]
+Seed = Annotated[int, _training("Seed of the weights and of the shuffling.")]
+
+
+@app.command()
+def train(
+    data: Data,
+    out: Out,
+    model: Model = "rsa-informer",
+    horizon: Horizon = 24,
+    past: Past = 96,
+    label: Label = None,
+    date_column: DateColumn = None,
+    columns: Columns = None,
+    target: Target = None,
+    univariate: Univariate = False,
+    split: Split = "auto",
+    width: Width = 512,
+    heads: Heads = 8,
+    inner: Inner = None,
+    encoder_layers: EncoderLayers = 2,
+    decoder_layers: DecoderLayers = 1,
+    dropout: Dropout = 0.05,
+    distil: Distil = False,
+    counts: Counts = "0,2,2,0,2,2",
+    dilations: Dilations = None,
+    recurrence_rows: RecurrenceRows = "all",
+    season: Season = None,
+    epochs: Epochs = 6,
+    patience: Patience = 3,
+    batch: Batch = 32,
+    learning_rate: LearningRate = 1e-4,
+    schedule: Schedule = "halve",
+    order: Order = "shuffled",
+    epoch_windows: EpochWindows = None,
+    precision: Precision = "auto",
+    speed: Speed = "auto",
+    max_minutes: MaxMinutes = None,
+    seed: Seed = 0,
+    device: Device = "auto",
+) -> None:
+    """Train a forecaster on a CSV: most of it for training, then a validation and a test part, in the order of time.
+
+    The output folder gets `model/`, which `predict` loads, `run.json` with every setting and `result.json`.
+    """
+    settings = ForecastSettings(
+        data=str(data),
+        out=str(out),
+        model=model,
+        date_column=date_column,
+        columns=None if columns is None else tuple(name.strip() for name in columns.split(",")),
+        target=target,
+        univariate=univariate,
+        split=split,
+        past=past,
+        label=past // 2 if label is None else label,
+        horizon=horizon,
+        width=width,
+        heads=heads,
+        inner=4 * width if inner is None else inner,
+        encoder_layers=encoder_layers,
+        decoder_layers=decoder_layers,
+        dropout=dropout,
+        distil=distil,
+        counts=_whole_numbers("counts", counts),
+        dilations=None if dilations is None else _whole_numbers("dilations", dilations),
+        recurrence_rows=recurrence_rows,
+        season=season,
+        epochs=epochs,
+        patience=patience,
+        batch=batch,
+        learning_rate=learning_rate,
+        schedule=schedule,
+        order=order,
+        epoch_windows=epoch_windows,
+        precision=precision,
+        speed=speed,
+        max_minutes=max_minutes,
+        seed=seed,
+        device=str(pick_device(device)),
+    )
+    result = train_run(settings, say, _say_epoch)
+    if not result["finished"]:
+        say("The time is up: the same command goes on from here.")
+        return
+    found = result["validation"]
+    typer.echo(
+        f"validation: MSE {found['mse']:.4f}, MAE {found['mae']:.4f} (scaled), best epoch {result['best_epoch']}"
+    )
+    typer.echo(f"model: {out / 'model'}")
+
+
+def _whole_numbers(name: str, text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(",")) if text.strip() else ()
+    except ValueError:
+        raise UserError(f"`{name}` must be whole numbers with commas between: got {text!r}.") from None
+
+
+def _say_epoch(epoch: dict[str, Any]) -> None:
+    say(
+        f"epoch {epoch['epoch']}: training MSE {epoch['train_mse']:.4f}, validation MSE {epoch['valid_mse']:.4f}, "
+        f"{epoch['seconds']:.1f} s"
+    )
+
+
+@app.command()
+def evaluate(
+    run: Run,
+    data: Annotated[Path | None, typer.Option(help="Another file of the same columns and step.")] = None,
+    as_published: Annotated[
+        bool, typer.Option(help="Leave out the last windows that do not fill a batch of 32, as Informer's code does.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="The result as JSON; default: evaluation.json of the run.")] = None,
+    device: Device = "auto",
+) -> None:
+    """Score every window of the test part once, beside the naive forecasts, and check the intervals."""
+    result = evaluate_run(run, say, None if data is None else str(data), as_published, str(pick_device(device)))
+    path = out or run / EVALUATION_FILE
+    save_result(path, result)
+    table = Table(box=None, pad_edge=False)
+    for header in ("model", "MSE", "MAE", "MSE, original", "MAE, original", "windows"):
+        table.add_column(header, justify="left" if header == "model" else "right", no_wrap=True)
+    for row in result["scores"]:
+        numbers = [f"{row[name]:,.4g}" for name in ("mse", "mae", "mse_original", "mae_original")]
+        table.add_row(row["model"], *numbers, f"{row['windows']:,}")
+    out_console.print(table, soft_wrap=True)
+    held = ", ".join(f"{one['level']:.0%} interval {one['held']:.1%}" for one in result["scores"][0]["coverage"])
+    typer.echo(f"truth held by the intervals: {held}")
+    typer.echo(f"result: {path}")
+
+
+@app.command()
+def predict(
+    run: Run,
+    out: Annotated[Path, typer.Option(help="The forecast as a CSV file.")],
+    data: Annotated[Path | None, typer.Option(help=f"{CSV_HELP} Default: the file the model was trained on.")] = None,
+    level: Annotated[float, typer.Option(help="Of the intervals: 0.5, 0.8, 0.9 or 0.95.")] = 0.9,
+    date_column: Annotated[str | None, typer.Option(help="The column of dates; default: as in training.")] = None,
+) -> None:
+    """Forecast beyond the end of a file, with intervals, in original units."""
+    forecaster, settings = load_forecaster(run), read_settings(run)
+    if data is None and settings is None:
+        raise UserError("Give the file to forecast from with --data.")
+    source = data if data is not None else Path(settings.data)  # type: ignore[union-attr]
+    dates = date_column or (settings.date_column if settings is not None else None)
+    series = read_series(source, dates, forecaster.columns)
+    for repair in series.repairs:
+        say(f"{series.name}: {repair}")
+    table = forecast_beyond(forecaster, series, level)
+    write_whole(out, table.to_csv(lineterminator="\n").encode("utf-8"))
+    typer.echo(f"{len(table)} rows from {table.index[0]} to {table.index[-1]}: {out}")
+
+
+@app.command()
+def plot(
+    runs: Annotated[list[Path], typer.Argument(help="Runs that were evaluated, or results of `evaluate`.")],
+    out: Annotated[Path, typer.Option(help="The page.")] = Path("runs/forecast.html"),
+) -> None:
+    """One page: forecasts over the truth, error by horizon, and what the recurrence learned."""
+    results = []
+    for run in runs:
+        path = run / EVALUATION_FILE if run.is_dir() else run
+        if not path.is_file():
+            raise UserError(f"There is no result at {path}: run `recurrify forecast evaluate {run}` first.")
+        result = load_result(path)
+        if not isinstance(result.get("scores"), list):
+            raise UserError(f"{path} is not a result of `recurrify forecast evaluate`.")
+        results.append(result | {"name": run.name if run.is_dir() else path.stem})
+    write_forecast_page(results, out)
+    typer.echo(f"The page: {out}")

@@ -1,0 +1,111 @@
+"""`recurrify forecast table1`: the published table of RSA-Informer, ours beside it."""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from recurrify.console import say
+from recurrify.errors import UserError
+from recurrify.forecast.published import chosen_settings
+from recurrify.forecast.table1 import PAIR, Plan, Recipe, run_table1
+from recurrify.jobs import pick_device
+from recurrify.report.forecast_table1 import table1_lines, write_table1_page
+from recurrify.results import load_result
+
+app = typer.Typer(
+    help="Table 1 of the RSA paper: sixteen settings, authors, students and ours.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
+ROOT = Path("runs/table1")
+Root = Annotated[Path, typer.Option(help="Folder of the runs and of the table.")]
+
+
+@app.command()
+def run(
+    data: Annotated[Path, typer.Option(help="Folder with ETTh1.csv, ETTh2.csv, ETTm1.csv and WTH.csv.")],
+    root: Root = ROOT,
+    only: Annotated[list[str] | None, typer.Option(help="Settings (ETTh1-24) or data sets; may be repeated.")] = None,
+    models: Annotated[str, typer.Option(help="Models, with commas between.")] = ",".join(
+        (*PAIR, "seasonal", "last-value")
+    ),
+    seeds: Annotated[int, typer.Option(min=1)] = 3,
+    jobs: Annotated[int, typer.Option(min=1, help="Trainings side by side on one device.")] = 1,
+    learning_rates: Annotated[
+        str, typer.Option(help="With commas between; chosen for each model on validation.")
+    ] = "1e-4",
+    width: int = 512,
+    inner: int = 2048,
+    dropout: float = 0.05,
+    epochs: int = 6,
+    patience: int = 3,
+    batch: int = 32,
+    schedule: Annotated[str, typer.Option(help="halve, cosine or constant.")] = "halve",
+    order: Annotated[str, typer.Option(help="shuffled or sequential.")] = "shuffled",
+    epoch_windows: Annotated[int | None, typer.Option(help="Windows in an epoch; default: all.")] = None,
+    distil: bool = False,
+    recurrence_rows: Annotated[str, typer.Option(help="all or selected.")] = "all",
+    gate_start: Annotated[float | None, typer.Option(help="Logit of the gates; default: drawn.")] = None,
+    precision: str = "auto",
+    speed: str = "auto",
+    max_minutes: Annotated[float | None, typer.Option(min=0.1, help="Stop, saved, after so many minutes.")] = None,
+    device: str = "auto",
+) -> None:
+    """Train and score every model of the table. Finished runs are skipped, so the same command goes on."""
+    recipe = Recipe(
+        width=width,
+        inner=inner,
+        dropout=dropout,
+        epochs=epochs,
+        patience=patience,
+        batch=batch,
+        learning_rates=_rates(learning_rates),
+        schedule=schedule,
+        order=order,
+        epoch_windows=epoch_windows,
+        distil=distil,
+        recurrence_rows=recurrence_rows,
+        gate_start=gate_start,
+        precision=precision,
+        speed=speed,
+    )
+    plan = Plan(
+        folder=str(data),
+        root=str(root),
+        settings=chosen_settings(only),
+        models=tuple(name.strip() for name in models.split(",")),
+        seeds=seeds,
+        recipe=recipe,
+        jobs=jobs,
+        device=str(pick_device(device)),
+    )
+    result = run_table1(plan, say, None if max_minutes is None else time.time() + 60 * max_minutes)
+    if result is None:
+        say("The time is up: the same command goes on from here.")
+        return
+    for line in table1_lines(result):
+        typer.echo(line)
+    typer.echo(f"result: {root / 'table1.json'}")
+
+
+def _rates(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise UserError(f"`learning_rates` must be numbers with commas between: got {text!r}.") from None
+
+
+@app.command()
+def report(
+    root: Root = ROOT,
+    out: Annotated[Path | None, typer.Option(help="The page; default: table1.html beside the result.")] = None,
+) -> None:
+    """The table as a page, and as lines on the terminal."""
+    result = load_result(root / "table1.json")
+    path = out or root / "table1.html"
+    write_table1_page(result, path)
+    for line in table1_lines(result):
+        typer.echo(line)
+    typer.echo(f"The page: {path}")

@@ -1,0 +1,77 @@
+"""Where an answer stands in a text, to the character, also where the two are written in different Unicode forms."""
+
+import unicodedata
+from collections.abc import Iterator
+from typing import NamedTuple
+
+
+class Place(NamedTuple):
+    start: int
+    stop: int
+    exact: bool
+    """Whether the text there is the answer character by character."""
+
+
+def find_span(text: str, answer: str) -> Place | None:
+    """The first place where the answer stands as whole words, or else the first where it stands at all.
+
+    Where it does not stand literally, letter case, accents and compatibility forms (ﬁ for fi, ² for 2) are
+    disregarded; the place is then that of the characters of `text` from which the match was made.
+    """
+    answer = answer.strip()
+    if not answer:
+        return None
+    best = _first(text, answer)
+    if best is not None:
+        return Place(best, best + len(answer), True)
+    plain, origins = _plain(text)
+    wanted, _ = _plain(answer)
+    best = _first(plain, wanted) if wanted else None
+    if best is None:
+        return None
+    stop = origins[best + len(wanted) - 1] + 1
+    # Accents that follow the last letter belong to it.
+    while stop < len(text) and unicodedata.combining(text[stop]):
+        stop += 1
+    return Place(origins[best], stop, False)
+
+
+def words_of(text: str) -> str:
+    """A text's words alone, without case and accents, each between blanks: " the pig is 5 "."""
+    plain, _ = _plain(text)
+    return f" {' '.join(''.join(letter if letter.isalnum() else ' ' for letter in plain).split())} "
+
+
+def _first(text: str, wanted: str) -> int | None:
+    found = None
+    for start in _occurrences(text, wanted):
+        stop = start + len(wanted)
+        whole = not (_joins(text[start - 1 : start], wanted[0]) or _joins(wanted[-1], text[stop : stop + 1]))
+        if whole:
+            return start
+        found = start if found is None else found
+    return found
+
+
+def _occurrences(text: str, wanted: str) -> Iterator[int]:
+    start = text.find(wanted)
+    while start >= 0:
+        yield start
+        start = text.find(wanted, start + 1)
+
+
+def _joins(left: str, right: str) -> bool:
+    """Whether two neighbouring characters belong to one word."""
+    return left.isalnum() and right.isalnum()
+
+
+def _plain(text: str) -> tuple[str, list[int]]:
+    """The text without case, accents and compatibility forms, and from which character each of its own came."""
+    letters: list[str] = []
+    origins: list[int] = []
+    for index, character in enumerate(text):
+        for letter in unicodedata.normalize("NFKD", character).casefold():
+            if not unicodedata.combining(letter):
+                letters.append(letter)
+                origins.append(index)
+    return "".join(letters), origins

@@ -1,0 +1,337 @@
+"""Questions with their contexts: SQuAD's and HotpotQA's files, and those of "lost in the middle" with NQ's questions.
+
+Nothing is dropped in silence: what cannot be used is counted, or told in a sentence with the item's id.
+"""
+
+import json
+import lzma
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from recurrify.data.answer_spans import find_span
+from recurrify.data.records import Skipped
+from recurrify.errors import UserError
+from recurrify.results import write_whole
+
+KINDS = ("span", "yes", "no")
+"""The kinds of answers, in the order of the model's scores for them."""
+
+
+class Question(NamedTuple):
+    id: str
+    question: str
+    context: str
+    answers: tuple[str, ...]
+    """Every answer that counts as right; none where the file does not tell."""
+    kind: str = "span"
+    """span, yes or no."""
+    span: tuple[int, int] | None = None
+    """First and past-the-last character of the answer in the context: what training aims at. None where the answer
+    does not occur; such a question is evaluated but cannot be learnt from."""
+    article: str = ""
+    """What the context was taken from."""
+
+
+@dataclass
+class QuestionSet:
+    """Questions of one file, and what was met on the way."""
+
+    questions: list[Question]
+    style: str
+    """squad or hotpotqa: whose rules score the answers and whose format predictions are written in."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """How often something needed handling, by what it was."""
+    skipped: list[Skipped] = field(default_factory=list)
+    """Items that make no question at all."""
+
+    def told(self) -> str:
+        """The counts in one line."""
+        parts = [f"{len(self.questions):,} questions"]
+        parts += [f"{what} {count:,}" for what, count in sorted(self.counts.items())]
+        if self.skipped:
+            parts.append(f"skipped {len(self.skipped):,}")
+        return ", ".join(parts)
+
+
+def load_questions(path: str | Path, answers_needed: bool = True) -> QuestionSet:
+    """The questions of a file: SQuAD's JSON, HotpotQA's JSON or JSON lines, or JSON lines with `ctxs`.
+
+    `answers_needed=False` takes questions whose answers are not told, to predict them.
+    """
+    path = Path(path)
+    content = _read(path)
+    if isinstance(content, dict):
+        found = _read_squad(content, str(path), answers_needed)
+    elif content and "ctxs" in content[0]:
+        found = _read_oracle(content, str(path), answers_needed)
+    else:
+        found = _read_hotpotqa(content, str(path), answers_needed)
+    found.counts = +found.counts  # without those that never happened
+    seen: set[str] = set()
+    for question in found.questions:
+        if question.id in seen:
+            raise UserError(f"{path} has two items {question.id!r}: predictions could not be told apart; rename one.")
+        seen.add(question.id)
+    if not found.questions:
+        raise UserError(f"{path} holds no question that can be asked ({found.told()}): give another file.")
+    return found
+
+
+def save_questions(questions: QuestionSet, path: str | Path) -> None:
+    """As a SQuAD file, which `load_questions` and everybody else's tools read."""
+    for question in questions.questions:
+        if question.kind != "span":
+            raise UserError(
+                f"Question {question.id!r} is answered by {question.kind!r}, which SQuAD's format cannot say."
+            )
+    paragraphs: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for question in questions.questions:
+        answers = [{"text": text, "answer_start": -1} for text in question.answers]
+        if question.span is not None:
+            # The first answer is the one that training aims at, as it stands there.
+            text = question.context[slice(*question.span)]
+            answers = [
+                {"text": text, "answer_start": question.span[0]},
+                *(one for one in answers if one["text"] != text),
+            ]
+        entry = {"id": question.id, "question": question.question, "answers": answers}
+        paragraphs.setdefault((question.article, question.context), []).append(entry)
+    data = [
+        {"title": article, "paragraphs": [{"context": context, "qas": entries}]}
+        for (article, context), entries in paragraphs.items()
+    ]
+    write_whole(Path(path), json.dumps({"version": "1.1", "data": data}, ensure_ascii=False).encode())
+
+
+# ---- files -----------------------------------------------------------------------------------------------
+
+
+def _read(path: Path) -> dict[str, Any] | list[dict[str, Any]]:
+    """One JSON value, or a list of one for each line."""
+    try:
+        raw = path.read_bytes()
+        text = (lzma.decompress(raw) if path.suffix == ".xz" else raw).decode("utf-8").removeprefix("\ufeff")
+    except (OSError, UnicodeDecodeError, lzma.LZMAError) as error:
+        raise UserError(f"Could not read questions from {str(path)!r}: {error}.") from error
+    lines = [line for line in text.split("\n") if line.strip()]
+    try:
+        # JSON lines are told by their second line; one line alone is either.
+        one_for_each_line = len(lines) > 1 and lines[0].lstrip().startswith("{") and lines[1].lstrip().startswith("{")
+        content = [json.loads(line) for line in lines] if one_for_each_line else json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not JSON ({error}): give a SQuAD or a HotpotQA file.") from error
+    if isinstance(content, dict) and "data" not in content:
+        content = [content]
+    entries = content.get("data") if isinstance(content, dict) else content
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise UserError(f"{path} is neither a SQuAD nor a HotpotQA file: it has no list of items.")
+    return content
+
+
+def _field(item: Mapping[str, Any], name: str, kind: type, where: str) -> Any:
+    if name not in item:
+        raise UserError(f"{where} has no field {name!r}: its fields are {', '.join(item) or 'none at all'}.")
+    value = item[name]
+    if not isinstance(value, kind):
+        raise UserError(f"{where} has no {kind.__name__} in {name!r} but {value!r:.40}: mend the file.")
+    return value
+
+
+def _texts(values: Any, name: str, where: str) -> list[str]:
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise UserError(f"{where} has something else than texts in {name!r}: {values!r:.60}.")
+    return values
+
+
+# ---- SQuAD -----------------------------------------------------------------------------------------------
+
+
+def _read_squad(content: dict[str, Any], path: str, answers_needed: bool) -> QuestionSet:
+    found = QuestionSet([], "squad")
+    for number, article in enumerate(content["data"], start=1):
+        title = article.get("title", f"article {number}")
+        for paragraph in _field(article, "paragraphs", list, f"{path}, article {title!r}"):
+            where = f"{path}, a paragraph of {title!r}"
+            entries = _field(paragraph, "qas", list, where)
+            context = _field(paragraph, "context", str, where)
+            if not context.strip():
+                found.counts["empty paragraphs"] += 1
+            for entry in entries:
+                _add_squad(found, entry, context, str(title), path, answers_needed)
+    return found
+
+
+def _add_squad(
+    found: QuestionSet, entry: Mapping[str, Any], context: str, title: str, path: str, answers_needed: bool
+) -> None:
+    if "id" not in entry:
+        raise UserError(f"{path} has a question without 'id' in {title!r}: {str(dict(entry))[:60]}.")
+    identity = str(entry["id"])
+    where = f"{path}, item {identity!r}"
+    asked = _field(entry, "question", str, where)
+    answers = _field(entry, "answers", list, where) if answers_needed else entry.get("answers", [])
+    if not context.strip():
+        found.skipped.append(Skipped(identity, "has an empty context"))
+        return
+    if not answers and answers_needed:
+        found.skipped.append(Skipped(identity, "has no answer"))
+        return
+    texts = tuple(_field(answer, "text", str, where) for answer in answers)
+    span = None
+    for answer in answers[:1]:
+        start = answer.get("answer_start", -1)
+        stop = start + len(answer["text"])
+        if start >= 0 and context[start:stop] == answer["text"]:
+            span = (start, stop)
+        else:
+            found.counts["answers not where the file says"] += start != -1
+            span = _found(found, context, texts)
+    found.questions.append(Question(identity, asked, context, texts, "span", span, title))
+
+
+def _found(found: QuestionSet, context: str, answers: Sequence[str], regions: Sequence[tuple[int, int]] = ()) -> Any:
+    """Where the first answer that occurs does so, the `regions` looked at first; what is odd is counted."""
+    for answer in answers:
+        for start, stop in (*regions, (0, len(context))):
+            place = find_span(context[start:stop], answer)
+            if place is not None:
+                found.counts["answers found under normalisation"] += not place.exact
+                return start + place.start, start + place.stop
+    if answers:
+        found.counts["answers that do not occur"] += 1
+    return None
+
+
+# ---- HotpotQA --------------------------------------------------------------------------------------------
+
+
+def _read_hotpotqa(content: Sequence[dict[str, Any]], path: str, answers_needed: bool) -> QuestionSet:
+    found = QuestionSet([], "hotpotqa")
+    for number, item in enumerate(content, start=1):
+        identity = str(item.get("_id", item.get("id", "")))
+        if not identity:
+            raise UserError(f"{path}, item number {number} has neither '_id' nor 'id': give each item one.")
+        where = f"{path}, item {identity!r}"
+        asked = _field(item, "question", str, where)
+        titled = _paragraphs(item, where)
+        context, places = _join(titled)
+        found.counts["empty paragraphs"] += sum(not "".join(sentences).strip() for _, sentences in titled)
+        if not context.strip():
+            found.skipped.append(Skipped(identity, "has an empty context"))
+            continue
+        answer = _field(item, "answer", str, where) if answers_needed else item.get("answer")
+        supporting = _supporting_facts(item, where) if "supporting_facts" in item else []
+        if answer is None:
+            found.questions.append(Question(identity, asked, context, ()))
+        elif answer.strip().lower() in ("yes", "no"):
+            found.questions.append(Question(identity, asked, context, (answer,), answer.strip().lower()))
+        else:
+            regions = [places[fact] for fact in supporting if fact in places]
+            span = _found(found, context, (answer,), regions)
+            found.questions.append(Question(identity, asked, context, (answer,), "span", span))
+    return found
+
+
+def _paragraphs(item: Mapping[str, Any], where: str) -> list[tuple[str, list[str]]]:
+    """Titles and sentences, from [[title, sentences], …] or {"title": […], "sentences": […]}."""
+    context = _field(item, "context", object, where)
+    if isinstance(context, dict):
+        titles = _texts(_field(context, "title", list, f"{where}, 'context'"), "title", where)
+        texts = _field(context, "sentences", list, f"{where}, 'context'")
+        if len(titles) != len(texts):
+            raise UserError(f"{where} has {len(titles)} titles but {len(texts)} paragraphs: mend the file.")
+        pairs: list[Any] = list(zip(titles, texts, strict=True))
+    elif isinstance(context, list):
+        pairs = context
+    else:
+        raise UserError(f"{where} has no paragraphs in 'context' but {context!r:.40}: mend the file.")
+    for pair in pairs:
+        if not (isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[0], str)):
+            raise UserError(f"{where} has a paragraph that is no [title, sentences]: {pair!r:.60}.")
+        _texts(pair[1], "context", where)
+    return [(title, list(sentences)) for title, sentences in pairs]
+
+
+def _supporting_facts(item: Mapping[str, Any], where: str) -> list[tuple[str, int]]:
+    """(title, sentence) pairs, from {"title": […], "sent_id": […]}, [[title, sentence], …] or
+    [[title, [sentence, …], …], …]."""
+    facts = item["supporting_facts"]
+    if isinstance(facts, dict):
+        titles, numbers = (_field(facts, name, list, f"{where}, 'supporting_facts'") for name in ("title", "sent_id"))
+        facts = list(zip(titles, numbers, strict=False))
+    pairs: list[tuple[str, int]] = []
+    for fact in facts if isinstance(facts, list) else [facts]:
+        if not (isinstance(fact, list | tuple) and len(fact) >= 2 and isinstance(fact[0], str)):
+            raise UserError(f"{where} has a supporting fact that is no [title, sentence]: {fact!r:.60}.")
+        sentences = fact[1] if isinstance(fact[1], list) else [fact[1]]
+        if not all(isinstance(sentence, int) for sentence in sentences):
+            raise UserError(f"{where} has a supporting fact whose sentence is no number: {fact[1]!r:.60}.")
+        pairs += [(fact[0], sentence) for sentence in sentences]
+    return pairs
+
+
+def _join(paragraphs: Sequence[tuple[str, Sequence[str]]]) -> tuple[str, dict[tuple[str, int], tuple[int, int]]]:
+    """One text of titled paragraphs, empty ones left out, and where in it each sentence stands."""
+    places: dict[tuple[str, int], tuple[int, int]] = {}
+    context = ""
+    for title, sentences in paragraphs:
+        if not "".join(sentences).strip():
+            continue
+        context += ("\n\n" if context else "") + (f"{title}\n" if title else "")
+        for number, sentence in enumerate(sentences):
+            if number and not (context[-1:].isspace() or sentence[:1].isspace()):
+                context += " "
+            places[title, number] = (len(context), len(context) + len(sentence))
+            context += sentence
+    return context, places
+
+
+def join_paragraphs(paragraphs: Sequence[tuple[str, str]]) -> tuple[str, list[int]]:
+    """One text of titled paragraphs, and at which character the text of each begins."""
+    named = [(title, [text]) for title, text in paragraphs]
+    starts: list[int] = []
+    context = ""
+    for single in named:
+        part, places = _join([single])
+        context += "\n\n" if context else ""
+        starts.append(len(context) + (places[single[0], 0][0] if places else 0))
+        context += part
+    return context, starts
+
+
+# ---- NQ with its gold paragraph --------------------------------------------------------------------------
+
+
+def _read_oracle(content: Sequence[dict[str, Any]], path: str, answers_needed: bool) -> QuestionSet:
+    """JSON lines with `question`, `answers` and `ctxs`, a list of titled paragraphs; they have no ids of their own."""
+    found = QuestionSet([], "squad")
+    for number, item in enumerate(content, start=1):
+        identity = str(item.get("id", f"line-{number}"))
+        where = f"{path}, item {identity!r}"
+        asked = _field(item, "question", str, where)
+        answers = tuple(_texts(_field(item, "answers", list, where), "answers", where)) if answers_needed else ()
+        paragraphs = [
+            (_field(one, "title", str, where), _field(one, "text", str, where))
+            for one in _field(item, "ctxs", list, where)
+        ]
+        found.counts["empty paragraphs"] += sum(not text.strip() for _, text in paragraphs)
+        if not any(text.strip() for _, text in paragraphs):
+            found.skipped.append(Skipped(identity, "has an empty context"))
+            continue
+        context = paragraphs[0][1] if len(paragraphs) == 1 else join_paragraphs(paragraphs)[0]
+        span = _found(found, context, answers)
+        found.questions.append(Question(identity, asked, context, answers, "span", span, paragraphs[0][0]))
+    return found
+
+
+def gold_paragraphs(questions: Sequence[Question]) -> Iterator[tuple[str, str]]:
+    """The different paragraphs, (title, text), that questions stand on."""
+    yield from dict.fromkeys((plain_title(question.article), question.context) for question in questions)
+
+
+def plain_title(title: str) -> str:
+    """SQuAD writes an article's title as its address does, others as its heading does."""
+    return " ".join(title.replace("_", " ").split())

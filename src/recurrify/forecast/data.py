@@ -1,0 +1,182 @@
+"""Split, scaled and cut into windows, all on the device: a batch is one look-up by index.
+
+Shapes: T rows of the file, C channels, F time features, B batch, L rows of past, P rows to forecast.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from recurrify.errors import UserError
+from recurrify.forecast.calendar import time_features
+from recurrify.forecast.reading import Series
+
+Part = Literal["train", "valid", "test"]
+ETT_COLUMNS = {"HUFL", "HULL", "MUFL", "MULL", "LUFL", "LULL", "OT"}
+ETT_SPLIT = "12/4/4 months"
+USUAL_SPLIT = "0.7/0.1/0.2"
+MONTH = pd.Timedelta(days=30)
+
+
+class Split(NamedTuple):
+    """Rows up to each of these (exclusive) belong to training, then validation, then test."""
+
+    train_end: int
+    valid_end: int
+    test_end: int
+
+
+def split_rows(series: Series, split: str) -> Split:
+    """`auto`, `12/4/4 months` (of 30 days, as published for ETT) or shares such as `0.7/0.1/0.2`.
+
+    `auto` is the published split: months for columns of ETT, all or some, and shares for all others.
+    """
+    if split == "auto":
+        split = ETT_SPLIT if set(series.columns) <= ETT_COLUMNS else USUAL_SPLIT
+    rows = len(series.dates)
+    parts, _, unit = split.partition(" ")
+    try:
+        sizes = [float(part) for part in parts.split("/")]
+    except ValueError:
+        sizes = []
+    if len(sizes) != 3 or not min(sizes) > 0 or unit not in ("", "months"):
+        raise UserError(f"`split` must be like 12/4/4 months, or shares like 0.7/0.1/0.2, or auto: got {split!r}.")
+    if unit == "months":
+        ends = [round(float(sum(sizes[:count])) * (MONTH / series.step)) for count in (1, 2, 3)]
+        if ends[2] > rows:
+            raise UserError(
+                f"{series.name} is too short for {split!r}: it has {rows} of {ends[2]} rows; "
+                f"use shares, as {USUAL_SPLIT}."
+            )
+        return Split(*ends)
+    if abs(sum(sizes) - 1) > 1e-6:
+        raise UserError(f"the shares of `split` must add up to 1: got {split!r}.")
+    train_end, test = int(rows * sizes[0]), int(rows * sizes[2])
+    return Split(train_end, rows - test, rows)
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """From original units to mean 0 and spread 1, by the training rows alone."""
+
+    mean: np.ndarray
+    """(C,)."""
+    spread: np.ndarray
+    """(C,); 1 for a column that is constant in training."""
+
+    @classmethod
+    def of(cls, values: np.ndarray) -> "Scaling":
+        spread = values.std(axis=0)
+        # Rounding makes the spread of equal numbers tiny instead of 0.
+        constant = spread <= 1e-9 * np.maximum(np.abs(values).max(axis=0), 1e-30)
+        return cls(values.mean(axis=0), np.where(constant, 1.0, spread))
+
+    def apply(self, values: np.ndarray) -> np.ndarray:
+        return (values - self.mean) / self.spread
+
+    def undo(self, scaled: np.ndarray) -> np.ndarray:
+        return scaled * self.spread + self.mean
+
+
+def constant_columns(series: Series, rows: int) -> list[str]:
+    """Columns that hold one value only in the first `rows` rows."""
+    first = series.values[:rows]
+    return [name for name, column in zip(series.columns, first.T, strict=True) if np.ptp(column) == 0]
+
+
+def choose_target(series: Series, target: str | None) -> str:
+    """The column of univariate forecasts and of plots: the last one, as in ETT, unless another is named."""
+    if target is None:
+        return series.columns[-1]
+    if target not in series.columns:
+        raise UserError(f"`target` must be a column of numbers: got {target!r}, {series.name} has {series.columns}.")
+    return target
+
+
+def only_column(series: Series, name: str) -> Series:
+    index = series.columns.index(name)
+    return Series(
+        series.name,
+        series.dates,
+        series.values[:, index : index + 1],
+        (name,),
+        series.frequency,
+        series.repairs,
+        series.checksum,
+    )
+
+
+class Batch(NamedTuple):
+    """What a forecaster is given, and what it should say."""
+
+    past: Tensor
+    """(B, L, C)."""
+    past_time: Tensor
+    """(B, L, F)."""
+    future: Tensor
+    """(B, P, C): the truth."""
+    future_time: Tensor
+    """(B, P, F)."""
+
+
+class WindowedSeries:
+    """A scaled series on a device, and the windows of each part.
+
+    A window belongs to the part in which all of its forecast lies; its past may reach back into the part before, as in
+    the published set-up.
+    """
+
+    def __init__(
+        self,
+        series: Series,
+        split: Split,
+        scaling: Scaling,
+        past: int,
+        horizon: int,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.series, self.split, self.scaling = series, split, scaling
+        self.past, self.horizon = past, horizon
+        scaled = scaling.apply(series.values[: split.test_end])
+        self.values_TC = torch.tensor(scaled, dtype=torch.float32, device=device)
+        times = time_features(series.dates[: split.test_end], series.step)
+        self.times_TF = torch.tensor(times, dtype=torch.float32, device=device)
+        self.offsets = torch.arange(past + horizon, device=device)
+        for part in ("train", "valid", "test"):
+            if len(self._starts(part)) < 1:
+                raise UserError(
+                    f"The {part} part of {series.name} is too short: it has {self._rows(part)} rows, a window takes "
+                    f"{past + horizon if part == 'train' else horizon}; give a longer file, a shorter --past or "
+                    "--horizon, or another --split."
+                )
+
+    @property
+    def channels(self) -> int:
+        return self.values_TC.shape[1]
+
+    def _bounds(self, part: str) -> tuple[int, int]:
+        train_end, valid_end, test_end = self.split
+        return {"train": (0, train_end), "valid": (train_end, valid_end), "test": (valid_end, test_end)}[part]
+
+    def _rows(self, part: str) -> int:
+        first, end = self._bounds(part)
+        return max(0, end - first)
+
+    def _starts(self, part: str) -> range:
+        first, end = self._bounds(part)
+        first_start = first if part == "train" else first - self.past
+        return range(max(0, first_start), end - self.past - self.horizon + 1)
+
+    def starts(self, part: Part) -> Tensor:
+        """The first row of every window of a part, in the order of time."""
+        found = self._starts(part)
+        return torch.arange(found.start, found.stop, device=self.offsets.device)
+
+    def batch(self, starts_B: Tensor) -> Batch:
+        rows = starts_B[:, None] + self.offsets
+        values, times = self.values_TC[rows], self.times_TF[rows]
+        return Batch(values[:, : self.past], times[:, : self.past], values[:, self.past :], times[:, self.past :])

@@ -1,0 +1,75 @@
+"""Beyond the end of a file: the forecast with its interval, in original units."""
+
+import numpy as np
+import pandas as pd
+import torch
+
+from recurrify.errors import UserError
+from recurrify.forecast.calendar import time_features
+from recurrify.forecast.reading import Series
+from recurrify.forecast.saving import Forecaster
+
+
+def check_fits(forecaster: Forecaster, series: Series) -> None:
+    """The file must hold the columns, the step and the rows that the model was made for."""
+    missing = [name for name in forecaster.columns if name not in series.columns]
+    if missing:
+        raise UserError(f"{series.name} lacks the column {missing[0]!r}, which the model reads.")
+    if series.frequency != forecaster.frequency:
+        raise UserError(
+            f"The step of {series.name} is {series.frequency!r}, that of the model {forecaster.frequency!r}: "
+            "resample the file, or train another model."
+        )
+    if len(series.dates) < forecaster.past:
+        raise UserError(
+            f"{series.name} has {len(series.dates)} rows, but the model reads {forecaster.past}: give a longer file."
+        )
+
+
+def with_columns(series: Series, columns: tuple[str, ...]) -> Series:
+    """The series with these columns only, in this order."""
+    chosen = [series.columns.index(name) for name in columns]
+    return Series(
+        series.name,
+        series.dates,
+        series.values[:, chosen],
+        columns,
+        series.frequency,
+        series.repairs,
+        series.checksum,
+    )
+
+
+def nearest_level(forecaster: Forecaster, level: float) -> int:
+    """The place of an interval's level among those that were fitted."""
+    levels = forecaster.intervals.levels
+    found = [index for index, known in enumerate(levels) if abs(known - level) < 1e-9]
+    if not found:
+        raise UserError(f"`level` must be one of {', '.join(f'{known:g}' for known in levels)}: got {level:g}.")
+    return found[0]
+
+
+@torch.inference_mode()
+def forecast_beyond(forecaster: Forecaster, series: Series, level: float = 0.9) -> pd.DataFrame:
+    """One row for each step after the last date: each column's forecast, and the ends of its interval."""
+    check_fits(forecaster, series)
+    series = with_columns(series, forecaster.columns)
+    place = nearest_level(forecaster, level)
+    step = series.step
+    later = pd.date_range(series.dates[-1], periods=forecaster.horizon + 1, freq=forecaster.frequency)[1:]
+    past_LC = forecaster.scaling.apply(series.values[-forecaster.past :])
+    device = forecaster.intervals.half_widths.device
+    inputs = [
+        torch.tensor(part, dtype=torch.float32, device=device).unsqueeze(0)
+        for part in (past_LC, time_features(series.dates[-forecaster.past :], step), time_features(later, step))
+    ]
+    forecast_PC = forecaster.model(*inputs)[0].double().cpu().numpy()
+    half_PC = forecaster.intervals.half_widths[place].double().cpu().numpy()
+    center = forecaster.scaling.undo(forecast_PC)
+    half = half_PC * forecaster.scaling.spread
+    table: dict[str, np.ndarray] = {}
+    for index, name in enumerate(forecaster.columns):
+        table[name] = center[:, index]
+        table[f"{name}_low"] = center[:, index] - half[:, index]
+        table[f"{name}_high"] = center[:, index] + half[:, index]
+    return pd.DataFrame(table, index=pd.DatetimeIndex(later, name="date"))

@@ -1,0 +1,278 @@
+"""A CSV of dated rows, checked and repaired in the open: every repair is told, and what cannot be repaired is refused.
+
+Repairs: rows are sorted by date; rows that repeat another one exactly are left out; rows missing from a regular grid
+are added; values that are missing are those of the row before (never of a later one, or the future would leak into the
+past); rows in front of the first value of a column are left out. No more than `MOST_FILLED` of a column may be filled.
+"""
+
+import csv
+import hashlib
+import io
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from recurrify.errors import UserError
+
+MOST_FILLED = 0.05
+"""The largest share of a column that may be filled in."""
+DATE_NAMES = ("date", "datetime", "time", "timestamp", "ds")
+FEWEST_ROWS = 8
+
+
+@dataclass(frozen=True)
+class Series:
+    """Numbers at regular steps of time."""
+
+    name: str
+    """The file's name without its ending."""
+    dates: pd.DatetimeIndex
+    values: np.ndarray
+    """(T, C), float64."""
+    columns: tuple[str, ...]
+    frequency: str
+    """The step, as pandas writes it: h, 15min, D, MS, …"""
+    repairs: tuple[str, ...]
+    """A sentence for each thing that was mended."""
+    checksum: str
+    """SHA-256 of the file."""
+
+    @property
+    def step(self) -> pd.Timedelta:
+        """The usual step; months and business days vary around it."""
+        return pd.Timedelta(np.median(np.diff(self.dates.to_numpy())))
+
+
+def read_series(path: str | Path, date_column: str | None = None, columns: Sequence[str] | None = None) -> Series:
+    """Read a CSV with one column of dates; `columns` chooses among the others, None takes all that hold numbers."""
+    path = Path(path)
+    content = _read_bytes(path)
+    repairs: list[str] = []
+    table = _parse(path, content)
+    named_dates = _date_column(path, table, date_column)
+    dates, told = _dates(path, table[named_dates])
+    repairs += told
+    values, told = _numbers(path, table.drop(columns=named_dates), columns)
+    repairs += told
+    frame, told = _in_order(path, values.set_axis(dates))
+    repairs += told
+    frame, frequency, told = _on_a_grid(path, frame)
+    repairs += told
+    frame, told = _filled(path, frame)
+    repairs += told
+    return Series(
+        name=path.stem,
+        dates=pd.DatetimeIndex(frame.index),
+        values=frame.to_numpy(dtype=np.float64),
+        columns=tuple(frame.columns),
+        frequency=frequency,
+        repairs=tuple(repairs),
+        checksum=hashlib.sha256(content).hexdigest(),
+    )
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist: give the path of a CSV file.") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}.") from error
+
+
+def _parse(path: Path, content: bytes) -> pd.DataFrame:
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is not UTF-8 text: save it as a CSV in UTF-8.") from None
+    first_line = text.split("\n", 1)[0]
+    if not first_line.strip():
+        raise UserError(f"{path} is empty, or its first line is: the first line must name the columns.")
+    separator = max(",;\t", key=first_line.count)
+    header = [name.strip() for name in next(csv.reader([first_line.strip("\r")], delimiter=separator))]
+    twice = sorted({name for name in header if header.count(name) > 1})
+    if twice:
+        raise UserError(f"{path} has more than one column {twice[0]!r}: give every column a name of its own.")
+    try:
+        table = pd.read_csv(io.StringIO(text), sep=separator, dtype=str, skipinitialspace=True, index_col=False)
+    except (pd.errors.ParserError, pd.errors.ParserWarning, ValueError) as error:
+        raise UserError(f"{path} is not a regular CSV file: {str(error).strip()}.") from error
+    if len(table.columns) < 2:
+        raise UserError(
+            f"{path} has one column only, {header[0]!r}: dates and at least one column of numbers are needed."
+        )
+    return table.rename(columns=lambda name: str(name).strip())
+
+
+def _date_column(path: Path, table: pd.DataFrame, asked: str | None) -> str:
+    names = [str(name) for name in table.columns]
+    if asked is not None:
+        if asked not in names:
+            raise UserError(f"{path} has no column {asked!r} for the dates: it has {', '.join(names)}.")
+        return asked
+    return next((name for name in names if name.lower() in DATE_NAMES), names[0])
+
+
+def _dates(path: Path, column: pd.Series) -> tuple[pd.DatetimeIndex, list[str]]:
+    name = column.name
+    missing = column.isna().to_numpy()
+    if missing.any():
+        raise UserError(f"{path} has no date in line {_line(missing)} (column {name!r}): add it, or delete the line.")
+    if pd.to_numeric(column, errors="coerce").notna().all():
+        raise UserError(
+            f"The column {name!r} of {path} holds numbers such as {column.iloc[0]}, not dates such as "
+            "2016-07-01 00:00: name the right column with --date-column, or write dates."
+        )
+    # Dates that begin with the year go on with the month.
+    orders = (False,) if column.str.match(r"\s*\d{4}\D").all() else (False, True)
+    readings = [dates for dates in (_as_dates(column, day_first) for day_first in orders) if dates is not None]
+    if not readings:
+        bad = pd.to_datetime(column, errors="coerce", format="mixed", utc=True).isna().to_numpy()
+        where = f"line {_line(bad)} has {column[bad].iloc[0]!r}" if bad.any() else f"the first is {column.iloc[0]!r}"
+        raise UserError(
+            f"The dates in column {name!r} of {path} cannot all be read in one way ({where}): write them like "
+            "2016-07-01 00:00, or name the right column with --date-column."
+        )
+    # 1/2/2010 may be in January or in February: the reading with the steadier steps is right.
+    chosen = min(readings, key=_unsteadiness)
+    told = []
+    if len(readings) == 2 and chosen is readings[1] and not readings[0].equals(readings[1]):
+        told.append(f"dates such as {column.iloc[0]} were read with the day first")
+    if chosen.tz is not None:
+        chosen = chosen.tz_convert("UTC").tz_localize(None)
+        told.append("dates with a time zone were turned into UTC")
+    return chosen, told
+
+
+def _as_dates(column: pd.Series, day_first: bool) -> pd.DatetimeIndex | None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # pandas doubts the order of day and month, which is settled by trying both
+        for zoned in (False, True):
+            try:
+                return pd.DatetimeIndex(pd.to_datetime(column, dayfirst=day_first, utc=zoned))
+            except (ValueError, TypeError, OverflowError):
+                continue
+    return None
+
+
+def _unsteadiness(dates: pd.DatetimeIndex) -> int:
+    return len(np.unique(np.diff(dates.to_numpy())))
+
+
+def _numbers(path: Path, table: pd.DataFrame, asked: Sequence[str] | None) -> tuple[pd.DataFrame, list[str]]:
+    unknown = [name for name in asked or () if name not in table.columns]
+    if unknown:
+        raise UserError(f"{path} has no column {unknown[0]!r}: it has {', '.join(map(str, table.columns))}.")
+    told, found = [], {}
+    for name in asked if asked is not None else table.columns:
+        numbers = pd.to_numeric(table[name], errors="coerce")
+        if numbers.isna().all():
+            if asked is not None:
+                raise UserError(f"The column {name!r} of {path} holds no number: leave it out of --columns.")
+            told.append(f"the column {name!r} holds no number and was left out")
+            continue
+        bad = (numbers.isna() & table[name].notna()).to_numpy() | np.isinf(numbers.to_numpy(dtype=float))
+        if bad.any():
+            raise UserError(
+                f"The column {name!r} of {path} has {table[name][bad].iloc[0]!r} in line {_line(bad)}, which is not a "
+                "finite number: mend it, leave the cell empty, or choose other columns with --columns."
+            )
+        found[str(name)] = numbers.astype(float)
+    if not found:
+        raise UserError(f"{path} has no column of numbers beside its dates.")
+    return pd.DataFrame(found), told
+
+
+def _line(bad: np.ndarray) -> int:
+    """The line in the file of the first row marked; the header is line 1."""
+    return int(np.argmax(bad)) + 2
+
+
+def _in_order(path: Path, frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    told = []
+    if not frame.index.is_monotonic_increasing:
+        frame = frame.sort_index(kind="stable")
+        told.append("the rows were not in the order of their dates and were sorted")
+    repeated = frame.index.duplicated(keep="first")
+    if repeated.any():
+        without = frame[~repeated]
+        same = frame[repeated].fillna(np.inf) == without.loc[frame.index[repeated]].fillna(np.inf).to_numpy()
+        if not same.to_numpy().all():
+            date = frame.index[repeated][~same.all(axis=1).to_numpy()][0]
+            raise UserError(
+                f"{path} has different rows for the same date, {date}: keep one of them (a file that holds several "
+                "series must be split into one file each)."
+            )
+        frame = without
+        told.append(f"{int(repeated.sum())} rows that repeated another one were left out")
+    if len(frame) < FEWEST_ROWS:
+        raise UserError(
+            f"{path} has {len(frame)} dated rows, too few to learn from: at least {FEWEST_ROWS} are needed."
+        )
+    return frame, told
+
+
+def _on_a_grid(path: Path, frame: pd.DataFrame) -> tuple[pd.DataFrame, str, list[str]]:
+    """The frame with one row for each step, and the step."""
+    frequency = _regular_step(pd.DatetimeIndex(frame.index))
+    if frequency is not None:
+        return frame, frequency, []
+    steps = pd.Series(np.diff(frame.index.to_numpy()))
+    step = pd.Timedelta(steps.mode().iloc[0])
+    off = (((frame.index - frame.index[0]) % step) != pd.Timedelta(0)).argmax()
+    grid = pd.date_range(frame.index[0], frame.index[-1], freq=step)
+    added = len(grid) - len(frame)
+    if off or added > MOST_FILLED * len(grid):
+        reason = f"{frame.index[off]} is off the grid" if off else f"{added} of {len(grid)} rows are missing"
+        raise UserError(
+            f"The dates of {path} have no regular step: most are {step} apart, but {reason}; "
+            "resample the file to a regular step first."
+        )
+    frame = frame.reindex(grid)
+    frequency = _regular_step(grid)
+    assert frequency is not None
+    return (
+        frame,
+        frequency,
+        [f"{added} rows missing from the regular step of {step} were added, with the values before"],
+    )
+
+
+def _regular_step(dates: pd.DatetimeIndex) -> str | None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # newer pandas warns that it will give an object instead of a text
+        found = pd.infer_freq(dates)
+    return None if found is None else str(getattr(found, "freqstr", found))
+
+
+def _filled(path: Path, frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    told = []
+    first_known = {name: int(frame[name].notna().to_numpy().argmax()) for name in frame}
+    latest = max(first_known, key=lambda name: first_known[name])
+    leading = first_known[latest]
+    if leading > MOST_FILLED * len(frame):
+        raise UserError(
+            f"The column {latest!r} of {path} has its first value only at {frame.index[leading]}: "
+            "leave the column out with --columns, or begin the file later."
+        )
+    if leading:
+        frame = frame.iloc[leading:]
+        told.append(f"the first {leading} rows, in which a column has no value yet, were left out")
+    empty = frame.isna()
+    for name in frame:
+        count = int(empty[name].sum())
+        if count > MOST_FILLED * len(frame):
+            raise UserError(
+                f"The column {name!r} of {path} has no value in {count} of {len(frame)} rows, more than "
+                f"{MOST_FILLED:.0%}: mend it, or leave it out with --columns."
+            )
+        if count:
+            longest = int(empty[name].groupby((~empty[name]).cumsum()).sum().max())
+            told.append(
+                f"{count} missing values of {name!r} were filled with the value before (at most {longest} in a row)"
+            )
+    return frame.ffill(), told

@@ -1,0 +1,85 @@
+"""A forecaster in a folder: `config.json` with all that a forecast needs to know, and weights as safetensors."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import nn
+
+from recurrify.errors import UserError
+from recurrify.forecast.building import described, rebuilt
+from recurrify.forecast.data import Scaling
+from recurrify.forecast.evaluation import Intervals
+from recurrify.results import write_whole
+
+CONFIG_FILE, WEIGHTS_FILE, INTERVALS_FILE = "config.json", "model.safetensors", "intervals.safetensors"
+
+
+@dataclass(frozen=True)
+class Forecaster:
+    """A model with what ties it to its data."""
+
+    model: nn.Module
+    columns: tuple[str, ...]
+    target: str
+    frequency: str
+    past: int
+    horizon: int
+    scaling: Scaling
+    intervals: Intervals
+
+
+def save_forecaster(forecaster: Forecaster, folder: str | Path) -> None:
+    """The configuration is written last: a folder that has one is whole."""
+    folder = Path(folder)
+    config = {
+        "format": "recurrify forecaster",
+        "model": described(forecaster.model),
+        "columns": forecaster.columns,
+        "target": forecaster.target,
+        "frequency": forecaster.frequency,
+        "past": forecaster.past,
+        "horizon": forecaster.horizon,
+        "mean": forecaster.scaling.mean.tolist(),
+        "spread": forecaster.scaling.spread.tolist(),
+        "levels": forecaster.intervals.levels,
+    }
+    weights = {name: value.detach().cpu().contiguous() for name, value in forecaster.model.state_dict().items()}
+    write_whole(folder / WEIGHTS_FILE, save(weights))
+    half_widths = forecaster.intervals.half_widths.detach().cpu().contiguous()
+    write_whole(folder / INTERVALS_FILE, save({"half_widths": half_widths}))
+    write_whole(folder / CONFIG_FILE, (json.dumps(config, indent=2) + "\n").encode())
+
+
+def load_forecaster(path: str | Path) -> Forecaster:
+    """Read what `save_forecaster` wrote, from its folder or from the folder of its run."""
+    folder = Path(path)
+    if not (folder / CONFIG_FILE).is_file():
+        folder = folder / "model"
+    if not (folder / CONFIG_FILE).is_file():
+        raise UserError(
+            f"There is no forecaster in {str(path)!r}: give the --out folder of a finished `forecast train`."
+        )
+    try:
+        config: dict[str, Any] = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+        if config.get("format") != "recurrify forecaster":
+            raise ValueError("it describes something else")
+        model = rebuilt(config["model"])
+        model.load_state_dict(load_file(folder / WEIGHTS_FILE))
+        half_widths = load_file(folder / INTERVALS_FILE)["half_widths"]
+        return Forecaster(
+            model=model.eval(),
+            columns=tuple(config["columns"]),
+            target=config["target"],
+            frequency=config["frequency"],
+            past=config["past"],
+            horizon=config["horizon"],
+            scaling=Scaling(np.array(config["mean"]), np.array(config["spread"])),
+            intervals=Intervals(tuple(config["levels"]), half_widths),
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
+        raise UserError(f"The forecaster in {str(folder)!r} cannot be loaded: {error}.") from error

@@ -1,0 +1,175 @@
+"""Everything a forecasting run is made of, in one flat record that is written beside its weights and read back."""
+
+import json
+import math
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from recurrify.errors import UserError
+from recurrify.results import write_whole
+
+RUN_FILE = "run.json"
+MODELS = (
+    "informer",
+    "rsa-informer",
+    "transformer",
+    "rsa-transformer",
+    "lstm",
+    "gru",
+    "linear",
+    "last-value",
+    "seasonal",
+)
+UNTRAINED = ("last-value", "seasonal")
+NOT_THE_RUN = ("out", "max_minutes", "device")
+"""What may differ when a run goes on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForecastSettings:
+    """The defaults are Informer's where it names a value."""
+
+    data: str
+    """A CSV file with a column of dates."""
+    out: str
+    """Folder of this run."""
+    model: str = "informer"
+    """One of `MODELS`; those that begin with rsa- add recurrence to the self-attention."""
+    date_column: str | None = None
+    """The column of dates; None finds it."""
+    columns: tuple[str, ...] | None = None
+    """The columns to read; None takes all that hold numbers."""
+    target: str | None = None
+    """The column of univariate forecasts and of plots; None is the last."""
+    univariate: bool = False
+    """Read and forecast the target alone, instead of all columns."""
+    split: str = "auto"
+    """`12/4/4 months`, shares such as `0.7/0.1/0.2`, or `auto`, which is as published."""
+    past: int = 96
+    """Rows that are read (seq_len of Informer)."""
+    label: int = 48
+    """Rows of the past that the decoder starts from (label_len)."""
+    horizon: int = 24
+    """Rows that are forecast (pred_len)."""
+    width: int = 512
+    heads: int = 8
+    inner: int = 2048
+    """Width inside the feed-forward part."""
+    encoder_layers: int = 2
+    """Also the layers of an LSTM or GRU."""
+    decoder_layers: int = 1
+    dropout: float = 0.05
+    factor: int = 5
+    """ProbSparse looks at factor · ⌈ln T⌉ of T rows."""
+    distil: bool = False
+    """Halve the sequence between encoder layers; published for Informer, left out by the authors of RSA."""
+    counts: tuple[int, ...] = (0, 2, 2, 0, 2, 2)
+    """Heads of each kind of recurrence, for the rsa- models: regular, cosine, sine, and the three dilated."""
+    dilations: tuple[int, ...] | None = None
+    """One for each dilated head; None takes 3, 6, 12, … within each kind."""
+    recurrence_rows: str = "all"
+    """Rows of ProbSparse attention that get recurrence: all or selected."""
+    gate_start: float | None = None
+    """The first value of the gates' logit; None draws it from U(−3, 3)."""
+    season: int | None = None
+    """Steps of a season, for the seasonal forecast; None takes a day, week or year by the step of the data."""
+    epochs: int = 6
+    batch: int = 32
+    learning_rate: float = 1e-4
+    schedule: str = "halve"
+    """The learning rate after the first epoch: `halve` at each, as published, `cosine` to zero, or `constant`."""
+    weight_decay: float = 0.0
+    patience: int = 3
+    """Epochs in a row without a better validation before stopping; 0 never stops early."""
+    order: str = "shuffled"
+    """Of the training windows: `shuffled`, or `sequential`, in the order of time."""
+    epoch_windows: int | None = None
+    """Use so many of the training windows in an epoch, another choice in each; None takes all."""
+    precision: str = "auto"
+    """auto (tf32 on CUDA, else fp32), bf16 or fp32."""
+    speed: str = "auto"
+    """How a step runs: plain, graph (a captured CUDA graph), compile (torch.compile), or auto: graph on CUDA,
+    but for LSTM and GRU."""
+    seed: int = 0
+    device: str = "cpu"
+    max_minutes: float | None = None
+    """Stop this invocation after so many minutes, saved and ready to go on."""
+    data_checksum: str | None = None
+    """Of the file, written down when the run begins: a file that has changed is another run."""
+
+    def __post_init__(self) -> None:
+        for name in ("columns", "counts", "dilations"):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, tuple(value))
+        _check_choices(self)
+        at_least = dict.fromkeys(("past", "horizon", "width", "heads", "inner", "encoder_layers", "decoder_layers"), 1)
+        at_least |= {"factor": 1, "epochs": 1, "batch": 1, "label": 0, "patience": 0, "seed": 0, "weight_decay": 0}
+        for name, least in at_least.items():
+            if not getattr(self, name) >= least:
+                raise UserError(f"`{name}` must be at least {least}: got {getattr(self, name)}.")
+        for name in ("learning_rate", "max_minutes", "epoch_windows", "season"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise UserError(f"`{name}` must be a positive number: got {value}.")
+        if self.label > self.past:
+            raise UserError(f"`label` must lie in the past: got label={self.label}, past={self.past}.")
+        if self.speed == "graph" and not self.device.startswith("cuda"):
+            raise UserError(f"`speed='graph'` needs a CUDA device: got device={self.device!r}; use plain or compile.")
+        if not 0 <= self.dropout < 1:
+            raise UserError(f"`dropout` must be at least 0 and below 1: got {self.dropout}.")
+
+    @property
+    def trains(self) -> bool:
+        return self.model not in UNTRAINED
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def write(self) -> None:
+        write_whole(Path(self.out) / RUN_FILE, (json.dumps(self.to_dict(), indent=2) + "\n").encode())
+
+
+def _check_choices(settings: ForecastSettings) -> None:
+    choices = {
+        "model": MODELS,
+        "schedule": ("halve", "cosine", "constant"),
+        "order": ("shuffled", "sequential"),
+        "precision": ("auto", "bf16", "fp32"),
+        "speed": ("auto", "plain", "graph", "compile"),
+        "recurrence_rows": ("all", "selected"),
+    }
+    for name, known in choices.items():
+        if getattr(settings, name) not in known:
+            raise UserError(f"`{name}` must be one of {', '.join(known)}: got {getattr(settings, name)!r}.")
+
+
+def read_settings(folder: str | Path) -> ForecastSettings | None:
+    """The settings of the run in `folder`; None where there is none."""
+    path = Path(folder) / RUN_FILE
+    if not path.is_file():
+        return None
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        unknown = sorted(set(values) - {entry.name for entry in fields(ForecastSettings)})
+        if unknown:
+            raise ValueError(f"settings of another kind of run: {', '.join(unknown[:3])}")
+        return ForecastSettings(**values)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise UserError(f"{str(path)!r} cannot be read ({error}): choose another output folder.") from error
+
+
+def check_same_run(settings: ForecastSettings, earlier: ForecastSettings) -> None:
+    """A folder belongs to one run."""
+    mine, theirs = settings.to_dict(), earlier.to_dict()
+    different = [
+        f"{name}={theirs[name]!r} there, {mine[name]!r} now"
+        for name in mine
+        if name not in NOT_THE_RUN and mine[name] != theirs[name]
+    ]
+    if different:
+        raise UserError(
+            f"{settings.out!r} holds a run with other settings ({'; '.join(different)}): "
+            "repeat its settings to go on with it, or choose another output folder."
+        )

@@ -1,0 +1,305 @@
+"""Table 1 of the RSA paper, run by us: sixteen settings, Informer and RSA-Informer alike, seeds side by side."""
+
+import functools
+import math
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import torch
+
+from recurrify.errors import UserError
+from recurrify.forecast.evaluation import evaluate_forecaster
+from recurrify.forecast.published import Setting
+from recurrify.forecast.reading import Series, read_series
+from recurrify.forecast.running import train_forecaster
+from recurrify.forecast.settings import UNTRAINED, ForecastSettings
+from recurrify.forecast.shapes import recurrence_shapes
+from recurrify.forecast.training import precision_context
+from recurrify.results import load_result, provenance, save_result
+
+PAIR = ("informer", "rsa-informer")
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How every model of the table is trained: the same for all, but for the learning rate chosen on validation."""
+
+    width: int = 512
+    inner: int = 2048
+    dropout: float = 0.05
+    epochs: int = 6
+    patience: int = 3
+    batch: int = 32
+    learning_rates: tuple[float, ...] = (1e-4,)
+    """With more than one, the first seed tries all, and each model goes on with the best on validation."""
+    schedule: str = "halve"
+    order: str = "shuffled"
+    """`sequential` is what the RSA authors say they used."""
+    epoch_windows: int | None = None
+    distil: bool = False
+    recurrence_rows: str = "all"
+    gate_start: float | None = None
+    precision: str = "auto"
+    speed: str = "auto"
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One training: a setting, a model, a learning rate, a seed."""
+
+    setting: Setting
+    model: str
+    rate: float
+    seed: int
+    recipe: Recipe
+    folder: str
+    """Of the data."""
+    root: str
+    device: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.setting.name}-{self.model}-{self.rate:g}-s{self.seed}"
+
+    @property
+    def path(self) -> Path:
+        return Path(self.root) / "units" / f"{self.name}.json"
+
+    @property
+    def cost(self) -> int:
+        """Roughly, in rows through layers; the costliest start first, so that none is left alone at the end."""
+        one = self.setting
+        rows = one.past * one.encoder_layers + (one.label + one.horizon) * one.decoder_layers
+        return rows * {"ETTm1": 4, "WTH": 3}.get(one.data, 1) * (self.model not in UNTRAINED)
+
+    def settings(self) -> ForecastSettings:
+        recipe = {name: value for name, value in asdict(self.recipe).items() if name != "learning_rates"}
+        one = self.setting
+        return ForecastSettings(
+            data=f"{one.data}.csv",
+            out=self.name,
+            model=self.model,
+            past=one.past,
+            label=one.label,
+            horizon=one.horizon,
+            encoder_layers=one.encoder_layers,
+            decoder_layers=one.decoder_layers,
+            factor=one.factor,
+            counts=one.counts,
+            learning_rate=self.rate,
+            seed=self.seed,
+            device=self.device,
+            **recipe,
+        )
+
+    def is_finished(self) -> bool:
+        """Whether its result is there; one of another recipe is refused, for a table mixes no recipes."""
+        if not self.path.is_file():
+            return False
+        there = load_result(self.path)["provenance"]["config"]
+        mine = self.settings().to_dict()
+        different = [
+            name
+            for name, value in mine.items()
+            if name != "device" and there.get(name) != (list(value) if isinstance(value, tuple) else value)
+        ]
+        if different:
+            raise UserError(
+                f"{self.path} was run with another {' and '.join(different)}: "
+                "repeat its settings, or choose another --root."
+            )
+        return True
+
+
+@functools.lru_cache(maxsize=8)
+def _series(path: str) -> Series:
+    return read_series(path)
+
+
+def do_unit(unit: Unit, deadline: float | None = None) -> dict[str, Any] | None:
+    """Train, score on the test part, save; None where the time, a `time.time()`, was up before the end."""
+    started = time.time()
+    if deadline is not None and started >= deadline:
+        return None
+    settings = unit.settings()
+    limit = None if deadline is None else (deadline - started) / 60
+    series = _series(str(Path(unit.folder) / f"{unit.setting.data}.csv"))
+    trained = train_forecaster(replace(settings, max_minutes=limit), series, series.columns[-1])
+    if not trained.outcome.finished:
+        return None
+    model, data = trained.forecaster.model, trained.data
+    with precision_context(settings):
+        scores = evaluate_forecaster(model, data, trained.forecaster.intervals)
+    result = {
+        "setting": unit.setting.name,
+        "model": unit.model,
+        "learning_rate": unit.rate,
+        "seed": unit.seed,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "best_epoch": trained.outcome.best_epoch,
+        "history": trained.outcome.history,
+        "seconds_per_epoch": trained.outcome.seconds_per_epoch,
+        "valid_mse": trained.outcome.valid_mse,
+        "test": scores,
+        "recurrence": recurrence_shapes(model),
+        "provenance": provenance(settings.to_dict(), seed=unit.seed, data_checksum=series.checksum, started=started),
+    }
+    save_result(unit.path, result)
+    return result
+
+
+def _in_worker(unit: Unit, deadline: float | None) -> bool:
+    torch.set_num_threads(1)
+    return do_unit(unit, deadline) is not None
+
+
+def do_units(units: Sequence[Unit], jobs: int, say: Say, deadline: float | None = None) -> bool:
+    """Do what is not finished, several side by side on one device; False where the time was up before the end.
+
+    The workers are kept, so that torch is loaded and the data read once in each. A unit that fails does not stop the
+    others; the first failure is raised when all are through.
+    """
+    waiting = sorted((unit for unit in units if not unit.is_finished()), key=lambda unit: -unit.cost)
+    if len(waiting) < len(units):
+        say(f"{len(units) - len(waiting)} of {len(units)} runs are finished already")
+    failures, finished = [], True
+    for done, (unit, outcome) in enumerate(_outcomes(waiting, jobs, deadline), start=1):
+        try:
+            in_time = outcome()
+        except (RuntimeError, UserError) as error:  # out of memory is a RuntimeError too
+            failures.append(f"{unit.name}: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
+            in_time = True
+        finished = finished and in_time
+        say(f"{done} of {len(waiting)}: {unit.name} {'' if in_time else 'waits: the time is up'}".rstrip())
+    if failures:
+        raise UserError(f"{len(failures)} runs failed, the others are saved; the first: {failures[0]}")
+    return finished
+
+
+def _outcomes(units: Sequence[Unit], jobs: int, deadline: float | None) -> Iterator[tuple[Unit, Callable[[], bool]]]:
+    if jobs == 1:
+        for unit in units:
+            yield unit, functools.partial(lambda unit: do_unit(unit, deadline) is not None, unit)
+        return
+    # Spawned, for a process that has used CUDA cannot be forked.
+    pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
+    try:
+        futures: dict[Future[bool], Unit] = {pool.submit(_in_worker, unit, deadline): unit for unit in units}
+        for future in as_completed(futures):
+            yield futures[future], future.result
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Everything a run of the table is made of."""
+
+    folder: str
+    """Of the CSV files."""
+    root: str
+    settings: Sequence[Setting]
+    models: tuple[str, ...] = (*PAIR, "seasonal", "last-value")
+    seeds: int = 3
+    recipe: Recipe = Recipe()
+    jobs: int = 1
+    device: str = "cpu"
+
+    def unit(self, setting: Setting, model: str, rate: float, seed: int) -> Unit:
+        return Unit(setting, model, rate, seed, self.recipe, self.folder, self.root, self.device)
+
+    def trials(self) -> list[Unit]:
+        """The first seed of every model at every learning rate; with a single rate, all seeds."""
+        return [
+            self.unit(setting, model, rate, seed)
+            for setting in self.settings
+            for model in self.models
+            for rate in self._rates(model)
+            for seed in range(self.seeds if len(self._rates(model)) == 1 and model not in UNTRAINED else 1)
+        ]
+
+    def finals(self) -> list[Unit]:
+        """All seeds of every model at the learning rate that was best on validation."""
+        chosen = []
+        for setting in self.settings:
+            for model in self.models:
+                trials = [self.unit(setting, model, rate, 0) for rate in self._rates(model)]
+                best = trials[0]
+                if len(trials) > 1:
+                    best = min(trials, key=lambda unit: load_result(unit.path)["valid_mse"])
+                chosen += [replace(best, seed=seed) for seed in range(1 if model in UNTRAINED else self.seeds)]
+        return chosen
+
+    def _rates(self, model: str) -> tuple[float, ...]:
+        return self.recipe.learning_rates[:1] if model in UNTRAINED else self.recipe.learning_rates
+
+
+def run_table1(plan: Plan, say: Say, deadline: float | None = None) -> dict[str, Any] | None:
+    """Run what is missing and write `table1.json`; None where the time was up: the same call goes on."""
+    started = time.time()
+    for setting in plan.settings:
+        path = Path(plan.folder) / f"{setting.data}.csv"
+        if not path.is_file():
+            raise UserError(f"{path} does not exist: --data must be a folder with {setting.data}.csv.")
+    if not do_units(plan.trials(), plan.jobs, say, deadline):
+        return None
+    finals = plan.finals()
+    if not do_units(finals, plan.jobs, say, deadline):
+        return None
+    results = [load_result(unit.path) for unit in finals]
+    config = {"recipe": asdict(plan.recipe), "models": plan.models, "seeds": plan.seeds, "jobs": plan.jobs}
+    result = {"table1": rows(plan.settings, results)} | summary(rows(plan.settings, results))
+    result["provenance"] = provenance(config, started=started)
+    save_result(Path(plan.root) / "table1.json", result)
+    return result
+
+
+def rows(settings: Sequence[Setting], results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For each setting: what authors and students report, and the mean and standard error of ours over seeds."""
+    found = []
+    for setting in settings:
+        ours = {}
+        for model in dict.fromkeys(one["model"] for one in results):
+            runs = [one for one in results if (one["setting"], one["model"]) == (setting.name, model)]
+            if runs:
+                ours[model] = {"learning_rate": runs[0]["learning_rate"], "seeds": len(runs)} | {
+                    name: _mean_and_error([one["test"][name] for one in runs]) for name in ("mse", "mae")
+                }
+        authors, students = (
+            {model: None if errors is None else errors._asdict() for model, errors in zip(PAIR, group, strict=True)}
+            for group in (setting.authors, setting.students)
+        )
+        found.append({"setting": setting.name, "authors": authors, "students": students, "ours": ours})
+    return found
+
+
+def _mean_and_error(values: list[float]) -> dict[str, Any]:
+    error = stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+    return {"mean": fmean(values), "standard_error": error, "values": values}
+
+
+def summary(table: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Mean MSE of both models, and in how many settings RSA-Informer is better, also beyond one standard error."""
+    pairs = [
+        tuple(row["ours"][model]["mse"] for model in PAIR)
+        for row in table
+        if all(model in row["ours"] for model in PAIR)
+    ]
+    if not pairs:
+        return {}
+    better = [plain["mean"] - rsa["mean"] for plain, rsa in pairs]
+    noise = [math.hypot(plain["standard_error"] or 0.0, rsa["standard_error"] or 0.0) for plain, rsa in pairs]
+    return {
+        "settings": len(pairs),
+        "mean_mse": {model: fmean(pair[index]["mean"] for pair in pairs) for index, model in enumerate(PAIR)},
+        "rsa_better": sum(gain > 0 for gain in better),
+        "rsa_better_beyond_error": sum(gain > error for gain, error in zip(better, noise, strict=True)),
+        "rsa_worse_beyond_error": sum(-gain > error for gain, error in zip(better, noise, strict=True)),
+    }

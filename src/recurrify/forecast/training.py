@@ -1,0 +1,287 @@
+"""Training with the whole series on the device: no data loader, one look-up for each batch, and CUDA graphs.
+
+Every epoch is seeded by itself, so a run that goes on after a stop takes the steps of one that never stopped.
+"""
+
+import json
+import math
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from recurrify.errors import UserError
+from recurrify.forecast.data import WindowedSeries
+from recurrify.forecast.evaluation import mean_squared_error
+from recurrify.forecast.settings import ForecastSettings
+from recurrify.results import write_whole
+
+STATE_FILE = "training.safetensors"
+STEPS_BEFORE_CAPTURE = 3
+"""Ordinary steps that let libraries and allocator settle before a CUDA graph is captured."""
+
+Watch = Callable[[dict[str, Any]], None]
+"""Told the numbers of each epoch."""
+Tick = Callable[[int], None]
+"""Told how many steps were done."""
+
+
+@dataclass
+class Progress:
+    """How far a training has come."""
+
+    epoch: int = 0
+    """Epochs that are done."""
+    best_loss: float = math.inf
+    best_epoch: int = 0
+    history: list[dict[str, float]] = field(default_factory=list)
+    best: dict[str, Tensor] = field(default_factory=dict)
+    """The weights of the best epoch."""
+
+    def stops(self, settings: ForecastSettings) -> bool:
+        waited = self.epoch - self.best_epoch
+        return self.epoch >= settings.epochs or 0 < settings.patience <= waited
+
+
+@dataclass(frozen=True)
+class Outcome:
+    finished: bool
+    """False where the time was up; the same run goes on from there."""
+    best_epoch: int
+    history: list[dict[str, float]]
+    seconds_per_epoch: float | None
+    """Of training alone, the quickest epoch of this invocation."""
+
+    @property
+    def valid_mse(self) -> float | None:
+        """Of the best epoch; None for what is not trained."""
+        return self.history[self.best_epoch - 1]["valid_mse"] if self.history else None
+
+
+def precision_context(settings: ForecastSettings) -> AbstractContextManager[Any]:
+    device = torch.device(settings.device).type
+    if settings.precision == "bf16":
+        # A captured graph must not reuse casts made outside of it.
+        return torch.autocast(device, dtype=torch.bfloat16, cache_enabled=False)
+    return nullcontext()
+
+
+def learning_rate(settings: ForecastSettings, epoch: int) -> float:
+    """Of an epoch, counted from 0."""
+    if settings.schedule == "halve":
+        return settings.learning_rate * 0.5**epoch
+    if settings.schedule == "cosine":
+        return settings.learning_rate * 0.5 * (1 + math.cos(math.pi * epoch / settings.epochs))
+    return settings.learning_rate
+
+
+class Step:
+    """One update of the weights from the windows that begin at given rows; gives the loss, still on the device."""
+
+    def __init__(self, model: nn.Module, data: WindowedSeries, settings: ForecastSettings) -> None:
+        self.settings, self.data, self.model = settings, data, model
+        device = torch.device(settings.device)
+        on_cuda = device.type == "cuda"
+        # cuDNN's LSTM and GRU keep a state of their own, and are one call anyway.
+        usual = "graph" if on_cuda and settings.model not in ("lstm", "gru") else "plain"
+        self.speed = usual if settings.speed == "auto" else settings.speed
+        self.forward: Callable[..., Tensor] = torch.compile(model) if self.speed == "compile" else model
+        # A captured step reads its learning rate from the device.
+        rate: Any = torch.tensor(settings.learning_rate, device=device) if on_cuda else settings.learning_rate
+        kind = torch.optim.AdamW if settings.weight_decay else torch.optim.Adam
+        self.optimizer = kind(
+            model.parameters(), lr=rate, weight_decay=settings.weight_decay, fused=True, capturable=on_cuda
+        )
+        self.graph: Any = None
+        self.ordinary_steps = 0
+
+    def set_learning_rate(self, rate: float) -> None:
+        for group in self.optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+
+    def __call__(self, starts_B: Tensor) -> Tensor:
+        if self.speed != "graph":
+            return self._update(starts_B)
+        if self.ordinary_steps < STEPS_BEFORE_CAPTURE:
+            self.ordinary_steps += 1
+            return self._on_side_stream(starts_B)
+        if self.graph is None:
+            self._capture(starts_B)
+        self.starts_B.copy_(starts_B)
+        self.graph.replay()
+        return self.loss
+
+    def _update(self, starts_B: Tensor) -> Tensor:
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self._backward(starts_B)
+        self.optimizer.step()
+        return loss.detach()
+
+    def _backward(self, starts_B: Tensor) -> Tensor:
+        batch = self.data.batch(starts_B)
+        with precision_context(self.settings):
+            forecast = self.forward(batch.past, batch.past_time, batch.future_time)
+        loss = nn.functional.mse_loss(forecast.float(), batch.future)
+        loss.backward()
+        return loss
+
+    def _on_side_stream(self, starts_B: Tensor) -> Tensor:
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            loss = self._update(starts_B)
+        torch.cuda.current_stream().wait_stream(side)
+        return loss
+
+    def _capture(self, starts_B: Tensor) -> None:
+        self.starts_B = starts_B.clone()
+        self.graph = torch.cuda.CUDAGraph()
+        # Without gradients left over, those made while capturing lie in the graph's own memory, and each replay
+        # overwrites them.
+        self.optimizer.zero_grad(set_to_none=True)
+        with torch.cuda.graph(self.graph):
+            self.loss = self._backward(self.starts_B).detach()
+            self.optimizer.step()
+
+
+def epoch_starts(data: WindowedSeries, settings: ForecastSettings, epoch: int) -> Tensor:
+    """(N, B): the windows of an epoch in full batches; what is left of the last batch waits for another epoch."""
+    starts = data.starts("train")
+    generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + epoch)
+    wanted = min(len(starts), settings.epoch_windows or len(starts))
+    batch = min(settings.batch, wanted)
+    chosen = torch.randperm(len(starts), generator=generator)[:wanted]
+    if settings.order == "sequential":
+        chosen = chosen.sort().values
+    return starts[chosen[: wanted // batch * batch].to(starts.device)].view(-1, batch)
+
+
+def steps_per_epoch(data: WindowedSeries, settings: ForecastSettings) -> int:
+    return len(epoch_starts(data, settings, 0))
+
+
+def fit(
+    model: nn.Module,
+    data: WindowedSeries,
+    settings: ForecastSettings,
+    folder: Path | None = None,
+    watch: Watch | None = None,
+    tick: Tick | None = None,
+) -> Outcome:
+    """Train `model` in place and leave it with the weights of its best epoch.
+
+    With a `folder` the run is saved there after each epoch and goes on from what is there.
+    """
+    if torch.device(settings.device).type == "cuda" and settings.precision != "fp32":
+        torch.set_float32_matmul_precision("high")
+    step = Step(model, data, settings)
+    progress = Progress()
+    if folder is not None:
+        _load(folder, model, step.optimizer, progress)
+    if tick is not None:
+        tick(progress.epoch * steps_per_epoch(data, settings))
+    begun, fastest = time.monotonic(), math.inf
+    while not progress.stops(settings):
+        if settings.max_minutes is not None and time.monotonic() - begun > 60 * settings.max_minutes:
+            break
+        seconds = _one_epoch(model, step, data, settings, progress, tick)
+        fastest = min(fastest, seconds)
+        if watch is not None:
+            watch(progress.history[-1])
+        if folder is not None:
+            _save(folder, model, step.optimizer, progress)
+    if progress.best:
+        model.load_state_dict(progress.best)
+    model.eval()
+    return Outcome(
+        progress.stops(settings),
+        progress.best_epoch,
+        progress.history,
+        None if math.isinf(fastest) else fastest,
+    )
+
+
+def _one_epoch(
+    model: nn.Module,
+    step: Step,
+    data: WindowedSeries,
+    settings: ForecastSettings,
+    progress: Progress,
+    tick: Tick | None,
+) -> float:
+    torch.manual_seed(settings.seed * 1_000_003 + progress.epoch)
+    step.set_learning_rate(learning_rate(settings, progress.epoch))
+    model.train()
+    begun = time.monotonic()
+    batches = epoch_starts(data, settings, progress.epoch)
+    total = torch.zeros((), device=data.values_TC.device)
+    for starts_B in batches:
+        total += step(starts_B)
+        if tick is not None:
+            tick(1)
+    train_loss = total.item() / len(batches)
+    seconds = time.monotonic() - begun
+    if not math.isfinite(train_loss):
+        raise UserError(
+            f"The loss is not finite in epoch {progress.epoch + 1}: training stopped, and what was saved before is "
+            "good; lower the learning rate and use a new output folder, or look at the data."
+        )
+    model.eval()
+    with precision_context(settings):
+        valid_loss = mean_squared_error(model, data, "valid")
+    progress.epoch += 1
+    progress.history.append(
+        {"epoch": progress.epoch, "train_mse": train_loss, "valid_mse": valid_loss, "seconds": round(seconds, 3)}
+    )
+    if valid_loss < progress.best_loss:
+        progress.best_loss, progress.best_epoch = valid_loss, progress.epoch
+        progress.best = {name: value.detach().clone() for name, value in model.state_dict().items()}
+    return seconds
+
+
+def _save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
+    """One file, whole or not at all: the weights now and at their best, the optimiser's moments, and the history."""
+    tensors = {f"now.{name}": value for name, value in model.state_dict().items()}
+    tensors |= {f"best.{name}": value for name, value in progress.best.items()}
+    for index, moments in optimizer.state_dict()["state"].items():
+        tensors |= {f"optimizer.{index}.{name}": value for name, value in moments.items()}
+    facts = {name: getattr(progress, name) for name in ("epoch", "best_loss", "best_epoch", "history")}
+    # Cloned, for the format refuses tensors that share memory.
+    whole = {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
+    write_whole(folder / STATE_FILE, save(whole, metadata={"progress": json.dumps(facts)}))
+
+
+def _load(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
+    path = folder / STATE_FILE
+    if not path.is_file():
+        return
+    try:
+        with safe_open(path, framework="pt") as file:
+            facts = json.loads(file.metadata()["progress"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no mapping
+        device = next(model.parameters()).device
+        model.load_state_dict(_under("now.", tensors))
+        progress.best = {name: value.to(device) for name, value in _under("best.", tensors).items()}
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, value in _under("optimizer.", tensors).items():
+            index, _, moment = name.partition(".")
+            state.setdefault(int(index), {})[moment] = value
+        optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+        for name, value in facts.items():
+            setattr(progress, name, value)
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+        raise UserError(f"{path} cannot be gone on from ({error}): delete it, or choose another folder.") from error
+
+
+def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

@@ -1,0 +1,211 @@
+"""Question answering as whole jobs: from names to a trained model, its answers and their scores."""
+
+import hashlib
+import json
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import set_seed
+
+from recurrify.data.question_windows import WindowedQuestion, window_questions
+from recurrify.data.questions import Question, QuestionSet, load_questions
+from recurrify.errors import UserError
+from recurrify.evaluate.answers import (
+    LONGEST_ANSWER,
+    Answer,
+    mean_interval,
+    official_predictions,
+    predict_answers,
+    score_answers,
+)
+from recurrify.jobs.finetuning import RESULT_FILE, count_parameters, explain_full_disk
+from recurrify.jobs.texts import Say
+from recurrify.recurrence import RecurrentForQuestionAnswering
+from recurrify.recurrence.task_loading import PAPERS_ANSWERING, load_task_model
+from recurrify.results import load_result, provenance, save_result, write_whole
+from recurrify.train import last_whole_checkpoint, uses_bf16
+from recurrify.train.answering import AnswerSettings, train_answerer
+
+PREDICTIONS_FILE = "predictions.json"
+
+
+def answer_train(
+    settings: AnswerSettings, say: Say, show_progress: bool = True, progress_label: str = ""
+) -> dict[str, Any]:
+    """Train as the settings say, then answer `settings.test`; model, answers and result land in `settings.out`."""
+    out = Path(settings.out)
+    started = time.time()
+    set_seed(settings.seed)
+    wanted = settings.recurrence or PAPERS_ANSWERING
+    model, tokenizer = load_task_model(settings.model, RecurrentForQuestionAnswering, wanted)
+    asked = read_questions(settings.data, say)
+    settings = replace(settings, recurrence=model.recurrence.to_dict(), data_checksum=checksum(asked.questions))
+    earlier = AnswerSettings.read(out)
+    if earlier is not None:
+        settings.check_same_run(earlier)
+        if (out / RESULT_FILE).is_file():
+            say(f"{settings.out} is finished already: nothing to do (choose another --out to train anew).")
+            return load_result(out / RESULT_FILE)
+        checkpoint = last_whole_checkpoint(out)
+        where = f"from step {checkpoint.name.split('-')[1]}" if checkpoint else "from the start: nothing was saved yet"
+        say(f"going on with the run in {settings.out}, {where}")
+    test = read_questions(settings.test, say) if settings.test is not None else None
+    counts = Counter(asked.counts)
+    learnable = _learnable(asked.questions, settings, model, tokenizer, counts, say)
+    settings.write()
+    parameters = count_parameters(model)
+    say(
+        f"{settings.model}: {parameters['base']:,} parameters, {parameters['added']:,} added by "
+        f"{model.recurrence.mechanism!r}; {len(learnable):,} questions in windows of {model.recurrence.window}"
+    )
+    try:
+        outcome = train_answerer(model, learnable, settings, tokenizer, show_progress, progress_label)
+    except (OSError, RuntimeError) as error:
+        raise explain_full_disk(error, settings.out) from error
+    result: dict[str, Any] = {
+        "kind": "answer-train",
+        "finished": outcome.finished,
+        "interrupted": outcome.interrupted,
+        "steps": outcome.steps,
+        "tokens": outcome.tokens,
+        "parameters": parameters,
+        "questions": {"asked": len(asked.questions), "trained_on": len(learnable), "handled": dict(counts)},
+        "history": outcome.history,
+    }
+    if not outcome.finished:
+        say(f"stopped and saved after {outcome.steps:,} steps: run the same command again to go on")
+        return result
+    if test is not None:
+        answers, result["test"] = answer_questions(
+            model, tokenizer, test, say, settings.longest_answer, bf16=uses_bf16(settings.precision)
+        )
+    result["provenance"] = provenance(
+        settings.to_dict(), seed=settings.seed, data_checksum=settings.data_checksum, started=started
+    )
+    if int(os.environ.get("RANK", "0")) == 0:
+        model.save_pretrained(out / "model")
+        tokenizer.save_pretrained(out / "model")
+        if test is not None:
+            write_predictions(answers, test.style, out / PREDICTIONS_FILE)
+        save_result(out / RESULT_FILE, result)
+    return result
+
+
+def answer_evaluate(
+    name: str, data: str, say: Say, device: torch.device, batch: int = 8, longest: int = LONGEST_ANSWER
+) -> tuple[dict[str, Answer], dict[str, Any], str]:
+    """A trained model's answers to the questions of a file, a result with their scores, and whose format is due."""
+    started = time.time()
+    model, tokenizer = load_task_model(name, RecurrentForQuestionAnswering, trained_head=True)
+    asked = read_questions(data, say)
+    answers, scores = answer_questions(model.to(device), tokenizer, asked, say, longest, batch)
+    config = {"model": name, "data": data, "recurrence": model.recurrence.to_dict(), "longest_answer": longest}
+    origin = provenance(config, data_checksum=checksum(asked.questions), started=started)
+    return answers, {"kind": "answer-evaluation", **scores, "provenance": origin}, asked.style
+
+
+def answer_predict(
+    name: str, data: str, say: Say, device: torch.device, batch: int = 8, longest: int = LONGEST_ANSWER
+) -> tuple[dict[str, Answer], str]:
+    """A trained model's answers to questions whose answers need not be told, and whose format is due."""
+    model, tokenizer = load_task_model(name, RecurrentForQuestionAnswering, trained_head=True)
+    asked = read_questions(data, say, answers_needed=False)
+    windowed = windows_for(model.to(device), asked.questions, tokenizer, Counter())
+    return predict_answers(model, asked.questions, windowed, batch, longest), asked.style
+
+
+def answer_questions(
+    model: RecurrentForQuestionAnswering,
+    tokenizer: Any,
+    asked: QuestionSet,
+    say: Say,
+    longest: int = LONGEST_ANSWER,
+    batch: int = 8,
+    bf16: bool = False,
+) -> tuple[dict[str, Answer], dict[str, Any]]:
+    """Answers and their scores, with intervals over questions."""
+    counts = Counter(asked.counts)
+    windowed = windows_for(model, asked.questions, tokenizer, counts)
+    answers = predict_answers(model, asked.questions, windowed, batch, longest, bf16)
+    scores = score_answers({name: answer.text for name, answer in answers.items()}, asked.questions, asked.style)
+    found = {
+        **scores.means,
+        "exact_match_interval": _percent(mean_interval(scores.exact)),
+        "f1_interval": _percent(mean_interval(scores.f1)),
+        "questions": len(asked.questions),
+        "windows_per_question": sum(len(question.windows) for question in windowed) / len(windowed),
+        "skipped": len(asked.skipped),
+        "handled": dict(counts),
+        "by_question": {
+            name: [exact, f1]
+            for name, exact, f1 in zip(scores.ids, scores.exact.tolist(), scores.f1.tolist(), strict=True)
+        },
+    }
+    say(f"F1 {found['f1']:.2f}, exact match {found['exact_match']:.2f} of {len(asked.questions):,} questions")
+    return answers, found
+
+
+def windows_for(
+    model: RecurrentForQuestionAnswering, questions: Sequence[Question], tokenizer: Any, counts: Counter[str]
+) -> list[WindowedQuestion]:
+    """The questions' windows, as long as the model's."""
+    windowed = window_questions(questions, tokenizer, model.recurrence.window, counts)
+    known = int(model.get_input_embeddings().num_embeddings)  # type: ignore[arg-type]
+    largest = max(max(tokens) for question in windowed for tokens in question.windows)
+    if largest >= known:
+        raise UserError(
+            f"The tokenizer gives token {largest}, but the model knows only 0 to {known - 1}: "
+            "they do not belong together."
+        )
+    return windowed
+
+
+def read_questions(path: str, say: Say, answers_needed: bool = True) -> QuestionSet:
+    found = load_questions(path, answers_needed)
+    say(f"{path}: {found.told()}")
+    for entry in found.skipped[:10]:
+        say(f"skipped {entry.name}: {entry.reason}")
+    if len(found.skipped) > 10:
+        say(f"… and skipped {len(found.skipped) - 10} more")
+    return found
+
+
+def write_predictions(answers: dict[str, Answer], style: str, path: Path) -> None:
+    content = json.dumps(official_predictions(answers, style), ensure_ascii=False, indent=1)
+    write_whole(path, (content + "\n").encode())
+
+
+def checksum(questions: Sequence[Question]) -> str:
+    """The SHA-256 of the questions, their contexts and answers, in their order."""
+    return hashlib.sha256(json.dumps(questions).encode()).hexdigest()
+
+
+def _learnable(
+    questions: Sequence[Question],
+    settings: AnswerSettings,
+    model: RecurrentForQuestionAnswering,
+    tokenizer: Any,
+    counts: Counter[str],
+    say: Say,
+) -> list[WindowedQuestion]:
+    chosen = list(questions)
+    if settings.questions is not None and settings.questions < len(chosen):
+        chosen = random.Random(settings.seed).sample(chosen, int(settings.questions))
+    windowed = windows_for(model, chosen, tokenizer, counts)
+    learnable = [question for question in windowed if question.learnable]
+    if len(learnable) < len(windowed):
+        say(f"{len(windowed) - len(learnable):,} questions cannot be learnt from: their answer is not in their context")
+    if not learnable:
+        raise UserError(f"No question of {settings.data!r} has its answer in its context: there is nothing to learn.")
+    return learnable
+
+
+def _percent(interval: tuple[float, float] | None) -> list[float] | None:
+    return None if interval is None else [100 * side for side in interval]

@@ -1,0 +1,295 @@
+"""Informer (Zhou et al., 2021) for long forecasts in one step, and RSA-Informer where `rsa` is set.
+
+The encoder reads the past; the decoder reads the last rows of the past and zeros for the rows to forecast, and fills
+them in at once. With `attention="full"` it is a plain encoder-decoder transformer.
+
+Shapes: B batch, L rows of past, P rows to forecast, T rows of a sequence, W width, H heads, D head width, C channels,
+F time features.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from recurrify.attention import RecurrenceEncoding, RSAConfig, scan
+from recurrify.errors import UserError
+from recurrify.models.prob_sparse import prob_sparse_attention, sample_keys
+
+LONGEST_CHUNK = 1024
+"""Up to so many rows the recurrence is one matrix product; that is quicker than many small ones, and fits in memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InformerConfig:
+    """The defaults are the published model, less distilling."""
+
+    channels: int
+    """Columns that are read and forecast."""
+    time_features: int
+    """Numbers that say where in day, week and year a row stands."""
+    past: int
+    """Rows the encoder reads."""
+    label: int
+    """Rows at the end of the past that the decoder starts from."""
+    horizon: int
+    """Rows to forecast."""
+    width: int = 512
+    """Width of the hidden states; even, for the sines and cosines of the positions."""
+    heads: int = 8
+    """Attention heads."""
+    inner: int = 2048
+    """Width inside the feed-forward part."""
+    encoder_layers: int = 2
+    decoder_layers: int = 1
+    dropout: float = 0.05
+    """Of embeddings, each part's output, inside the feed-forward, and of full attention's weights."""
+    attention: Literal["prob", "full"] = "prob"
+    """Self-attention: `prob`, rows of their own for the queries that stand out, or `full`, for all."""
+    factor: int = 5
+    """ProbSparse samples and chooses factor · ⌈ln T⌉ of T rows."""
+    distil: bool = False
+    """Halve the sequence between encoder layers by convolution and pooling."""
+    rsa: RSAConfig | None = None
+    """Adds recurrence to every self-attention, causal in the decoder and both ways in the encoder; None is Informer."""
+    recurrence_rows: Literal["all", "selected"] = "all"
+    """Rows of ProbSparse attention that get recurrence: all, or only those of the queries chosen."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.rsa, dict):  # a configuration read back from JSON
+            object.__setattr__(self, "rsa", RSAConfig(**self.rsa))
+        for name in (
+            "channels",
+            "time_features",
+            "past",
+            "horizon",
+            "width",
+            "heads",
+            "inner",
+            "encoder_layers",
+            "decoder_layers",
+            "factor",
+        ):
+            if getattr(self, name) < 1:
+                raise UserError(f"`{name}` must be at least 1: got {getattr(self, name)}.")
+        if not 0 <= self.label <= self.past:
+            raise UserError(f"`label` must lie in the past: got label={self.label}, past={self.past}.")
+        if self.width % self.heads or self.width % 2:
+            raise UserError(f"`width` must be even and a multiple of `heads`: got {self.width} and {self.heads}.")
+        if not 0 <= self.dropout < 1:
+            raise UserError(f"`dropout` must be at least 0 and below 1: got {self.dropout}.")
+        if self.attention not in ("prob", "full"):
+            raise UserError(f"`attention` must be prob or full: got {self.attention!r}.")
+        if self.recurrence_rows not in ("all", "selected"):
+            raise UserError(f"`recurrence_rows` must be all or selected: got {self.recurrence_rows!r}.")
+        if self.recurrence_rows == "selected" and self.attention == "full":
+            raise UserError("`recurrence_rows='selected'` needs attention='prob': full attention selects nothing.")
+        if self.rsa is not None and self.rsa.heads != self.heads:
+            raise UserError(
+                f"the heads of `rsa` must be those of the model: got rsa.heads={self.rsa.heads}, heads={self.heads}."
+            )
+
+
+class Projections(nn.Module):
+    """From hidden states to queries, keys and values by head, and back."""
+
+    def __init__(self, config: InformerConfig) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.query = nn.Linear(config.width, config.width)
+        self.key_value = nn.Linear(config.width, 2 * config.width)
+        self.output = nn.Linear(config.width, config.width)
+        self.attention_dropout = config.dropout
+
+    def split(self, hidden_BTW: Tensor, seen_BTW: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        key, value = self.key_value(seen_BTW).chunk(2, dim=-1)
+        query, key, value = (
+            part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.query(hidden_BTW), key, value)
+        )
+        return query, key, value
+
+    def join(self, attended_BHTD: Tensor) -> Tensor:
+        return self.output(attended_BHTD.transpose(1, 2).flatten(2))
+
+    @property
+    def dropout_now(self) -> float:
+        return self.attention_dropout if self.training else 0.0
+
+
+class CrossAttention(Projections):
+    """The decoder's look at the encoder: full attention, as published, and never recurrence."""
+
+    def forward(self, hidden_BTW: Tensor, encoded_BTW: Tensor) -> Tensor:
+        query, key, value = self.split(hidden_BTW, encoded_BTW)
+        return self.join(functional.scaled_dot_product_attention(query, key, value, dropout_p=self.dropout_now))
+
+
+class SelfAttention(Projections):
+    """ProbSparse or full attention, mixed with the recurrence of RSA where the configuration has one."""
+
+    def __init__(self, config: InformerConfig, causal: bool) -> None:
+        super().__init__(config)
+        self.config, self.causal = config, causal
+        self.encoding = None if config.rsa is None else RecurrenceEncoding(config.rsa)
+
+    def forward(self, hidden_BTW: Tensor) -> Tensor:
+        query, key, value = self.split(hidden_BTW, hidden_BTW)
+        chosen_BHU = None
+        if self.config.attention == "full":
+            attended = functional.scaled_dot_product_attention(
+                query, key, value, dropout_p=self.dropout_now, is_causal=self.causal
+            )
+        else:
+            rows, factor = query.shape[2], self.config.factor
+            sample_QN = sample_keys(rows, rows, factor, query.device, self.training)
+            attended, chosen_BHU = prob_sparse_attention(
+                query, key, value, sample_QN, causal=self.causal, factor=factor
+            )
+        if self.encoding is not None:
+            rows_BHU = chosen_BHU if self.config.recurrence_rows == "selected" else None
+            attended = add_recurrence(attended, value, self.encoding, self.causal, rows_BHU)
+        return self.join(attended)
+
+
+def add_recurrence(
+    attended_BHTD: Tensor, value_BHTD: Tensor, encoding: RecurrenceEncoding, causal: bool, rows_BHU: Tensor | None
+) -> Tensor:
+    """(1 − g) · attended + g · P·V for the heads with a REM: on every row, or on `rows_BHU` alone.
+
+    P·V is taken over all rows before any is picked, so a picked row has the weights of its own position.
+    """
+    rem, gate = encoding.rem_heads, encoding.gate().to(attended_BHTD.dtype)
+    chunk = min(value_BHTD.shape[2], LONGEST_CHUNK)
+    recurrent = scan(value_BHTD[:, :rem], encoding.kernel(), causal=causal, chunk=chunk).output
+    mixed = (1 - gate) * attended_BHTD[:, :rem] + gate * recurrent
+    if rows_BHU is not None:
+        index = rows_BHU[:, :rem].unsqueeze(-1).expand(-1, -1, -1, mixed.shape[-1])
+        mixed = attended_BHTD[:, :rem].scatter(2, index, mixed.gather(2, index))
+    return torch.cat([mixed, attended_BHTD[:, rem:]], dim=1)
+
+
+class FeedForward(nn.Module):
+    def __init__(self, config: InformerConfig) -> None:
+        super().__init__()
+        self.inner = nn.Linear(config.width, config.inner)
+        self.output = nn.Linear(config.inner, config.width)
+        self.norm = nn.LayerNorm(config.width)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, hidden_BTW: Tensor) -> Tensor:
+        inner = self.dropout(functional.gelu(self.inner(hidden_BTW)))
+        return self.norm(hidden_BTW + self.dropout(self.output(inner)))
+
+
+class EncoderLayer(nn.Module):
+    def __init__(self, config: InformerConfig) -> None:
+        super().__init__()
+        self.attention = SelfAttention(config, causal=False)
+        self.norm = nn.LayerNorm(config.width)
+        self.dropout = nn.Dropout(config.dropout)
+        self.feed_forward = FeedForward(config)
+
+    def forward(self, hidden_BTW: Tensor) -> Tensor:
+        hidden_BTW = self.norm(hidden_BTW + self.dropout(self.attention(hidden_BTW)))
+        return self.feed_forward(hidden_BTW)
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self, config: InformerConfig) -> None:
+        super().__init__()
+        self.attention = SelfAttention(config, causal=True)
+        self.norm = nn.LayerNorm(config.width)
+        self.cross = CrossAttention(config)
+        self.cross_norm = nn.LayerNorm(config.width)
+        self.dropout = nn.Dropout(config.dropout)
+        self.feed_forward = FeedForward(config)
+
+    def forward(self, hidden_BTW: Tensor, encoded_BTW: Tensor) -> Tensor:
+        hidden_BTW = self.norm(hidden_BTW + self.dropout(self.attention(hidden_BTW)))
+        hidden_BTW = self.cross_norm(hidden_BTW + self.dropout(self.cross(hidden_BTW, encoded_BTW)))
+        return self.feed_forward(hidden_BTW)
+
+
+class Distil(nn.Module):
+    """Convolution, then every other row by max pooling."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.convolution = nn.Conv1d(width, width, 3, padding=1, padding_mode="circular")
+        self.norm = nn.BatchNorm1d(width)
+
+    def forward(self, hidden_BTW: Tensor) -> Tensor:
+        hidden_BWT = functional.elu(self.norm(self.convolution(hidden_BTW.transpose(1, 2))))
+        return functional.max_pool1d(hidden_BWT, 3, stride=2, padding=1).transpose(1, 2)
+
+
+class Embedding(nn.Module):
+    """Values by a convolution over three rows, the calendar by a linear map, positions by waves; all added."""
+
+    def __init__(self, config: InformerConfig) -> None:
+        super().__init__()
+        self.values = nn.Conv1d(config.channels, config.width, 3, padding=1, padding_mode="circular")
+        nn.init.kaiming_normal_(self.values.weight, mode="fan_in", nonlinearity="leaky_relu")
+        self.times = nn.Linear(config.time_features, config.width)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, values_BTC: Tensor, times_BTF: Tensor) -> Tensor:
+        values_BTW = self.values(values_BTC.transpose(1, 2)).transpose(1, 2)
+        return self.dropout(values_BTW + self.times(times_BTF) + position_waves(values_BTW))
+
+
+def position_waves(like_BTW: Tensor) -> Tensor:
+    """(T, W): sine and cosine of each position in turn."""
+    rows, width = like_BTW.shape[1:]
+    position = torch.arange(rows, dtype=torch.float32, device=like_BTW.device)[:, None]
+    frequency = torch.exp(
+        torch.arange(0, width, 2, dtype=torch.float32, device=like_BTW.device) * (-math.log(10_000) / width)
+    )
+    angle = position * frequency
+    return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1).to(like_BTW.dtype)
+
+
+class Informer(nn.Module):
+    """The past and the calendar in, the whole forecast out."""
+
+    def __init__(self, config: InformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder_embedding, self.decoder_embedding = Embedding(config), Embedding(config)
+        self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
+        distils = config.encoder_layers - 1 if config.distil else 0
+        self.distils = nn.ModuleList(Distil(config.width) for _ in range(distils))
+        self.encoder_norm = nn.LayerNorm(config.width)
+        self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
+        self.decoder_norm = nn.LayerNorm(config.width)
+        self.output = nn.Linear(config.width, config.channels)
+
+    def forward(self, past_BLC: Tensor, past_time_BLF: Tensor, future_time_BPF: Tensor) -> Tensor:
+        encoded = self.encode(past_BLC, past_time_BLF)
+        known = past_BLC.shape[1] - self.config.label
+        values = functional.pad(past_BLC[:, known:], (0, 0, 0, self.config.horizon))
+        times = torch.cat([past_time_BLF[:, known:], future_time_BPF], dim=1)
+        hidden = self.decoder_embedding(values, times)
+        for layer in self.decoder:
+            hidden = layer(hidden, encoded)
+        return self.output(self.decoder_norm(hidden[:, -self.config.horizon :]))
+
+    def encode(self, past_BLC: Tensor, past_time_BLF: Tensor) -> Tensor:
+        hidden = self.encoder_embedding(past_BLC, past_time_BLF)
+        for number, layer in enumerate(self.encoder):
+            hidden = layer(hidden)
+            if number < len(self.distils):
+                hidden = self.distils[number](hidden)
+        return self.encoder_norm(hidden)
+
+    def recurrence_encodings(self) -> dict[str, RecurrenceEncoding]:
+        """Every layer's REMs by the layer's name; empty without RSA."""
+        named: dict[str, Any] = dict(self.named_modules())
+        return {
+            name.removesuffix(".attention.encoding"): module
+            for name, module in named.items()
+            if isinstance(module, RecurrenceEncoding)
+        }

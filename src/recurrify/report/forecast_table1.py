@@ -1,0 +1,94 @@
+"""Table 1 of the RSA paper: authors, students and ours, as lines for the terminal and as a page."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from recurrify.report import html_parts as parts
+from recurrify.report import numbers
+from recurrify.report.tables import Table
+from recurrify.results import write_whole
+
+TITLE = "recurrify: Table 1, Informer and RSA-Informer"
+PAIR = ("informer", "rsa-informer")
+NAMES = {"informer": "Informer", "rsa-informer": "RSA-Informer"}
+MARK = "*"
+
+
+def table1_table(result: Mapping[str, Any], metric: str) -> Table:
+    """One row for each setting; a star where ours of the pair is lower by more than one standard error."""
+    rows = result.get("table1") or []
+    others = [
+        name for name in dict.fromkeys(name for row in rows for name in row.get("ours") or {}) if name not in PAIR
+    ]
+    header = ["setting"]
+    for who in ("authors", "students", "ours"):
+        header += [f"{NAMES[model]}, {who}" for model in PAIR]
+    header += [f"{name}, ours" for name in others]
+    lines = []
+    for row in rows:
+        line = [str(row.get("setting"))]
+        for who in ("authors", "students"):
+            line += [_published((row.get(who) or {}).get(model), metric) for model in PAIR]
+        ours = row.get("ours") or {}
+        line += [_ours(ours, model, metric) for model in PAIR]
+        line += [_mean(ours.get(name), metric) for name in others]
+        lines.append(line)
+    return Table(f"{metric.upper()} on scaled values", header, lines, text_columns=1)
+
+
+def _published(errors: Mapping[str, Any] | None, metric: str) -> str:
+    return numbers.MISSING if errors is None else numbers.fixed(numbers.finite(errors.get(metric)))
+
+
+def _mean(found: Mapping[str, Any] | None, metric: str) -> str:
+    if found is None:
+        return numbers.MISSING
+    mean, error = (numbers.finite(found[metric].get(name)) for name in ("mean", "standard_error"))
+    return numbers.fixed(mean) if error is None else f"{numbers.fixed(mean)} ± {numbers.fixed(error)}"
+
+
+def _ours(ours: Mapping[str, Any], model: str, metric: str) -> str:
+    text = _mean(ours.get(model), metric)
+    other = next(name for name in PAIR if name != model)
+    if model in ours and other in ours:
+        mine, theirs = ours[model][metric], ours[other][metric]
+        noise = ((mine.get("standard_error") or 0) ** 2 + (theirs.get("standard_error") or 0) ** 2) ** 0.5
+        if theirs["mean"] - mine["mean"] > noise:
+            text += f" {MARK}"
+    return text
+
+
+def table1_statement(result: Mapping[str, Any]) -> str:
+    means = result.get("mean_mse")
+    if not means:
+        return ""
+    return (
+        f"Over {result['settings']} settings the mean MSE is {means['informer']:.3f} for Informer and "
+        f"{means['rsa-informer']:.3f} for RSA-Informer, which is better in {result['rsa_better']} settings, beyond one "
+        f"standard error in {result['rsa_better_beyond_error']}, and worse beyond it in "
+        f"{result['rsa_worse_beyond_error']}."
+    )
+
+
+def table1_lines(result: Mapping[str, Any]) -> list[str]:
+    """Both metrics as Markdown, with the statement under them."""
+    lines: list[str] = []
+    for metric in ("mse", "mae"):
+        lines += [*_markdown(table1_table(result, metric)), ""]
+    return [*lines, table1_statement(result)]
+
+
+def _markdown(table: Table) -> Sequence[str]:
+    rule = ["---"] * table.text_columns + ["---:"] * (len(table.header) - table.text_columns)
+    cells = [table.header, rule, *table.rows]
+    return [f"**{table.caption}**", "", *(f"| {' | '.join(row)} |" for row in cells)]
+
+
+def write_table1_page(result: Mapping[str, Any], path: str | Path) -> None:
+    note = (
+        f"± is one standard error over seeds. {MARK}: lower than the other of ours by more than that of the difference."
+    )
+    tables = [parts.table(table1_table(result, metric)) for metric in ("mse", "mae")]
+    body = [parts.paragraph(table1_statement(result), "headline"), *tables, parts.paragraph(note, "note")]
+    write_whole(path, parts.document(TITLE, body, wide=True).encode("utf-8"))

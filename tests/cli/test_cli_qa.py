@@ -1,0 +1,165 @@
+"""`recurrify qa` from files to files."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from recurrify import cli
+from recurrify.data.questions import Question, QuestionSet, save_questions
+from recurrify.errors import UserError
+from recurrify.evaluate.answers import score_answers
+from recurrify.recurrence import RecurrentForQuestionAnswering
+from recurrify.recurrence.task_loading import load_task_model
+from support.commands import invoke
+from support.models import tiny
+from support.tokenizers import like_bert
+
+PEOPLE = ("ann", "bob", "eve")
+PLACES = ("rome", "paris", "oslo")
+TRAINING = [
+    "--window",
+    16,
+    "--batch",
+    3,
+    "--learning-rate",
+    0.01,
+    "--warmup-steps",
+    5,
+    "--epochs",
+    80,
+    "--schedule",
+    "constant_with_warmup",
+]
+
+
+def questions() -> list[Question]:
+    made = []
+    for number, person in enumerate(PEOPLE):
+        context = " ".join(f"{who} lives in {where}." for who, where in zip(PEOPLE, PLACES, strict=True))
+        place = PLACES[number]
+        span = (context.index(place), context.index(place) + len(place))
+        made.append(Question(f"q{number}", f"where is {person}?", context, (place,), "span", span, "towns"))
+    return made
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("qa")
+    save_questions(QuestionSet(questions(), "squad"), path / "towns.json")
+    texts = [text for question in questions() for text in (question.context, question.question)]
+    tokenizer = like_bert(texts)
+    base = tiny("bert", "masked", vocab_size=len(tokenizer), pad_token_id=0)
+    base.save_pretrained(path / "base")
+    tokenizer.save_pretrained(path / "base")
+    return path
+
+
+@pytest.fixture(scope="module")
+def trained(folder: Path) -> Path:
+    data = ["--data", folder / "towns.json", "--test", folder / "towns.json"]
+    said = invoke("qa", "train", "--model", folder / "base", "--out", folder / "run", *data, *TRAINING)
+    assert "3 questions" in said
+    return folder / "run"
+
+
+def test_it_learns_and_leaves_everything_behind(trained: Path) -> None:
+    result = json.loads((trained / "result.json").read_text())
+    assert result["test"]["exact_match"] == 100
+    assert result["test"]["f1"] == 100
+    assert result["test"]["windows_per_question"] == 2
+    assert json.loads((trained / "predictions.json").read_text()) == {
+        f"q{number}": place for number, place in enumerate(PLACES)
+    }
+    recurrence = result["provenance"]["config"]["recurrence"]
+    paper = {"mechanism": "carry", "pooled_layers": "last", "hidden_layers": 2, "hidden_size": 768, "insert_layer": 2}
+    assert recurrence == recurrence | paper
+    assert result["questions"] == {"asked": 3, "trained_on": 3, "handled": {}}
+
+
+def test_a_finished_run_is_not_trained_again(folder: Path, trained: Path) -> None:
+    before = (trained / "result.json").read_text()
+    data = ["--data", folder / "towns.json", "--test", folder / "towns.json"]
+    invoke("qa", "train", "--model", folder / "base", "--out", trained, *data, *TRAINING)
+    assert (trained / "result.json").read_text() == before
+
+
+def test_evaluate_and_predict_say_what_training_said(folder: Path, trained: Path, tmp_path: Path) -> None:
+    said = invoke("qa", "evaluate", trained, "--data", folder / "towns.json", "--out", tmp_path / "scores.json")
+    assert said.startswith("F1 100.00 (95 %: 100.00 to 100.00), exact match 100.00")
+    scores = json.loads((tmp_path / "scores.json").read_text())
+    assert scores["by_question"] == {f"q{number}": [1, 1] for number in range(3)}
+    untold = json.loads((folder / "towns.json").read_text())
+    for entry in untold["data"][0]["paragraphs"][0]["qas"]:
+        del entry["answers"]
+    (tmp_path / "untold.json").write_text(json.dumps(untold))
+    invoke("qa", "predict", trained, "--data", tmp_path / "untold.json", "--out", tmp_path / "answers.json")
+    answers: dict[str, str] = json.loads((tmp_path / "answers.json").read_text())
+    assert score_answers(answers, questions()).means == {"exact_match": 100, "f1": 100}
+
+
+def test_hotpotqa_answers_are_written_in_its_format(trained: Path, tmp_path: Path) -> None:
+    item: dict[str, Any] = {"_id": "h", "question": "where is ann?", "context": [["towns", ["ann lives in rome."]]]}
+    (tmp_path / "hotpot.json").write_text(json.dumps([item]))
+    invoke("qa", "predict", trained, "--data", tmp_path / "hotpot.json", "--out", tmp_path / "answers.json")
+    answers = json.loads((tmp_path / "answers.json").read_text())
+    assert set(answers) == {"answer", "sp"}
+    assert set(answers["answer"]) == {"h"}
+
+
+def test_the_disjoint_baseline_takes_the_same_path(folder: Path, tmp_path: Path) -> None:
+    data = ["--data", folder / "towns.json", "--test", folder / "towns.json", "--mechanism", "none", "--epochs", 1]
+    invoke("qa", "train", "--model", folder / "base", "--out", tmp_path, *data, *TRAINING[:-4])
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["parameters"]["added"] == 0
+    assert result["provenance"]["config"]["recurrence"]["mechanism"] == "none"
+
+
+def test_minutes_that_run_out_and_going_on(folder: Path, tmp_path: Path) -> None:
+    common = ["qa", "train", "--model", folder / "base", "--data", folder / "towns.json", *TRAINING[:-4], "--epochs", 4]
+    invoke(*common, "--out", tmp_path / "parts", "--max-minutes", 1e-9)
+    assert not (tmp_path / "parts" / "result.json").exists()
+    invoke(*common, "--out", tmp_path / "parts")
+    invoke(*common, "--out", tmp_path / "whole")
+    parts, whole = (
+        RecurrentForQuestionAnswering.from_pretrained(tmp_path / name / "model") for name in ("parts", "whole")
+    )
+    for name, value in parts.named_parameters():
+        torch.testing.assert_close(value, whole.get_parameter(name), msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["evaluate", "{base}", "--data", "{data}"], "train it first"),
+        (["evaluate", "{run}", "--data", "nowhere.json"], "Could not read questions from 'nowhere.json'"),
+        (["train", "--model", "{base}", "--data", "{data}", "--out", "x", "--window", "4"], "no room for question"),
+        (["train", "--model", "{base}", "--data", "{data}", "--out", "x", "--epochs", "0"], "`epochs`"),
+        (["train", "--model", "{base}", "--data", "{lost}", "--out", "x"], "nothing to learn"),
+    ],
+    ids=["no head", "no file", "small window", "no epochs", "no answers"],
+)
+def test_refusals(arguments: list[str], words: str, folder: Path, trained: Path) -> None:
+    lost = [question._replace(answers=("zebra",), span=None) for question in questions()]
+    save_questions(QuestionSet(lost, "squad"), folder / "lost.json")
+    names = {"base": folder / "base", "run": trained, "data": folder / "towns.json", "lost": folder / "lost.json"}
+    found = CliRunner().invoke(cli.app, ["qa", *(argument.format(**names) for argument in arguments)])
+    assert isinstance(found.exception, UserError), found.output
+    assert words in str(found.exception)
+
+
+def test_a_model_for_another_task_is_refused(trained: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="recurrent already"):
+        load_task_model(str(trained), RecurrentForQuestionAnswering, {"mechanism": "carry", "hidden_size": 5})
+    config = json.loads((trained / "model" / "config.json").read_text())
+    config["architectures"] = ["RecurrentForMaskedLM"]
+    other = tmp_path / "other"
+    other.mkdir()
+    for file in (trained / "model").iterdir():
+        (other / file.name).write_bytes(file.read_bytes())
+    (other / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="is a RecurrentForMaskedLM"):
+        load_task_model(str(other))

@@ -1,0 +1,125 @@
+"""`recurrify forecast` from a CSV to a forecast and a page, and what it refuses."""
+
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from recurrify import cli
+from recurrify.results import load_result
+from support.commands import invoke
+
+SMALL = [
+    "--past", "24", "--horizon", "4", "--width", "16", "--inner", "16", "--encoder-layers", "1", "--epochs", "1",
+    "--epoch-windows", "64", "--learning-rate", "1e-3", "--device", "cpu",
+]  # fmt: skip
+
+
+def train(path: Path, out: Path, *more: object) -> str:
+    return invoke("forecast", "train", "--data", path, "--out", out, *SMALL, *more)
+
+
+def test_from_a_csv_to_a_forecast_and_a_page(write_csv, tmp_path):
+    path = write_csv(flat=3.0)
+    said = train(path, tmp_path / "run")
+    assert re.search(r"validation: MSE \d", said)
+    result = load_result(tmp_path / "run" / "result.json")
+    assert result["constant_columns"] == ["flat"]
+    # The same command again has nothing left to do.
+    train(path, tmp_path / "run")
+    assert load_result(tmp_path / "run" / "result.json")["history"] == result["history"]
+
+    said = invoke("forecast", "evaluate", tmp_path / "run", "--device", "cpu")
+    assert "90% interval" in said
+    found = load_result(tmp_path / "run" / "evaluation.json")
+    assert [score["model"] for score in found["scores"]] == ["rsa-informer", "last-value", "seasonal"]
+    assert {score["windows"] for score in found["scores"]} == {80 - 4 + 1}
+
+    invoke("forecast", "predict", tmp_path / "run", "--out", tmp_path / "next.csv", "--level", "0.95")
+    table = pd.read_csv(tmp_path / "next.csv", index_col="date", parse_dates=True)
+    assert table.index[0] == pd.Timestamp("2020-01-17 16:00")
+    assert list(table.columns[:3]) == ["a", "a_low", "a_high"]
+    assert np.isfinite(table.to_numpy()).all()
+
+    invoke("forecast", "plot", tmp_path / "run", "--out", tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    for title in ("Scores", "Error by horizon", "Forecasts over the truth", "What the recurrence learned"):
+        assert f"<h2>{title}</h2>" in page
+    assert page.count("<svg") == 1 + 4 + 1 + 2  # horizons, windows, gates, layers
+    gate = found["recurrence"][0]["gate"]
+    assert f">{gate:.3f}<" in page
+
+
+def test_one_column_alone(write_csv, tmp_path):
+    train(write_csv(), tmp_path / "run", "--univariate", "--target", "a", "--model", "linear")
+    invoke("forecast", "predict", tmp_path / "run", "--out", tmp_path / "next.csv")
+    assert list(pd.read_csv(tmp_path / "next.csv").columns) == ["date", "a", "a_low", "a_high"]
+
+
+def test_several_runs_on_one_page_share_their_naive_forecasts(write_csv, tmp_path):
+    for model in ("linear", "seasonal"):
+        train(write_csv(), tmp_path / model, "--model", model)
+        invoke("forecast", "evaluate", tmp_path / model, "--device", "cpu")
+    invoke("forecast", "plot", tmp_path / "linear", tmp_path / "seasonal", "--out", tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert page.count("last-value (some, 4)</text>") == 1
+    assert "Forecasts over the truth: seasonal" in page
+
+
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    def run(*arguments: object) -> str:
+        monkeypatch.setattr(sys, "argv", ["recurrify", "forecast", *map(str, arguments)])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        assert caught.value.code == 2
+        written = capsys.readouterr().err
+        assert "Traceback" not in written
+        return written.rpartition("Error: ")[2].strip()
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--model", "oracle"], "`model` must be one of"),
+        (["--counts", "a,b"], "`counts` must be whole numbers"),
+        (["--counts", "9,0,0,0,0,0"], "`counts` must name at least one head"),
+        (["--target", "z"], "`target` must be a column"),
+        (["--past", "900"], "too short"),
+        (["--split", "12/4/4 months"], "too short for '12/4/4 months'"),
+        (["--columns", "a,z"], "has no column 'z'"),
+        (["--speed", "graph"], "needs a CUDA device"),
+    ],
+    ids=["model", "counts", "heads", "target", "past", "split", "columns", "speed"],
+)
+def test_bad_options_of_train(refused, write_csv, tmp_path, options, told):
+    sentence = refused("train", "--data", write_csv(), "--out", tmp_path / "run", *SMALL, *options)
+    assert told in sentence
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_was_never_trained_cannot_be_used(refused, tmp_path):
+    assert "There is no forecaster" in refused("evaluate", tmp_path)
+    assert "There is no forecaster" in refused("predict", tmp_path, "--out", tmp_path / "next.csv")
+    assert "run `recurrify forecast evaluate" in refused("plot", tmp_path)
+
+
+def test_a_folder_with_other_files_is_left_alone(refused, write_csv, tmp_path):
+    path = write_csv()
+    assert "holds other files" in refused("train", "--data", path, "--out", tmp_path, *SMALL)
+
+
+def test_a_file_that_has_changed_is_another_run(refused, write_csv, tmp_path):
+    train(write_csv(), tmp_path / "run", "--model", "seasonal")
+    sentence = refused("train", "--data", write_csv(rows=401), "--out", tmp_path / "run", *SMALL, "--model", "seasonal")
+    assert "holds a run with other settings (data_checksum=" in sentence
+
+
+def test_table1_without_its_data(refused, tmp_path):
+    assert "ETTh1.csv does not exist" in refused("table1", "run", "--data", tmp_path, "--only", "ETTh1-24")
+    assert "There is no result" in refused("table1", "report", "--root", tmp_path)

@@ -1,0 +1,129 @@
+"""A CSV is read as it is, repaired in the open, or refused in one sentence."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from recurrify.errors import UserError
+from recurrify.forecast.reading import read_series
+
+HEADER = "date,x,y\n"
+
+
+def lines(count: int = 10, skip: tuple[int, ...] = (), start: str = "2021-03-01", step: str = "h") -> list[str]:
+    dates = pd.date_range(start, periods=count, freq=step)
+    return [f"{date},{index},{index * 0.5}\n" for index, date in enumerate(dates) if index not in skip]
+
+
+def test_a_good_file_is_read_without_repairs(write_csv):
+    series = read_series(write_csv(HEADER + "".join(lines())))
+    assert series.columns == ("x", "y")
+    assert series.frequency == "h"
+    assert series.repairs == ()
+    np.testing.assert_array_equal(series.values[:, 1], np.arange(10) * 0.5)
+    assert series.dates[3] == pd.Timestamp("2021-03-01 03:00")
+
+
+def test_unsorted_rows_are_sorted_and_told(write_csv):
+    series = read_series(write_csv(HEADER + "".join(reversed(lines()))))
+    np.testing.assert_array_equal(series.values[:, 0], np.arange(10))
+    assert "sorted" in series.repairs[0]
+
+
+def test_a_repeated_row_is_left_out_and_told(write_csv):
+    rows = lines()
+    series = read_series(write_csv(HEADER + "".join([*rows, rows[4]])))
+    np.testing.assert_array_equal(series.values[:, 0], np.arange(10))
+    assert any("1 rows that repeated" in repair for repair in series.repairs)
+
+
+def test_two_different_rows_of_one_date_are_refused(write_csv):
+    with pytest.raises(UserError, match="different rows for the same date, 2021-03-01 04:00:00"):
+        read_series(write_csv(HEADER + "".join([*lines(), "2021-03-01 04:00:00,77,2.0\n"])))
+
+
+def test_missing_rows_take_the_value_before_and_never_a_later_one(write_csv):
+    series = read_series(write_csv(HEADER + "".join(lines(60, skip=(20, 21)))))
+    np.testing.assert_array_equal(series.values[18:23, 0], [18, 19, 19, 19, 22])
+    assert len(series.dates) == 60
+    assert any("2 rows missing" in repair for repair in series.repairs)
+
+
+def test_missing_values_take_the_value_before(write_csv):
+    rows = lines(60)
+    rows[30] = rows[30].split(",")[0] + ",,15.0\n"
+    series = read_series(write_csv(HEADER + "".join(rows)))
+    assert series.values[30].tolist() == [29.0, 15.0]
+    assert series.repairs == ("1 missing values of 'x' were filled with the value before (at most 1 in a row)",)
+
+
+def test_rows_before_the_first_value_are_left_out(write_csv):
+    rows = lines(60)
+    rows[0] = rows[0].split(",")[0] + ",,0.0\n"
+    series = read_series(write_csv(HEADER + "".join(rows)))
+    assert series.values[0].tolist() == [1.0, 0.5]
+    assert "the first 1 rows" in series.repairs[0]
+
+
+def test_the_day_comes_first_where_the_steps_say_so(write_csv):
+    dates = pd.date_range("2021-01-01", periods=12, freq="D")
+    series = read_series(write_csv(HEADER + "".join(f"{date:%d/%m/%Y},1,{date.day}\n" for date in dates)))
+    assert list(series.dates) == list(dates)
+    assert "day first" in series.repairs[0]
+
+
+def test_months_are_a_regular_step(write_csv):
+    series = read_series(write_csv(HEADER + "".join(lines(12, step="MS", start="2021-01-01"))))
+    assert series.frequency == "MS"
+    assert series.repairs == ()
+
+
+def test_time_zones_become_utc(write_csv):
+    text = HEADER + "".join(line.replace(":00:00,", ":00:00+02:00,") for line in lines())
+    series = read_series(write_csv(text))
+    assert series.dates[2] == pd.Timestamp("2021-03-01 00:00")
+    assert "UTC" in series.repairs[0]
+
+
+def test_other_separators_and_columns_of_words(write_csv):
+    text = "x;when;note\n" + "".join(f"{index};2021-03-{index + 1:02};fine\n" for index in range(10))
+    series = read_series(write_csv(text), date_column="when")
+    assert series.columns == ("x",)
+    assert series.repairs == ("the column 'note' holds no number and was left out",)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "is empty"),
+        ("date\n2020-01-01\n", "one column only"),
+        ("date,x,x\n2020-01-01,1,2\n", "more than one column 'x'"),
+        (HEADER + "".join(lines(5)), "has 5 dated rows, too few"),
+        (HEADER + "".join(lines()) + "tomorrow,1,2\n", "line 12 has 'tomorrow'"),
+        (HEADER + "".join(lines()) + ",1,2\n", "no date in line 12"),
+        (HEADER + "".join(lines()).replace(",3,", ",three,"), "'three' in line 5"),
+        (HEADER + "".join(lines()).replace(",3,", ",inf,"), "'inf' in line 5"),
+        ("date,x,y\n" + "".join(f"{index},1,2\n" for index in range(10)), "holds numbers such as 0, not dates"),
+        (HEADER + "".join(lines(60)) + "2021-03-03 12:30:00,1,2\n", "off the grid"),
+        (HEADER + "".join(lines(60, skip=tuple(range(20, 30)))), "10 of 60 rows are missing"),
+        (HEADER + "".join(lines()).replace(",3,", ",,"), "1 of 10 rows"),
+        ("date,x\n" + "".join(f"{line.split(',')[0]},word\n" for line in lines()), "no column of numbers"),
+    ],
+    ids=[
+        "empty", "one-column", "same-name", "short", "bad-date", "no-date", "word", "infinite", "numbers-as-dates",
+        "off-grid", "gaps", "holes", "words-only",
+    ],
+)  # fmt: skip
+def test_what_cannot_be_repaired_is_refused(write_csv, text, told):
+    with pytest.raises(UserError, match=told):
+        read_series(write_csv(text))
+
+
+def test_names_that_are_not_there_are_refused(write_csv, tmp_path):
+    path = write_csv(HEADER + "".join(lines()))
+    with pytest.raises(UserError, match="no column 'z': it has x, y"):
+        read_series(path, columns=["z"])
+    with pytest.raises(UserError, match="no column 'when' for the dates"):
+        read_series(path, date_column="when")
+    with pytest.raises(UserError, match=r"nothing\.csv does not exist"):
+        read_series(tmp_path / "nothing.csv")

@@ -1,0 +1,112 @@
+"""Table 1: the published numbers, the choice of a learning rate, and the summary."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from recurrify.errors import UserError
+from recurrify.forecast import table1
+from recurrify.forecast.published import SETTINGS, chosen_settings
+from recurrify.forecast.table1 import Plan, Recipe, Unit, run_table1, summary
+from recurrify.report.forecast_table1 import table1_lines, write_table1_page
+from recurrify.results import load_result
+
+TINY = Recipe(width=8, inner=8, epochs=1, batch=64, learning_rates=(1e-3, 1e-2), epoch_windows=64)
+SETTING = SETTINGS[0]._replace(data="some", horizon=3, past=24, label=4)
+
+
+@pytest.fixture
+def plan(write_csv, tmp_path) -> Plan:
+    folder = write_csv(rows=300).parent
+    return Plan(folder=str(folder), root=str(tmp_path / "root"), settings=[SETTING], seeds=2, recipe=TINY)
+
+
+def test_the_published_table_is_whole():
+    assert [setting.name for setting in SETTINGS] == [
+        *(f"ETTh{number}-{horizon}" for number in (1, 2) for horizon in (24, 48, 168, 336)),
+        *(f"ETTm1-{horizon}" for horizon in (24, 48, 96, 288)),
+        *(f"WTH-{horizon}" for horizon in (24, 48, 168, 336)),
+    ]
+    assert all(sum(setting.counts) == 8 for setting in SETTINGS)
+    # Sums of the printed columns, so that a slip of a digit shows.
+    authors = [[getattr(setting.authors, model).mse for setting in SETTINGS] for model in ("informer", "rsa_informer")]
+    assert [round(math.fsum(column), 3) for column in authors] == [20.832, 15.827]
+    unreported = [setting.name for setting in SETTINGS if setting.students.informer is None]
+    assert unreported == ["ETTm1-288", "WTH-336"]
+
+
+def test_settings_are_chosen_by_name_or_by_data():
+    assert [setting.name for setting in chosen_settings(["WTH-24", "ETTm1"])][:2] == ["ETTm1-24", "ETTm1-48"]
+    assert len(chosen_settings(None)) == 16
+    with pytest.raises(UserError, match="no setting 'ETTh3'"):
+        chosen_settings(["ETTh3"])
+
+
+def test_the_table_is_run_once_and_the_rate_chosen_on_validation(plan, monkeypatch, tmp_path):
+    said: list[str] = []
+    result = run_table1(plan, said.append)
+    row = result["table1"][0]["ours"]
+    for model in ("informer", "rsa-informer"):
+        trials = {rate: load_result(plan.unit(SETTING, model, rate, 0).path)["valid_mse"] for rate in (1e-3, 1e-2)}
+        assert row[model]["learning_rate"] == min(trials, key=trials.__getitem__)
+        assert row[model]["seeds"] == 2
+        runs = [load_result(plan.unit(SETTING, model, row[model]["learning_rate"], seed).path) for seed in (0, 1)]
+        values = [run["test"]["mse"] for run in runs]
+        assert values[0] != values[1]
+        assert row[model]["mse"]["mean"] == pytest.approx(sum(values) / 2)
+        assert row[model]["mse"]["standard_error"] == pytest.approx(abs(values[0] - values[1]) / 2)
+    assert row["seasonal"]["seeds"] == row["last-value"]["seeds"] == 1
+
+    monkeypatch.setattr(table1, "train_forecaster", lambda *_: pytest.fail("a finished run was run again"))
+    again = run_table1(plan, said.append)
+    assert again["table1"] == result["table1"]
+    with pytest.raises(UserError, match="was run with another batch"):
+        run_table1(replace(plan, recipe=replace(TINY, batch=32)), said.append)
+
+    write_table1_page(load_result(tmp_path / "root" / "table1.json"), tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "0.414" in page
+    assert f"{row['rsa-informer']['mse']['mean']:.3f}" in page
+
+
+def test_time_that_is_up_leaves_the_rest_for_later(plan):
+    assert run_table1(plan, lambda _: None, deadline=0.0) is None
+
+
+def test_a_run_that_fails_does_not_stop_the_others(plan, monkeypatch):
+    done = []
+
+    def fail_at_informer(unit: Unit, deadline: float | None) -> dict[str, object]:
+        if unit.model == "informer":
+            raise RuntimeError("CUDA out of memory")
+        done.append(unit.name)
+        return {}
+
+    monkeypatch.setattr(table1, "do_unit", fail_at_informer)
+    with pytest.raises(UserError, match="2 runs failed, the others are saved; the first: some-3-informer-"):
+        run_table1(plan, lambda _: None)
+    assert len(done) == 4
+
+
+def test_a_missing_file_is_named(plan):
+    with pytest.raises(UserError, match=r"other\.csv does not exist"):
+        run_table1(replace(plan, settings=[SETTING._replace(data="other")]), lambda _: None)
+
+
+def test_better_counts_only_beyond_the_error():
+    def row(plain: tuple[float, float], rsa: tuple[float, float]) -> dict[str, object]:
+        ours = {
+            name: {metric: {"mean": mean, "standard_error": error} for metric in ("mse", "mae")}
+            for name, (mean, error) in (("informer", plain), ("rsa-informer", rsa))
+        }
+        return {"setting": "s", "ours": ours}
+
+    table = [row((1.0, 0.03), (0.9, 0.04)), row((1.0, 0.08), (0.9, 0.08)), row((1.0, 0.0), (1.5, 0.1))]
+    found = summary(table)
+    assert (found["rsa_better"], found["rsa_better_beyond_error"], found["rsa_worse_beyond_error"]) == (2, 1, 1)
+    assert found["mean_mse"] == {"informer": 1.0, "rsa-informer": pytest.approx(1.1)}
+    lines = table1_lines({"table1": table} | found)
+    assert "0.900 ± 0.040 *" in lines[4]
+    assert "*" not in lines[5]
+    assert "better in 2 settings, beyond one standard error in 1, and worse beyond it in 1" in lines[-1]

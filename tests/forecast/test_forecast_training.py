@@ -1,0 +1,182 @@
+"""Training that learns, stops, goes on where it stopped, and keeps its best."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from recurrify.errors import UserError
+from recurrify.forecast.building import default_dilations, described, new_forecaster, rebuilt
+from recurrify.forecast.data import Scaling, Split, WindowedSeries
+from recurrify.forecast.evaluation import mean_squared_error
+from recurrify.forecast.settings import MODELS, ForecastSettings, check_same_run, read_settings
+from recurrify.forecast.shapes import recurrence_shapes
+from recurrify.forecast.training import STATE_FILE, epoch_starts, fit, learning_rate
+
+SETTINGS = ForecastSettings(
+    data="waves.csv", out="out", model="rsa-informer", past=30, label=12, horizon=6, width=16, heads=8, inner=16,
+    encoder_layers=1, epochs=3, batch=8, learning_rate=3e-3, dropout=0.1, patience=0,
+)  # fmt: skip
+
+
+@pytest.fixture
+def data(wave_series) -> WindowedSeries:
+    return WindowedSeries(wave_series, Split(120, 180, 240), Scaling.of(wave_series.values[:120]), 30, 6)
+
+
+def fitted(settings: ForecastSettings, data: WindowedSeries, folder: Path | None = None) -> torch.nn.Module:
+    torch.manual_seed(settings.seed)
+    model = new_forecaster(settings, data.channels, data.times_TF.shape[1], data.series.step)
+    fit(model, data, settings, folder)
+    return model
+
+
+def same(first: torch.nn.Module, second: torch.nn.Module) -> bool:
+    theirs = second.state_dict()
+    return all(torch.equal(value, theirs[name]) for name, value in first.state_dict().items())
+
+
+@pytest.mark.parametrize("model", ["rsa-informer", "transformer", "lstm", "linear"])
+def test_every_forecaster_learns_a_wave(model, data):
+    settings = replace(SETTINGS, model=model, epochs=6, schedule="cosine", learning_rate=1e-2, dropout=0.0)
+    naive = new_forecaster(replace(settings, model="last-value"), 2, 4, data.series.step)
+    assert mean_squared_error(fitted(settings, data), data, "test") < 0.6 * mean_squared_error(naive, data, "test")
+
+
+def test_a_run_that_goes_on_is_the_run_that_never_stopped(data, tmp_path):
+    whole = fitted(SETTINGS, data)
+    for epochs in (1, 3):
+        in_parts = fitted(replace(SETTINGS, epochs=epochs), data, tmp_path)
+    assert same(whole, in_parts)
+    assert not same(whole, fitted(replace(SETTINGS, seed=1, epochs=1), data))
+
+
+def test_a_finished_run_takes_no_more_steps(data, tmp_path):
+    settings = replace(SETTINGS, model="linear")
+    first = fitted(settings, data, tmp_path)
+    before = (tmp_path / STATE_FILE).read_bytes()
+    assert same(first, fitted(settings, data, tmp_path))
+    assert (tmp_path / STATE_FILE).read_bytes() == before
+
+
+def test_a_spoilt_state_is_refused(data, tmp_path):
+    (tmp_path / STATE_FILE).write_bytes(b"nothing of the kind")
+    with pytest.raises(UserError, match="cannot be gone on from"):
+        fitted(SETTINGS, data, tmp_path)
+
+
+def test_the_time_limit_ends_a_run_between_epochs(data, tmp_path):
+    model = new_forecaster(SETTINGS, 2, 4, data.series.step)
+    outcome = fit(model, data, replace(SETTINGS, max_minutes=1e-9), tmp_path)
+    assert not outcome.finished
+    assert outcome.history == []
+
+
+def test_the_best_epoch_is_kept_and_patience_ends_the_run(data):
+    # So large a learning rate makes later epochs worse.
+    settings = replace(SETTINGS, model="linear", epochs=40, learning_rate=0.5, schedule="constant", patience=2)
+    torch.manual_seed(0)
+    model = new_forecaster(settings, 2, 4, data.series.step)
+    outcome = fit(model, data, settings)
+    losses = [epoch["valid_mse"] for epoch in outcome.history]
+    assert len(losses) == outcome.best_epoch + 2 < 40
+    assert min(losses) == losses[outcome.best_epoch - 1]
+    assert mean_squared_error(model, data, "valid") == pytest.approx(min(losses), rel=1e-6)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(data):
+    settings = replace(SETTINGS, model="linear", learning_rate=1e30, schedule="constant")
+    with pytest.raises(UserError, match="not finite in epoch"):
+        fitted(settings, data)
+
+
+def test_the_order_of_windows(data):
+    windows = len(data.starts("train"))
+    shuffled, other = epoch_starts(data, SETTINGS, 0).flatten(), epoch_starts(data, SETTINGS, 1).flatten()
+    assert len(shuffled) == windows // 8 * 8
+    assert len(shuffled.unique()) == len(shuffled)
+    assert not torch.equal(shuffled, other)
+    sequential = epoch_starts(data, replace(SETTINGS, order="sequential"), 0).flatten()
+    assert torch.equal(sequential, sequential.sort().values)
+    few = epoch_starts(data, replace(SETTINGS, epoch_windows=20), 0)
+    assert few.shape == (2, 8)
+
+
+def test_learning_rates():
+    rates = [
+        [learning_rate(replace(SETTINGS, schedule=name), epoch) for epoch in range(3)] for name in ("halve", "constant")
+    ]
+    assert np.allclose(rates, [[3e-3, 1.5e-3, 7.5e-4], [3e-3] * 3])
+    assert learning_rate(replace(SETTINGS, schedule="cosine"), 0) == 3e-3
+
+
+def test_a_graph_needs_cuda(data):
+    with pytest.raises(UserError, match="needs a CUDA device"):
+        fitted(replace(SETTINGS, speed="graph"), data)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_captured_graph_takes_the_ordinary_steps(wave_series):
+    data = WindowedSeries(wave_series, Split(120, 180, 240), Scaling.of(wave_series.values[:120]), 30, 6, "cuda")
+    settings = replace(SETTINGS, device="cuda", precision="fp32", dropout=0.0, model="rsa-transformer")
+    models = []
+    for speed in ("plain", "graph"):
+        torch.manual_seed(0)
+        models.append(new_forecaster(settings, 2, data.times_TF.shape[1], data.series.step).cuda())
+        fit(models[-1], data, replace(settings, speed=speed))
+    for (name, one), other in zip(models[0].state_dict().items(), models[1].state_dict().values(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_forecaster_can_be_described_and_rebuilt(model, data):
+    made = new_forecaster(replace(SETTINGS, model=model), 2, 4, data.series.step).eval()
+    again = rebuilt(described(made)).eval()
+    again.load_state_dict(made.state_dict())
+    batch = data.batch(data.starts("test")[:3])
+    inputs = (batch.past, batch.past_time, batch.future_time)
+    torch.testing.assert_close(made(*inputs), again(*inputs), rtol=0, atol=0)
+
+
+def test_settings_come_back_and_belong_to_one_run(tmp_path):
+    settings = replace(SETTINGS, out=str(tmp_path), columns=("a", "b"))
+    settings.write()
+    there = read_settings(tmp_path)
+    assert there == settings
+    check_same_run(replace(settings, max_minutes=1.0, device="cuda"), there)
+    with pytest.raises(UserError, match="batch=8 there, 9 now"):
+        check_same_run(replace(settings, batch=9), there)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"model": "prophet"}, {"label": 31}, {"epochs": 0}, {"learning_rate": 0.0}, {"order": "random"}, {"dropout": 1.0}],
+    ids=lambda wrong: next(iter(wrong)),
+)
+def test_bad_settings_are_refused(wrong):
+    with pytest.raises(UserError, match=f"`{next(iter(wrong))}`"):
+        replace(SETTINGS, **wrong)
+
+
+def test_dilations_pair_a_cosine_with_its_sine():
+    assert default_dilations((0, 2, 2, 2, 1, 1)) == (3, 6, 3, 3)
+    assert default_dilations((0, 0, 0, 0, 4, 4)) == (3, 6, 12, 24) * 2
+
+
+def test_shapes_of_the_recurrence_are_its_parameters(data):
+    model = new_forecaster(replace(SETTINGS, counts=(4, 0, 0, 0, 2, 2), dilations=(3, 6, 3, 6)), 2, 4, data.series.step)
+    layers = recurrence_shapes(model)
+    assert [layer["layer"] for layer in layers] == ["encoder.0", "decoder.0"]
+    encoding = model.recurrence_encodings()["encoder.0"]
+    assert layers[0]["gate"] == pytest.approx(torch.sigmoid(encoding.mu).item())
+    regular, sine = layers[0]["heads"][1], layers[0]["heads"][7]
+    decay = torch.tanh(encoding.eta[1]).item()
+    assert regular["lambda"] == pytest.approx(decay)
+    assert regular["weights"][:4] == pytest.approx([0, decay, decay**2, decay**3])
+    gamma, theta = torch.sigmoid(encoding.nu[1]).item(), encoding.theta[1].item()
+    assert (sine["dilation"], sine["gamma"], sine["theta"]) == (6, pytest.approx(gamma), pytest.approx(theta))
+    assert sine["weights"][12] == pytest.approx(gamma**2 * np.sin(2 * theta))
+    assert sine["weights"][11] == 0

@@ -1,0 +1,56 @@
+"""Small fast tokenizers in the manner of BERT and of RoBERTa, learnt from a few texts."""
+
+from collections.abc import Sequence
+
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+SPECIAL = {
+    "pad_token": "[PAD]",
+    "unk_token": "[UNK]",
+    "cls_token": "[CLS]",
+    "sep_token": "[SEP]",
+    "mask_token": "[MASK]",
+}
+
+
+def like_bert(texts: Sequence[str], words: int = 200) -> PreTrainedTokenizerFast:
+    """Lower case, no accents, word pieces, `[CLS] a [SEP] b [SEP]` with token types.
+
+    The first so many words are tokens of their own, the others are spelt. (A trainer would number ties at random.)
+    """
+    normalizer, splitter = (
+        normalizers.BertNormalizer(lowercase=True, strip_accents=True),
+        pre_tokenizers.BertPreTokenizer(),
+    )
+    found = [word for text in texts for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text))]
+    letters = sorted(set("".join(found)))
+    tokens = [*SPECIAL.values(), *letters, *(f"##{letter}" for letter in letters), *list(dict.fromkeys(found))[:words]]
+    vocabulary = {token: number for number, token in enumerate(dict.fromkeys(tokens))}
+    made = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    made.normalizer, made.pre_tokenizer = normalizer, splitter
+    ids = [(token, made.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
+    made.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=ids
+    )
+    names = ["input_ids", "token_type_ids", "attention_mask"]
+    return PreTrainedTokenizerFast(tokenizer_object=made, model_input_names=names, **SPECIAL)
+
+
+def like_roberta(texts: Sequence[str], size: int = 300) -> PreTrainedTokenizerFast:
+    """Bytes and their pairs; blanks belong to the word after them; `<s> a </s></s> b </s>` without token types."""
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    made.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=list(SPECIAL.values()),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    made.train_from_iterator(texts, trainer)
+    ids = [(token, made.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
+    made.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] [SEP] $B [SEP]", special_tokens=ids
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=made, model_input_names=["input_ids", "attention_mask"], **SPECIAL)
