@@ -176,7 +176,7 @@ def test_a_stopped_demo_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         run_demo(tmp_path / "run", lambda text: None, live_tokens=LIVE_TOKENS, seeds=(0,), test_tokens=200)
     assert not (tmp_path / "run" / "result.json").exists()
     result = run_demo(tmp_path / "run", lambda text: None, live_tokens=LIVE_TOKENS, seeds=(0,), test_tokens=200)
-    assert kinds == ["none", "carry", "carry"]
+    assert kinds == ["none", "tail", "tail"]
     assert result["continuations"] == []
     assert (tmp_path / "run" / "index.html").is_file()
 

@@ -20,7 +20,7 @@ def _row(model: str, weights: str, seed: int | None, overlap: int, per_word: flo
         "perplexity_per_word_interval": [per_word * 0.96, per_word * 1.04],
         "perplexity_per_token": per_word**0.65,
         "bits_per_character": math.log2(per_word) / 2.6,
-        "flops_per_token": flops,
+        "full_flops_per_token": flops,
     }
 
 

@@ -185,7 +185,9 @@ def test_a_result_without_a_live_pair(result: Result, tmp_path: Path) -> None:
 def test_numbers_that_are_missing_are_dashes(result: Result, tmp_path: Path) -> None:
     hollow = copy.deepcopy(result)
     for row in hollow["rows"]:
-        row.update(perplexity_per_word=None, perplexity_per_word_interval=[None, None], flops_per_token=float("nan"))
+        row.update(
+            perplexity_per_word=None, perplexity_per_word_interval=[None, None], full_flops_per_token=float("nan")
+        )
     hollow["gains"][0].update(interval=None, within_noise=None)
     hollow["loss_by_position"]["shipped"]["plain"][0] = None
     html = page(hollow, tmp_path)

@@ -21,7 +21,7 @@ TERMS = [
     (
         "overlap",
         "how many tokens of the window before are read again, unscored, as context at each window's start. All models "
-        "here were fine-tuned without overlap; with one, only which positions are pooled changes.",
+        "here were fine-tuned without overlap; with one, only which positions are remembered changes.",
     ),
     (
         "perplexity per word",
@@ -32,8 +32,8 @@ TERMS = [
     ("bits per character", "the same loss in bits, over the number of characters."),
     (
         "FLOPs per token",
-        "as the paper counts: matrix products of the body plus causal attention, times T / (T − o), "
-        "window T and overlap o; output head and recurrence module left out.",
+        "all matrix products: body, attention, output head and whatever recurrence adds, times T / (T − o), "
+        "window T and overlap o.",
     ),
     (
         "gain",

@@ -15,12 +15,12 @@ def what_was_done(result: Mapping[str, Any]) -> str:
     window = settings.get("window")
     size = f" of {numbers.count(window)} tokens" if window is not None else ""
     sentences = [
-        f"A small pretrained language model reads text in windows{size}. recurrify let one vector, pooled "
-        "from each window, enter the next, and fine-tuned the model; the plain model it is compared with was "
-        "fine-tuned in the same way without that vector."
+        f"A small pretrained language model reads text in windows{size}. recurrify let a memory of each window enter "
+        "the next, and fine-tuned the model; the plain model it is compared with was fine-tuned in the same way "
+        "without a memory."
     ]
     if settings.get("mechanism"):
-        sentences.append(f"The mechanism: {settings['mechanism']}.")
+        sentences.append(f"The memory: {settings['mechanism']}.")
     corpus = settings.get("corpus")
     if corpus is not None:
         text = CORPORA.get(corpus, f"the corpus “{corpus}”")
@@ -30,7 +30,8 @@ def what_was_done(result: Mapping[str, Any]) -> str:
     sizes = settings.get("parameters") or {}
     if sizes.get("base") is not None and sizes.get("recurrent") is not None:
         plain, recurrent = numbers.count(sizes["base"]), numbers.count(sizes["recurrent"])
-        sentences.append(f"The plain model has {plain} parameters, the recurrent one {recurrent}.")
+        live = f", the one trained live {numbers.count(sizes['live'])}" if sizes.get("live") is not None else ""
+        sentences.append(f"The plain model has {plain} parameters, the recurrent one {recurrent}{live}.")
     return " ".join(sentences)
 
 

@@ -73,7 +73,7 @@ def _score(model: str, overlap: int, rows: Sequence[Mapping[str, Any]], by: str)
         spread=spread,
         other_perplexity=_mean(other),
         bits=_mean(_values(rows, "bits_per_character")),
-        flops=_mean(_values(rows, "flops_per_token")),
+        flops=_mean(_values(rows, "full_flops_per_token")),
     )
 
 
