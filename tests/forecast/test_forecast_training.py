@@ -11,7 +11,7 @@ from recurrify.errors import UserError
 from recurrify.forecast.building import default_dilations, described, new_forecaster, rebuilt
 from recurrify.forecast.data import Scaling, Split, WindowedSeries
 from recurrify.forecast.evaluation import mean_squared_error
-from recurrify.forecast.settings import MODELS, ForecastSettings, check_same_run, read_settings
+from recurrify.forecast.settings import MODELS, ForecastSettings
 from recurrify.forecast.shapes import recurrence_shapes
 from recurrify.forecast.training import STATE_FILE, epoch_starts, fit, learning_rate
 
@@ -144,11 +144,11 @@ def test_every_forecaster_can_be_described_and_rebuilt(model, data):
 def test_settings_come_back_and_belong_to_one_run(tmp_path):
     settings = replace(SETTINGS, out=str(tmp_path), columns=("a", "b"))
     settings.write()
-    there = read_settings(tmp_path)
+    there = ForecastSettings.read(tmp_path)
     assert there == settings
-    check_same_run(replace(settings, max_minutes=1.0, device="cuda"), there)
+    replace(settings, max_minutes=1.0, device="cuda").check_same_run(there)
     with pytest.raises(UserError, match="batch=8 there, 9 now"):
-        check_same_run(replace(settings, batch=9), there)
+        replace(settings, batch=9).check_same_run(there)
 
 
 @pytest.mark.parametrize(

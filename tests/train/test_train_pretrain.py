@@ -200,7 +200,7 @@ class TestGoingOn:
         with pytest.raises(UserError, match="width=16 there, 32 now"):
             pretrain(settings_for(whole, width=32), silent)
         (tmp_path / "run.json").write_text('{"out": "x", "model": "gpt2", "windows": 3}')
-        with pytest.raises(UserError, match="another kind of run: model, windows"):
+        with pytest.raises(UserError, match="Unknown settings"):
             pretrain(settings_for(tmp_path), silent)
 
 

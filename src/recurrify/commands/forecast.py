@@ -13,7 +13,7 @@ from recurrify.forecast.prediction import forecast_beyond
 from recurrify.forecast.reading import read_series
 from recurrify.forecast.running import EVALUATION_FILE, evaluate_run, train_run
 from recurrify.forecast.saving import load_forecaster
-from recurrify.forecast.settings import MODELS, ForecastSettings, read_settings
+from recurrify.forecast.settings import MODELS, ForecastSettings
 from recurrify.jobs import pick_device
 from recurrify.report.forecast_page import write_forecast_page
 from recurrify.results import load_result, save_result, write_whole
@@ -215,7 +215,7 @@ def predict(
     date_column: Annotated[str | None, typer.Option(help="The column of dates; default: as in training.")] = None,
 ) -> None:
     """Forecast beyond the end of a file, with intervals, in original units."""
-    forecaster, settings = load_forecaster(run), read_settings(run)
+    forecaster, settings = load_forecaster(run), ForecastSettings.read(run)
     if data is None and settings is None:
         raise UserError("Give the file to forecast from with --data.")
     source = data if data is not None else Path(settings.data)  # type: ignore[union-attr]

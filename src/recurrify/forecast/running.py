@@ -25,7 +25,7 @@ from recurrify.forecast.evaluation import evaluate_forecaster, fit_intervals, sh
 from recurrify.forecast.prediction import check_fits, with_columns
 from recurrify.forecast.reading import Series, read_series
 from recurrify.forecast.saving import Forecaster, load_forecaster, save_forecaster
-from recurrify.forecast.settings import ForecastSettings, check_same_run, read_settings
+from recurrify.forecast.settings import ForecastSettings
 from recurrify.forecast.shapes import recurrence_shapes
 from recurrify.forecast.training import Outcome, Watch, fit, precision_context, steps_per_epoch
 from recurrify.results import provenance, save_result
@@ -97,9 +97,9 @@ def train_run(settings: ForecastSettings, say: Say, watch: Watch | None = None) 
     folder = Path(settings.out)
     series, target = read_for(settings, say)
     settings = replace(settings, data_checksum=series.checksum)
-    earlier = read_settings(folder)
+    earlier = ForecastSettings.read(folder)
     if earlier is not None:
-        check_same_run(settings, earlier)
+        settings.check_same_run(earlier)
     elif folder.is_dir() and any(folder.iterdir()):
         raise UserError(f"{settings.out!r} holds other files: choose a new output folder.")
     constant = constant_columns(series, split_rows(series, settings.split).train_end)
@@ -186,7 +186,7 @@ def naive_forecasters(settings: ForecastSettings, series: Series) -> dict[str, n
 
 
 def _settings_of(run: str | Path, data: str | None, device: str) -> ForecastSettings:
-    settings = read_settings(run)
+    settings = ForecastSettings.read(run)
     if settings is None:
         raise UserError(f"There is no run in {str(run)!r}: give the --out folder of `forecast train`.")
     # However it was trained, scoring needs no captured graph.

@@ -1,15 +1,12 @@
 """Everything a forecasting run is made of, in one flat record that is written beside its weights and read back."""
 
-import json
 import math
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from typing import ClassVar
 
 from recurrify.errors import UserError
-from recurrify.results import write_whole
+from recurrify.records import RunRecord
 
-RUN_FILE = "run.json"
 MODELS = (
     "informer",
     "rsa-informer",
@@ -22,18 +19,16 @@ MODELS = (
     "seasonal",
 )
 UNTRAINED = ("last-value", "seasonal")
-NOT_THE_RUN = ("out", "max_minutes", "device")
-"""What may differ when a run goes on."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ForecastSettings:
+class ForecastSettings(RunRecord):
     """The defaults are Informer's where it names a value."""
+
+    may_differ: ClassVar[tuple[str, ...]] = ("out", "max_minutes", "device")
 
     data: str
     """A CSV file with a column of dates."""
-    out: str
-    """Folder of this run."""
     model: str = "informer"
     """One of `MODELS`; those that begin with rsa- add recurrence to the self-attention."""
     date_column: str | None = None
@@ -93,8 +88,6 @@ class ForecastSettings:
     but for LSTM and GRU."""
     seed: int = 0
     device: str = "cpu"
-    max_minutes: float | None = None
-    """Stop this invocation after so many minutes, saved and ready to go on."""
     data_checksum: str | None = None
     """Of the file, written down when the run begins: a file that has changed is another run."""
 
@@ -124,12 +117,6 @@ class ForecastSettings:
     def trains(self) -> bool:
         return self.model not in UNTRAINED
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def write(self) -> None:
-        write_whole(Path(self.out) / RUN_FILE, (json.dumps(self.to_dict(), indent=2) + "\n").encode())
-
 
 def _check_choices(settings: ForecastSettings) -> None:
     choices = {
@@ -143,33 +130,3 @@ def _check_choices(settings: ForecastSettings) -> None:
     for name, known in choices.items():
         if getattr(settings, name) not in known:
             raise UserError(f"`{name}` must be one of {', '.join(known)}: got {getattr(settings, name)!r}.")
-
-
-def read_settings(folder: str | Path) -> ForecastSettings | None:
-    """The settings of the run in `folder`; None where there is none."""
-    path = Path(folder) / RUN_FILE
-    if not path.is_file():
-        return None
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        unknown = sorted(set(values) - {entry.name for entry in fields(ForecastSettings)})
-        if unknown:
-            raise ValueError(f"settings of another kind of run: {', '.join(unknown[:3])}")
-        return ForecastSettings(**values)
-    except (ValueError, TypeError, AttributeError) as error:
-        raise UserError(f"{str(path)!r} cannot be read ({error}): choose another output folder.") from error
-
-
-def check_same_run(settings: ForecastSettings, earlier: ForecastSettings) -> None:
-    """A folder belongs to one run."""
-    mine, theirs = settings.to_dict(), earlier.to_dict()
-    different = [
-        f"{name}={theirs[name]!r} there, {mine[name]!r} now"
-        for name in mine
-        if name not in NOT_THE_RUN and mine[name] != theirs[name]
-    ]
-    if different:
-        raise UserError(
-            f"{settings.out!r} holds a run with other settings ({'; '.join(different)}): "
-            "repeat its settings to go on with it, or choose another output folder."
-        )

@@ -2,8 +2,9 @@
 
 from recurrify.jobs.answering import answer_evaluate, answer_predict, answer_train
 from recurrify.jobs.evaluation import evaluation_rows, gain_row
-from recurrify.jobs.finetuning import RESULT_FILE, count_parameters, train_run
+from recurrify.jobs.finetuning import count_parameters, train_run
 from recurrify.jobs.pretraining import pretrain
+from recurrify.jobs.resuming import RESULT_FILE
 from recurrify.jobs.texts import Say, cache_folder, pick_device, read_text, shorten
 from recurrify.jobs.two_part import two_part_experiment
 from recurrify.jobs.xlnet import XLNetMemory, load_xlnet, xlnet_run

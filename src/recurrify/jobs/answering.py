@@ -25,12 +25,13 @@ from recurrify.evaluate.answers import (
     predict_answers,
     score_answers,
 )
-from recurrify.jobs.finetuning import RESULT_FILE, count_parameters, explain_full_disk
+from recurrify.jobs.finetuning import count_parameters, explain_full_disk
+from recurrify.jobs.resuming import RESULT_FILE, earlier_result
 from recurrify.jobs.texts import Say
 from recurrify.recurrence import RecurrentForQuestionAnswering
 from recurrify.recurrence.task_loading import PAPERS_ANSWERING, load_task_model
-from recurrify.results import load_result, provenance, save_result, write_whole
-from recurrify.train import last_whole_checkpoint, uses_bf16
+from recurrify.results import provenance, save_result, write_whole
+from recurrify.train import uses_bf16
 from recurrify.train.answering import AnswerSettings, train_answerer
 
 PREDICTIONS_FILE = "predictions.json"
@@ -47,15 +48,9 @@ def answer_train(
     model, tokenizer = load_task_model(settings.model, RecurrentForQuestionAnswering, wanted)
     asked = read_questions(settings.data, say)
     settings = replace(settings, recurrence=model.recurrence.to_dict(), data_checksum=checksum(asked.questions))
-    earlier = AnswerSettings.read(out)
+    earlier = earlier_result(settings, say)
     if earlier is not None:
-        settings.check_same_run(earlier)
-        if (out / RESULT_FILE).is_file():
-            say(f"{settings.out} is finished already: nothing to do (choose another --out to train anew).")
-            return load_result(out / RESULT_FILE)
-        checkpoint = last_whole_checkpoint(out)
-        where = f"from step {checkpoint.name.split('-')[1]}" if checkpoint else "from the start: nothing was saved yet"
-        say(f"going on with the run in {settings.out}, {where}")
+        return earlier
     test = read_questions(settings.test, say) if settings.test is not None else None
     counts = Counter(asked.counts)
     learnable = _learnable(asked.questions, settings, model, tokenizer, counts, say)

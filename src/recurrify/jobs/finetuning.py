@@ -13,12 +13,11 @@ from transformers import set_seed
 from recurrify.data import TokenizedDocument, TrainingSequences
 from recurrify.errors import UserError
 from recurrify.evaluate import evaluate_documents
+from recurrify.jobs.resuming import RESULT_FILE, earlier_result
 from recurrify.jobs.texts import Say, read_text
 from recurrify.recurrence import RecurrentForCausalLM, load_model
-from recurrify.results import load_result, provenance, save_result
-from recurrify.train import TrainSettings, last_whole_checkpoint, train, uses_bf16
-
-RESULT_FILE = "result.json"
+from recurrify.results import provenance, save_result
+from recurrify.train import TrainSettings, train, uses_bf16
 
 
 def train_run(
@@ -32,15 +31,9 @@ def train_run(
     texts, text_sum = read_text(settings.data, "train", tokenizer, say, settings.text_field)
     # What is written down is what the model has, whatever was left to defaults.
     settings = replace(settings, recurrence=model.recurrence.to_dict(), data_checksum=text_sum)
-    earlier = TrainSettings.read(out)
+    earlier = earlier_result(settings, say)
     if earlier is not None:
-        settings.check_same_run(earlier)
-        if (out / RESULT_FILE).is_file():
-            say(f"{settings.out} is finished already: nothing to do (choose another --out to train anew).")
-            return load_result(out / RESULT_FILE)
-        checkpoint = last_whole_checkpoint(out)
-        where = f"from step {checkpoint.name.split('-')[1]}" if checkpoint else "from the start: nothing was saved yet"
-        say(f"going on with the run in {settings.out}, {where}")
+        return earlier
     valid_texts, _ = read_text(
         settings.valid or settings.data,
         "all" if settings.valid else "valid",

@@ -28,17 +28,17 @@ from recurrify.data import (
 )
 from recurrify.errors import UserError
 from recurrify.evaluate import evaluate_documents
-from recurrify.jobs.finetuning import RESULT_FILE, explain_full_disk
+from recurrify.jobs.finetuning import explain_full_disk
+from recurrify.jobs.resuming import RESULT_FILE, earlier_result
 from recurrify.jobs.texts import Say, cache_folder
 from recurrify.objectives import Masked, collator_of
 from recurrify.recurrence import NoRecurrence, add_recurrence
-from recurrify.results import load_result, provenance, save_result
+from recurrify.results import provenance, save_result
 from recurrify.train import (
     Pace,
     PretrainOutcome,
     PretrainSettings,
     ValidateBase,
-    last_whole_checkpoint,
     new_model,
     pretrain_model,
     uses_bf16,
@@ -58,16 +58,11 @@ def pretrain(
     half = uses_bf16(settings.precision)  # refuses what this machine cannot do before the text is read
     documents = [_load(source, "train", settings, say) for source in settings.data]
     settings = replace(settings, data_checksum=_checksum_of_all(documents))
-    earlier = PretrainSettings.read(out)
+    made_before = PretrainSettings.read(out) is not None
+    earlier = earlier_result(settings, say)
     if earlier is not None:
-        settings.check_same_run(earlier)
-        if (out / RESULT_FILE).is_file():
-            say(f"{settings.out} is finished already: nothing to do (choose another --out to train anew).")
-            return load_result(out / RESULT_FILE)
-        checkpoint = last_whole_checkpoint(out)
-        where = f"from step {checkpoint.name.split('-')[1]}" if checkpoint else "from the start: nothing was saved yet"
-        say(f"going on with the run in {settings.out}, {where}")
-    tokenizer = _tokenizer(settings, documents, say, made_before=earlier is not None)
+        return earlier
+    tokenizer = _tokenizer(settings, documents, say, made_before=made_before)
     collate = collator_of(settings.objective, tokenizer, settings.seed)
     texts = [text for source in documents for text in _tokenize(source, tokenizer, "train", say)]
     rows = _rows(texts, tokenizer, settings)

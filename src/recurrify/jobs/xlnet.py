@@ -13,13 +13,14 @@ from recurrify.console import is_first
 from recurrify.data import TokenizedDocument, TrainingSequences, load_tokenizer
 from recurrify.errors import UserError
 from recurrify.evaluate.xlnet import score_xlnet
-from recurrify.jobs.finetuning import RESULT_FILE, check_vocabulary, explain_full_disk
+from recurrify.jobs.finetuning import check_vocabulary, explain_full_disk
+from recurrify.jobs.resuming import RESULT_FILE, earlier_result
 from recurrify.jobs.texts import Say, read_text
 from recurrify.models.xlnet import WindowedXLNet, check_windows, xlnet_config
 from recurrify.recurrence import load_model
 from recurrify.recurrence.saving import load_base
-from recurrify.results import load_result, provenance, save_result
-from recurrify.train import TrainSettings, last_whole_checkpoint, train, uses_bf16
+from recurrify.results import provenance, save_result
+from recurrify.train import TrainSettings, train, uses_bf16
 from recurrify.train.trainer import uses_compile
 
 MECHANISM = "xlnet"
@@ -74,15 +75,9 @@ def xlnet_run(
     texts, text_sum = read_text(settings.data, "train", tokenizer, say, settings.text_field)
     recurrence = replace(memory, attention=model.config.attn_type).to_dict()
     settings = replace(settings, recurrence=recurrence, data_checksum=text_sum)
-    earlier = TrainSettings.read(out)
+    earlier = earlier_result(settings, say)
     if earlier is not None:
-        settings.check_same_run(earlier)
-        if (out / RESULT_FILE).is_file():
-            say(f"{settings.out} is finished already: nothing to do (choose another --out to train anew).")
-            return load_result(out / RESULT_FILE)
-        checkpoint = last_whole_checkpoint(out)
-        where = f"from step {checkpoint.name.split('-')[1]}" if checkpoint else "from the start: nothing was saved yet"
-        say(f"going on with the run in {settings.out}, {where}")
+        return earlier
     split = "all" if settings.valid else "valid"
     valid_source = settings.valid or settings.data
     valid, _ = read_text(valid_source, split, tokenizer, say, settings.text_field, settings.valid_tokens)

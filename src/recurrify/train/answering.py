@@ -16,10 +16,10 @@ from transformers.trainer_callback import PrinterCallback
 
 from recurrify.data.question_windows import WindowedQuestion, collate_questions
 from recurrify.errors import UserError
+from recurrify.records import RunRecord
 from recurrify.recurrence import RecurrentForQuestionAnswering
 from recurrify.train.callbacks import EndInOrder, ShowProgress, StopAfterMinutes, StopOnInterrupt, StopOnNonFinite
 from recurrify.train.checkpoints import last_whole_checkpoint
-from recurrify.train.run_record import RunRecord
 from recurrify.train.trainer import RecurrentTrainer, TrainOutcome, uses_bf16
 
 MOST_CHECKPOINTS = 10

@@ -31,9 +31,9 @@ from transformers.utils import is_torch_tf32_available
 from recurrify.data import PackedRows, check_vocabulary_size, collate_rows
 from recurrify.errors import UserError
 from recurrify.objectives import OBJECTIVES, Chance
+from recurrify.records import RunRecord
 from recurrify.train.callbacks import EndInOrder, ShowProgress, StopAfterMinutes, StopOnInterrupt
 from recurrify.train.checkpoints import last_whole_checkpoint
-from recurrify.train.run_record import RunRecord
 from recurrify.train.trainer import TrainOutcome, uses_bf16, uses_compile
 
 LOWEST_RATE = 0.1

@@ -1,27 +1,21 @@
 """Everything a training run is made of, in one flat record that is written beside its weights and read back."""
 
-import json
 import math
-from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 from recurrify.errors import UserError
-from recurrify.results import write_whole
-
-RUN_FILE = "run.json"
+from recurrify.records import RunRecord
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainSettings:
+class TrainSettings(RunRecord):
     """The defaults are the paper's where it names a value."""
 
     model: str
     """The base: a Hugging Face name, a folder, a .gguf file, or a recurrify model to go on with."""
     data: str
     """Training text: a file, a folder, a named corpus or a Hugging Face data set."""
-    out: str
-    """Folder of this run."""
     valid: str | None = None
     """Validation text; None takes the training source's own validation split."""
     text_field: str = "text"
@@ -34,8 +28,6 @@ class TrainSettings:
     """Passes over the training text, unless `max_tokens` ends the run before."""
     max_tokens: int | None = None
     """Stop after about this many training tokens."""
-    max_minutes: float | None = None
-    """Stop this invocation after so many minutes, saved and ready to be resumed."""
     batch: int = 8
     """Sequences in a step, per device."""
     accumulate: int = 1
@@ -92,41 +84,3 @@ class TrainSettings:
             )
         if self.freeze_base and self.recurrence.get("mechanism") == "none":
             raise UserError("`freeze_base` with mechanism 'none' leaves nothing to train: drop one of the two.")
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "TrainSettings":
-        known = {entry.name for entry in fields(cls)}
-        unknown = sorted(set(values) - known)
-        if unknown:
-            raise UserError(f"Unknown training settings {', '.join(unknown)}: a newer recurrify may have written them.")
-        return cls(**values)
-
-    def write(self) -> None:
-        write_whole(Path(self.out) / RUN_FILE, (json.dumps(self.to_dict(), indent=2) + "\n").encode())
-
-    @classmethod
-    def read(cls, folder: str | Path) -> "TrainSettings | None":
-        path = Path(folder) / RUN_FILE
-        if not path.is_file():
-            return None
-        try:
-            return cls.from_dict(json.loads(path.read_text(encoding="utf-8")))
-        except (ValueError, TypeError, AttributeError) as error:
-            raise UserError(f"{str(path)!r} cannot be read ({error}): choose another output folder.") from error
-
-    def check_same_run(self, earlier: "TrainSettings") -> None:
-        """A folder belongs to one run: only how long an invocation may take can differ."""
-        mine, theirs = self.to_dict(), earlier.to_dict()
-        different = [
-            f"{name}={theirs[name]!r} there, {mine[name]!r} now"
-            for name in mine
-            if name not in ("max_minutes", "out") and mine[name] != theirs[name]
-        ]
-        if different:
-            raise UserError(
-                f"{self.out!r} holds a run with other settings ({'; '.join(different)}): "
-                "repeat its settings to go on with it, or choose another output folder."
-            )

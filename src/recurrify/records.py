@@ -3,16 +3,20 @@
 import json
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from recurrify.errors import UserError
 from recurrify.results import write_whole
-from recurrify.train.settings import RUN_FILE
+
+RUN_FILE = "run.json"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
     """Everything a run is made of, in one flat record."""
+
+    may_differ: ClassVar[tuple[str, ...]] = ("max_minutes", "out")
+    """What does not belong to the run itself: how long an invocation may take, and where."""
 
     out: str
     """Folder of this run."""
@@ -21,6 +25,15 @@ class RunRecord:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        unknown = sorted(set(values) - {entry.name for entry in fields(cls)})
+        if unknown:
+            raise UserError(
+                f"Unknown settings {', '.join(unknown[:3])}: another kind of run, or a newer recurrify, wrote them."
+            )
+        return cls(**values)
 
     def write(self) -> None:
         write_whole(Path(self.out) / RUN_FILE, (json.dumps(self.to_dict(), indent=2) + "\n").encode())
@@ -31,21 +44,17 @@ class RunRecord:
         if not path.is_file():
             return None
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-            unknown = sorted(set(values) - {entry.name for entry in fields(cls)})
-            if unknown:
-                raise ValueError(f"settings of another kind of run: {', '.join(unknown[:3])}")
-            return cls(**values)
+            return cls.from_dict(json.loads(path.read_text(encoding="utf-8")))
         except (ValueError, TypeError, AttributeError) as error:
             raise UserError(f"{str(path)!r} cannot be read ({error}): choose another output folder.") from error
 
     def check_same_run(self, earlier: Self) -> None:
-        """A folder belongs to one run: only how long an invocation may take can differ."""
+        """A folder belongs to one run."""
         mine, theirs = self.to_dict(), earlier.to_dict()
         different = [
             f"{name}={theirs[name]!r} there, {mine[name]!r} now"
             for name in mine
-            if name not in ("max_minutes", "out") and mine[name] != theirs[name]
+            if name not in self.may_differ and mine[name] != theirs[name]
         ]
         if different:
             raise UserError(
