@@ -1,13 +1,18 @@
 """One fine-tuning and its scores, alone and side by side."""
 
+import os
+import signal
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from recurrify.errors import UserError
 from recurrify.evaluate import evaluate_documents
-from recurrify.experiments import Lab, unit
+from recurrify.experiments import Lab, Size, unit
 from recurrify.experiments.pool import do_units
 from recurrify.experiments.unit import Unit, Wanted, do_unit
 from recurrify.jobs import read_text
@@ -96,3 +101,50 @@ def test_a_deadline_leaves_the_rest_undone(lab: Lab) -> None:
         outcome = do_units([one], jobs, quiet, deadline=time.monotonic() - 1)
         assert not outcome.finished
         assert not one.is_finished()
+
+
+def test_a_run_with_other_settings_is_not_taken_for_this_one(lab: Lab, size: Size, tmp_path: Path) -> None:
+    one = lab.unit("books", "plain")
+    do_unit(one, quiet, show_progress=False)
+    other = replace(one, settings=replace(one.settings, data=str(tmp_path)))
+    for check in (other.is_finished, lambda: do_unit(other, quiet, show_progress=False)):
+        with pytest.raises(UserError, match="holds a run with other settings"):
+            check()
+
+
+def test_scores_of_fewer_tokens_or_of_an_earlier_run_are_made_anew(lab: Lab) -> None:
+    one = lab.unit("books", "plain").with_scores([Wanted("valid", 0, 20)])
+    do_unit(one, quiet, show_progress=False)
+    assert one.is_finished()
+    more = replace(one, wanted=(Wanted("valid", 0, 30),))
+    assert not more.is_finished()
+    do_unit(more, quiet, show_progress=False)
+    assert more.is_finished()
+    later = time.time_ns() + 10**9
+    os.utime(one.run_file, ns=(later, later))
+    assert not more.is_finished()
+
+
+def test_a_request_to_end_takes_the_units_along(lab: Lab, tmp_path: Path) -> None:
+    script = tmp_path / "parent.py"
+    one = lab.unit("books", "plain", max_tokens=3_000_000)
+    script.write_text(
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from recurrify.experiments.pool import do_units\n"
+        "from recurrify.experiments.unit import Unit\n"
+        "if __name__ == '__main__':\n"
+        "    do_units([Unit.read(Path(sys.argv[1]))], 2, print)\n"
+    )
+    parent = subprocess.Popen([sys.executable, script, one.write()], stdout=subprocess.DEVNULL)
+    children: list[int] = []
+    while not children and parent.poll() is None:
+        found = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
+        children = [int(child) for child in found]
+        time.sleep(0.05)
+    parent.terminate()
+    assert parent.wait(timeout=60) == 128 + signal.SIGTERM
+    assert children
+    for child in children:
+        with pytest.raises(ProcessLookupError):
+            os.kill(child, 0)

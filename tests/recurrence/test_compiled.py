@@ -121,3 +121,17 @@ def test_encoders_are_left_as_they_are() -> None:
     model = add_recurrence(tiny("bert"), CarryConfig(window=8))
     compile_windows(model)
     assert model.compiled_window is None
+
+
+def test_a_memory_of_nobody_is_not_read(graphs: list[Any]) -> None:
+    """Rows picked out of a state may all be new, beside a memory that belonged to others."""
+    model = add_recurrence(tiny("gpt2"), CarryConfig(window=8)).train()
+    twin = copy.deepcopy(model)
+    compile_windows(twin)
+    found = []
+    for one in (model, twin):
+        state = one(text(2, 8)).state.reset([0, 1])
+        state = state._replace(memory=torch.randn(2, 1, 16, generator=torch.Generator().manual_seed(0)))
+        found.append(one(text(2, 16, seed=1), labels=text(2, 16, seed=1), state=state).loss)
+    torch.testing.assert_close(found[0], found[1])
+    assert graphs

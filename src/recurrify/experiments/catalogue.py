@@ -30,6 +30,8 @@ class Experiment:
     units: Callable[[Lab], list[Unit]]
     rows: Callable[[Lab], tuple[Rows, list[str]]]
     """The rows, and the names of those that are missing."""
+    corpus: str = "books"
+    """books or wiki: whose settings the hyperparameters are."""
     needs_rates: bool = True
     alone: bool = False
     """Whether making the rows takes a device to itself, and time."""
@@ -151,8 +153,10 @@ def overlap_table(lab: Lab, corpus: str, table: Table | None, plain_alone: Itera
         row = perplexity_row(kind, units, plain, overlap, table)
         if row is None:
             missing.append(f"{kind}/o{overlap}")
-        else:
-            rows.append(row)
+            continue
+        rows.append(row)
+        lacking = [unit.settings.seed for unit in units if unit.settings.seed not in row["seeds"]]
+        missing += [f"{kind}/o{overlap}, seed {seed}" for seed in lacking]
     return rows, missing
 
 

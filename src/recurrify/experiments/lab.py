@@ -48,8 +48,12 @@ class Lab:
         """Pretrain the base where the size names none; False when time ran out before it was done."""
         if self.size.base is not None:
             return True
+        left = None if self.deadline is None else max((self.deadline - time.monotonic()) / 60, 0.01)
         settings = PretrainSettings(
-            data=[self.source("books"), self.source("wiki")], out=str(self.folder / "base"), **self.size.pretraining
+            data=[self.source("books"), self.source("wiki")],
+            out=str(self.folder / "base"),
+            max_minutes=left,
+            **self.size.pretraining,
         )
         return bool(pretrain(settings, self.say)["finished"])
 
@@ -104,8 +108,11 @@ class Lab:
                     f"Learning rates have not been chosen yet for size {self.size.name!r}: "
                     f"run `recurrify experiment run {CHOICE} --size {self.size.name}` first."
                 )
-            rows = load_result(path)["rows"]
-            self.rates = {row["kind"]: row["learning_rate"] for row in rows if row["chosen"]}
+            self.rates = chosen_rates(load_result(path)["rows"])
+        if kind not in self.rates:
+            raise UserError(
+                f"{CHOICE}.json chooses no learning rate for {kind!r}: run `experiment run {CHOICE}` again."
+            )
         return self.rates[kind]
 
     def wanted(self, split: str, overlap: int) -> Wanted:
@@ -119,8 +126,9 @@ class Lab:
             merged[unit.name] = unit if known is None else known.with_scores(unit.wanted)
         return do_units(sorted(merged.values(), key=_turn), self.jobs, self.say, self.deadline)
 
-    def out_of_time(self) -> bool:
-        return self.deadline is not None and time.monotonic() > self.deadline
+
+def chosen_rates(rows: Iterable[dict[str, Any]]) -> dict[str, float]:
+    return {row["kind"]: row["learning_rate"] for row in rows if row["chosen"]}
 
 
 def _turn(unit: Unit) -> int:

@@ -3,11 +3,13 @@
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -66,12 +68,30 @@ def _until(unit: Unit, deadline: float | None) -> Unit:
     return replace(unit, settings=replace(unit.settings, max_minutes=minutes))
 
 
+@contextmanager
+def _ending_in_order() -> Iterator[None]:
+    """A request to end becomes an exception, so that the units are stopped too; left alone, it would orphan them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are for the main thread alone
+        return
+
+    def end(number: int, frame: Any) -> None:
+        sys.exit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def _side_by_side(waiting: list[Unit], jobs: int, say: Say, deadline: float | None) -> Outcome:
     queue, stopped = list(waiting), False
     running: list[Running] = []
     failed: list[Running] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=err_console, transient=True) as bar:
+    with _ending_in_order(), Progress(*columns, console=err_console, transient=True) as bar:
         task = bar.add_task("runs", total=len(waiting))
         try:
             while queue or running:

@@ -69,9 +69,10 @@ TOPICS = {"plain": {"divergence": 0.5951}, "carry": {"divergence": 0.5331, "clos
 
 HYPERPARAMETERS: dict[str, str] = {
     "base model": "GPT-2 small (12 layers, 768 wide, 124 M parameters)",
+    "data": "WikiText-103 (raw); PG-19, first 1,250 training books by file name",
     "window": "300",
     "windows in a training sequence": "20",
-    "epochs": "2",
+    "length": "2 epochs",
     "optimiser": "Adam",
     "learning rate": "chosen for both models from the same candidates, which are not printed",
     "learning rate of what was added": "the same",

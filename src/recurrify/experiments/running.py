@@ -5,12 +5,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from recurrify.data import load_documents
 from recurrify.errors import UserError
 from recurrify.experiments import published
 from recurrify.experiments.catalogue import EXPERIMENTS, Experiment, experiment_named
-from recurrify.experiments.lab import CHOICE, Lab
+from recurrify.experiments.lab import CHOICE, Lab, chosen_rates
 from recurrify.experiments.pool import Outcome
+from recurrify.recurrence import CarryConfig
 from recurrify.results import provenance, save_result
+from recurrify.train import TrainSettings
 
 OUT_OF_TIME = "time ran out: the same command goes on from here"
 
@@ -19,20 +22,23 @@ def run_experiments(names: Sequence[str], lab: Lab) -> list[Path]:
     """Run what is not finished and write one result file for each experiment, its missing rows named."""
     chosen = [experiment_named(name) for name in names]
     started = time.time()
+    for source in filter(None, (lab.books, lab.wiki)):
+        load_documents(source, "valid", limit=1)  # a wrong name is told now, not after an hour
     if not lab.make_base():
         lab.say(OUT_OF_TIME)
         return []
-    if any(experiment.needs_rates for experiment in chosen) and not _rates_are_chosen(lab):
-        lab.say("choosing learning rates")
-        _check(lab.finish(EXPERIMENTS[CHOICE].units(lab)))
-        if lab.out_of_time():
+    if any(experiment.needs_rates for experiment in chosen):
+        # Finished runs are only looked at; what was chosen is worked out anew, in case the candidates have changed.
+        choice = lab.finish(EXPERIMENTS[CHOICE].units(lab))
+        _check(choice)
+        if not choice.finished:
             lab.say(OUT_OF_TIME)
             return []
         _write(EXPERIMENTS[CHOICE], lab, started)
     outcome = lab.finish([unit for experiment in chosen for unit in experiment.units(lab)])
     written = []
     for experiment in chosen:
-        if not (experiment.alone and lab.out_of_time()):
+        if outcome.finished or not experiment.alone:
             lab.say(f"{experiment.name}: {experiment.title}")
             written += _write(experiment, lab, started)
     if not outcome.finished:
@@ -48,10 +54,6 @@ def _check(outcome: Outcome) -> None:
         )
 
 
-def _rates_are_chosen(lab: Lab) -> bool:
-    return (lab.folder / f"{CHOICE}.json").is_file()
-
-
 def _write(experiment: Experiment, lab: Lab, started: float) -> list[Path]:
     """The result file, if there is anything to put into it."""
     rows, missing = experiment.rows(lab)
@@ -61,7 +63,14 @@ def _write(experiment: Experiment, lab: Lab, started: float) -> list[Path]:
         return []
     if experiment.name == CHOICE and missing:
         raise UserError(f"Learning rates cannot be chosen yet: {len(missing)} runs are missing; run it again.")
-    config = {"experiment": experiment.name, "size": lab.size.name, "training": lab.size.training}
+    units = experiment.units(lab)
+    config = {
+        "experiment": experiment.name,
+        "size": lab.size.name,
+        "books": lab.source("books"),
+        "wiki": lab.source("wiki"),
+        "training": units[0].settings.to_dict() if units else None,
+    }
     result: dict[str, Any] = {
         "kind": "experiment",
         "name": experiment.name,
@@ -69,7 +78,7 @@ def _write(experiment: Experiment, lab: Lab, started: float) -> list[Path]:
         "title": experiment.title,
         "source": experiment.source,
         "differences": list(lab.size.differences),
-        "hyperparameters": hyperparameters(lab),
+        "hyperparameters": hyperparameters(lab, units[-1].settings, rows) if units else [],
         "layout": experiment.layout,
         "rows": rows,
         "missing": missing,
@@ -80,29 +89,26 @@ def _write(experiment: Experiment, lab: Lab, started: float) -> list[Path]:
     return [path]
 
 
-def hyperparameters(lab: Lab) -> list[dict[str, str]]:
-    """Published beside ours; ours are read off the settings that are really used."""
-    training = lab.size.training
-    rates = ", ".join(f"{kind} {rate:g}" for kind, rate in lab.rates.items()) or "not chosen yet"
-    tokens = training.get("max_tokens")
+def hyperparameters(lab: Lab, used: TrainSettings, rows: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
+    """Published beside ours, read off the settings of one of the experiment's own runs."""
+    rates = lab.rates or chosen_rates([row for row in rows if "chosen" in row])
+    told = ", ".join(f"{kind} {rate:g}" for kind, rate in rates.items())
+    length = f"{used.epochs:g} epochs" if used.max_tokens is None else f"{used.max_tokens:,} tokens"
+    pretrained = "GPT-2 architecture: {layers} layers, {width} wide, pretrained here"
     ours = {
-        "base model": lab.size.base
-        or "GPT-2 architecture: {layers} layers, {width} wide, pretrained here".format(**lab.size.pretraining),
+        "base model": lab.size.base or pretrained.format(**lab.size.pretraining),
+        "data": used.data,
         "window": str(lab.size.window),
-        "windows in a training sequence": str(training.get("windows", 20)),
-        "epochs": f"{tokens:,} tokens" if tokens else f"{training.get('epochs', 2):g}",
-        "optimiser": "AdamW without weight decay",
-        "learning rate": f"{rates}; candidates {', '.join(f'{rate:g}' for rate in lab.size.candidates)}",
+        "windows in a training sequence": str(used.windows),
+        "length": length,
+        "optimiser": f"AdamW, weight decay {used.weight_decay:g}",
+        "learning rate": f"{told}; candidates {', '.join(f'{rate:g}' for rate in lab.size.candidates)}",
         "learning rate of what was added": f"{lab.size.added_rate:g} × the base's",
-        "schedule": f"linear warm-up over {training.get('warmup_steps', 100)} steps, then "
-        + training.get("schedule", "constant_with_warmup").removesuffix("_with_warmup"),
-        "validation": f"every {training.get('valid_every', 2_000_000):,} tokens, first {lab.size.valid_tokens:,} "
-        "tokens of each document, best weights kept",
-        "network": "3 hidden layers of 200",
-        "insertion layer": "2",
+        "schedule": f"linear warm-up over {used.warmup_steps} steps, then {used.schedule.removesuffix('_with_warmup')}",
+        "validation": f"every {used.valid_every:,} tokens, first {used.valid_tokens:,} tokens of each document, "
+        "best weights kept",
+        "network": f"{CarryConfig.hidden_layers} hidden layers of {CarryConfig.hidden_size}",
+        "insertion layer": str(CarryConfig.insert_layer),
         "seeds": f"{len(lab.size.seeds)} without overlap, 1 elsewhere",
     }
-    return [
-        {"name": name, "published": value, "ours": ours.get(name, "the same")}
-        for name, value in published.HYPERPARAMETERS.items()
-    ]
+    return [{"name": name, "published": value, "ours": ours[name]} for name, value in published.HYPERPARAMETERS.items()]

@@ -33,10 +33,16 @@ def written(lab: Lab, kind: str) -> dict[str, Any] | None:
     """Contexts and this kind's continuations, made once and kept; None where there is no model yet."""
     unit = text_unit(lab, kind)
     path = lab.folder / "continuations" / f"{unit.name}.json"
-    if path.is_file():
-        return load_result(path)
     if not unit.run_file.is_file():
         return None
+    config = {
+        "run": unit.name,
+        "data": lab.source("books"),
+        "contexts": lab.size.contexts,
+        "new_tokens": NEW_TOKENS,
+    }
+    if unit.is_newer(path) and load_result(path)["provenance"]["config"] == config:
+        return load_result(path)
     model, tokenizer = load_model(str(unit.run_folder / "model"))
     tokens, checksum = read_text(lab.source("books"), "valid", tokenizer, lab.say)
     contexts = sample_contexts(tokens, lab.size.contexts, window=lab.size.window)
@@ -46,7 +52,6 @@ def written(lab: Lab, kind: str) -> dict[str, Any] | None:
     def decode(tokens: Any) -> str:
         return tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
-    config = {"run": unit.name, "contexts": len(contexts), "new_tokens": NEW_TOKENS}
     result = {
         "kind": "continuations",
         "model": kind,

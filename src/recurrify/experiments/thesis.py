@@ -36,9 +36,9 @@ def predictions(lab: Lab, kind: str) -> Predictions | None:
     """Of the test part, made once and kept; None where there is no model yet."""
     unit = thesis_unit(lab, kind)
     path = lab.folder / "predictions" / f"{unit.name}.npz"
-    if not path.is_file():
-        if not unit.run_file.is_file():
-            return None
+    if not unit.run_file.is_file():
+        return None
+    if not unit.is_newer(path):
         model, tokenizer = load_model(str(unit.run_folder / "model"))
         model = model.to(pick_device())
         tokens, _ = read_text(lab.source(lab.size.thesis), "test", tokenizer, lab.say)

@@ -16,7 +16,7 @@ from recurrify.errors import UserError
 from recurrify.evaluate import Evaluation, evaluate_documents, full_flops_per_token, paper_flops_per_token
 from recurrify.evaluate.xlnet import score_xlnet
 from recurrify.jobs import Say, XLNetMemory, load_xlnet, pick_device, read_text, train_run, xlnet_run
-from recurrify.recurrence import load_model
+from recurrify.recurrence import load_model, recurrence_config
 from recurrify.results import load_result, provenance, save_result, write_whole
 from recurrify.train import TrainSettings, uses_bf16
 
@@ -57,8 +57,26 @@ class Unit:
     def is_xlnet(self) -> bool:
         return bool(self.settings.recurrence["mechanism"] == "xlnet")
 
+    def is_trained(self) -> bool:
+        """Whether this very run is there; one with other settings under its name is refused, never taken for it."""
+        if not self.run_file.is_file():
+            return False
+        there = TrainSettings.from_dict(load_result(self.run_file)["provenance"]["config"])
+        whole = XLNetMemory.of(self.settings) if self.is_xlnet else recurrence_config(self.settings.recurrence)
+        mine = replace(self.settings, recurrence=whole.to_dict(), data_checksum=there.data_checksum)
+        mine.check_same_run(there)
+        return True
+
+    def is_scored(self, wanted: Wanted) -> bool:
+        path = self.score_file(wanted)
+        return self.is_newer(path) and bool(load_result(path)["tokens"] == wanted.tokens)
+
+    def is_newer(self, path: Path) -> bool:
+        """Whether a file was made after the run that it is about."""
+        return path.is_file() and path.stat().st_mtime_ns >= self.run_file.stat().st_mtime_ns
+
     def is_finished(self) -> bool:
-        return self.run_file.is_file() and all(self.score_file(wanted).is_file() for wanted in self.wanted)
+        return self.is_trained() and all(self.is_scored(wanted) for wanted in self.wanted)
 
     def evaluation(self, split: str, overlap: int) -> Evaluation | None:
         """What was found, or None where it has not been run."""
@@ -92,7 +110,7 @@ class Unit:
 
 def do_unit(unit: Unit, say: Say, show_progress: bool = True) -> bool:
     """Train, then score; False when it was stopped before its end, ready to go on."""
-    if not unit.run_file.is_file():
+    if not unit.is_trained():
         run = xlnet_run if unit.is_xlnet else train_run
         result = run(unit.settings, say, show_progress, unit.name)
         if not result["finished"]:
@@ -100,7 +118,7 @@ def do_unit(unit: Unit, say: Say, show_progress: bool = True) -> bool:
         for checkpoint in unit.run_folder.glob("checkpoint-*"):
             shutil.rmtree(checkpoint)
         save_result(unit.run_file, {"name": unit.name, **result})
-    waiting = [wanted for wanted in unit.wanted if not unit.score_file(wanted).is_file()]
+    waiting = [wanted for wanted in unit.wanted if not unit.is_scored(wanted)]
     if waiting:
         _score(unit, waiting, say)
     return True

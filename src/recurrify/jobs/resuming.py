@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from recurrify.errors import UserError
 from recurrify.jobs.texts import Say
 from recurrify.records import RunRecord
 from recurrify.results import load_result
@@ -17,6 +18,8 @@ def earlier_result(settings: RunRecord, say: Say) -> dict[str, Any] | None:
     A folder that holds a run with other settings is refused.
     """
     out = Path(settings.out)
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{settings.out!r} is a file, not a folder: choose another --out.")
     earlier = type(settings).read(out)
     if earlier is None:
         return None

@@ -110,7 +110,8 @@ class Carry(Mechanism):
             return
         last: Any = self.network[-1]
         last.weight.mul_(FAINT)
-        last.bias.copy_(torch.cat([neutral[layer].repeat(self.config.slots) for layer in self.receivers]))
+        vectors = [neutral[layer].to(last.bias).repeat(self.config.slots) for layer in self.receivers]
+        last.bias.copy_(torch.cat(vectors))
         if self.config.standardize:
             self.skip.weight.mul_(FAINT)
 

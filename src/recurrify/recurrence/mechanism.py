@@ -129,7 +129,7 @@ def recurrence_config(values: dict[str, Any]) -> RecurrenceConfig:
     if unknown:
         raise UserError(
             f"The mechanism {name!r} has no setting {', '.join(map(repr, unknown))}: "
-            f"it may have been written by a newer recurrify; its settings are {', '.join(sorted(known))}."
+            f"its settings are {', '.join(sorted(known))}; a newer recurrify may have more."
         )
     return config(**values)
 

@@ -206,7 +206,8 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
 
         def step(memory: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
             if compiled is not None:
-                return compiled(tokens, wanted, memory, statistics, first, writes)
+                # A memory in which no row is live belongs to nobody any more.
+                return compiled(tokens, wanted, memory if bool(live.any()) else None, statistics, first, writes)
             inputs: dict[str, Any] = {"input_ids": tokens}
             if self.family.causal:
                 inputs["use_cache"] = False

@@ -104,7 +104,7 @@ class Tail(Mechanism):
     def start_from(self, neutral: list[Tensor]) -> None:
         if not self.config.neutral_start:
             return
-        vector = neutral[self.first]
+        vector = neutral[self.first].to(self.positions)
         # The median: a few of a first token's features can be a hundred times as large as all others.
         self.linear.weight.mul_(HINT * float(vector.abs().median()))
         self.positions.add_(vector)

@@ -120,6 +120,7 @@ def score_table(experiment: Experiment, split: str, linker: Linker) -> LinkedTab
         ("± over seeds", [numbers.perplexity(None if score is None else score.spread) for score in scores]),
         *([] if any(row.published for row in rows) else [("bits per character", [_bits(score) for score in scores])]),
         ("FLOPs per token", [numbers.large(row.flops) for row in rows]),
+        ("all counted", [numbers.large(row.full_flops) for row in rows]),
     ]
     # A column of dashes says nothing that its absence does not.
     kept = [(name, cells) for name, cells in columns if set(cells) != {numbers.MISSING}]
