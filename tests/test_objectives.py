@@ -53,6 +53,10 @@ class TestSpans:
             assert all(left < right for left, right in pairwise(borders))
             assert borders[-1] <= length
 
+    def test_one_token_has_nothing_to_cut_out(self) -> None:
+        with pytest.raises(UserError, match="at least 2 tokens: got 1"):
+            random_spans(1, np.random.default_rng(0))
+
     def test_every_token_is_cut_out_about_equally_often(self) -> None:
         chance = np.random.default_rng(0)
         counts = np.zeros(100)

@@ -118,6 +118,8 @@ def random_spans(
 
     As in T5, a text begins with something kept and ends with a span, and at least one token stands between two spans.
     """
+    if length < 2:
+        raise UserError(f"Span corruption needs sequences of at least 2 tokens: got {length}.")
     cut = min(max(round(length * share), 1), length - 1)
     count = min(max(round(cut / mean), 1), length - cut)
     lengths, gaps = _parts(cut, count, chance), _parts(length - cut, count, chance)

@@ -2,9 +2,10 @@
 
 import itertools
 import json
+import re
 import unicodedata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -132,6 +133,11 @@ class TestHotpotqa:
         with pytest.raises(UserError, match=words):
             load_questions(written(tmp_path, [changed(**changes)]))
 
+    @pytest.mark.parametrize("needed", [True, False])
+    def test_an_answer_that_is_no_text(self, needed: bool, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match="item 'q1' has no str in 'answer' but 5"):
+            load_questions(written(tmp_path, [changed(answer=5)]), answers_needed=needed)
+
     def test_two_items_with_one_id(self, tmp_path: Path) -> None:
         with pytest.raises(UserError, match="two items 'q1'"):
             load_questions(written(tmp_path, [HOTPOT, HOTPOT]))
@@ -171,6 +177,51 @@ class TestSquad:
         with pytest.raises(UserError, match=f"item 's1' has no field '{name}'"):
             load_questions(written(tmp_path, content))
 
+    @pytest.mark.parametrize("needed", [True, False])
+    @pytest.mark.parametrize(
+        ("answers", "words"),
+        [
+            (None, "item 's1' has no list in 'answers' but None"),
+            (["Ann"], "item 's1', an answer should have fields, but there is 'Ann'"),
+            ([{"text": "Ann", "answer_start": "4"}], "item 's1' has no whole number in 'answer_start' but '4'"),
+            ([{"text": "Ann", "answer_start": None}], "item 's1' has no whole number in 'answer_start' but None"),
+            ({"text": ["Ann"], "answer_start": []}, "item 's1' has 1 answers but places"),
+        ],
+        ids=["null", "words", "start in words", "no start", "lengths"],
+    )
+    def test_broken_answers_are_named(self, answers: Any, words: str, needed: bool, tmp_path: Path) -> None:
+        content = squad("Ann.")
+        content["data"][0]["paragraphs"][0]["qas"][0]["answers"] = answers
+        with pytest.raises(UserError, match=re.escape(words)):
+            load_questions(written(tmp_path, content), answers_needed=needed)
+
+    @pytest.mark.parametrize("needed", [True, False])
+    @pytest.mark.parametrize(
+        ("paragraph", "words"),
+        [
+            (5, "a paragraph of 'T' should have fields, but there is 5"),
+            ({"context": "x", "qas": ["s"]}, "a question of 'T' should have fields, but there is 's'"),
+            ({"context": "x", "qas": [{"id": None, "question": "q"}]}, "a question without 'id' in 'T'"),
+        ],
+        ids=["paragraph", "question", "id"],
+    )
+    def test_broken_entries_are_placed(self, paragraph: Any, words: str, needed: bool, tmp_path: Path) -> None:
+        content = {"data": [{"title": "T", "paragraphs": [paragraph]}]}
+        with pytest.raises(UserError, match=words):
+            load_questions(written(tmp_path, content), answers_needed=needed)
+
+    def test_answers_in_columns(self, tmp_path: Path) -> None:
+        content = squad("Ann saw Ann.")
+        content["data"][0]["paragraphs"][0]["qas"][0]["answers"] = {"text": ["Ann", "she"], "answer_start": [8, 0]}
+        (question,) = load_questions(written(tmp_path, content)).questions
+        assert (question.answers, question.span) == (("Ann", "she"), (8, 11))
+
+    def test_empty_answers_are_left_out_and_counted(self, tmp_path: Path) -> None:
+        content = squad("Ann saw.", {"text": " ", "answer_start": 3}, {"text": "Ann", "answer_start": 0})
+        found = load_questions(written(tmp_path, content))
+        assert (found.questions[0].answers, found.questions[0].span) == (("Ann",), (0, 3))
+        assert found.counts == {"empty answers": 1}
+
     def test_saved_and_loaded(self, tmp_path: Path) -> None:
         questions = [
             Question("a", "Who?", "Ann saw Bob.", ("Robert", "Bob"), "span", (8, 11), "x"),
@@ -203,6 +254,12 @@ def test_questions_with_titled_paragraphs(tmp_path: Path) -> None:
     assert found.counts == {"answers found under normalisation": 1, "empty paragraphs": 1}
 
 
+@pytest.mark.parametrize("needed", [True, False])
+def test_a_paragraph_that_is_none(needed: bool, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="item 'line-1', 'ctxs' should have fields, but there is 5"):
+        load_questions(written(tmp_path, [{"question": "q", "answers": ["a"], "ctxs": [5]}]), answers_needed=needed)
+
+
 class TestFindingAnswers:
     @pytest.mark.parametrize(
         ("text", "answer", "found"),
@@ -217,6 +274,8 @@ class TestFindingAnswers:
             ("12.65\xa0m wide", "12.65 m", "12.65\xa0m"),
             ("İstanbul, then", "istanbul", "İstanbul"),
             ("two ½ cups", "½", "½"),
+            ("a cafe\u0301 there", "cafe", "cafe\u0301"),
+            ("cafe\u0301 or cafe", "cafe", "cafe"),
         ],
     )
     def test_characters_are_exact(self, text: str, answer: str, found: str) -> None:
@@ -230,6 +289,14 @@ class TestFindingAnswers:
         place = find_span(text, "5")
         assert place is not None
         assert place.start == 9
+
+    @pytest.mark.parametrize("form", ["NFC", "NFD"])
+    def test_a_syllable_is_not_cut_in_two(self, form: Literal["NFC", "NFD"]) -> None:
+        text = unicodedata.normalize(form, "한국 하")
+        place = find_span(text, "하")
+        assert place is not None
+        assert unicodedata.normalize("NFC", text[: place.start]) == "한국 "
+        assert find_span(unicodedata.normalize(form, "한국"), "하") is None
 
     @pytest.mark.parametrize("answer", ["", "  ", "zebra", "\u0301"])
     def test_what_is_not_there(self, answer: str) -> None:

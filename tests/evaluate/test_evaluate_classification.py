@@ -38,8 +38,14 @@ def test_one_class_alone_has_no_curve() -> None:
 
 @pytest.mark.parametrize(
     ("scores", "labels"),
-    [(np.ones((2, 2)), np.array([0, 2])), (np.ones((2, 1)), np.array([0, 0])), (np.ones((2, 2)), np.array([0]))],
-    ids=["label", "one class", "lengths"],
+    [
+        (np.ones((2, 2)), np.array([0, 2])),
+        (np.ones((2, 1)), np.array([0, 0])),
+        (np.ones((2, 2)), np.array([0])),
+        (np.array([[np.nan, 1.0], [0.0, 1.0]]), np.array([0, 1])),
+        (np.ones((2, 2)), np.array(["a", "b"])),
+    ],
+    ids=["label", "one class", "lengths", "nan", "words"],
 )
 def test_what_does_not_belong_together(scores: np.ndarray, labels: np.ndarray) -> None:
     with pytest.raises(UserError):

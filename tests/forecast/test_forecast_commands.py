@@ -59,6 +59,38 @@ def test_one_column_alone(write_csv, tmp_path):
     assert list(pd.read_csv(tmp_path / "next.csv").columns) == ["date", "a", "a_low", "a_high"]
 
 
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    sentences: list[str] = []
+    monkeypatch.setattr("recurrify.commands.forecast.say", sentences.append)
+    return sentences
+
+
+def test_columns_called_like_ends_of_intervals_stay_what_they_are(write_csv, tmp_path, said):
+    train(write_csv(a_low=np.arange(400.0)), tmp_path / "run", "--model", "last-value")
+    invoke("forecast", "predict", tmp_path / "run", "--out", tmp_path / "next.csv")
+    assert said == ["some: it has columns named like intervals, so these end in _interval_low and _interval_high"]
+    table = pd.read_csv(tmp_path / "next.csv")
+    assert list(table.columns[:4]) == ["date", "a", "a_interval_low", "a_interval_high"]
+    assert table["a_low"].tolist() == pytest.approx([399.0] * 4, rel=1e-6)
+
+
+def test_a_column_called_date_that_holds_numbers(write_csv, tmp_path):
+    text = write_csv().read_text(encoding="utf-8").replace("date,a,b", "when,date,b")
+    train(write_csv(text), tmp_path / "run", "--model", "last-value", "--date-column", "when")
+    invoke("forecast", "predict", tmp_path / "run", "--out", tmp_path / "next.csv")
+    header = (tmp_path / "next.csv").read_text(encoding="utf-8").splitlines()[0]
+    assert header == "forecast_date,date,date_low,date_high,b,b_low,b_high"
+
+
+def test_rows_behind_the_test_part_are_told(write_csv, tmp_path, said):
+    train(write_csv(), tmp_path / "run", "--model", "last-value", "--split", "0.3/0.1/0.1 months")
+    told = "some: the last 40 of 400 rows lie behind the test part and are not used"
+    assert said == [told]
+    invoke("forecast", "evaluate", tmp_path / "run", "--device", "cpu")
+    assert said == [told, told]
+
+
 def test_several_runs_on_one_page_share_their_naive_forecasts(write_csv, tmp_path):
     for model in ("linear", "seasonal"):
         train(write_csv(), tmp_path / model, "--model", model)
@@ -93,13 +125,36 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         (["--past", "900"], "too short"),
         (["--split", "12/4/4 months"], "too short for '12/4/4 months'"),
         (["--columns", "a,z"], "has no column 'z'"),
+        (["--columns", "a,a"], "names 'a' more than once"),
         (["--speed", "graph"], "needs a CUDA device"),
+        (["--seed", str(2**32)], "`seed` must be at most 4294967295"),
+        (["--model", "informer", "--counts", "0,2,2,0,2,2"], "`counts` belongs to the rsa- models"),
+        (["--model", "lstm", "--recurrence-rows", "all"], "`recurrence_rows` belongs to the rsa- models"),
     ],
-    ids=["model", "counts", "heads", "target", "past", "split", "columns", "speed"],
+    ids=[
+        "model",
+        "counts",
+        "heads",
+        "target",
+        "past",
+        "split",
+        "columns",
+        "twice",
+        "speed",
+        "seed",
+        "no-rsa",
+        "no-rows",
+    ],
 )
 def test_bad_options_of_train(refused, write_csv, tmp_path, options, told):
     sentence = refused("train", "--data", write_csv(), "--out", tmp_path / "run", *SMALL, *options)
     assert told in sentence
+    assert not (tmp_path / "run").exists()
+
+
+def test_numbers_too_large_leave_no_folder(refused, write_csv, tmp_path):
+    sentence = refused("train", "--data", write_csv(c=[1e307, -1e307] * 200), "--out", tmp_path / "run", *SMALL)
+    assert "column 'c' of some holds numbers too large" in sentence
     assert not (tmp_path / "run").exists()
 
 
@@ -118,6 +173,8 @@ def test_a_file_that_has_changed_is_another_run(refused, write_csv, tmp_path):
     train(write_csv(), tmp_path / "run", "--model", "seasonal")
     sentence = refused("train", "--data", write_csv(rows=401), "--out", tmp_path / "run", *SMALL, "--model", "seasonal")
     assert "holds a run with other settings (data_checksum=" in sentence
+    # What cannot be at all is told first.
+    assert "too short" in refused("train", "--data", write_csv(), "--out", tmp_path / "run", "--past", "900")
 
 
 def test_table1_without_its_data(refused, tmp_path):

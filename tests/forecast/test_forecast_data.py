@@ -1,5 +1,8 @@
 """Splits as published, scaling without a look ahead, and every window where it belongs."""
 
+import re
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -7,7 +10,15 @@ import torch
 
 from recurrify.errors import UserError
 from recurrify.forecast.calendar import time_features, usual_season
-from recurrify.forecast.data import Scaling, Split, WindowedSeries, choose_target, constant_columns, split_rows
+from recurrify.forecast.data import (
+    Scaling,
+    Split,
+    WindowedSeries,
+    choose_target,
+    constant_columns,
+    only_column,
+    split_rows,
+)
 from recurrify.forecast.reading import Series
 
 ETT = ("HUFL", "HULL", "MUFL", "MULL", "LUFL", "LULL", "OT")
@@ -24,13 +35,19 @@ def series_of(rows: int, step: str = "h", columns: tuple[str, ...] = ("x",)) -> 
     [
         (17_420, "h", ETT, (8_640, 11_520, 14_400)),
         (69_680, "15min", ETT, (34_560, 46_080, 57_600)),
-        (17_420, "h", ("OT",), (8_640, 11_520, 14_400)),
+        (20_000, "h", ("OT",), (14_000, 16_000, 20_000)),
+        (20_000, "D", ETT, (14_000, 16_000, 20_000)),
         (35_064, "h", ("Visibility", "WetBulbCelsius"), (24_544, 28_052, 35_064)),
     ],
-    ids=["etth", "ettm", "univariate", "weather"],
+    ids=["etth", "ettm", "one of ETT's names", "ETT's names by day", "weather"],
 )
 def test_the_published_splits(rows, step, columns, expected):
     assert split_rows(series_of(rows, step, columns), "auto") == expected
+
+
+def test_one_column_of_ett_is_split_as_all_of_it():
+    series = replace(series_of(17_420, "h", ETT), file_columns=ETT)
+    assert split_rows(only_column(series, "OT"), "auto") == (8_640, 11_520, 14_400)
 
 
 @pytest.mark.parametrize("split", ["0.7/0.3", "a/b/c", "0.7/0.1/0.1", "1/0/0", "12/4/4 weeks"])
@@ -61,6 +78,26 @@ def test_a_constant_column_is_centred_and_named():
     np.testing.assert_allclose(scaling.apply(values), 0, atol=1e-12)
     assert constant_columns(series, 60) == ["x"]
     assert constant_columns(series_of(100), 60) == []
+
+
+def test_a_small_spread_around_a_large_number_is_no_constant():
+    values = 1e9 + 0.4 * np.random.default_rng(0).normal(size=(100, 1))
+    series = replace(series_of(100), values=values)
+    assert constant_columns(series, 100) == []
+    assert Scaling.of(values).apply(values).std() == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("row", "number"), [(slice(None, None, 2), 1e307), (10, 1e300), (70, 1e30), (90, 1e300)],
+    ids=["spread", "training", "validation", "test"],
+)  # fmt: skip
+def test_numbers_too_large_to_reckon_with_are_refused(row, number):
+    series = series_of(100)
+    series.values[row] = number
+    with pytest.raises(
+        UserError, match=re.escape(f"column 'x' of some holds numbers too large for a forecast, such as {number:g}")
+    ):
+        WindowedSeries(series, Split(60, 80, 100), Scaling.of(series.values[:60]), past=4, horizon=2)
 
 
 def test_windows_lie_where_they_belong():

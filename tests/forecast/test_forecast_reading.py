@@ -66,10 +66,77 @@ def test_rows_before_the_first_value_are_left_out(write_csv):
 
 
 def test_the_day_comes_first_where_the_steps_say_so(write_csv):
-    dates = pd.date_range("2021-01-01", periods=12, freq="D")
-    series = read_series(write_csv(HEADER + "".join(f"{date:%d/%m/%Y},1,{date.day}\n" for date in dates)))
+    dates = pd.date_range("2021-02-01", periods=200, freq="h")
+    series = read_series(write_csv(HEADER + "".join(f"{date:%d/%m/%Y %H:%M},1,{date.day}\n" for date in dates)))
     assert list(series.dates) == list(dates)
     assert "day first" in series.repairs[0]
+
+
+@pytest.mark.parametrize("how", ["%m/%d/%Y", "%d/%m/%Y", "%d.%m.%Y"])
+@pytest.mark.parametrize("newest_first", [False, True])
+def test_months_with_slashes_or_dots(write_csv, how, newest_first):
+    dates = pd.date_range("2015-01-01", periods=40, freq="MS")
+    written = reversed(dates) if newest_first else dates
+    series = read_series(write_csv(HEADER + "".join(f"{date.strftime(how)},1,{date.year}\n" for date in written)))
+    assert list(series.dates) == list(dates)
+    assert series.frequency == "MS"
+    assert any("day first" in repair for repair in series.repairs) == how.startswith("%d")
+
+
+def test_the_day_comes_first_also_where_rows_are_missing(write_csv):
+    dates = pd.date_range("2021-02-01", periods=200, freq="h").delete([50, 51])
+    series = read_series(write_csv(HEADER + "".join(f"{date:%d/%m/%Y %H:%M},1,2\n" for date in dates)))
+    assert (series.dates[0], series.dates[-1], len(series.dates)) == (dates[0], dates[-1], 200)
+
+
+@pytest.mark.parametrize(
+    ("start", "step", "how"),
+    [("2015-01-01", "MS", "%m/%d/%Y"), ("2015-01-01", "D", "%d.%m.%Y"), ("2015-02-01", "D", "%d/%m/%Y")],
+    ids=["months", "days", "days of February"],
+)
+def test_dates_that_are_regular_either_way_are_refused(write_csv, start, step, how):
+    dates = pd.date_range(start, periods=12, freq=step)
+    with pytest.raises(UserError, match=r"may begin with the day or with the month.*write them like 2016-07-01"):
+        read_series(write_csv(HEADER + "".join(f"{date.strftime(how)},1,2\n" for date in dates)))
+
+
+def test_days_of_a_local_clock_keep_their_dates(write_csv):
+    dates = pd.date_range("2020-03-01", periods=60, freq="D", tz="Europe/Berlin")  # the clocks change on the 29th
+    series = read_series(write_csv(HEADER + "".join(f"{date},1,2\n" for date in dates)))
+    assert list(series.dates) == list(dates.tz_localize(None))
+    assert series.repairs == ("the time zone was left out of the dates, which stay those of the local clock",)
+
+
+def test_hours_of_a_local_clock_become_utc(write_csv):
+    dates = pd.date_range("2020-03-28", periods=60, freq="h", tz="Europe/Berlin")
+    series = read_series(write_csv(HEADER + "".join(f"{date},1,2\n" for date in dates)))
+    assert list(series.dates) == list(dates.tz_convert("UTC").tz_localize(None))
+
+
+def test_iso_dates_may_differ_in_how_much_they_tell(write_csv):
+    dates = pd.date_range("2020-01-01", periods=20, freq="100ms")
+    series = read_series(write_csv(HEADER + "".join(f"{date},1,2\n" for date in dates)))
+    assert list(series.dates) == list(dates)
+
+
+@pytest.mark.parametrize(("header", "left_out"), [(",date,x", "Unnamed: 0"), ("x,date,", "Unnamed: 2")])
+def test_a_column_without_a_name_is_left_out(write_csv, header, left_out):
+    text = header + "\n" + "".join(f"{index},2021-03-{index + 1:02},{index}\n" for index in range(10))
+    series = read_series(write_csv(text))
+    assert series.columns == ("x",)
+    assert series.repairs == (f"the column without a name ({left_out!r}) was left out",)
+
+
+def test_dates_may_stand_in_a_column_without_a_name(write_csv):
+    series = read_series(write_csv(",x,y\n" + "".join(lines())))
+    assert (series.columns, series.repairs, series.frequency) == (("x", "y"), (), "h")
+
+
+def test_a_column_called_date_comes_before_one_called_time(write_csv):
+    text = "time,date,x\n" + "".join(f"{index},2021-03-{index + 1:02},{index}\n" for index in range(10))
+    series = read_series(write_csv(text))
+    assert series.dates[3] == pd.Timestamp("2021-03-04")
+    assert series.columns == ("time", "x")
 
 
 def test_months_are_a_regular_step(write_csv):
@@ -97,6 +164,8 @@ def test_other_separators_and_columns_of_words(write_csv):
     [
         ("", "is empty"),
         ("date\n2020-01-01\n", "one column only"),
+        (HEADER, "has the names of columns but no rows"),
+        ("date,x\n" + "".join(lines()), "more fields in its rows than names in its first line, 2"),
         ("date,x,x\n2020-01-01,1,2\n", "more than one column 'x'"),
         (HEADER + "".join(lines(5)), "has 5 dated rows, too few"),
         (HEADER + "".join(lines()) + "tomorrow,1,2\n", "line 12 has 'tomorrow'"),
@@ -110,8 +179,8 @@ def test_other_separators_and_columns_of_words(write_csv):
         ("date,x\n" + "".join(f"{line.split(',')[0]},word\n" for line in lines()), "no column of numbers"),
     ],
     ids=[
-        "empty", "one-column", "same-name", "short", "bad-date", "no-date", "word", "infinite", "numbers-as-dates",
-        "off-grid", "gaps", "holes", "words-only",
+        "empty", "one-column", "header-only", "extra-fields", "same-name", "short", "bad-date", "no-date",
+        "word", "infinite", "numbers-as-dates", "off-grid", "gaps", "holes", "words-only",
     ],
 )  # fmt: skip
 def test_what_cannot_be_repaired_is_refused(write_csv, text, told):
@@ -123,6 +192,8 @@ def test_names_that_are_not_there_are_refused(write_csv, tmp_path):
     path = write_csv(HEADER + "".join(lines()))
     with pytest.raises(UserError, match="no column 'z': it has x, y"):
         read_series(path, columns=["z"])
+    with pytest.raises(UserError, match="names 'x' more than once"):
+        read_series(path, columns=["x", "y", "x"])
     with pytest.raises(UserError, match="no column 'when' for the dates"):
         read_series(path, date_column="when")
     with pytest.raises(UserError, match=r"nothing\.csv does not exist"):

@@ -9,7 +9,7 @@ from rich.table import Table
 from recurrify.commands import forecast_table1
 from recurrify.console import out_console, say
 from recurrify.errors import UserError
-from recurrify.forecast.prediction import forecast_beyond
+from recurrify.forecast.prediction import forecast_beyond, interval_endings
 from recurrify.forecast.reading import read_series
 from recurrify.forecast.running import EVALUATION_FILE, evaluate_run, train_run
 from recurrify.forecast.saving import load_forecaster
@@ -61,9 +61,13 @@ EncoderLayers = Annotated[int, _model("Layers of the encoder, or of an LSTM or G
 DecoderLayers = Annotated[int, _model("Layers of the decoder.")]
 Dropout = Annotated[float, _model("Share of activations left out.")]
 Distil = Annotated[bool, _model("Halve the sequence between encoder layers.")]
-Counts = Annotated[str, _model("rsa: heads that are regular, cosine, sine, and each of them dilated.")]
+Counts = Annotated[
+    str | None, _model("rsa: heads that are regular, cosine, sine, and each of them dilated; default: 0,2,2,0,2,2.")
+]
 Dilations = Annotated[str | None, _model("rsa: one for each dilated head; default: 3, 6, 12, … in each kind.")]
-RecurrenceRows = Annotated[str, _model("rsa-informer: recurrence on all rows, or on the selected ones.")]
+RecurrenceRows = Annotated[
+    str | None, _model("rsa-informer: recurrence on all rows, or on the selected ones; default: all.")
+]
 Season = Annotated[int | None, _model("seasonal: steps of a season; default: a day, week or year.")]
 Epochs = Annotated[int, _training("Passes over the training part, at most.")]
 Patience = Annotated[int, _training("Epochs without a better one before stopping; 0 never stops early.")]
@@ -98,9 +102,9 @@ def train(
     decoder_layers: DecoderLayers = 1,
     dropout: Dropout = 0.05,
     distil: Distil = False,
-    counts: Counts = "0,2,2,0,2,2",
+    counts: Counts = None,
     dilations: Dilations = None,
-    recurrence_rows: RecurrenceRows = "all",
+    recurrence_rows: RecurrenceRows = None,
     season: Season = None,
     epochs: Epochs = 6,
     patience: Patience = 3,
@@ -119,6 +123,7 @@ def train(
 
     The output folder gets `model/`, which `predict` loads, `run.json` with every setting and `result.json`.
     """
+    _check_recurrence(model, counts=counts, dilations=dilations, recurrence_rows=recurrence_rows)
     settings = ForecastSettings(
         data=str(data),
         out=str(out),
@@ -138,9 +143,9 @@ def train(
         decoder_layers=decoder_layers,
         dropout=dropout,
         distil=distil,
-        counts=_whole_numbers("counts", counts),
+        counts=ForecastSettings.counts if counts is None else _whole_numbers("counts", counts),
         dilations=None if dilations is None else _whole_numbers("dilations", dilations),
-        recurrence_rows=recurrence_rows,
+        recurrence_rows=ForecastSettings.recurrence_rows if recurrence_rows is None else recurrence_rows,
         season=season,
         epochs=epochs,
         patience=patience,
@@ -164,6 +169,14 @@ def train(
         f"validation: MSE {found['mse']:.4f}, MAE {found['mae']:.4f} (scaled), best epoch {result['best_epoch']}"
     )
     typer.echo(f"model: {out / 'model'}")
+
+
+def _check_recurrence(model: str, **options: str | None) -> None:
+    given = [name for name, value in options.items() if value is not None]
+    if given and model in MODELS and not model.startswith("rsa-"):
+        raise UserError(f"`{given[0]}` belongs to the rsa- models, and {model} has no recurrence: leave it out.")
+    if model == "rsa-transformer" and options["recurrence_rows"] is not None:
+        raise UserError(f"`recurrence_rows` belongs to rsa-informer, and {model} selects no rows: leave it out.")
 
 
 def _whole_numbers(name: str, text: str) -> tuple[int, ...]:
@@ -224,6 +237,9 @@ def predict(
     for repair in series.repairs:
         say(f"{series.name}: {repair}")
     table = forecast_beyond(forecaster, series, level)
+    endings = interval_endings(forecaster.columns)
+    if endings != ("_low", "_high"):
+        say(f"{series.name}: it has columns named like intervals, so these end in {endings[0]} and {endings[1]}")
     write_whole(out, table.to_csv(lineterminator="\n").encode("utf-8"))
     typer.echo(f"{len(table)} rows from {table.index[0]} to {table.index[-1]}: {out}")
 

@@ -46,6 +46,8 @@ def _first(text: str, wanted: str) -> int | None:
     found = None
     for start in _occurrences(text, wanted):
         stop = start + len(wanted)
+        if _goes_on(text[stop : stop + 1]):
+            continue
         whole = not (_joins(text[start - 1 : start], wanted[0]) or _joins(wanted[-1], text[stop : stop + 1]))
         if whole:
             return start
@@ -63,6 +65,11 @@ def _occurrences(text: str, wanted: str) -> Iterator[int]:
 def _joins(left: str, right: str) -> bool:
     """Whether two neighbouring characters belong to one word."""
     return left.isalnum() and right.isalnum()
+
+
+def _goes_on(character: str) -> bool:
+    """Whether it belongs to the letter before: an accent, or the vowel or the end of a Korean syllable."""
+    return bool(character) and (unicodedata.combining(character) > 0 or "\u1160" <= character <= "\u11ff")
 
 
 def _plain(text: str) -> tuple[str, list[int]]:

@@ -131,13 +131,19 @@ def _read(path: Path) -> dict[str, Any] | list[dict[str, Any]]:
     return content
 
 
-def _field(item: Mapping[str, Any], name: str, kind: type, where: str) -> Any:
+def _field(item: Any, name: str, kind: type, where: str) -> Any:
+    _must_have_fields(item, where)
     if name not in item:
         raise UserError(f"{where} has no field {name!r}: its fields are {', '.join(item) or 'none at all'}.")
     value = item[name]
     if not isinstance(value, kind):
         raise UserError(f"{where} has no {kind.__name__} in {name!r} but {value!r:.40}: mend the file.")
     return value
+
+
+def _must_have_fields(item: Any, where: str) -> None:
+    if not isinstance(item, Mapping):
+        raise UserError(f"{where} should have fields, but there is {item!r:.40}: mend the file.")
 
 
 def _texts(values: Any, name: str, where: str) -> list[str]:
@@ -160,6 +166,7 @@ def _read_squad(content: dict[str, Any], path: str, answers_needed: bool) -> Que
             if not context.strip():
                 found.counts["empty paragraphs"] += 1
             for entry in entries:
+                _must_have_fields(entry, f"{path}, a question of {title!r}")
                 _add_squad(found, entry, context, str(title), path, answers_needed)
     return found
 
@@ -167,29 +174,52 @@ def _read_squad(content: dict[str, Any], path: str, answers_needed: bool) -> Que
 def _add_squad(
     found: QuestionSet, entry: Mapping[str, Any], context: str, title: str, path: str, answers_needed: bool
 ) -> None:
-    if "id" not in entry:
+    if entry.get("id") is None:
         raise UserError(f"{path} has a question without 'id' in {title!r}: {str(dict(entry))[:60]}.")
     identity = str(entry["id"])
     where = f"{path}, item {identity!r}"
     asked = _field(entry, "question", str, where)
-    answers = _field(entry, "answers", list, where) if answers_needed else entry.get("answers", [])
+    answers = _squad_answers(entry, where, answers_needed)
     if not context.strip():
         found.skipped.append(Skipped(identity, "has an empty context"))
         return
-    if not answers and answers_needed:
+    kept = [answer for answer in answers if answer[0].strip()]
+    found.counts["empty answers"] += len(answers) - len(kept)
+    if not kept and answers_needed:
         found.skipped.append(Skipped(identity, "has no answer"))
         return
-    texts = tuple(_field(answer, "text", str, where) for answer in answers)
+    texts = tuple(text for text, _ in kept)
     span = None
-    for answer in answers[:1]:
-        start = answer.get("answer_start", -1)
-        stop = start + len(answer["text"])
-        if start >= 0 and context[start:stop] == answer["text"]:
+    for text, start in kept[:1]:
+        stop = start + len(text)
+        if start >= 0 and context[start:stop] == text:
             span = (start, stop)
         else:
             found.counts["answers not where the file says"] += start != -1
             span = _found(found, context, texts)
     found.questions.append(Question(identity, asked, context, texts, "span", span, title))
+
+
+def _squad_answers(entry: Mapping[str, Any], where: str, needed: bool) -> list[tuple[str, int]]:
+    """Texts and where each begins (-1 where that is not told), from [{"text": …, "answer_start": …}, …] or
+    {"text": […], "answer_start": […]}."""
+    if not needed and "answers" not in entry:
+        return []
+    answers = _field(entry, "answers", object, where)
+    if isinstance(answers, dict):
+        texts = _texts(_field(answers, "text", list, f"{where}, 'answers'"), "text", where)
+        starts = answers.get("answer_start", [-1] * len(texts))
+        if not isinstance(starts, list) or len(starts) != len(texts):
+            raise UserError(f"{where} has {len(texts)} answers but places {starts!r:.40}: mend the file.")
+    elif isinstance(answers, list):
+        texts = [_field(answer, "text", str, f"{where}, an answer") for answer in answers]
+        starts = [answer.get("answer_start", -1) for answer in answers]
+    else:
+        raise UserError(f"{where} has no list in 'answers' but {answers!r:.40}: mend the file.")
+    for start in starts:
+        if not isinstance(start, int) or isinstance(start, bool):
+            raise UserError(f"{where} has no whole number in 'answer_start' but {start!r:.40}: mend the file.")
+    return list(zip(texts, starts, strict=True))
 
 
 def _found(found: QuestionSet, context: str, answers: Sequence[str], regions: Sequence[tuple[int, int]] = ()) -> Any:
@@ -211,7 +241,8 @@ def _found(found: QuestionSet, context: str, answers: Sequence[str], regions: Se
 def _read_hotpotqa(content: Sequence[dict[str, Any]], path: str, answers_needed: bool) -> QuestionSet:
     found = QuestionSet([], "hotpotqa")
     for number, item in enumerate(content, start=1):
-        identity = str(item.get("_id", item.get("id", "")))
+        named = [item[name] for name in ("_id", "id") if item.get(name) not in (None, "")]
+        identity = str(named[0]) if named else ""
         if not identity:
             raise UserError(f"{path}, item number {number} has neither '_id' nor 'id': give each item one.")
         where = f"{path}, item {identity!r}"
@@ -222,7 +253,8 @@ def _read_hotpotqa(content: Sequence[dict[str, Any]], path: str, answers_needed:
         if not context.strip():
             found.skipped.append(Skipped(identity, "has an empty context"))
             continue
-        answer = _field(item, "answer", str, where) if answers_needed else item.get("answer")
+        told = answers_needed or item.get("answer") is not None
+        answer = _field(item, "answer", str, where) if told else None
         supporting = _supporting_facts(item, where) if "supporting_facts" in item else []
         if answer is None:
             found.questions.append(Question(identity, asked, context, ()))
@@ -309,12 +341,12 @@ def _read_oracle(content: Sequence[dict[str, Any]], path: str, answers_needed: b
     """JSON lines with `question`, `answers` and `ctxs`, a list of titled paragraphs; they have no ids of their own."""
     found = QuestionSet([], "squad")
     for number, item in enumerate(content, start=1):
-        identity = str(item.get("id", f"line-{number}"))
+        identity = f"line-{number}" if item.get("id") is None else str(item["id"])
         where = f"{path}, item {identity!r}"
         asked = _field(item, "question", str, where)
         answers = tuple(_texts(_field(item, "answers", list, where), "answers", where)) if answers_needed else ()
         paragraphs = [
-            (_field(one, "title", str, where), _field(one, "text", str, where))
+            (_field(one, "title", str, f"{where}, 'ctxs'"), _field(one, "text", str, f"{where}, 'ctxs'"))
             for one in _field(item, "ctxs", list, where)
         ]
         found.counts["empty paragraphs"] += sum(not text.strip() for _, text in paragraphs)

@@ -19,6 +19,12 @@ def classification_metrics(scores: np.ndarray, labels: np.ndarray) -> dict[str, 
             f"Scores (texts, classes) and labels (texts,) must belong together: got {scores.shape} and {labels.shape}."
         )
     classes = scores.shape[1]
+    if not np.isfinite(scores.max(1)).all():
+        raise UserError(
+            "Every text needs a finite score: the model gave NaN or infinity, so its weights are of no use."
+        )
+    if labels.dtype.kind not in "iub":
+        raise UserError(f"Labels must be whole numbers: got {labels[0]!r}.")
     if labels.min() < 0 or labels.max() >= classes:
         raise UserError(f"Labels must lie between 0 and {classes - 1}: got {labels.min()} to {labels.max()}.")
     shares = np.exp(scores - scores.max(1, keepdims=True))

@@ -3,7 +3,7 @@
 Shapes: T rows of the file, C channels, F time features, B batch, L rows of past, P rows to forecast.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -18,8 +18,11 @@ from recurrify.forecast.reading import Series
 Part = Literal["train", "valid", "test"]
 ETT_COLUMNS = {"HUFL", "HULL", "MUFL", "MULL", "LUFL", "LULL", "OT"}
 ETT_SPLIT = "12/4/4 months"
+ETT_STEPS = (pd.Timedelta(hours=1), pd.Timedelta(minutes=15))
 USUAL_SPLIT = "0.7/0.1/0.2"
 MONTH = pd.Timedelta(days=30)
+LARGEST_SCALED = 1e15
+"""Errors are squared and added up in float32, which ends near 3e38."""
 
 
 class Split(NamedTuple):
@@ -33,10 +36,10 @@ class Split(NamedTuple):
 def split_rows(series: Series, split: str) -> Split:
     """`auto`, `12/4/4 months` (of 30 days, as published for ETT) or shares such as `0.7/0.1/0.2`.
 
-    `auto` is the published split: months for columns of ETT, all or some, and shares for all others.
+    `auto` is the published split: months for a file with all columns and the step of ETT, and shares for all others.
     """
     if split == "auto":
-        split = ETT_SPLIT if set(series.columns) <= ETT_COLUMNS else USUAL_SPLIT
+        split = ETT_SPLIT if _is_ett(series) else USUAL_SPLIT
     rows = len(series.dates)
     parts, _, unit = split.partition(" ")
     try:
@@ -59,6 +62,10 @@ def split_rows(series: Series, split: str) -> Split:
     return Split(train_end, rows - test, rows)
 
 
+def _is_ett(series: Series) -> bool:
+    return set(series.file_columns or series.columns) >= ETT_COLUMNS and series.step in ETT_STEPS
+
+
 @dataclass(frozen=True)
 class Scaling:
     """From original units to mean 0 and spread 1, by the training rows alone."""
@@ -70,10 +77,8 @@ class Scaling:
 
     @classmethod
     def of(cls, values: np.ndarray) -> "Scaling":
-        spread = values.std(axis=0)
-        # Rounding makes the spread of equal numbers tiny instead of 0.
-        constant = spread <= 1e-9 * np.maximum(np.abs(values).max(axis=0), 1e-30)
-        return cls(values.mean(axis=0), np.where(constant, 1.0, spread))
+        with np.errstate(over="ignore", invalid="ignore"):  # `scaled_values` refuses what is not finite
+            return cls(values.mean(axis=0), np.where(_constant(values), 1.0, values.std(axis=0)))
 
     def apply(self, values: np.ndarray) -> np.ndarray:
         return (values - self.mean) / self.spread
@@ -82,10 +87,33 @@ class Scaling:
         return scaled * self.spread + self.mean
 
 
+def scaled_values(series: Series, scaling: Scaling, rows: slice) -> np.ndarray:
+    """Rows of a series, scaled; numbers too large to be reckoned with are refused."""
+    with np.errstate(all="ignore"):
+        scaled = scaling.apply(series.values[rows])
+        # False for what is not a number, too; an infinite spread would make all of its column 0.
+        usable = (np.abs(scaled) <= LARGEST_SCALED) & np.isfinite(scaling.spread)
+    if not usable.all():
+        column = np.argwhere(~usable)[0, 1]
+        worst = np.abs(series.values[rows][:, column]).argmax()
+        raise UserError(
+            f"The column {series.columns[column]!r} of {series.name} holds numbers too large for a forecast, such as "
+            f"{series.values[rows][worst, column]:g} at {series.dates[rows][worst]}: mend them, or choose other "
+            "columns with --columns."
+        )
+    return scaled
+
+
+def _constant(values: np.ndarray) -> np.ndarray:
+    """(C,): whether a column holds one value only, or values that lie closer than numbers can tell apart."""
+    return (values.max(axis=0) == values.min(axis=0)) | (values.std(axis=0) == 0)
+
+
 def constant_columns(series: Series, rows: int) -> list[str]:
-    """Columns that hold one value only in the first `rows` rows."""
-    first = series.values[:rows]
-    return [name for name, column in zip(series.columns, first.T, strict=True) if np.ptp(column) == 0]
+    """Columns that are constant in the first `rows` rows."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        constant = _constant(series.values[:rows])
+    return [name for name, one in zip(series.columns, constant, strict=True) if one]
 
 
 def choose_target(series: Series, target: str | None) -> str:
@@ -99,15 +127,7 @@ def choose_target(series: Series, target: str | None) -> str:
 
 def only_column(series: Series, name: str) -> Series:
     index = series.columns.index(name)
-    return Series(
-        series.name,
-        series.dates,
-        series.values[:, index : index + 1],
-        (name,),
-        series.frequency,
-        series.repairs,
-        series.checksum,
-    )
+    return replace(series, values=series.values[:, index : index + 1], columns=(name,))
 
 
 class Batch(NamedTuple):
@@ -141,7 +161,7 @@ class WindowedSeries:
     ) -> None:
         self.series, self.split, self.scaling = series, split, scaling
         self.past, self.horizon = past, horizon
-        scaled = scaling.apply(series.values[: split.test_end])
+        scaled = scaled_values(series, scaling, slice(split.test_end))
         self.values_TC = torch.tensor(scaled, dtype=torch.float32, device=device)
         times = time_features(series.dates[: split.test_end], series.step)
         self.times_TF = torch.tensor(times, dtype=torch.float32, device=device)

@@ -1,11 +1,14 @@
 """Beyond the end of a file: the forecast with its interval, in original units."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import torch
 
 from recurrify.errors import UserError
 from recurrify.forecast.calendar import time_features
+from recurrify.forecast.data import scaled_values
 from recurrify.forecast.reading import Series
 from recurrify.forecast.saving import Forecaster
 
@@ -29,15 +32,7 @@ def check_fits(forecaster: Forecaster, series: Series) -> None:
 def with_columns(series: Series, columns: tuple[str, ...]) -> Series:
     """The series with these columns only, in this order."""
     chosen = [series.columns.index(name) for name in columns]
-    return Series(
-        series.name,
-        series.dates,
-        series.values[:, chosen],
-        columns,
-        series.frequency,
-        series.repairs,
-        series.checksum,
-    )
+    return replace(series, values=series.values[:, chosen], columns=columns)
 
 
 def nearest_level(forecaster: Forecaster, level: float) -> int:
@@ -51,13 +46,16 @@ def nearest_level(forecaster: Forecaster, level: float) -> int:
 
 @torch.inference_mode()
 def forecast_beyond(forecaster: Forecaster, series: Series, level: float = 0.9) -> pd.DataFrame:
-    """One row for each step after the last date: each column's forecast, and the ends of its interval."""
+    """One row for each step after the last date: each column's forecast, and the ends of its interval.
+
+    The ends of `x` are `x_low` and `x_high`; where the file has such a column of its own, all ends get another name.
+    """
     check_fits(forecaster, series)
     series = with_columns(series, forecaster.columns)
     place = nearest_level(forecaster, level)
     step = series.step
     later = pd.date_range(series.dates[-1], periods=forecaster.horizon + 1, freq=forecaster.frequency)[1:]
-    past_LC = forecaster.scaling.apply(series.values[-forecaster.past :])
+    past_LC = scaled_values(series, forecaster.scaling, slice(-forecaster.past, None))
     device = forecaster.intervals.half_widths.device
     inputs = [
         torch.tensor(part, dtype=torch.float32, device=device).unsqueeze(0)
@@ -67,9 +65,24 @@ def forecast_beyond(forecaster: Forecaster, series: Series, level: float = 0.9) 
     half_PC = forecaster.intervals.half_widths[place].double().cpu().numpy()
     center = forecaster.scaling.undo(forecast_PC)
     half = half_PC * forecaster.scaling.spread
+    low, high = interval_endings(forecaster.columns)
     table: dict[str, np.ndarray] = {}
     for index, name in enumerate(forecaster.columns):
         table[name] = center[:, index]
-        table[f"{name}_low"] = center[:, index] - half[:, index]
-        table[f"{name}_high"] = center[:, index] + half[:, index]
-    return pd.DataFrame(table, index=pd.DatetimeIndex(later, name="date"))
+        table[f"{name}{low}"] = center[:, index] - half[:, index]
+        table[f"{name}{high}"] = center[:, index] + half[:, index]
+    return pd.DataFrame(table, index=pd.DatetimeIndex(later, name=_free("date", forecaster.columns)))
+
+
+def interval_endings(columns: tuple[str, ...]) -> tuple[str, str]:
+    """What the ends of the intervals are called behind the name of a column: _low and _high, unless these are taken."""
+    low, high = "_low", "_high"
+    while {f"{name}{ending}" for name in columns for ending in (low, high)} & set(columns):
+        low, high = f"_interval{low}", f"_interval{high}"
+    return low, high
+
+
+def _free(name: str, taken: tuple[str, ...]) -> str:
+    while name in taken:
+        name = f"forecast_{name}"
+    return name

@@ -8,6 +8,7 @@ past); rows in front of the first value of a column are left out. No more than `
 import csv
 import hashlib
 import io
+import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,10 +18,14 @@ import numpy as np
 import pandas as pd
 
 from recurrify.errors import UserError
+from recurrify.forecast.dates import MOST_MISSING, line_of, read_dates, regular_step
 
-MOST_FILLED = 0.05
+MOST_FILLED = MOST_MISSING
 """The largest share of a column that may be filled in."""
-DATE_NAMES = ("date", "datetime", "time", "timestamp", "ds")
+DATE_NAMES = ("date", "datetime", "timestamp", "ds", "time")
+"""A column of one of these names holds the dates; the first in this order where there are several."""
+UNNAMED = r"Unnamed: \d+"
+"""What pandas calls a column without a name."""
 FEWEST_ROWS = 8
 
 
@@ -40,6 +45,8 @@ class Series:
     """A sentence for each thing that was mended."""
     checksum: str
     """SHA-256 of the file."""
+    file_columns: tuple[str, ...] = ()
+    """All columns of the file but the dates, also those that are not read."""
 
     @property
     def step(self) -> pd.Timedelta:
@@ -54,7 +61,7 @@ def read_series(path: str | Path, date_column: str | None = None, columns: Seque
     repairs: list[str] = []
     table = _parse(path, content)
     named_dates = _date_column(path, table, date_column)
-    dates, told = _dates(path, table[named_dates])
+    dates, told = read_dates(path, table[named_dates])
     repairs += told
     values, told = _numbers(path, table.drop(columns=named_dates), columns)
     repairs += told
@@ -72,6 +79,7 @@ def read_series(path: str | Path, date_column: str | None = None, columns: Seque
         frequency=frequency,
         repairs=tuple(repairs),
         checksum=hashlib.sha256(content).hexdigest(),
+        file_columns=tuple(name for name in table.columns if name != named_dates),
     )
 
 
@@ -94,17 +102,25 @@ def _parse(path: Path, content: bytes) -> pd.DataFrame:
         raise UserError(f"{path} is empty, or its first line is: the first line must name the columns.")
     separator = max(",;\t", key=first_line.count)
     header = [name.strip() for name in next(csv.reader([first_line.strip("\r")], delimiter=separator))]
-    twice = sorted({name for name in header if header.count(name) > 1})
+    twice = sorted({name for name in header if name and header.count(name) > 1})
     if twice:
         raise UserError(f"{path} has more than one column {twice[0]!r}: give every column a name of its own.")
     try:
-        table = pd.read_csv(io.StringIO(text), sep=separator, dtype=str, skipinitialspace=True, index_col=False)
-    except (pd.errors.ParserError, pd.errors.ParserWarning, ValueError) as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)
+            table = pd.read_csv(io.StringIO(text), sep=separator, dtype=str, skipinitialspace=True, index_col=False)
+    except pd.errors.ParserWarning as error:
+        raise UserError(
+            f"{path} has more fields in its rows than names in its first line, {len(header)}: name every column."
+        ) from error
+    except (pd.errors.ParserError, ValueError) as error:
         raise UserError(f"{path} is not a regular CSV file: {str(error).strip()}.") from error
     if len(table.columns) < 2:
         raise UserError(
             f"{path} has one column only, {header[0]!r}: dates and at least one column of numbers are needed."
         )
+    if table.empty:
+        raise UserError(f"{path} has the names of columns but no rows: at least {FEWEST_ROWS} are needed.")
     return table.rename(columns=lambda name: str(name).strip())
 
 
@@ -114,61 +130,22 @@ def _date_column(path: Path, table: pd.DataFrame, asked: str | None) -> str:
         if asked not in names:
             raise UserError(f"{path} has no column {asked!r} for the dates: it has {', '.join(names)}.")
         return asked
-    return next((name for name in names if name.lower() in DATE_NAMES), names[0])
-
-
-def _dates(path: Path, column: pd.Series) -> tuple[pd.DatetimeIndex, list[str]]:
-    name = column.name
-    missing = column.isna().to_numpy()
-    if missing.any():
-        raise UserError(f"{path} has no date in line {_line(missing)} (column {name!r}): add it, or delete the line.")
-    if pd.to_numeric(column, errors="coerce").notna().all():
-        raise UserError(
-            f"The column {name!r} of {path} holds numbers such as {column.iloc[0]}, not dates such as "
-            "2016-07-01 00:00: name the right column with --date-column, or write dates."
-        )
-    # Dates that begin with the year go on with the month.
-    orders = (False,) if column.str.match(r"\s*\d{4}\D").all() else (False, True)
-    readings = [dates for dates in (_as_dates(column, day_first) for day_first in orders) if dates is not None]
-    if not readings:
-        bad = pd.to_datetime(column, errors="coerce", format="mixed", utc=True).isna().to_numpy()
-        where = f"line {_line(bad)} has {column[bad].iloc[0]!r}" if bad.any() else f"the first is {column.iloc[0]!r}"
-        raise UserError(
-            f"The dates in column {name!r} of {path} cannot all be read in one way ({where}): write them like "
-            "2016-07-01 00:00, or name the right column with --date-column."
-        )
-    # 1/2/2010 may be in January or in February: the reading with the steadier steps is right.
-    chosen = min(readings, key=_unsteadiness)
-    told = []
-    if len(readings) == 2 and chosen is readings[1] and not readings[0].equals(readings[1]):
-        told.append(f"dates such as {column.iloc[0]} were read with the day first")
-    if chosen.tz is not None:
-        chosen = chosen.tz_convert("UTC").tz_localize(None)
-        told.append("dates with a time zone were turned into UTC")
-    return chosen, told
-
-
-def _as_dates(column: pd.Series, day_first: bool) -> pd.DatetimeIndex | None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # pandas doubts the order of day and month, which is settled by trying both
-        for zoned in (False, True):
-            try:
-                return pd.DatetimeIndex(pd.to_datetime(column, dayfirst=day_first, utc=zoned))
-            except (ValueError, TypeError, OverflowError):
-                continue
-    return None
-
-
-def _unsteadiness(dates: pd.DatetimeIndex) -> int:
-    return len(np.unique(np.diff(dates.to_numpy())))
+    found = {name.lower(): name for name in reversed(names)}
+    return next((found[known] for known in DATE_NAMES if known in found), names[0])
 
 
 def _numbers(path: Path, table: pd.DataFrame, asked: Sequence[str] | None) -> tuple[pd.DataFrame, list[str]]:
     unknown = [name for name in asked or () if name not in table.columns]
     if unknown:
         raise UserError(f"{path} has no column {unknown[0]!r}: it has {', '.join(map(str, table.columns))}.")
+    twice = [name for name in asked or () if list(asked or ()).count(name) > 1]
+    if twice:
+        raise UserError(f"`columns` names {twice[0]!r} more than once: name each column once.")
     told, found = [], {}
     for name in asked if asked is not None else table.columns:
+        if asked is None and re.fullmatch(UNNAMED, name):
+            told.append(f"the column without a name ({name!r}) was left out")
+            continue
         numbers = pd.to_numeric(table[name], errors="coerce")
         if numbers.isna().all():
             if asked is not None:
@@ -178,18 +155,13 @@ def _numbers(path: Path, table: pd.DataFrame, asked: Sequence[str] | None) -> tu
         bad = (numbers.isna() & table[name].notna()).to_numpy() | np.isinf(numbers.to_numpy(dtype=float))
         if bad.any():
             raise UserError(
-                f"The column {name!r} of {path} has {table[name][bad].iloc[0]!r} in line {_line(bad)}, which is not a "
-                "finite number: mend it, leave the cell empty, or choose other columns with --columns."
+                f"The column {name!r} of {path} has {table[name][bad].iloc[0]!r} in line {line_of(bad)}, which is not "
+                "a finite number: mend it, leave the cell empty, or choose other columns with --columns."
             )
         found[str(name)] = numbers.astype(float)
     if not found:
         raise UserError(f"{path} has no column of numbers beside its dates.")
     return pd.DataFrame(found), told
-
-
-def _line(bad: np.ndarray) -> int:
-    """The line in the file of the first row marked; the header is line 1."""
-    return int(np.argmax(bad)) + 2
 
 
 def _in_order(path: Path, frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
@@ -218,7 +190,7 @@ def _in_order(path: Path, frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]
 
 def _on_a_grid(path: Path, frame: pd.DataFrame) -> tuple[pd.DataFrame, str, list[str]]:
     """The frame with one row for each step, and the step."""
-    frequency = _regular_step(pd.DatetimeIndex(frame.index))
+    frequency = regular_step(pd.DatetimeIndex(frame.index))
     if frequency is not None:
         return frame, frequency, []
     steps = pd.Series(np.diff(frame.index.to_numpy()))
@@ -233,20 +205,13 @@ def _on_a_grid(path: Path, frame: pd.DataFrame) -> tuple[pd.DataFrame, str, list
             "resample the file to a regular step first."
         )
     frame = frame.reindex(grid)
-    frequency = _regular_step(grid)
+    frequency = regular_step(grid)
     assert frequency is not None
     return (
         frame,
         frequency,
         [f"{added} rows missing from the regular step of {step} were added, with the values before"],
     )
-
-
-def _regular_step(dates: pd.DatetimeIndex) -> str | None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # newer pandas warns that it will give an object instead of a text
-        found = pd.infer_freq(dates)
-    return None if found is None else str(getattr(found, "freqstr", found))
 
 
 def _filled(path: Path, frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:

@@ -50,6 +50,14 @@ def read_for(settings: ForecastSettings, say: Say) -> tuple[Series, str]:
     return (only_column(series, target) if settings.univariate else series), target
 
 
+def tell_unused_rows(series: Series, split: str, say: Say) -> None:
+    """Months may end before the file does."""
+    rows = len(series.dates)
+    unused = rows - split_rows(series, split).test_end
+    if unused:
+        say(f"{series.name}: the last {unused:,} of {rows:,} rows lie behind the test part and are not used")
+
+
 def prepare(series: Series, settings: ForecastSettings, split: str, scaling: Scaling | None = None) -> WindowedSeries:
     """Split, scale by the training rows (or as a trained model was), and put on the device."""
     rows = split_rows(series, split)
@@ -97,6 +105,7 @@ def train_run(settings: ForecastSettings, say: Say, watch: Watch | None = None) 
     folder = Path(settings.out)
     series, target = read_for(settings, say)
     settings = replace(settings, data_checksum=series.checksum)
+    _try_out(settings, series)
     earlier = ForecastSettings.read(folder)
     if earlier is not None:
         settings.check_same_run(earlier)
@@ -105,7 +114,7 @@ def train_run(settings: ForecastSettings, say: Say, watch: Watch | None = None) 
     constant = constant_columns(series, split_rows(series, settings.split).train_end)
     for name in constant:
         say(f"{series.name}: the column {name!r} is constant in the training part; it is only centred, not scaled")
-    _try_out(settings, series)
+    tell_unused_rows(series, settings.split, say)
     settings.write()
     trained = train_forecaster(settings, series, target, folder, watch)
     result: dict[str, Any] = {
@@ -151,6 +160,7 @@ def evaluate_run(
     # Only what the model reads: other columns may be as broken as they like.
     series, _ = read_for(replace(settings, univariate=False, columns=forecaster.columns), say)
     check_fits(forecaster, series)
+    tell_unused_rows(series, settings.split, say)
     windows = prepare(with_columns(series, forecaster.columns), settings, settings.split, forecaster.scaling)
     model = forecaster.model.to(settings.device)
     intervals = replace(forecaster.intervals, half_widths=forecaster.intervals.half_widths.to(windows.values_TC.device))

@@ -18,6 +18,7 @@ MODELS = (
     "last-value",
     "seasonal",
 )
+LARGEST_SEED = 2**32 - 1
 UNTRAINED = ("last-value", "seasonal")
 
 
@@ -102,6 +103,8 @@ class ForecastSettings(RunRecord):
         for name, least in at_least.items():
             if not getattr(self, name) >= least:
                 raise UserError(f"`{name}` must be at least {least}: got {getattr(self, name)}.")
+        if self.seed > LARGEST_SEED:
+            raise UserError(f"`seed` must be at most {LARGEST_SEED}: got {self.seed}.")
         for name in ("learning_rate", "max_minutes", "epoch_windows", "season"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
