@@ -274,7 +274,7 @@ def _print_evaluation(rows: list[dict[str, Any]], gains: list[dict[str, Any]]) -
                 f"{low_high[0]:,.2f} to {low_high[1]:,.2f}" if low_high else "one document",
                 f"{row['perplexity_per_token']:,.3f}",
                 f"{row['bits_per_character']:.4f}",
-                f"{row['flops_per_token']:.3g}",
+                f"{row['full_flops_per_token']:.3g}",
             )
         out_console.print(table, soft_wrap=True)
     for gain in gains:

@@ -152,7 +152,7 @@ class TestEvaluate:
                     f"{low:,.2f} to {high:,.2f}",
                     f"{row['perplexity_per_token']:,.3f}",
                     f"{row['bits_per_character']:.4f}",
-                    f"{row['flops_per_token']:.3g}",
+                    f"{row['full_flops_per_token']:.3g}",
                 ]
         for gain in result["gains"]:
             change = gain["relative_gain"]

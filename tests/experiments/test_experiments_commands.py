@@ -39,7 +39,7 @@ def test_time_that_ran_out_is_said_and_nothing_is_lost(size: Size, tmp_path: Pat
     said: list[str] = []
     lab = Lab(size, tmp_path, said.append, deadline=0.0)
     assert run_experiments(["table2"], lab) == []
-    assert "time ran out: the same command goes on from here" in said
+    assert "stopped before the end: the same command goes on from here" in said
     lab = Lab(size, tmp_path, said.append)
     run_experiments(["learning-rates"], lab)
     assert not load_result(lab.folder / "learning-rates.json")["missing"]

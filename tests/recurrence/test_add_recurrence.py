@@ -176,6 +176,8 @@ def test_unknown_settings_are_refused() -> None:
 def test_adding_twice() -> None:
     model = recurrent("gpt2")
     refuses(model, config(), "recurrent already", "model.base")
+    windowed = add_recurrence(tiny("gpt2"), NoRecurrence(window=8))
+    assert add_recurrence(windowed, config()).base is windowed.base
 
 
 @torch.no_grad()

@@ -247,7 +247,7 @@ def predict(
 @app.command()
 def plot(
     runs: Annotated[list[Path], typer.Argument(help="Runs that were evaluated, or results of `evaluate`.")],
-    out: Annotated[Path, typer.Option(help="The page.")] = Path("runs/forecast.html"),
+    out: Annotated[Path | None, typer.Option(help="The page; default: in the first run's folder.")] = None,
 ) -> None:
     """One page: forecasts over the truth, error by horizon, and what the recurrence learned."""
     results = []
@@ -259,5 +259,7 @@ def plot(
         if not isinstance(result.get("scores"), list):
             raise UserError(f"{path} is not a result of `recurrify forecast evaluate`.")
         results.append(result | {"name": run.name if run.is_dir() else path.stem})
-    write_forecast_page(results, out)
-    typer.echo(f"The page: {out}")
+    first = runs[0] if runs[0].is_dir() else runs[0].parent
+    page = first / "forecast.html" if out is None else out
+    write_forecast_page(results, page)
+    typer.echo(f"The page: {page}")

@@ -1,5 +1,6 @@
 """Units of work, one after another or several side by side on one device."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -51,6 +52,7 @@ def do_units(units: Sequence[Unit], jobs: int, say: Say, deadline: float | None 
     if not waiting:
         return Outcome(True, [])
     if jobs > 1:
+        say(f"{len(waiting)} runs, {jobs} at a time; each writes a log in {waiting[0].folder / 'logs'}")
         return _side_by_side(waiting, jobs, say, deadline)
     for unit in waiting:
         if deadline is not None and time.monotonic() > deadline:
@@ -99,7 +101,7 @@ def _side_by_side(waiting: list[Unit], jobs: int, say: Say, deadline: float | No
                     stopped = True
                     break
                 while queue and len(running) < jobs:
-                    running.append(_start(queue.pop(0)))
+                    running.append(_start(queue.pop(0), jobs))
                 time.sleep(POLL_SECONDS)
                 for done in [one for one in running if one.process.poll() is not None]:
                     running.remove(done)
@@ -120,13 +122,19 @@ def _failure(done: Running) -> str:
     return f"{done.unit.name} ended with {lines[-1] if lines else 'no message'!r}, see {done.log_path()}"
 
 
-def _start(unit: Unit) -> Running:
+def _start(unit: Unit, jobs: int) -> Running:
     path = unit.write()
     log = (unit.folder / "logs" / f"{unit.name}.log").open("ab")
-    command = [sys.executable, "-m", "recurrify.experiments.unit", str(path)]
+    command = [sys.executable, "-c", "from recurrify.experiments.unit import main; main()", str(path)]
     # A session of its own: Ctrl-C reaches this process, which then stops the others in order.
     process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        # Processes that each take all cores for themselves are slower than one after another.
+        env={"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs)), **os.environ},
     )
     return Running(unit, process, log)
 

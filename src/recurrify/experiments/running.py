@@ -8,14 +8,14 @@ from typing import Any
 from recurrify.data import load_documents
 from recurrify.errors import UserError
 from recurrify.experiments import published
-from recurrify.experiments.catalogue import EXPERIMENTS, Experiment, experiment_named
+from recurrify.experiments.catalogue import EXPERIMENTS, KINDS, Experiment, experiment_named
 from recurrify.experiments.lab import CHOICE, Lab, chosen_rates
 from recurrify.experiments.pool import Outcome
 from recurrify.recurrence import CarryConfig
 from recurrify.results import provenance, save_result
 from recurrify.train import TrainSettings
 
-OUT_OF_TIME = "time ran out: the same command goes on from here"
+STOPPED = "stopped before the end: the same command goes on from here"
 
 
 def run_experiments(names: Sequence[str], lab: Lab) -> list[Path]:
@@ -25,16 +25,20 @@ def run_experiments(names: Sequence[str], lab: Lab) -> list[Path]:
     for source in filter(None, (lab.books, lab.wiki)):
         load_documents(source, "valid", limit=1)  # a wrong name is told now, not after an hour
     if not lab.make_base():
-        lab.say(OUT_OF_TIME)
+        lab.say(STOPPED)
         return []
     if any(experiment.needs_rates for experiment in chosen):
         # Finished runs are only looked at; what was chosen is worked out anew, in case the candidates have changed.
-        choice = lab.finish(EXPERIMENTS[CHOICE].units(lab))
+        units = EXPERIMENTS[CHOICE].units(lab)
+        lab.say(f"learning rates first, on {lab.source('wiki')}: {len(units)} short runs")
+        choice = lab.finish(units)
         _check(choice)
         if not choice.finished:
-            lab.say(OUT_OF_TIME)
+            lab.say(STOPPED)
             return []
         _write(EXPERIMENTS[CHOICE], lab, started)
+        lab.rates = {}  # as they stand in the file now
+        lab.say("learning rates: " + ", ".join(f"{kind} {lab.learning_rate(kind):g}" for kind in KINDS))
     outcome = lab.finish([unit for experiment in chosen for unit in experiment.units(lab)])
     written = []
     for experiment in chosen:
@@ -42,7 +46,7 @@ def run_experiments(names: Sequence[str], lab: Lab) -> list[Path]:
             lab.say(f"{experiment.name}: {experiment.title}")
             written += _write(experiment, lab, started)
     if not outcome.finished:
-        lab.say(OUT_OF_TIME)
+        lab.say(STOPPED)
     _check(outcome)
     return written
 

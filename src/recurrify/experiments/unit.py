@@ -1,7 +1,7 @@
 """The unit of work: one fine-tuning and every score of the model it leaves. Finished parts are skipped.
 
-Run as a program (`python -m recurrify.experiments.unit FILE`) it does the unit that a file describes, so that several
-can share one GPU, each in a process of its own.
+Called with a file's name, `main` does the unit that the file describes, so that several can share one GPU, each in a
+process of its own.
 """
 
 import json
@@ -150,7 +150,8 @@ def _score(unit: Unit, waiting: list[Wanted], say: Say) -> None:
             "provenance": provenance(config, seed=unit.settings.seed, data_checksum=checksum),
         }
         save_result(unit.score_file(wanted), result)
-        say(f"{unit.name}, {wanted.split}, overlap {wanted.overlap}: {found.perplexity_per_word:.2f} per word")
+        told = f"perplexity {found.perplexity_per_word:,.2f} per word"
+        say(f"{unit.name}, {wanted.split}, overlap {wanted.overlap}: {told}")
 
 
 def _load(unit: Unit) -> tuple[Any, Any]:
@@ -171,8 +172,6 @@ def main() -> None:
         finished = do_unit(Unit.read(Path(sys.argv[1])), say, show_progress=False)
     except UserError as error:
         sys.exit(f"Error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
     sys.exit(0 if finished else INTERRUPTED)
-
-
-if __name__ == "__main__":
-    main()

@@ -180,8 +180,11 @@ _ENCODERS_ONLY = (RecurrentForMaskedLM, RecurrentForTokenClassification, Recurre
 def add_recurrence(model: PreTrainedModel, config: RecurrenceConfig) -> Any:
     """Give a pretrained Hugging Face model a memory.
 
-    The result holds `model` itself (its weights are trained along) and is a `PreTrainedModel` of its own.
+    The result holds `model` itself (its weights are trained along) and is a `PreTrainedModel` of its own. A model
+    that only runs in plain windows has none yet: it gives its base.
     """
+    if isinstance(model, RecurrentPreTrainedModel) and model.mechanism is None:
+        model = model.base
     if isinstance(model, RecurrentPreTrainedModel):
         raise UserError("This model is recurrent already: pass its base, `model.base`, to add something else.")
     if not isinstance(model, PreTrainedModel):
