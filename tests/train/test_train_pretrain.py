@@ -164,7 +164,7 @@ class TestGoingOn:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         settings = settings_for(tmp_path / "run")
-        real = pretraining.PretrainTrainer.training_step
+        real = pretraining.ValidatingTrainer.training_step
 
         def interrupted(self: Any, *args: Any, **kwargs: Any) -> Any:
             if self.state.global_step + 1 == 5:
@@ -172,7 +172,7 @@ class TestGoingOn:
             return real(self, *args, **kwargs)
 
         with monkeypatch.context() as patch:
-            patch.setattr(pretraining.PretrainTrainer, "training_step", interrupted)
+            patch.setattr(pretraining.ValidatingTrainer, "training_step", interrupted)
             first = pretrain(settings, silent, show_progress=False)
         assert (first["finished"], first["interrupted"], first["steps"]) == (False, True, 5)
 
@@ -274,7 +274,7 @@ def test_a_given_tokenizer_needs_no_vocabulary(settings_for: Callable[..., Pretr
 def test_spoilt_weights_are_never_saved(
     settings_for: Callable[..., PretrainSettings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = pretraining.PretrainTrainer.training_step
+    real = pretraining.ValidatingTrainer.training_step
 
     def spoilt(self: Any, *args: Any, **kwargs: Any) -> Any:
         loss = real(self, *args, **kwargs)
@@ -282,7 +282,7 @@ def test_spoilt_weights_are_never_saved(
             self.model.transformer.wte.weight.grad.fill_(math.nan)
         return loss
 
-    monkeypatch.setattr(pretraining.PretrainTrainer, "training_step", spoilt)
+    monkeypatch.setattr(pretraining.ValidatingTrainer, "training_step", spoilt)
     with pytest.raises(UserError, match="no longer finite at step 10"):
         pretrain(settings_for(tmp_path / "run"), silent, show_progress=False)
     assert [path.name for path in (tmp_path / "run").glob("checkpoint-*")] == ["checkpoint-8"]
@@ -345,7 +345,7 @@ def test_norms_and_biases_do_not_decay(settings_for: Callable[..., PretrainSetti
     settings = replace(settings_for(tmp_path), weight_decay=0.3)
     model = new_model(settings, vocabulary=270, end=0)
     arguments = pretraining.pretraining_arguments(settings, Pace.of(settings, rows=100), validates=False)
-    trainer = pretraining.PretrainTrainer(model=model, args=arguments, validate=None)
+    trainer = pretraining.ValidatingTrainer(model=model, args=arguments, validate=None)
     decay = {id(p): group["weight_decay"] for group in trainer.create_optimizer().param_groups for p in group["params"]}
     for name, parameter in model.named_parameters():
         assert decay[id(parameter)] == (0.0 if "ln_" in name or name.endswith("bias") else 0.3), name

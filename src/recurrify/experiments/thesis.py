@@ -17,8 +17,7 @@ from recurrify.jobs import pick_device, read_text
 from recurrify.recurrence import load_model
 from recurrify.recurrence.compiled import compile_windows
 from recurrify.results import load_result, write_whole
-from recurrify.train import uses_bf16
-from recurrify.train.trainer import uses_compile
+from recurrify.train import uses_bf16, uses_compile
 
 CLASSES = 50
 """The most frequent tokens, over which AUC-ROC is averaged."""

@@ -38,7 +38,7 @@ from recurrify.train import (
     Pace,
     PretrainOutcome,
     PretrainSettings,
-    ValidateBase,
+    Validate,
     new_model,
     pretrain_model,
     uses_bf16,
@@ -143,9 +143,7 @@ def _tokenizer(settings: PretrainSettings, sources: Sequence[Sequence[Document]]
     return tokenizer
 
 
-def _validation(
-    settings: PretrainSettings, texts: Sequence[TokenizedDocument], tokenizer: Any, half: bool
-) -> ValidateBase:
+def _validation(settings: PretrainSettings, texts: Sequence[TokenizedDocument], tokenizer: Any, half: bool) -> Validate:
     """Losses of whole documents in plain windows of all positions, as `recurrify evaluate` reads them; of another
     objective than the next token, losses of sequences in which always the same tokens are to be restored."""
     if settings.objective != "clm":
@@ -167,9 +165,7 @@ def _validation(
     return validate
 
 
-def _restoring(
-    settings: PretrainSettings, texts: Sequence[TokenizedDocument], tokenizer: Any, half: bool
-) -> ValidateBase:
+def _restoring(settings: PretrainSettings, texts: Sequence[TokenizedDocument], tokenizer: Any, half: bool) -> Validate:
     try:
         rows = _rows(texts, tokenizer, settings)
     except UserError as error:

@@ -20,8 +20,7 @@ from recurrify.models.xlnet import WindowedXLNet, check_windows, xlnet_config
 from recurrify.recurrence import load_model
 from recurrify.recurrence.saving import load_base
 from recurrify.results import provenance, save_result
-from recurrify.train import TrainSettings, train, uses_bf16
-from recurrify.train.trainer import uses_compile
+from recurrify.train import TrainSettings, train, uses_bf16, uses_compile
 
 MECHANISM = "xlnet"
 

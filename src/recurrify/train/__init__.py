@@ -2,9 +2,10 @@
 
 from recurrify.train.answering import AnswerSettings, train_answerer
 from recurrify.train.checkpoints import last_whole_checkpoint
-from recurrify.train.pretrain import Pace, PretrainOutcome, PretrainSettings, ValidateBase, new_model, pretrain_model
+from recurrify.train.pretrain import Pace, PretrainOutcome, PretrainSettings, new_model, pretrain_model
+from recurrify.train.running import TrainOutcome, Validate, uses_bf16, uses_compile
 from recurrify.train.settings import TrainSettings
-from recurrify.train.trainer import RecurrentTrainer, TrainOutcome, Validate, train, uses_bf16
+from recurrify.train.trainer import RecurrentTrainer, train
 
 __all__ = [
     "AnswerSettings",
@@ -15,11 +16,11 @@ __all__ = [
     "TrainOutcome",
     "TrainSettings",
     "Validate",
-    "ValidateBase",
     "last_whole_checkpoint",
     "new_model",
     "pretrain_model",
     "train",
     "train_answerer",
     "uses_bf16",
+    "uses_compile",
 ]

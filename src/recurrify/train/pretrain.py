@@ -3,13 +3,12 @@
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_model as load_weights
 from transformers import (
     BertConfig,
     BertForMaskedLM,
@@ -18,23 +17,26 @@ from transformers import (
     PreTrainedModel,
     T5Config,
     T5ForConditionalGeneration,
-    Trainer,
     TrainerCallback,
     TrainerControl,
     TrainerState,
     TrainingArguments,
 )
-from transformers.integrations import is_tensorboard_available
-from transformers.trainer_callback import PrinterCallback
 from transformers.utils import is_torch_tf32_available
 
 from recurrify.data import PackedRows, check_vocabulary_size, collate_rows
 from recurrify.errors import UserError
 from recurrify.objectives import OBJECTIVES, Chance
-from recurrify.records import RunRecord
-from recurrify.train.callbacks import EndInOrder, ShowProgress, StopAfterMinutes, StopOnInterrupt
 from recurrify.train.checkpoints import last_whole_checkpoint
-from recurrify.train.trainer import TrainOutcome, uses_bf16, uses_compile
+from recurrify.train.running import (
+    TrainOutcome,
+    Validate,
+    ValidatingTrainer,
+    run_to_end,
+    trainer_arguments,
+    uses_compile,
+)
+from recurrify.train.settings import TrainerSettings
 
 LOWEST_RATE = 0.1
 """Where the cosine ends, as a share of the peak."""
@@ -43,12 +45,11 @@ WARM_STEPS = 20
 CHECK_EVERY = 10
 """Steps between two looks at the weights: each look makes the GPU wait."""
 
-ValidateBase = Callable[[Any], Mapping[str, float]]
 Collate = Callable[[Any], dict[str, torch.Tensor]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainSettings(RunRecord):
+class PretrainSettings(TrainerSettings):
     """A small model that trains in minutes on one GPU."""
 
     data: list[str]
@@ -75,37 +76,20 @@ class PretrainSettings(RunRecord):
     """Stop after about this many training tokens."""
     batch: int = 32
     """Sequences in a step, per device."""
-    accumulate: int = 1
-    """Batches whose gradients are added up before each update."""
     learning_rate: float = 1e-3
     """At its peak, after the warm-up; a cosine then takes it down to a tenth."""
     warmup_steps: int = 200
     weight_decay: float = 0.1
     """Of the matrices; biases and LayerNorms keep theirs."""
     dropout: float = 0.0
-    max_grad_norm: float = 1.0
     valid_every: int = 20_000_000
     """Validate (and save) each time so many training tokens have passed."""
-    precision: str = "auto"
-    """auto (bf16 on GPUs that have it, else fp32), bf16 or fp32."""
     compile: str = "auto"
     """auto (on with CUDA), on or off."""
-    seed: int = 0
-    data_checksum: str | None = None
-    """Of the training text, written down when the run begins."""
 
     def __post_init__(self) -> None:
-        at_least: dict[str, float] = dict.fromkeys(
-            ("layers", "width", "heads", "batch", "accumulate", "valid_every"), 1
-        )
-        at_least |= {"positions": 2, "warmup_steps": 0, "weight_decay": 0, "max_grad_norm": 0}
-        for name, least in at_least.items():
-            if not getattr(self, name) >= least:
-                raise UserError(f"`{name}` must be at least {least}: got {getattr(self, name)}.")
-        for name in ("epochs", "learning_rate", "max_tokens", "max_minutes"):
-            value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and value > 0):
-                raise UserError(f"`{name}` must be a positive number: got {value}.")
+        sizes = dict.fromkeys(("layers", "width", "heads", "valid_every"), 1)
+        self.check({**sizes, "positions": 2}, ("epochs", "max_tokens"))
         if self.objective not in OBJECTIVES:
             raise UserError(f"`objective` must be one of {', '.join(OBJECTIVES)}: got {self.objective!r}.")
         if not self.data:
@@ -119,12 +103,7 @@ class PretrainSettings(RunRecord):
             check_vocabulary_size(self.vocabulary, self.objective)
         if not 0 <= self.dropout < 1:
             raise UserError(f"`dropout` must lie between 0 and 1: got {self.dropout}.")
-        if not 0 <= self.seed < 2**32:
-            raise UserError(f"`seed` must lie between 0 and 2³² − 1: got {self.seed}.")
-        if self.precision not in ("auto", "bf16", "fp32"):
-            raise UserError(f"`precision` must be auto, bf16 or fp32: got {self.precision!r}.")
-        if self.compile not in ("auto", "on", "off"):
-            raise UserError(f"`compile` must be auto, on or off: got {self.compile!r}.")
+        self.check_choice("compile", "auto", "on", "off")
 
 
 def new_model(settings: PretrainSettings, vocabulary: int, end: int, pad: int | None = None) -> Any:
@@ -271,65 +250,25 @@ class StopOnSpoiltWeights(TrainerCallback):
             )
 
 
-class PretrainTrainer(Trainer):
-    """Trainer whose validation is a function of the model."""
-
-    control: Any
-
-    def __init__(self, *args: Any, validate: ValidateBase | None, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.validate = validate
-
-    def evaluate(
-        self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
-    ) -> dict[str, float]:
-        assert self.validate is not None
-        metrics = {f"{metric_key_prefix}_{name}": value for name, value in self.validate(self.model).items()}
-        self.log(dict(metrics))
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        return metrics
-
-
 def pretraining_arguments(settings: PretrainSettings, pace: Pace, validates: bool) -> TrainingArguments:
     """The settings in Trainer's words."""
     steps = pace.total_steps(settings)
     interval = min(pace.steps(settings.valid_every), steps)
-    args = TrainingArguments(
-        output_dir=settings.out,
-        max_steps=steps,
-        per_device_train_batch_size=settings.batch,
-        gradient_accumulation_steps=settings.accumulate,
+    return trainer_arguments(
+        settings,
+        steps,
+        interval,
         dataloader_drop_last=True,
-        learning_rate=settings.learning_rate,
         lr_scheduler_type="cosine_with_min_lr",
         lr_scheduler_kwargs={"min_lr_rate": LOWEST_RATE},
-        warmup_steps=settings.warmup_steps,
-        weight_decay=settings.weight_decay,
         adam_beta2=0.95,
-        max_grad_norm=settings.max_grad_norm,
         optim="adamw_torch_fused" if torch.cuda.is_available() else "adamw_torch",
-        bf16=uses_bf16(settings.precision),
         tf32=True if is_torch_tf32_available() else None,
         torch_compile=uses_compile(settings.compile),
-        use_cpu=not torch.accelerator.is_available(),
-        seed=settings.seed,
-        logging_strategy="steps",
-        logging_steps=max(1, min(50, steps // 50)),
-        logging_first_step=True,
-        logging_nan_inf_filter=False,
-        disable_tqdm=True,
-        report_to=["tensorboard"] if is_tensorboard_available() else [],
         eval_strategy="steps" if validates else "no",
         eval_steps=interval,
-        save_strategy="steps",
-        save_steps=interval,
         save_total_limit=2,
-        remove_unused_columns=False,
-        dataloader_pin_memory=torch.cuda.is_available(),
     )
-    # Several GPUs are for `torchrun` or `accelerate launch`, not for Trainer's fallback, DataParallel.
-    args._n_gpu = min(args.n_gpu, 1)
-    return args
 
 
 @dataclass(frozen=True)
@@ -344,7 +283,7 @@ def pretrain_model(
     model: PreTrainedModel,
     rows: PackedRows,
     settings: PretrainSettings,
-    validate: ValidateBase | None = None,
+    validate: Validate | None = None,
     show_progress: bool = True,
     progress_label: str = "",
     collate: Collate = collate_rows,
@@ -354,43 +293,29 @@ def pretrain_model(
     `collate` makes a batch of rows, by the next token unless another objective's is given.
     """
     pace = Pace.of(settings, len(rows), int(os.environ.get("WORLD_SIZE", "1")))
-    args = pretraining_arguments(settings, pace, validate is not None)
-    trainer = PretrainTrainer(
+    trainer = ValidatingTrainer(
         model=model,
-        args=args,
+        args=pretraining_arguments(settings, pace, validate is not None),
         train_dataset=rows,
         eval_dataset=rows if validate is not None else None,
         data_collator=collate,
         validate=validate,
     )
-    progress = ShowProgress(pace.tokens_per_batch * pace.accumulate, progress_label)
-    speed, interrupt = MeasureSpeed(pace), StopOnInterrupt()
-    clock = StopAfterMinutes(settings.max_minutes or math.inf)
-    trainer.remove_callback(PrinterCallback)
-    # The look at the weights comes after all that may want to save, and before the clock is read.
-    before = (EndInOrder(), *([progress] if show_progress else []), clock, interrupt)
-    for callback in (*before, StopOnSpoiltWeights(), speed):
-        trainer.add_callback(callback)
     resume = last_whole_checkpoint(Path(settings.out))
-    if resume is not None:
+    if resume is not None and isinstance(collate, Chance):
         state = TrainerState.load_from_json(str(resume / "trainer_state.json"))
-        if state.global_step >= args.max_steps:
-            # Stopped between the last step and the saving of the model; Trainer would take one step more.
-            load_weights(model, resume / "model.safetensors", strict=False)
-            return PretrainOutcome(True, state.global_step, pace.tokens(state.global_step), state.log_history)
-        if isinstance(collate, Chance):
-            collate.batches = pace.tokens(state.global_step) // pace.tokens_per_batch
+        collate.batches = pace.tokens(state.global_step) // pace.tokens_per_batch
+    speed = MeasureSpeed(pace)
     try:
-        with interrupt.listening():
-            trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+        outcome = run_to_end(
+            trainer,
+            settings,
+            pace.tokens,
+            # The look at the weights comes after all that may want to save, and before the clock is read.
+            last=[StopOnSpoiltWeights(), speed],
+            show_progress=show_progress,
+            progress_label=progress_label,
+        )
     finally:
-        progress.close()
         model.config.use_cache = True  # which Trainer turns off
-    return PretrainOutcome(
-        finished=not (clock.reached or interrupt.reached),
-        steps=trainer.state.global_step,
-        tokens=pace.tokens(trainer.state.global_step),
-        history=trainer.state.log_history,
-        interrupted=interrupt.reached,
-        tokens_per_second=speed.tokens_per_second,
-    )
+    return PretrainOutcome(**vars(outcome), tokens_per_second=speed.tokens_per_second)

@@ -1,15 +1,56 @@
 """Everything a training run is made of, in one flat record that is written beside its weights and read back."""
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from recurrify.errors import UserError
 from recurrify.records import RunRecord
 
+SCHEDULES = ("constant_with_warmup", "linear", "cosine")
+"""Learning rates after the warm-up."""
+
 
 @dataclass(frozen=True, kw_only=True)
-class TrainSettings(RunRecord):
+class TrainerSettings(RunRecord):
+    """What every run on Hugging Face's Trainer is told."""
+
+    batch: int = 8
+    """Sequences in a step, per device."""
+    accumulate: int = 1
+    """Batches whose gradients are added up before each update."""
+    learning_rate: float = 5e-5
+    weight_decay: float = 0.0
+    warmup_steps: int = 100
+    max_grad_norm: float = 1.0
+    precision: str = "auto"
+    """auto (bf16 on GPUs that have it, else fp32), bf16 or fp32."""
+    seed: int = 0
+    data_checksum: str | None = None
+    """Of the training data, written down when the run begins."""
+
+    def check(self, at_least: Mapping[str, float], positive: Sequence[str]) -> None:
+        """Refuse values that cannot be: the common ones, those in `at_least`, and those that must be `positive`."""
+        common = dict.fromkeys(("warmup_steps", "weight_decay", "max_grad_norm"), 0)
+        for name, least in {"batch": 1, "accumulate": 1, **common, **at_least}.items():
+            if not getattr(self, name) >= least:
+                raise UserError(f"`{name}` must be at least {least}: got {getattr(self, name)}.")
+        for name in ("learning_rate", "max_minutes", *positive):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise UserError(f"`{name}` must be a positive number: got {value}.")
+        if not 0 <= self.seed < 2**32:
+            raise UserError(f"`seed` must be between 0 and 2³² − 1: got {self.seed}.")
+        self.check_choice("precision", "auto", "bf16", "fp32")
+
+    def check_choice(self, name: str, *known: str) -> None:
+        if getattr(self, name) not in known:
+            raise UserError(f"`{name}` must be {', '.join(known[:-1])} or {known[-1]}: got {getattr(self, name)!r}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSettings(TrainerSettings):
     """The defaults are the paper's where it names a value."""
 
     model: str
@@ -28,55 +69,32 @@ class TrainSettings(RunRecord):
     """Passes over the training text, unless `max_tokens` ends the run before."""
     max_tokens: int | None = None
     """Stop after about this many training tokens."""
-    batch: int = 8
-    """Sequences in a step, per device."""
-    accumulate: int = 1
-    """Batches whose gradients are added up before each update."""
     learning_rate: float = 5e-5
     """For the base model's weights."""
     added_learning_rate: float | None = None
     """For the weights that recurrence added; None takes `learning_rate`."""
     freeze_base: bool = False
     """Train only what recurrence added."""
-    weight_decay: float = 0.0
-    warmup_steps: int = 100
     schedule: str = "constant_with_warmup"
     """Learning rate after the warm-up: constant_with_warmup, linear or cosine."""
-    max_grad_norm: float = 1.0
     valid_every: int = 2_000_000
     """Validate (and save) each time so many training tokens have passed."""
     valid_tokens: int = 15_000
     """Validate on the first so many tokens of each validation document."""
     patience: int = 3
     """Stop after so many validations in a row without a better one; 0 never stops early."""
-    precision: str = "auto"
-    """auto (bf16 on GPUs that have it, else fp32), bf16 or fp32."""
     compile: str = "auto"
     """Whether training windows are compiled: auto (on CUDA GPUs), on or off."""
     group_by_length: bool = False
     """Put sequences of similar length into one batch: less padding where documents are short."""
-    seed: int = 0
-    data_checksum: str | None = None
-    """Of the training text, written down when the run begins."""
 
     def __post_init__(self) -> None:
-        at_least = {"windows": 1, "batch": 1, "accumulate": 1, "valid_every": 1, "valid_tokens": 2}
-        at_least |= dict.fromkeys(("warmup_steps", "patience", "weight_decay", "max_grad_norm", "seed"), 0)
-        for name, least in at_least.items():
-            if not getattr(self, name) >= least:
-                raise UserError(f"`{name}` must be at least {least}: got {getattr(self, name)}.")
-        for name in ("epochs", "learning_rate", "added_learning_rate", "max_tokens", "max_minutes"):
-            value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and value > 0):
-                raise UserError(f"`{name}` must be a positive number: got {value}.")
-        if not 0 <= self.seed < 2**32:
-            raise UserError(f"`seed` must lie between 0 and 2³² − 1: got {self.seed}.")
-        if self.precision not in ("auto", "bf16", "fp32"):
-            raise UserError(f"`precision` must be auto, bf16 or fp32: got {self.precision!r}.")
-        if self.compile not in ("auto", "on", "off"):
-            raise UserError(f"`compile` must be auto, on or off: got {self.compile!r}.")
-        if self.schedule not in ("constant_with_warmup", "linear", "cosine"):
-            raise UserError(f"`schedule` must be constant_with_warmup, linear or cosine: got {self.schedule!r}.")
+        self.check(
+            {"windows": 1, "valid_every": 1, "valid_tokens": 2, "patience": 0},
+            ("epochs", "added_learning_rate", "max_tokens"),
+        )
+        self.check_choice("compile", "auto", "on", "off")
+        self.check_choice("schedule", *SCHEDULES)
         if self.recurrence.get("mechanism") != "none" and 1 in (self.windows, self.recurrence.get("bptt_windows")):
             raise UserError(
                 f"With windows={self.windows} and bptt_windows={self.recurrence.get('bptt_windows')} no gradient "

@@ -1,60 +1,37 @@
-"""One training run on Hugging Face's Trainer: start, watch, stop, resume."""
+"""Fine-tuning over windows on Hugging Face's Trainer."""
 
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
-from transformers import EarlyStoppingCallback, Trainer, TrainerState, TrainingArguments
-from transformers.integrations import is_tensorboard_available
-from transformers.trainer_callback import PrinterCallback
+from transformers import EarlyStoppingCallback, TrainerState, TrainingArguments
 
 from recurrify.data import TrainingSequences, collate
 from recurrify.errors import UserError
 from recurrify.recurrence import RecurrentPreTrainedModel
 from recurrify.recurrence.compiled import compile_windows
-from recurrify.train.callbacks import (
-    EndInOrder,
-    ShowProgress,
-    StopAfterMinutes,
-    StopOnInterrupt,
-    StopOnNonFinite,
-    non_finite,
+from recurrify.train.callbacks import StopOnNonFinite, non_finite
+from recurrify.train.running import (
+    TrainOutcome,
+    Validate,
+    ValidatingTrainer,
+    run_to_end,
+    trainer_arguments,
+    uses_compile,
 )
-from recurrify.train.checkpoints import last_whole_checkpoint
 from recurrify.train.settings import TrainSettings
 
-Validate = Callable[[RecurrentPreTrainedModel], Mapping[str, float]]
 
-
-@dataclass(frozen=True)
-class TrainOutcome:
-    """How a run ended."""
-
-    finished: bool
-    """False when its minutes ran out or it was interrupted: the same command goes on with it."""
-    steps: int
-    tokens: int
-    history: list[dict[str, float]]
-    """The log: training losses by step, and each validation."""
-    interrupted: bool = False
-
-
-class RecurrentTrainer(Trainer):
+class RecurrentTrainer(ValidatingTrainer):
     """Trainer with validation on whole documents, a learning rate for what was added, and a check of each loss."""
 
-    control: Any
-
-    def __init__(self, *args: Any, validate: Validate | None, added_learning_rate: float | None, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, added_learning_rate: float | None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.validate, self.added_learning_rate = validate, added_learning_rate
+        self.added_learning_rate = added_learning_rate
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         # Trainer counts what it finds as `shift_labels`; the model takes it by a name in which Trainer, when it
@@ -71,16 +48,6 @@ class RecurrentTrainer(Trainer):
         if not bool(torch.isfinite(loss)):
             raise non_finite("loss", self.state.global_step + 1)
         return loss
-
-    def evaluate(
-        self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
-    ) -> dict[str, float]:
-        """Documents read from beginning to end with carried state, as the model will be used."""
-        assert self.validate is not None
-        metrics = {f"{metric_key_prefix}_{name}": value for name, value in self.validate(self.model).items()}
-        self.log(dict(metrics))
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        return metrics
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         optimizer = super().create_optimizer(model)
@@ -100,20 +67,6 @@ def _split_added(optimizer: torch.optim.Optimizer, model: Any, rate: float) -> N
             optimizer.add_param_group({**rest, "params": own, "lr": rate})
 
 
-def uses_bf16(precision: str) -> bool:
-    """bf16 only where the hardware has it: CPUs without it run a hundred times slower."""
-    if precision == "auto":
-        return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
-    if precision == "bf16" and not torch.cuda.is_available():
-        raise UserError("`precision` is bf16, but this machine has no usable CUDA GPU: use auto or fp32.")
-    return precision == "bf16"
-
-
-def uses_compile(choice: str) -> bool:
-    """Compiling pays where it is quick and kernels are many: on GPUs."""
-    return choice == "on" or (choice == "auto" and torch.cuda.is_available())
-
-
 def training_arguments(settings: TrainSettings, sequences: TrainingSequences, validates: bool) -> TrainingArguments:
     """The settings in Trainer's words."""
     processes = int(os.environ.get("WORLD_SIZE", "1"))
@@ -130,38 +83,18 @@ def training_arguments(settings: TrainSettings, sequences: TrainingSequences, va
         "metric_for_best_model": "loss",
         "greater_is_better": False,
     }
-    args = TrainingArguments(
-        output_dir=settings.out,
-        max_steps=steps,
-        per_device_train_batch_size=settings.batch,
-        gradient_accumulation_steps=settings.accumulate,
-        learning_rate=settings.learning_rate,
-        weight_decay=settings.weight_decay,
-        warmup_steps=settings.warmup_steps,
+    args = trainer_arguments(
+        settings,
+        steps,
+        interval,
         lr_scheduler_type=settings.schedule,
-        max_grad_norm=settings.max_grad_norm,
-        bf16=uses_bf16(settings.precision),
-        use_cpu=not torch.accelerator.is_available(),
-        seed=settings.seed,
         train_sampling_strategy="group_by_length" if settings.group_by_length else "random",
-        logging_strategy="steps",
-        logging_steps=max(1, min(50, steps // 50)),
-        logging_first_step=True,
-        logging_nan_inf_filter=False,
-        disable_tqdm=True,
-        report_to=["tensorboard"] if is_tensorboard_available() else [],
-        save_strategy="steps",
-        save_steps=interval,
         save_total_limit=2,
         restore_callback_states_from_checkpoint=True,  # a resumed run goes on with the patience it had left
-        remove_unused_columns=False,
-        dataloader_pin_memory=torch.cuda.is_available(),
         # A batch of one-window texts leaves the added weights without gradients.
         ddp_find_unused_parameters=True,
         **(validation if validates else {}),
     )
-    # Several GPUs are for `torchrun` or `accelerate launch`; Trainer's fallback, DataParallel, would cut state apart.
-    args._n_gpu = min(args.n_gpu, 1)
     if args.world_size != processes:
         raise UserError(
             f"The launcher started {processes} processes, but only {args.world_size} found each other: "
@@ -180,10 +113,10 @@ def tokens_per_step(settings: TrainSettings, sequences: TrainingSequences, proce
     return max(1, round(sequences.targets / updates_per_epoch(settings, sequences, processes)))
 
 
-def _is_over(state: TrainerState, steps: int, patience: int) -> bool:
+def _out_of_patience(state: TrainerState, patience: int) -> bool:
     early: Any = state.stateful_callbacks.get("EarlyStoppingCallback", {})
     waited = early.get("attributes", {}).get("early_stopping_patience_counter", 0)
-    return state.global_step >= steps or (patience > 0 and waited >= patience)
+    return bool(patience > 0 and waited >= patience)
 
 
 def train(
@@ -209,7 +142,6 @@ def train(
             file=sys.stderr,
         )
     pad = getattr(tokenizer, "pad_token_id", None) or 0
-    progress = ShowProgress(per_step, progress_label)
     trainer = RecurrentTrainer(
         model=model,
         args=args,
@@ -220,34 +152,14 @@ def train(
         validate=validate,
         added_learning_rate=settings.added_learning_rate,
     )
-    trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(StopOnNonFinite())
-    trainer.add_callback(EndInOrder())
-    if show_progress:
-        trainer.add_callback(progress)
-    if validate is not None and settings.patience:
-        trainer.add_callback(EarlyStoppingCallback(early_stopping_patience=settings.patience))
-    clock = StopAfterMinutes(settings.max_minutes or math.inf)
-    trainer.add_callback(clock)
-    interrupt = StopOnInterrupt()
-    trainer.add_callback(interrupt)
-    resume = last_whole_checkpoint(Path(settings.out))
-    if resume is not None:
-        state = TrainerState.load_from_json(str(resume / "trainer_state.json"))
-        if _is_over(state, args.max_steps, settings.patience):
-            # Stopped between the last step and the saving of the model; Trainer would take one step more.
-            best = resume.with_name(f"checkpoint-{state.best_global_step}")
-            model.load_state_dict(load_file((best if best.is_dir() else resume) / "model.safetensors"), strict=False)
-            return TrainOutcome(True, state.global_step, state.global_step * per_step, state.log_history)
-    try:
-        with interrupt.listening():
-            trainer.train(resume_from_checkpoint=str(resume) if resume else None)
-    finally:
-        progress.close()
-    return TrainOutcome(
-        finished=not (clock.reached or interrupt.reached),
-        steps=trainer.state.global_step,
-        tokens=trainer.state.global_step * per_step,
-        history=trainer.state.log_history,
-        interrupted=interrupt.reached,
+    patient = validate is not None and settings.patience
+    return run_to_end(
+        trainer,
+        settings,
+        lambda steps: steps * per_step,
+        first=[StopOnNonFinite()],
+        last=[EarlyStoppingCallback(early_stopping_patience=settings.patience)] if patient else [],
+        is_over=lambda state: _out_of_patience(state, settings.patience),
+        show_progress=show_progress,
+        progress_label=progress_label,
     )

@@ -1,0 +1,140 @@
+"""What every run on Hugging Face's Trainer shares: its arguments, validation, watchers and resuming."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_model as load_weights
+from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
+from transformers.integrations import is_tensorboard_available
+from transformers.trainer_callback import PrinterCallback
+
+from recurrify.errors import UserError
+from recurrify.train.callbacks import EndInOrder, ShowProgress, StopAfterMinutes, StopOnInterrupt
+from recurrify.train.checkpoints import last_whole_checkpoint
+from recurrify.train.settings import TrainerSettings
+
+Validate = Callable[[Any], Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class TrainOutcome:
+    """How a run ended."""
+
+    finished: bool
+    """False when its minutes ran out or it was interrupted: the same command goes on with it."""
+    steps: int
+    tokens: int
+    history: list[dict[str, float]]
+    """The log: training losses by step, and each validation."""
+    interrupted: bool = False
+
+
+class ValidatingTrainer(Trainer):
+    """Trainer whose validation is a function of the model."""
+
+    control: Any
+
+    def __init__(self, *args: Any, validate: Validate | None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.validate = validate
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        assert self.validate is not None
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in self.validate(self.model).items()}
+        self.log(dict(metrics))
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+
+def uses_bf16(precision: str) -> bool:
+    """bf16 only where the hardware has it: CPUs without it run a hundred times slower."""
+    if precision == "auto":
+        return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
+    if precision == "bf16" and not torch.cuda.is_available():
+        raise UserError("`precision` is bf16, but this machine has no usable CUDA GPU: use auto or fp32.")
+    return precision == "bf16"
+
+
+def uses_compile(choice: str) -> bool:
+    """Compiling pays where it is quick and kernels are many: on GPUs."""
+    return choice == "on" or (choice == "auto" and torch.cuda.is_available())
+
+
+def trainer_arguments(settings: TrainerSettings, steps: int, save_steps: int, **more: Any) -> TrainingArguments:
+    """The settings in Trainer's words; `more` is what one kind of run has for itself."""
+    args = TrainingArguments(
+        output_dir=settings.out,
+        max_steps=steps,
+        per_device_train_batch_size=settings.batch,
+        gradient_accumulation_steps=settings.accumulate,
+        learning_rate=settings.learning_rate,
+        weight_decay=settings.weight_decay,
+        warmup_steps=settings.warmup_steps,
+        max_grad_norm=settings.max_grad_norm,
+        bf16=uses_bf16(settings.precision),
+        use_cpu=not torch.accelerator.is_available(),
+        seed=settings.seed,
+        logging_strategy="steps",
+        logging_steps=max(1, min(50, steps // 50)),
+        logging_first_step=True,
+        logging_nan_inf_filter=False,
+        disable_tqdm=True,
+        report_to=["tensorboard"] if is_tensorboard_available() else [],
+        save_strategy="steps",
+        save_steps=save_steps,
+        remove_unused_columns=False,
+        dataloader_pin_memory=torch.cuda.is_available(),
+        **more,
+    )
+    # Several GPUs are for `torchrun` or `accelerate launch`; Trainer's fallback, DataParallel, would cut state apart.
+    args._n_gpu = min(args.n_gpu, 1)
+    return args
+
+
+def run_to_end(
+    trainer: Trainer,
+    settings: TrainerSettings,
+    tokens_of: Callable[[int], int],
+    *,
+    first: Sequence[TrainerCallback] = (),
+    last: Sequence[TrainerCallback] = (),
+    is_over: Callable[[TrainerState], bool] = lambda state: False,
+    show_progress: bool = True,
+    progress_label: str = "",
+) -> TrainOutcome:
+    """Train, going on from the newest whole checkpoint in `settings.out` if there is one.
+
+    `tokens_of` says how many tokens so many steps take. `first` and `last` are callbacks around the common ones.
+    `is_over` knows of other ends of a run than its last step.
+    """
+    progress, interrupt = ShowProgress(tokens_of(1), progress_label), StopOnInterrupt()
+    clock = StopAfterMinutes(settings.max_minutes or math.inf)
+    trainer.remove_callback(PrinterCallback)
+    for callback in (*first, EndInOrder(), *([progress] if show_progress else []), clock, interrupt, *last):
+        trainer.add_callback(callback)
+    resume = last_whole_checkpoint(Path(settings.out))
+    if resume is not None:
+        state = TrainerState.load_from_json(str(resume / "trainer_state.json"))
+        if state.global_step >= trainer.args.max_steps or is_over(state):
+            # Stopped between the last step and the saving of the model; Trainer would take one step more.
+            best = resume.with_name(f"checkpoint-{state.best_global_step}")
+            load_weights(trainer.model, (best if best.is_dir() else resume) / "model.safetensors", strict=False)
+            return TrainOutcome(True, state.global_step, tokens_of(state.global_step), state.log_history)
+    try:
+        with interrupt.listening():
+            trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+    finally:
+        progress.close()
+    return TrainOutcome(
+        finished=not (clock.reached or interrupt.reached),
+        steps=trainer.state.global_step,
+        tokens=tokens_of(trainer.state.global_step),
+        history=trainer.state.log_history,
+        interrupted=interrupt.reached,
+    )
