@@ -32,7 +32,7 @@ class TrainerSettings(RunRecord):
 
     def check(self, at_least: Mapping[str, float], positive: Sequence[str]) -> None:
         """Refuse values that cannot be: the common ones, those in `at_least`, and those that must be `positive`."""
-        common = dict.fromkeys(("warmup_steps", "weight_decay", "max_grad_norm"), 0)
+        common = dict.fromkeys(("warmup_steps", "weight_decay", "max_grad_norm", "seed"), 0)
         for name, least in {"batch": 1, "accumulate": 1, **common, **at_least}.items():
             if not getattr(self, name) >= least:
                 raise UserError(f"`{name}` must be at least {least}: got {getattr(self, name)}.")
@@ -40,8 +40,8 @@ class TrainerSettings(RunRecord):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise UserError(f"`{name}` must be a positive number: got {value}.")
-        if not 0 <= self.seed < 2**32:
-            raise UserError(f"`seed` must be between 0 and 2³² − 1: got {self.seed}.")
+        if self.seed >= 2**32:
+            raise UserError(f"`seed` must lie between 0 and 2³² − 1: got {self.seed}.")
         self.check_choice("precision", "auto", "bf16", "fp32")
 
     def check_choice(self, name: str, *known: str) -> None:
