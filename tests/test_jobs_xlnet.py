@@ -15,7 +15,7 @@ from recurrify.evaluate.xlnet import score_xlnet
 from recurrify.jobs import XLNetMemory, load_xlnet, read_text, xlnet_run
 from recurrify.models.xlnet import WindowedXLNet
 from recurrify.train import TrainSettings, callbacks
-from support.runs import model_folder, same_weights, text_folder, validations, weights_of
+from support.runs import assert_same_weights, model_folder, text_folder, validations, weights_of
 from support.words import word_tokenizer
 from support.xlnets import tiny_xlnet
 
@@ -92,7 +92,7 @@ def test_a_stopped_run_goes_on_to_the_same_end(
         invocations += 1
     assert invocations > 1
     assert validations(result) == validations(whole)
-    same_weights(weights_of(tmp_path / "run"), weights_of(Path(settings.out)))
+    assert_same_weights(weights_of(tmp_path / "run"), weights_of(Path(settings.out)))
 
 
 def test_a_trained_xlnet_is_gone_on_with(settings: TrainSettings, tmp_path: Path):

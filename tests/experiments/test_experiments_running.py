@@ -132,6 +132,9 @@ def test_topics_and_metrics_have_a_row_for_each_kind(done: Lab) -> None:
         assert [row["kind"] for row in result(done, name)["rows"]] == ["plain", "carry", "best"]
     text = result(done, "continuations")["rows"][0]
     assert set(text["continuations"]) == {"plain", "carry", "best"}
+    words = text["topic"].split(", ")  # of the training text, which has words of its own only
+    assert len(words) == 4
+    assert all(word.startswith("w") for word in words)
 
 
 def test_a_second_run_trains_nothing(done: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ from support.models import DECODERS, KINDS, POSITIONS, VOCABULARY, text, tiny
 HEADS = {"causal": RecurrentForCausalLM, "masked": RecurrentForMaskedLM, "bare": RecurrentModel}
 
 
-def refuses(model: Any, settings: Any, *words: str) -> None:
+def assert_refused(model: Any, settings: Any, *words: str) -> None:
     with pytest.raises(UserError) as caught:
         add_recurrence(model, settings)
     message = str(caught.value)
@@ -78,18 +78,20 @@ VIT = ViTConfig(
     [(T5ForConditionalGeneration, T5, "t5"), (MambaModel, MAMBA, "mamba"), (ViTModel, VIT, "vit")],
 )
 def test_unsupported_models_are_told_what_is_supported(build: Any, settings: Any, name: str) -> None:
-    refuses(build(settings), config(), f"'{name}'", "GPT-2", "GPT-NeoX", "OPT", "Llama", "BERT", "register_family")
+    assert_refused(
+        build(settings), config(), f"'{name}'", "GPT-2", "GPT-NeoX", "OPT", "Llama", "BERT", "register_family"
+    )
 
 
 def test_unsupported_heads() -> None:
     tiny_bert = tiny("bert").config
-    refuses(AutoModelForMultipleChoice.from_config(tiny_bert), config(), "AutoModelForMaskedLM", "AutoModel")
-    refuses(AutoModelForTokenClassification.from_config(tiny("gpt2").config), config(), "AutoModelForCausalLM")
+    assert_refused(AutoModelForMultipleChoice.from_config(tiny_bert), config(), "AutoModelForMaskedLM", "AutoModel")
+    assert_refused(AutoModelForTokenClassification.from_config(tiny("gpt2").config), config(), "AutoModelForCausalLM")
 
 
 def test_an_encoder_set_up_as_a_decoder() -> None:
     settings = BertConfig(**{**tiny("bert").config.to_dict(), "is_decoder": True})
-    refuses(AutoModelForCausalLM.from_config(settings), config(), "is_decoder=False")
+    assert_refused(AutoModelForCausalLM.from_config(settings), config(), "is_decoder=False")
     settings.is_decoder = False
     add_recurrence(AutoModelForMaskedLM.from_config(settings), config())
 
@@ -98,7 +100,9 @@ def test_an_encoder_set_up_as_a_decoder() -> None:
     ("family", "most"), [("gpt2", POSITIONS), ("llama", POSITIONS), ("bert", POSITIONS), ("roberta", POSITIONS - 2)]
 )
 def test_window_larger_than_positions(family: str, most: int) -> None:
-    refuses(tiny(family), config(window=most + 1), f"`window` is {most + 1}", f"{most} positions", f"window={most}")
+    assert_refused(
+        tiny(family), config(window=most + 1), f"`window` is {most + 1}", f"{most} positions", f"window={most}"
+    )
     model = add_recurrence(tiny(family), config(window=most))
     with torch.no_grad():
         model(text(1, 2 * most + 3))
@@ -107,15 +111,15 @@ def test_window_larger_than_positions(family: str, most: int) -> None:
 @pytest.mark.parametrize("family", ["mistral", "gemma2", "gemma3_text"])
 def test_sliding_window_smaller_than_window(family: str) -> None:
     base = tiny(family, sliding_window=10)
-    refuses(base, config(window=10), "`window` is 10", "10 tokens back", "window=9")
-    refuses(base, config(window=9, slots=3), "window=7")
+    assert_refused(base, config(window=10), "`window` is 10", "10 tokens back", "window=9")
+    assert_refused(base, config(window=9, slots=3), "window=7")
     with torch.no_grad():
         add_recurrence(base, config(window=7, slots=3))(text(1, 20))
 
 
 @pytest.mark.parametrize("layer", [4, 100])
 def test_insert_layer_beyond_the_layers(layer: int) -> None:
-    refuses(tiny("gpt2"), config(insert_layer=layer), f"`insert_layer` is {layer}", "3 layers", "1 to 3")
+    assert_refused(tiny("gpt2"), config(insert_layer=layer), f"`insert_layer` is {layer}", "3 layers", "1 to 3")
 
 
 @pytest.mark.parametrize(
@@ -162,10 +166,10 @@ def test_settings_of_the_wrong_type(settings: dict[str, Any]) -> None:
 
 
 def test_arguments_of_the_wrong_type() -> None:
-    refuses(torch.nn.Linear(2, 2), config(), "PreTrainedModel", "Linear")
-    refuses("gpt2", config(), "PreTrainedModel", "str")
-    refuses(tiny("gpt2"), {"window": 8}, "CarryConfig", "dict")
-    refuses(tiny("gpt2"), None, "CarryConfig", "NoneType")
+    assert_refused(torch.nn.Linear(2, 2), config(), "PreTrainedModel", "Linear")
+    assert_refused("gpt2", config(), "PreTrainedModel", "str")
+    assert_refused(tiny("gpt2"), {"window": 8}, "CarryConfig", "dict")
+    assert_refused(tiny("gpt2"), None, "CarryConfig", "NoneType")
 
 
 def test_unknown_settings_are_refused() -> None:
@@ -175,7 +179,7 @@ def test_unknown_settings_are_refused() -> None:
 
 def test_adding_twice() -> None:
     model = recurrent("gpt2")
-    refuses(model, config(), "recurrent already", "model.base")
+    assert_refused(model, config(), "recurrent already", "model.base")
     windowed = add_recurrence(tiny("gpt2"), NoRecurrence(window=8))
     assert add_recurrence(windowed, config()).base is windowed.base
 
@@ -195,7 +199,7 @@ def test_a_base_can_be_used_again() -> None:
 def test_other_attention_is_refused(attention: str) -> None:
     base = tiny("gpt2")
     base.config._attn_implementation_internal = attention
-    refuses(base, config(), f"'{attention}'", "'sdpa'", "'eager'")
+    assert_refused(base, config(), f"'{attention}'", "'sdpa'", "'eager'")
 
 
 def test_set_recurrence() -> None:
@@ -262,7 +266,7 @@ class TestRegisterFamily:
     @torch.no_grad()
     def test_a_new_family(self) -> None:
         base = self.phi()
-        refuses(base, config(), "'phi'")
+        assert_refused(base, config(), "'phi'")
         register_family(Family("Phi", ("phi",), layers="layers", causal=True))
         expected = base(text(2, WINDOW)).logits
         model = add_recurrence(base, config(overlap=3))
@@ -281,4 +285,4 @@ class TestRegisterFamily:
 
     def test_is_cleaned_up(self) -> None:
         assert set(families._FAMILIES) >= set(DECODERS)
-        refuses(self.phi(), config(), "'phi'")
+        assert_refused(self.phi(), config(), "'phi'")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from recurrify import NoRecurrence, State, add_recurrence
-from support.checks import EVERYWHERE, VARIANTS, WINDOW, answer, close, recurrent, same_state
+from support.checks import EVERYWHERE, VARIANTS, WINDOW, answer, assert_close, assert_same_state, recurrent
 from support.models import DECODERS, ENCODERS, KINDS, PAD, text, tiny
 
 LENGTHS = (21, 5, 16, 13)
@@ -46,8 +46,8 @@ def check_rows(model: Any, batch: Batch, state: State | None = None) -> State:
     output = model(batch.ids, attention_mask=batch.mask, state=state)
     for index, row in enumerate(batch.rows):
         alone = model(row, state=None if state is None else state.select([index]))
-        close(answer(output)[index][batch.mask[index].bool()], answer(alone)[0])
-        same_state(output.state.select([index]), alone.state)
+        assert_close(answer(output)[index][batch.mask[index].bool()], answer(alone)[0])
+        assert_same_state(output.state.select([index]), alone.state)
     return output.state
 
 
@@ -89,7 +89,7 @@ def test_a_row_without_new_tokens_stays_where_it_is(family: str, side: str) -> N
     state = model(text(3, 13)).state
     batch = ragged(side, lengths=(10, 0, 3))
     after = model(batch.ids, attention_mask=batch.mask, state=state).state
-    same_state(after.select([1]), state.select([1]))
+    assert_same_state(after.select([1]), state.select([1]))
 
 
 @torch.no_grad()
@@ -114,8 +114,8 @@ def test_loss_of_a_padded_batch_is_that_of_its_rows(family: str, side: str, trai
             alone = model(row, labels=row, state=own, return_losses=True)
             total += alone.token_losses.sum()
             scored += row.shape[1] - (family in DECODERS)
-            close(output.token_losses[index].sum(), alone.token_losses.sum())
-        close(output.loss, total / scored)
+            assert_close(output.token_losses[index].sum(), alone.token_losses.sum())
+        assert_close(output.loss, total / scored)
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
@@ -129,9 +129,9 @@ def test_loss_with_the_next_token_named(side: str, training: bool) -> None:
         following[index, batch.mask[index].bool()] = named[0]
         losses.append(model(row, targets=named, return_losses=True).token_losses[0])
     output = model(batch.ids, attention_mask=batch.mask, targets=following, return_losses=True)
-    close(output.token_losses[batch.mask.bool()], torch.cat(losses))
+    assert_close(output.token_losses[batch.mask.bool()], torch.cat(losses))
     assert not output.token_losses[batch.mask == 0].any(), "padding has a loss"
-    close(output.loss, torch.cat(losses).mean())
+    assert_close(output.loss, torch.cat(losses).mean())
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
@@ -159,7 +159,7 @@ def test_the_future_never_changes_the_past(family: str, setting: str) -> None:
         other = ids.clone()
         other[0, changed] = (ids[0, changed] - 3) % 50 + 5
         after = model(other).logits
-        close(after[:, :changed], before[:, :changed])
+        assert_close(after[:, :changed], before[:, :changed])
         assert (after[:, changed] - before[:, changed]).abs().max() > 1e-4
 
 

@@ -11,11 +11,11 @@ from support.checks import (
     VARIANTS,
     VARIED,
     WINDOW,
-    close,
+    assert_close,
+    assert_same_gradients,
+    assert_same_state,
     gradients,
     recurrent,
-    same_gradients,
-    same_state,
 )
 from support.models import DECODERS, WIDTH, text
 
@@ -39,9 +39,9 @@ def check_same(plain: Any, checkpointed: Any, ids: Tensor, **inputs: Any) -> Non
     assert not plain.is_gradient_checkpointing
     loss, grads, state = train_step(plain.train(), ids, **inputs)
     loss_again, grads_again, state_again = train_step(checkpointed.train(), ids, **inputs)
-    close(loss_again, loss, 1e-9)
-    same_gradients(grads_again, grads, 1e-9)
-    same_state(state_again.detach(), state.detach(), 1e-9)
+    assert_close(loss_again, loss, 1e-9)
+    assert_same_gradients(grads_again, grads, 1e-9)
+    assert_same_state(state_again.detach(), state.detach(), 1e-9)
     for (name, ours), (_, theirs) in zip(checkpointed.named_buffers(), plain.named_buffers(), strict=True):
         assert torch.equal(ours, theirs), f"{name} moved differently"
 
@@ -94,7 +94,7 @@ def test_gradients_reach_the_state_that_came_in() -> None:
         model(text(2, 20), labels=text(2, 20), state=state).loss.backward()
         grads.append(state.memory.grad)
     assert grads[0].abs().min() > 0
-    close(grads[1], grads[0], 1e-9)
+    assert_close(grads[1], grads[0], 1e-9)
 
 
 def kept_bytes(model: Any, windows: int) -> int:

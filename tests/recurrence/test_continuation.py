@@ -15,9 +15,9 @@ from support.checks import (
     VARIED,
     WINDOW,
     answer,
-    close,
+    assert_close,
+    assert_same_state,
     recurrent,
-    same_state,
     tokens_held,
 )
 from support.models import DECODERS, ENCODERS, text, tiny
@@ -38,8 +38,8 @@ def check_split(model: Any, splits: list[int], whole: Any = None) -> None:
     ids = text(2, LENGTH)
     whole = whole or model(ids)
     answers, state = in_calls(model, ids, splits)
-    close(answers, answer(whole))
-    same_state(state, whole.state)
+    assert_close(answers, answer(whole))
+    assert_same_state(state, whole.state)
 
 
 @torch.no_grad()
@@ -81,7 +81,7 @@ def test_encoders_at_every_border(family: str, setting: str, task: str) -> None:
         check_split(model, [split], whole)
     check_split(model, borders, whole)
     for split in range(1, LENGTH):
-        same_state(in_calls(model, text(2, LENGTH), [split])[1], whole.state)
+        assert_same_state(in_calls(model, text(2, LENGTH), [split])[1], whole.state)
 
 
 @torch.no_grad()
@@ -99,9 +99,9 @@ def test_losses_add_up() -> None:
     whole = model(inputs, targets=following, return_losses=True)
     first = model(inputs[:, :11], targets=following[:, :11], return_losses=True)
     second = model(inputs[:, 11:], targets=following[:, 11:], return_losses=True, state=first.state)
-    close(torch.cat([first.token_losses, second.token_losses], 1), whole.token_losses)
-    close(whole.token_losses.mean(), whole.loss)
-    close(model(ids, labels=ids).loss, whole.loss)
+    assert_close(torch.cat([first.token_losses, second.token_losses], 1), whole.token_losses)
+    assert_close(whole.token_losses.mean(), whole.loss)
+    assert_close(model(ids, labels=ids).loss, whole.loss)
 
 
 @pytest.mark.parametrize("family", VARIED)
@@ -129,10 +129,10 @@ def test_reset_of_one_row_is_a_fresh_start(family: str, length: int) -> None:
     state = model(before).state
     mixed = model(after, state=state.reset([1]))
     going_on, fresh = model(after, state=state), model(after)
-    close(answer(mixed)[0], answer(going_on)[0])
-    close(answer(mixed)[1], answer(fresh)[1])
-    same_state(mixed.state.select([0]), going_on.state.select([0]))
-    same_state(mixed.state.select([1]), fresh.state.select([1]))
+    assert_close(answer(mixed)[0], answer(going_on)[0])
+    assert_close(answer(mixed)[1], answer(fresh)[1])
+    assert_same_state(mixed.state.select([0]), going_on.state.select([0]))
+    assert_same_state(mixed.state.select([1]), fresh.state.select([1]))
     assert tokens_held(state) == tokens_held(model(before).state), "reset changed the state it was called on"
 
 
@@ -144,8 +144,8 @@ def test_rows_chosen_from_a_state_go_on_as_they_would() -> None:
     whole = model(after, state=state)
     order = [2, 0, 2]
     chosen = model(after[order], state=state.select(order))
-    close(chosen.logits, whole.logits[order])
-    same_state(chosen.state, whole.state.select(order))
+    assert_close(chosen.logits, whole.logits[order])
+    assert_same_state(chosen.state, whole.state.select(order))
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import pipeline
 
 from recurrify import NoRecurrence, UserError, add_recurrence
-from support.checks import EVERYWHERE, OVERLAPS, VARIANTS, VARIED, WINDOW, recurrent, same_state
+from support.checks import EVERYWHERE, OVERLAPS, VARIANTS, VARIED, WINDOW, assert_same_state, recurrent
 from support.models import DECODERS, PAD, POSITIONS, text, tiny
 from support.words import word_tokenizer
 
@@ -180,7 +180,7 @@ def test_the_state_comes_back(switched_off: bool) -> None:
     state = output.past_key_values.state
     with torch.no_grad():
         expected = model(output.sequences[:, :-1]).state
-    same_state(state, expected, 1e-4)
+    assert_same_state(state, expected, 1e-4)
     longer = generate(model, output.sequences[:, -1:], state=state)
     assert longer[:, 1:].tolist() == generate(model, output.sequences)[:, output.sequences.shape[1] :].tolist()
 

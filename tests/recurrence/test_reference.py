@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from support import reference
-from support.checks import CARRIES, close, gradients, recurrent, same_gradients
+from support.checks import CARRIES, assert_close, assert_same_gradients, gradients, recurrent
 from support.models import text
 
 WINDOWS = {"gpt2": reference.gpt2_window, "llama": reference.llama_window}
@@ -43,10 +43,10 @@ def test_equals_the_reference(family: str, variant: str, training: bool) -> None
 
     ours = model(ids, labels=labels)
     (ours.loss + (ours.state.memory * probe).sum()).backward()
-    close(ours.state.memory, memory, 1e-9)
+    assert_close(ours.state.memory, memory, 1e-9)
     if not training:
-        close(ours.logits, logits, 1e-9)
+        assert_close(ours.logits, logits, 1e-9)
     else:
         assert ours.logits is None, "a training step does without the logits of the whole text"
-    close(ours.loss, loss, 1e-9)
-    same_gradients(gradients(model), expected, 1e-9)
+    assert_close(ours.loss, loss, 1e-9)
+    assert_same_gradients(gradients(model), expected, 1e-9)

@@ -9,7 +9,7 @@ from torch.nn.functional import layer_norm
 
 from recurrify import TailConfig, UserError, add_recurrence
 from recurrify.evaluate import full_flops_per_token, paper_flops_per_token
-from support.checks import TAILS, WINDOW, close, config, gradients, recurrent
+from support.checks import TAILS, WINDOW, assert_close, config, gradients, recurrent
 from support.models import text, tiny
 
 
@@ -36,7 +36,7 @@ def test_slots_are_tokens_in_front_at_the_first_tokens_position(family: str) -> 
     # Without a mask, transformers takes positions that start anew for texts that must not see each other.
     mask = torch.ones(2, 1, inputs.shape[1], inputs.shape[1], dtype=torch.bool).tril()
     hidden = base(inputs_embeds=inputs, position_ids=places, attention_mask=mask, use_cache=False).last_hidden_state
-    close(found, model.get_output_embeddings()(hidden[:, memory.shape[1] :]))
+    assert_close(found, model.get_output_embeddings()(hidden[:, memory.shape[1] :]))
 
 
 @torch.no_grad()
@@ -53,10 +53,10 @@ def test_an_encoders_slots_see_the_window_but_not_its_padding() -> None:
     longer = torch.cat([ids, text(1, WINDOW - 5, seed=1)], 1)
     mask = (torch.arange(longer.shape[1]) < ids.shape[1]).long()[None]
     expected = model.base.cls(hidden[:, memory.shape[1] :])
-    close(model(ids).logits[:, WINDOW:], expected)
+    assert_close(model(ids).logits[:, WINDOW:], expected)
     both = torch.cat([longer, text(1, longer.shape[1], seed=2)])
     padded = model(both, attention_mask=torch.cat([mask, torch.ones_like(mask)]))
-    close(padded.logits[:1, WINDOW : ids.shape[1]], expected)
+    assert_close(padded.logits[:1, WINDOW : ids.shape[1]], expected)
 
 
 @torch.no_grad()
@@ -68,8 +68,8 @@ def test_one_token_beside_a_row_that_begins(family: str, attention: str) -> None
     model.base.set_attn_implementation(attention)
     state, token = model(text(2, WINDOW)).state.reset([1]), text(2, 1, seed=3)
     together = model(token, state=state).logits
-    close(together[:1], model(token[:1], state=state.select([0])).logits)
-    close(together[1:], model(token[1:]).logits)
+    assert_close(together[:1], model(token[:1], state=state.select([0])).logits)
+    assert_close(together[1:], model(token[1:]).logits)
 
 
 @torch.no_grad()
@@ -138,7 +138,7 @@ def test_fresh_slots_are_the_inputs_they_come_from() -> None:
     model, ids, inputs = add_recurrence(tiny("gpt2"), tail(neutral_start=False)), text(2, WINDOW), []
     model.base.transformer.h[1].register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
     memory = model(ids).state.memory
-    close(memory, layer_norm(inputs[0][:, -4:], (16,)), 0.1)
+    assert_close(memory, layer_norm(inputs[0][:, -4:], (16,)), 0.1)
 
 
 @pytest.mark.parametrize("how", ["half", "autocast"])

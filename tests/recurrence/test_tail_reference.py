@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, gelu, layer_norm
 
-from support.checks import TAILS, close, gradients, recurrent, same_gradients
+from support.checks import TAILS, assert_close, assert_same_gradients, gradients, recurrent
 from support.models import text
 from support.reference import attend, remember
 
@@ -80,7 +80,7 @@ def test_equals_the_description(variant: str, training: bool) -> None:
 
     ours = model(ids, labels=ids, return_logits=True)
     (ours.loss + (ours.state.memory * probe).sum()).backward()
-    close(ours.logits, logits, 1e-9)
-    close(ours.state.memory, memory, 1e-9)
-    close(ours.loss, loss, 1e-9)
-    same_gradients(gradients(model), expected, 1e-9)
+    assert_close(ours.logits, logits, 1e-9)
+    assert_close(ours.state.memory, memory, 1e-9)
+    assert_close(ours.loss, loss, 1e-9)
+    assert_same_gradients(gradients(model), expected, 1e-9)

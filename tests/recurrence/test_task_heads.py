@@ -11,7 +11,7 @@ from transformers import AutoConfig, DataCollatorWithPadding, Trainer, TrainingA
 
 from recurrify import NoRecurrence, UserError, add_recurrence
 from recurrify.recurrence import CarryConfig
-from support.checks import WINDOW, config, recurrent, same_gradients
+from support.checks import WINDOW, assert_same_gradients, config, recurrent
 from support.models import DECODERS, ENCODERS, PAD, TASKS, text, tiny
 from support.tokenizers import like_bert
 
@@ -139,7 +139,7 @@ def test_checkpointing_gives_the_same_gradients(kind: tuple[str, str]) -> None:
             more = {"language_weight": 0.5} if kind[0] == "gpt2" else {}
             model(ids, mask, labels=torch.tensor([0, 2]), **more).loss.backward()
         found.append({name: value.grad for name, value in model.named_parameters()})
-    same_gradients(*found, tolerance=1e-9)
+    assert_same_gradients(*found, tolerance=1e-9)
 
 
 class TestSequenceClassification:

@@ -103,7 +103,7 @@ def result() -> dict[str, Any]:
         },
         "continuations": [
             {
-                "prompt_end": "    def close(self):\n        if self._file and <closed",
+                "prompt_end": "    def assert_close(self):\n        if self._file and <closed",
                 "truth": ":\n            self._file.close()\n            del self._file\n",
                 "plain": ":\n            return self.name\n        if x < 3 & y > '2':\n            raise\n",
                 "recurrent": ":\n            self._file.close()\n        return self._file\n",

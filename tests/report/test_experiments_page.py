@@ -226,13 +226,13 @@ def test_text_is_escaped_everywhere(tmp_path: Path) -> None:
 
 
 def test_names_of_files_cannot_lead_out_of_the_folder(tmp_path: Path) -> None:
-    save_result(tmp_path / "root" / "outside.json", {"kind": "train"})
+    save_result(tmp_path / "found" / "outside.json", {"kind": "train"})
     row = scored_row("plain", 138.4, seeds=(0,))
     content = experiment("table2", "perplexity", "Books", [row | {"runs": ["../../outside", "none", "with space"]}])
-    save_result(tmp_path / "root" / "small" / "table2.json", content)
-    save_result(tmp_path / "root" / "small" / "runs" / "with space.json", {"kind": "train"})
-    page = written(tmp_path / "root", tmp_path / "out")
-    assert {link for link in page.links if "runs" in link} == {"../root/small/runs/with%20space.json"}
+    save_result(tmp_path / "found" / "small" / "table2.json", content)
+    save_result(tmp_path / "found" / "small" / "runs" / "with space.json", {"kind": "train"})
+    page = written(tmp_path / "found", tmp_path / "out")
+    assert {link for link in page.links if "runs" in link} == {"../found/small/runs/with%20space.json"}
     assert page.words.count("(no file)") == 6  # two runs and a score, on each of two splits
 
 

@@ -73,7 +73,7 @@ def answer(output: Any) -> Tensor:
     return output.last_hidden_state if output.logits is None else output.logits
 
 
-def close(ours: Tensor | None, theirs: Tensor | None, tolerance: float = 1e-5) -> None:
+def assert_close(ours: Tensor | None, theirs: Tensor | None, tolerance: float = 1e-5) -> None:
     assert (ours is None) == (theirs is None)
     if ours is not None and theirs is not None:
         torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
@@ -83,14 +83,14 @@ def tokens_held(state: State) -> list[list[int]]:
     return [row[:length].tolist() for row, length in zip(state.tokens, state.lengths.tolist(), strict=True)]
 
 
-def same_state(ours: State, theirs: State, tolerance: float = 1e-5) -> None:
+def assert_same_state(ours: State, theirs: State, tolerance: float = 1e-5) -> None:
     """Everything that means something is the same: memory of live rows, and the open windows' real tokens."""
     assert ours.live.tolist() == theirs.live.tolist()
     assert tokens_held(ours) == tokens_held(theirs)
     if ours.live.any():
         assert ours.memory is not None
         assert theirs.memory is not None
-        close(ours.memory[ours.live], theirs.memory[theirs.live], tolerance)
+        assert_close(ours.memory[ours.live], theirs.memory[theirs.live], tolerance)
 
 
 def gradients(model: Any) -> dict[str, Tensor]:
@@ -102,7 +102,7 @@ def gradients(model: Any) -> dict[str, Tensor]:
     return found
 
 
-def same_gradients(ours: dict[str, Tensor], theirs: dict[str, Tensor], tolerance: float) -> None:
+def assert_same_gradients(ours: dict[str, Tensor], theirs: dict[str, Tensor], tolerance: float) -> None:
     assert ours.keys() == theirs.keys()
     for name in ours:
         torch.testing.assert_close(

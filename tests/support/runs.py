@@ -55,7 +55,7 @@ def weights_of(run: Path) -> dict[str, torch.Tensor]:
     return load_file(run / "model" / "model.safetensors")
 
 
-def same_weights(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], tolerance: float = 0.0) -> None:
+def assert_same_weights(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], tolerance: float = 0.0) -> None:
     assert ours.keys() == theirs.keys()
     for name, value in ours.items():
         torch.testing.assert_close(theirs[name], value, rtol=tolerance, atol=tolerance, msg=name)

@@ -10,7 +10,7 @@ from transformers.training_args import OptimizerNames
 from recurrify.jobs import train_run
 from recurrify.recurrence import load_model
 from recurrify.train import trainer
-from support.runs import run_settings, same_weights, validations, weights_of
+from support.runs import assert_same_weights, run_settings, validations, weights_of
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def test_accumulated_batches_equal_a_large_one(mechanism: str, base: Path, texts
     large, large_weights = run(base, texts, tmp_path / "large", batch=4, accumulate=1, **shared)
     added, added_weights = run(base, texts, tmp_path / "added", batch=1, accumulate=4, **shared)
     assert large["steps"] == added["steps"] >= 6
-    same_weights(large_weights, added_weights, tolerance=1e-5)
+    assert_same_weights(large_weights, added_weights, tolerance=1e-5)
     for (step, loss), (other_step, other_loss) in zip(validations(large), validations(added), strict=True):
         assert (step, loss) == (other_step, pytest.approx(other_loss, abs=1e-5))
 
@@ -50,14 +50,14 @@ def test_checkpointing_changes_nothing(more: dict[str, Any], base: Path, texts: 
         run(base, texts, tmp_path / str(on), recurrence={"checkpoint": on, **more}, learning_rate=0.1)
         for on in (True, False)
     ]
-    same_weights(runs[0][1], runs[1][1], tolerance=1e-5)
+    assert_same_weights(runs[0][1], runs[1][1], tolerance=1e-5)
 
 
 def test_the_same_seed_gives_the_same_run_and_another_does_not(base: Path, texts: Path, tmp_path: Path) -> None:
     first, again, other = (
         run(base, texts, tmp_path / name, seed=seed) for name, seed in (("first", 3), ("again", 3), ("other", 4))
     )
-    same_weights(first[1], again[1])
+    assert_same_weights(first[1], again[1])
     assert validations(first[0]) == validations(again[0])
     assert validations(first[0]) != validations(other[0])
 

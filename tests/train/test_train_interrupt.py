@@ -10,7 +10,7 @@ import pytest
 from recurrify import UserError
 from recurrify.jobs import train_run
 from recurrify.train import RecurrentTrainer
-from support.runs import run_settings, same_weights, weights_of
+from support.runs import assert_same_weights, run_settings, weights_of
 
 
 def press_ctrl_c(monkeypatch: pytest.MonkeyPatch, step: int, times: int = 1) -> None:
@@ -42,7 +42,7 @@ def test_an_interrupted_run_is_saved_and_goes_on_to_the_same_end(
     result = train_run(settings, said.append, show_progress=False)
     assert result["finished"]
     assert any("from step 3" in line for line in said)
-    same_weights(weights_of(tmp_path / "run"), weights_of(tmp_path / "whole"))
+    assert_same_weights(weights_of(tmp_path / "run"), weights_of(tmp_path / "whole"))
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 

@@ -15,7 +15,7 @@ from recurrify.jobs import pretrain
 from recurrify.recurrence.task_loading import load_task_model
 from recurrify.train import PretrainSettings
 from support.commands import invoke
-from support.runs import same_weights, weights_of
+from support.runs import assert_same_weights, weights_of
 
 POSITIONS, BATCH = 16, 4
 
@@ -55,7 +55,7 @@ def test_a_run_learns_and_goes_on_where_it_stopped(objective: str, settings_for:
     stopped = pretrain(settings_for(tmp_path / "parts", objective, max_minutes=1e-9), silent, show_progress=False)
     assert not stopped["finished"]
     pretrain(settings_for(tmp_path / "parts", objective), silent, show_progress=False)
-    same_weights(weights_of(tmp_path / "parts"), weights_of(tmp_path / "whole"))
+    assert_same_weights(weights_of(tmp_path / "parts"), weights_of(tmp_path / "whole"))
 
 
 def test_a_bert_for_recurrence_and_questions(texts: Path, tmp_path: Path) -> None:

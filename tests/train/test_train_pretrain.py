@@ -20,7 +20,7 @@ from recurrify.jobs import pretrain
 from recurrify.recurrence import load_model
 from recurrify.train import Pace, PretrainSettings, callbacks, new_model
 from recurrify.train import pretrain as pretraining
-from support.runs import same_weights, validations, weights_of
+from support.runs import assert_same_weights, validations, weights_of
 
 POSITIONS, BATCH = 16, 4
 
@@ -134,7 +134,7 @@ class TestGoingOn:
         ours, theirs = result_of(out), result_of(whole)
         assert (ours["steps"], ours["tokens"]) == (theirs["steps"], theirs["tokens"])
         assert validations(ours) == validations(theirs)
-        same_weights(weights_of(out), weights_of(whole))
+        assert_same_weights(weights_of(out), weights_of(whole))
 
     def test_after_its_minutes(
         self,

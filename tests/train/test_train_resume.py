@@ -13,7 +13,7 @@ import pytest
 from recurrify.errors import UserError
 from recurrify.jobs import train_run
 from recurrify.train import TrainSettings, callbacks, last_whole_checkpoint
-from support.runs import model_folder, run_settings, same_weights, validations, weights_of
+from support.runs import assert_same_weights, model_folder, run_settings, validations, weights_of
 
 DROPOUT = {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1}
 
@@ -64,7 +64,7 @@ def check_same_end(out: Path, whole: Path) -> None:
     assert ours["finished"]
     assert (ours["steps"], ours["tokens"]) == (theirs["steps"], theirs["tokens"])
     assert validations(ours) == validations(theirs)
-    same_weights(weights_of(out), weights_of(whole))
+    assert_same_weights(weights_of(out), weights_of(whole))
 
 
 @pytest.mark.usefixtures("minutes_per_step")
@@ -102,7 +102,7 @@ def test_patience_is_remembered(settings_for: Callable[..., TrainSettings], text
     again = train_run(settings, Heard(), show_progress=False)
     assert again["finished"]
     assert validations(again) == validations(one)
-    same_weights(weights_of(tmp_path / "two"), weights_of(tmp_path / "one"))
+    assert_same_weights(weights_of(tmp_path / "two"), weights_of(tmp_path / "one"))
 
 
 def test_a_finished_run_is_left_alone(whole: Path, settings_for: Callable[..., TrainSettings]) -> None:

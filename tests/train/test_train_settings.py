@@ -14,7 +14,7 @@ from recurrify.jobs import train_run
 from recurrify.recurrence import load_model, recurrence_config
 from recurrify.train import RecurrentTrainer, TrainSettings, train, uses_bf16
 from recurrify.train.trainer import training_arguments
-from support.runs import run_settings, same_weights, validations, weights_of
+from support.runs import assert_same_weights, run_settings, validations, weights_of
 
 
 def run(settings: TrainSettings) -> dict[str, Any]:
@@ -60,7 +60,7 @@ class TestBestModel:
         assert result["finished"]
         assert result["steps"] == len(losses) < 100
         saved, checkpoint = weights_of(tmp_path / "run"), tmp_path / "run" / f"checkpoint-{best + 1}"
-        same_weights(saved, load_file(checkpoint / "model.safetensors"))
+        assert_same_weights(saved, load_file(checkpoint / "model.safetensors"))
         last = load_file(tmp_path / "run" / f"checkpoint-{len(losses)}" / "model.safetensors")
         assert any(not torch.equal(last[name], value) for name, value in saved.items())
 
@@ -73,7 +73,7 @@ class TestBestModel:
         best = losses.index(min(losses)) + 1
         kept = {path.name for path in (tmp_path / "run").glob("checkpoint-*")}
         assert kept == {f"checkpoint-{best}", f"checkpoint-{len(losses)}"}
-        same_weights(
+        assert_same_weights(
             weights_of(tmp_path / "run"), load_file(tmp_path / "run" / f"checkpoint-{best}" / "model.safetensors")
         )
 

@@ -13,7 +13,7 @@ from recurrify.errors import UserError
 from recurrify.jobs import train_run
 from recurrify.recurrence import RecurrentForCausalLM, load_model
 from recurrify.train import TrainSettings, last_whole_checkpoint
-from support.runs import run_settings, same_weights, validations, weights_of
+from support.runs import assert_same_weights, run_settings, validations, weights_of
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 FULL_OF_TORCH = RuntimeError(
@@ -38,7 +38,7 @@ def check_goes_on(settings: TrainSettings, whole: tuple[dict[str, Any], Path]) -
     result = run(settings)
     assert result["steps"] == whole[0]["steps"]
     assert validations(result) == validations(whole[0])
-    same_weights(weights_of(Path(settings.out)), weights_of(whole[1]))
+    assert_same_weights(weights_of(Path(settings.out)), weights_of(whole[1]))
 
 
 def check_sentence(message: str, *words: str) -> None:

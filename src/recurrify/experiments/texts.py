@@ -1,9 +1,10 @@
 """What the recurrent models write after a context they can only remember: topics, and the texts themselves."""
 
+from functools import lru_cache
 from typing import Any
 
 from recurrify.data import load_documents
-from recurrify.evaluate import compare_topics, continue_contexts, fit_topics, sample_contexts
+from recurrify.evaluate import TopicModel, compare_topics, continue_contexts, fit_topics, sample_contexts
 from recurrify.experiments import published
 from recurrify.experiments.catalogue import KINDS, Experiment, Rows, register
 from recurrify.experiments.lab import Lab
@@ -69,15 +70,22 @@ def all_written(lab: Lab) -> tuple[dict[str, dict[str, Any]], list[str]]:
     return {kind: texts for kind, texts in found.items() if texts}, [kind for kind in KINDS if not found[kind]]
 
 
+@lru_cache(maxsize=1)
+def topic_model(source: str) -> TopicModel:
+    """Learned once for both experiments that need it."""
+    documents = load_documents(source, "train")[:TOPIC_TEXTS]
+    return fit_topics([document.text for document in documents], topics=TOPICS)
+
+
 def topic_rows(lab: Lab) -> tuple[Rows, list[str]]:
     found, missing = all_written(lab)
     if "plain" not in found:
         return [], missing
-    training = load_documents(lab.source("books"), "train")[:TOPIC_TEXTS]
-    lab.say(f"learning {TOPICS} topics from {len(training)} documents")
-    model = fit_topics([document.text for document in training], topics=TOPICS)
+    lab.say(f"learning {TOPICS} topics from {lab.source('books')}")
     rows = compare_topics(
-        model, found["plain"]["contexts"], {kind: texts["continuations"] for kind, texts in found.items()}
+        topic_model(lab.source("books")),
+        found["plain"]["contexts"],
+        {kind: texts["continuations"] for kind, texts in found.items()},
     )
     for row in rows:
         row["label"] = LABELS[row["kind"]]
@@ -91,17 +99,18 @@ def continuation_rows(lab: Lab) -> tuple[Rows, list[str]]:
     found, missing = all_written(lab)
     if not found:
         return [], missing
-    contexts = next(iter(found.values()))["contexts"]
+    contexts = next(iter(found.values()))["contexts"][:SHOWN]
+    topics = topic_model(lab.source("books")).name_topics(contexts)
     rows = [
         {
             "context": contexts[index],
-            "topic": None,
+            "topic": topics[index],
             "continuations": {
                 kind: texts["first_tokens"][index] + texts["continuations"][index] for kind, texts in found.items()
             },
             "published_example": False,
         }
-        for index in range(min(SHOWN, len(contexts)))
+        for index in range(len(contexts))
     ]
     return rows, missing
 
