@@ -112,6 +112,7 @@ def train_command(
     `torchrun` or `accelerate launch`. TensorBoard logs, checkpoints, `run.json` with every setting, `result.json`
     and the trained `model/` land in the output folder.
     """
+    given = locals()
     # Only what was asked for: a model that is recurrent already keeps the rest as it is.
     asked: dict[str, Any] = {
         "window": window,
@@ -126,32 +127,7 @@ def train_command(
         asked["until_layer"] = _layer("--until-layer", until_layer, "top")
     recurrence = {"mechanism": mechanism} | {name: value for name, value in asked.items() if value is not None}
     recurrence_config(recurrence)  # refuses what cannot be, before anything is loaded
-    settings = TrainSettings(
-        model=model,
-        data=data,
-        out=str(out),
-        valid=valid,
-        text_field=text_field,
-        recurrence=recurrence,
-        windows=windows,
-        epochs=epochs,
-        max_tokens=max_tokens,
-        max_minutes=max_minutes,
-        batch=batch,
-        accumulate=accumulate,
-        learning_rate=learning_rate,
-        added_learning_rate=added_learning_rate,
-        freeze_base=freeze_base,
-        warmup_steps=warmup_steps,
-        schedule=schedule,
-        valid_every=valid_every,
-        valid_tokens=valid_tokens,
-        patience=patience,
-        precision=precision,
-        compile=compile,
-        group_by_length=group_by_length,
-        seed=seed,
-    )
+    settings = TrainSettings.from_options(given, out=str(out), recurrence=recurrence)
     _report_training(train_run(settings, say), out)
 
 

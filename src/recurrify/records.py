@@ -1,6 +1,7 @@
 """Settings that are written beside a run's weights, so that the same command goes on with it and no other does."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -34,6 +35,12 @@ class RunRecord:
                 f"Unknown settings {', '.join(unknown[:3])}: another kind of run, or a newer recurrify, wrote them."
             )
         return cls(**values)
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any], **changed: Any) -> Self:
+        """A command's options that are called like a setting are that setting, unless `changed` says otherwise."""
+        known = {entry.name for entry in fields(cls)}
+        return cls(**{name: value for name, value in options.items() if name in known} | changed)
 
     def write(self) -> None:
         write_whole(Path(self.out) / RUN_FILE, (json.dumps(self.to_dict(), indent=2) + "\n").encode())

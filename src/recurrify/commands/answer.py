@@ -60,28 +60,11 @@ def train_command(
     seed: options.Seed = 0,
 ) -> None:
     """Train an encoder to answer questions, with a memory as in the paper or, with `--mechanism none`, without."""
+    given = locals()
     recurrence: dict[str, Any] = dict(PAPERS_ANSWERING) if mechanism == "carry" else {"mechanism": mechanism}
     recurrence |= {"checkpoint": checkpoint} | ({} if window is None else {"window": window})
     recurrence_config(recurrence)  # refuses what cannot be, before anything is loaded
-    settings = AnswerSettings(
-        model=model,
-        data=data,
-        out=str(out),
-        test=test,
-        recurrence=recurrence,
-        questions=questions,
-        epochs=epochs,
-        batch=batch,
-        accumulate=accumulate,
-        learning_rate=learning_rate,
-        added_learning_rate=added_learning_rate,
-        warmup_steps=warmup_steps,
-        schedule=schedule,
-        max_minutes=max_minutes,
-        longest_answer=longest_answer,
-        precision=precision,
-        seed=seed,
-    )
+    settings = AnswerSettings.from_options(given, out=str(out), recurrence=recurrence)
     result = answer_train(settings, say)
     if not result["finished"]:
         raise typer.Exit(130 if result["interrupted"] else 0)

@@ -123,43 +123,20 @@ def train(
 
     The output folder gets `model/`, which `predict` loads, `run.json` with every setting and `result.json`.
     """
+    given = locals()
     _check_recurrence(model, counts=counts, dilations=dilations, recurrence_rows=recurrence_rows)
-    settings = ForecastSettings(
-        data=str(data),
-        out=str(out),
-        model=model,
-        date_column=date_column,
-        columns=None if columns is None else tuple(name.strip() for name in columns.split(",")),
-        target=target,
-        univariate=univariate,
-        split=split,
-        past=past,
-        label=past // 2 if label is None else label,
-        horizon=horizon,
-        width=width,
-        heads=heads,
-        inner=4 * width if inner is None else inner,
-        encoder_layers=encoder_layers,
-        decoder_layers=decoder_layers,
-        dropout=dropout,
-        distil=distil,
-        counts=ForecastSettings.counts if counts is None else _whole_numbers("counts", counts),
-        dilations=None if dilations is None else _whole_numbers("dilations", dilations),
-        recurrence_rows=ForecastSettings.recurrence_rows if recurrence_rows is None else recurrence_rows,
-        season=season,
-        epochs=epochs,
-        patience=patience,
-        batch=batch,
-        learning_rate=learning_rate,
-        schedule=schedule,
-        order=order,
-        epoch_windows=epoch_windows,
-        precision=precision,
-        speed=speed,
-        max_minutes=max_minutes,
-        seed=seed,
-        device=str(pick_device(device)),
-    )
+    changed: dict[str, Any] = {
+        "data": str(data),
+        "out": str(out),
+        "columns": None if columns is None else tuple(name.strip() for name in columns.split(",")),
+        "label": past // 2 if label is None else label,
+        "inner": 4 * width if inner is None else inner,
+        "counts": ForecastSettings.counts if counts is None else _whole_numbers("counts", counts),
+        "dilations": None if dilations is None else _whole_numbers("dilations", dilations),
+        "recurrence_rows": ForecastSettings.recurrence_rows if recurrence_rows is None else recurrence_rows,
+        "device": str(pick_device(device)),
+    }
+    settings = ForecastSettings.from_options(given, **changed)
     result = train_run(settings, say, _say_epoch)
     if not result["finished"]:
         say("The time is up: the same command goes on from here.")

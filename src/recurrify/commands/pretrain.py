@@ -75,32 +75,8 @@ def pretrain_command(
     The output folder gets the `model/` with its tokenizer, `run.json` with every setting and `result.json`.
     `recurrify train --model OUT` then takes it like any other base model.
     """
-    settings = PretrainSettings(
-        data=data,
-        out=str(out),
-        objective=objective,
-        valid=valid,
-        text_field=text_field,
-        tokenizer=tokenizer,
-        vocabulary=vocabulary,
-        layers=layers,
-        width=width,
-        heads=heads,
-        positions=positions,
-        epochs=epochs,
-        max_tokens=max_tokens,
-        max_minutes=max_minutes,
-        valid_every=valid_every,
-        batch=batch,
-        accumulate=accumulate,
-        learning_rate=learning_rate,
-        warmup_steps=warmup_steps,
-        weight_decay=weight_decay,
-        dropout=dropout,
-        precision=precision,
-        compile=compile,
-        seed=seed,
-    )
+    given = locals()
+    settings = PretrainSettings.from_options(given, out=str(out))
     result = pretrain(settings, say)
     found = result["validation"]
     if is_first() and found["loss_per_token"] is not None:
