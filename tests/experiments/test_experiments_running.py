@@ -3,30 +3,34 @@
 import json
 import statistics
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from recurrify.errors import UserError
 from recurrify.experiments import EXPERIMENTS, Lab, Size, pool, run_experiments, variants
 from recurrify.experiments.catalogue import tuning_unit
+from recurrify.experiments.variants import Variant
 from recurrify.results import load_result
 from support.commands import invoke
 
 RUNNABLE = [name for name, experiment in EXPERIMENTS.items() if experiment.later is None]
 
 
-TOO_LARGE = ("carry-layer-4", "tail-16-one-layer", "tail-16", "tail-16-pooled-1", "tail-32-pooled-1")
-"""Variants for which windows of 8 tokens and 3 layers are too few."""
+CANDIDATES = {f"tail-{tail}": Variant("best", {"mechanism": "tail", "tail": tail}) for tail in (1, 4)}
+"""For the best mechanism, in place of variants for which windows of 8 tokens and 3 layers are too few."""
 
 
 @pytest.fixture(scope="module")
 def done(size: Size, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """Everything, run once."""
-    lab = Lab(size, tmp_path_factory.mktemp("experiments"), lambda text: None)
+    choosing = replace(size, best_from=tuple(CANDIDATES))
+    lab = Lab(choosing, tmp_path_factory.mktemp("experiments"), lambda text: None)
+    fitting = {name: one for name, one in variants.TRIES.items() if one.kind != "best" and name != "carry-layer-4"}
     with pytest.MonkeyPatch.context() as patch:
-        for name in TOO_LARGE:
-            patch.delitem(variants.VARIANTS, name)
+        patch.setattr(variants, "TRIES", fitting | CANDIDATES)
         run_experiments(RUNNABLE, lab)
         yield lab
 
@@ -118,6 +122,22 @@ def test_variants_differ_in_what_their_names_say(done: Lab) -> None:
     assert config("plain")["added_learning_rate"] is None
     assert config("carry-random-start")["recurrence"]["neutral_start"] is False
     assert config("carry-5-windows")["windows"] == 5
+
+
+def test_the_candidate_that_validates_best_is_the_best_mechanism_everywhere(done: Lab) -> None:
+    rows = {row["label"]: row for row in result(done, "variants")["rows"]}
+    losses = {name: rows[name]["scores"]["valid"]["perplexity_per_token"] for name in CANDIDATES}
+    winner = min(losses, key=lambda name: losses[name])
+    assert [name for name, row in rows.items() if row["chosen"]] == [winner]
+    for corpus in ("books", "wiki"):
+        config = load_result(done.folder / "runs" / f"{corpus}-best-w8-o0-s0.json")["provenance"]["config"]
+        assert config["recurrence"]["tail"] == CANDIDATES[winner].recurrence["tail"]
+
+
+def test_the_best_mechanism_is_not_taken_before_it_is_chosen(lab: Lab) -> None:
+    lab.size = replace(lab.size, best_from=tuple(CANDIDATES))
+    with pytest.raises(UserError, match="run `recurrify experiment run variants --size tiny` first"):
+        lab.unit("books", "best")
 
 
 def test_xlnet_stands_beside_the_others_on_the_same_tokens(done: Lab) -> None:

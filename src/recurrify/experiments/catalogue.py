@@ -33,6 +33,8 @@ class Experiment:
     corpus: str = "books"
     """books or wiki: whose settings the hyperparameters are."""
     needs_rates: bool = True
+    needs_best: bool = True
+    """Whether its runs wait for the choice of the best mechanism."""
     alone: bool = False
     """Whether making the rows takes a device to itself, and time."""
     later: str | None = None
@@ -62,7 +64,7 @@ def experiment_named(name: str) -> Experiment:
 def tuning_unit(lab: Lab, kind: str, rate: float) -> Unit:
     """As in the paper, rates are chosen on wiki text and used for books too."""
     shorter: dict[str, Any] = {} if lab.size.tuning_tokens is None else {"max_tokens": lab.size.tuning_tokens}
-    unit = lab.unit("wiki", kind, learning_rate=rate, **shorter)
+    unit = lab.unit("wiki", kind, learning_rate=rate, recurrence=lab.size.recurrence(kind), **shorter)
     return unit.with_scores([lab.wanted("valid", 0)])
 
 
@@ -106,6 +108,7 @@ register(
         units=tuning_units,
         rows=tuning_rows,
         needs_rates=False,
+        needs_best=False,
     )
 )
 

@@ -17,6 +17,9 @@ from recurrify.train import PretrainSettings, TrainSettings
 CHOICE = "learning-rates"
 """The experiment that chooses learning rates, and its result file."""
 
+VARIANTS = "variants"
+"""The experiment that chooses the best mechanism, where a size names several, and its result file."""
+
 
 @dataclass
 class Lab:
@@ -73,12 +76,13 @@ class Lab:
     ) -> Unit:
         """A fine-tuning by what sets it apart. Plain models train without overlap: to them windows are unrelated.
 
-        `label` and `recurrence` make a variant of a kind; `learning_rate` is the kind's chosen one unless given.
+        `label` and `recurrence` make a variant of a kind; `learning_rate` and the mechanism are the kind's chosen ones
+        unless given.
         """
         window = window or self.size.window
         overlap = 0 if kind == "plain" else overlap
         training = {**self.size.training, **({} if corpus == "books" else self.size.wiki_training), **settings}
-        make_up = {**self.size.recurrence(kind), **(recurrence or {}), "window": window}
+        make_up = {**(recurrence or self.recurrence(kind)), "window": window}
         if kind != "xlnet":
             make_up["overlap"] = overlap
         # XLNet keeps its attention weights, which fused attention never has: without checkpointing it fills a GPU.
@@ -99,6 +103,19 @@ class Lab:
             **{"valid_tokens": self.size.valid_tokens, **training},
         )
         return Unit(name, self.folder, run)
+
+    def recurrence(self, kind: str) -> dict[str, Any]:
+        if kind != "best" or not self.size.best_from:
+            return self.size.recurrence(kind)
+        path = self.folder / f"{VARIANTS}.json"
+        rows = load_result(path)["rows"] if path.is_file() else []
+        chosen = next((row for row in rows if row["chosen"]), None)
+        if chosen is None:
+            raise UserError(
+                f"The best mechanism has not been chosen yet for size {self.size.name!r}: "
+                f"run `recurrify experiment run {VARIANTS} --size {self.size.name}` first."
+            )
+        return dict(chosen["recurrence"])
 
     def learning_rate(self, kind: str) -> float:
         if not self.rates:

@@ -9,8 +9,9 @@ from recurrify.data import load_documents
 from recurrify.errors import UserError
 from recurrify.experiments import published
 from recurrify.experiments.catalogue import EXPERIMENTS, KINDS, Experiment, experiment_named
-from recurrify.experiments.lab import CHOICE, Lab, chosen_rates
+from recurrify.experiments.lab import CHOICE, VARIANTS, Lab, chosen_rates
 from recurrify.experiments.pool import Outcome
+from recurrify.experiments.variants import candidate_units
 from recurrify.recurrence import CarryConfig
 from recurrify.results import provenance, save_result
 from recurrify.train import TrainSettings
@@ -39,6 +40,15 @@ def run_experiments(names: Sequence[str], lab: Lab) -> list[Path]:
         _write(EXPERIMENTS[CHOICE], lab, started)
         lab.rates = {}  # as they stand in the file now
         lab.say("learning rates: " + ", ".join(f"{kind} {lab.learning_rate(kind):g}" for kind in KINDS))
+    if lab.size.best_from and any(experiment.needs_best for experiment in chosen):
+        lab.say(f"then the best mechanism, on {lab.source('books')}: {', '.join(lab.size.best_from)}")
+        every = EXPERIMENTS[VARIANTS] in chosen
+        choice = lab.finish(EXPERIMENTS[VARIANTS].units(lab) if every else candidate_units(lab))
+        _check(choice)
+        if not choice.finished:
+            lab.say(STOPPED)
+            return []
+        _write(EXPERIMENTS[VARIANTS], lab, started)
     outcome = lab.finish([unit for experiment in chosen for unit in experiment.units(lab)])
     written = []
     for experiment in chosen:
@@ -115,4 +125,9 @@ def hyperparameters(lab: Lab, used: TrainSettings, rows: Sequence[dict[str, Any]
         "insertion layer": str(CarryConfig.insert_layer),
         "seeds": f"{len(lab.size.seeds)} without overlap, 1 elsewhere",
     }
-    return [{"name": name, "published": value, "ours": ours[name]} for name, value in published.HYPERPARAMETERS.items()]
+    lines = [{"name": name, "published": value, "ours": ours[name]} for name, value in published.HYPERPARAMETERS.items()]
+    if lab.size.best_from and (lab.folder / f"{VARIANTS}.json").is_file():
+        best = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in lab.recurrence("best").items())
+        told = f"{best}; the best on the validation set of {', '.join(lab.size.best_from)}"
+        lines.append({"name": "best found here", "published": "not published", "ours": told})
+    return lines

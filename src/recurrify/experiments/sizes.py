@@ -7,8 +7,8 @@ from recurrify.errors import UserError
 
 PLAIN: dict[str, Any] = {"mechanism": "none"}
 CARRY: dict[str, Any] = {"mechanism": "carry"}
-BEST: dict[str, Any] = {"mechanism": "tail", "tail": 16, "pooled_slots": 1}
-"""The best that was found here; LOG.md tells what it was found against."""
+TAIL: dict[str, Any] = {"mechanism": "tail", "tail": 16, "pooled_slots": 1}
+"""The shape of the best that was found here; LOG.md tells what it was found against."""
 
 XLNET: dict[str, Any] = {"mechanism": "xlnet", "memory": 300}
 
@@ -62,7 +62,10 @@ class Size:
     valid_tokens: int = 15_000
     test_tokens: int | None = None
     """How much of each document is scored; None is all of it."""
-    best: dict[str, Any] = field(default_factory=lambda: BEST)
+    best: dict[str, Any] = field(default_factory=lambda: TAIL)
+    """The mechanism that is ours, and the one whose learning rate is chosen."""
+    best_from: tuple[str, ...] = ()
+    """Names of variants; the one that validates best takes the place of `best` after the learning rates."""
     contexts: int = 8_000
     """Of the topic experiment."""
     predicted_tokens: int = 2_000
@@ -128,7 +131,8 @@ SIZES = {
                 "checkpoint": False,
             },
             wiki_training={"group_by_length": True, "max_tokens": 16_000_000, "valid_every": 8_000_000},
-            best_overlaps={"books": (0, 5, 10, 30, 50), "wiki": (0,)},
+            best_overlaps={"books": (0,), "wiki": (0,)},
+            best_from=("tail-16-pooled", "tail-32-pooled", "tail-64-pooled"),
             candidates=(1e-4, 2e-4, 5e-4),
             added_rate=5.0,
             tuning_tokens=5_000_000,
