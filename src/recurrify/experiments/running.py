@@ -125,7 +125,8 @@ def hyperparameters(lab: Lab, used: TrainSettings, rows: Sequence[dict[str, Any]
         "insertion layer": str(CarryConfig.insert_layer),
         "seeds": f"{len(lab.size.seeds)} without overlap, 1 elsewhere",
     }
-    lines = [{"name": name, "published": value, "ours": ours[name]} for name, value in published.HYPERPARAMETERS.items()]
+    known = published.HYPERPARAMETERS
+    lines = [{"name": name, "published": value, "ours": ours[name]} for name, value in known.items()]
     if lab.size.best_from and (lab.folder / f"{VARIANTS}.json").is_file():
         best = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in lab.recurrence("best").items())
         told = f"{best}; the best on the validation set of {', '.join(lab.size.best_from)}"
