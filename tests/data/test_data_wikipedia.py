@@ -264,3 +264,27 @@ class TestCleaning:
             " anarchism originated as a term of abuse first used against early working class radicals including the "
             "diggers of the english revolution and the sans culottes of the french revolution whilst the term"
         )
+
+
+def test_a_dump_of_the_users_own_is_cleaned_and_split_as_text8_is(tmp_path: Path) -> None:
+    words = [f"w{chr(97 + number % 26)}{chr(97 + number // 26 % 26)}" for number in range(3_000)]
+    lines = [" ".join(words[start : start + 10]).replace(" ", " [[Link|") + "]]" * 9 for start in range(0, 3_000, 10)]
+    dump = tmp_path / "dump.xml"
+    dump.write_text('<page>\n<text xml:space="preserve">' + "\n".join(lines) + "</text>\n</page>", encoding="utf-8")
+    parts = [load_documents(f"text8-from:{dump}", split) for split in ("train", "valid", "test")]
+    assert [len(documents) for documents in parts] == [1, 1, 1]
+    joined = "".join(documents[0].text for documents in parts)
+    assert joined.split() == words
+    assert len(parts[0][0].text) == len(joined) * 90 // 100
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [(b"no markup at all", "gives only 0 characters"), (b"\xff\xfe", "is not UTF-8"), (None, "There is no file")],
+)
+def test_what_is_no_dump_is_told(tmp_path: Path, content: bytes | None, told: str) -> None:
+    dump = tmp_path / "dump.xml"
+    if content is not None:
+        dump.write_bytes(content)
+    with pytest.raises(UserError, match=told):
+        load_documents(f"text8-from:{dump}", "train")

@@ -11,7 +11,7 @@ from recurrify.data.hub import first_books, is_saved_dataset, load_hub, row_docu
 from recurrify.data.records import Document, Skipped
 from recurrify.data.splits import canonical_split
 from recurrify.data.stdlib import load_stdlib
-from recurrify.data.wikipedia import load_enwik8, load_text8
+from recurrify.data.wikipedia import load_cleaned, load_enwik8, load_text8
 from recurrify.errors import UserError
 
 __all__ = ["CORPORA", "Corpus", "Document", "Skipped", "load_documents"]
@@ -66,6 +66,7 @@ CORPORA: dict[str, Corpus] = {
 WITH_MORE: dict[str, Callable[[str, int | None, list[Skipped], str], list[Document]]] = {
     "enwik8": load_enwik8,
     "text8": load_text8,
+    "text8-from": load_cleaned,
     "pg19": _load_pg19,
 }
 """Corpora that can be told more: their file, as in `enwik8:PATH`, or how many books, as in `pg19:1250`."""
@@ -84,8 +85,8 @@ def load_documents(
     `source` is the first of these that fits:
 
     - a name in `CORPORA`: `stdlib`, `wikitext-103`, `pg19`, `enwik8`, `text8` (a file of that name is `./stdlib`);
-    - `enwik8:PATH` or `text8:PATH`, these two out of a file of yours; `pg19:1250`, the paper's subset: of the
-      training books the first 1,250 by file name;
+    - `enwik8:PATH` or `text8:PATH`, these two out of a file of yours; `text8-from:PATH`, a Wikipedia dump cleaned as
+      text8 was; `pg19:1250`, the paper's subset: of the training books the first 1,250 by file name;
     - `hf:owner/name` or `hf:owner/name:config`, a Hugging Face data set, or `hf:` and the path of one;
     - a file: one document of UTF-8 text, or with `.jsonl` or `.ndjson` one document per line, taken from
       the field `text_field`; either may be compressed as `.gz` or `.xz`;

@@ -5,8 +5,8 @@ the folder that the variable RECURRIFY_DATA names; where that is not set, they a
 source, the MD5 sum must be the published one. Splits are the usual ones: the first 90 %, the next and the last 5 % of
 the bytes. A character that such a cut would go through belongs to the later split.
 
-text8 was made by `clean_wikipedia`'s rules out of the first part of enwik9, of which enwik8 is only the beginning: a
-cleaned enwik8 is some 20 % too short to be text8, so text8 has to be had as it is.
+text8 was made by `clean_wikipedia`'s rules out of the first part of enwik9, of which enwik8 is only the beginning.
+`text8-from:PATH` applies them to any dump: enwik9 gives text8 itself, and a cleaned enwik8 is some 20 % shorter.
 """
 
 import gzip
@@ -17,6 +17,7 @@ import re
 import zipfile
 import zlib
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,31 @@ def load_text8(
     data = read_dump(dump, path)
     parts = SPLITS if split == EVERYTHING else (split,)
     return [Document(f"text8/{part}", part_of_dump(data, part)) for part in parts][:limit]
+
+
+def load_cleaned(split: str, limit: int | None, skipped: list[Skipped], path: str) -> list[Document]:
+    """The plain words of a dump, as many as text8 has at most; one document per split."""
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise UserError(f"There is no file {file} to make words of: give a Wikipedia dump as `text8-from:PATH`.")
+    data = _cleaned(file, file.stat().st_mtime_ns)
+    if len(data) < len(SPLITS) * SHORTEST_DOCUMENT:
+        raise UserError(
+            f"{file} gives only {len(data):,} characters of words: a Wikipedia dump has its articles between "
+            "`<text …>` and `</text>`."
+        )
+    parts = SPLITS if split == EVERYTHING else (split,)
+    return [Document(f"{file.name}/{part}", part_of_dump(data, part)) for part in parts][:limit]
+
+
+@lru_cache(maxsize=1)
+def _cleaned(file: Path, changed: int) -> bytes:
+    """Kept, since every split asks for it; `changed` makes a file that was written anew another one."""
+    try:
+        text = _unpacked(file, TEXT8).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file} is not UTF-8 text ({error.reason} at byte {error.start}): give a dump.") from error
+    return clean_wikipedia(text)[: TEXT8.size].encode()
 
 
 def part_of_dump(data: bytes, split: str) -> str:
