@@ -42,6 +42,7 @@ class RecurrenceEncoding(nn.Module):
         super().__init__()
         self.config = config
         self.plan = config.plan()
+        self.dilations = tuple(head.dilation for head in self.plan)
         eta_count = 1 + max((head.parameter for head in self.plan if head.kind == "regular"), default=-1)
         cyclical_count = 1 + max((head.parameter for head in self.plan if head.kind != "regular"), default=-1)
         self.mu = nn.Parameter(torch.empty(1))
@@ -54,7 +55,7 @@ class RecurrenceEncoding(nn.Module):
         select = [head.parameter if head.kind == "regular" else eta_count + head.parameter for head in self.plan]
         self.register_buffer("select", torch.tensor(select), persistent=False)
         self.register_buffer("sine", torch.tensor([head.kind == "sine" for head in self.plan]), persistent=False)
-        self.register_buffer("dilation", torch.tensor([head.dilation for head in self.plan]), persistent=False)
+        self.register_buffer("dilation", torch.tensor(self.dilations), persistent=False)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -91,7 +92,7 @@ class RecurrenceEncoding(nn.Module):
             angle=torch.cat([torch.zeros_like(eta), theta])[self.select],
             sine=self.sine,
             dilation=self.dilation,
-            dilations=tuple(head.dilation for head in self.plan),
+            dilations=self.dilations,
             truncation=self.config.truncation,
         )
 

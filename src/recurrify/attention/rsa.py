@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from recurrify.attention.encoding import RecurrenceEncoding
-from recurrify.attention.scan import ScanState, scan
+from recurrify.attention.fused import fused_mix, kernels_run
+from recurrify.attention.scan import ScanState, carry_state, check_scan, chunked_scan
 from recurrify.errors import UserError
 
 
@@ -42,15 +43,35 @@ def mix_recurrence(
         )
     if keys < queries:
         raise UserError(f"there must be a key for every query: got {keys} keys, {queries} queries.")
+    if attended.shape[0] != value.shape[0] or attended.shape[3] != value.shape[3]:
+        raise UserError(
+            f"attention and values must have the same batch and width: got {tuple(attended.shape)} and "
+            f"{tuple(value.shape)}."
+        )
+    if state is not None:
+        value = value[:, :, keys - queries :]
+    memory, truncation = value.shape[2] - queries, encoding.config.truncation
+    rem_shape = (value.shape[0], encoding.rem_heads, *value.shape[2:])
+    check_scan(rem_shape, encoding.dilations, truncation, causal, memory, state)
+    if kernels_run(truncation, value, attended, encoding.mu):
+        carry = None if state is None else state.carry
+        output, next_carry = fused_mix(attended, value, encoding, causal=causal, memory=memory, carry=carry)
+        return RSAResult(output, carry_state(next_carry) if causal else None)
+    return chunked_mix(attended, value, encoding, causal=causal, memory=memory, state=state)
+
+
+def chunked_mix(
+    attended: Tensor,
+    value: Tensor,
+    encoding: RecurrenceEncoding,
+    *,
+    causal: bool,
+    memory: int,
+    state: ScanState | None = None,
+) -> RSAResult:
+    """The same in plain PyTorch, on any device and in any precision."""
     rem = encoding.rem_heads
-    first_value = 0 if state is None else keys - queries
-    recurrent, next_state = scan(
-        value[:, :rem, first_value:],
-        encoding.kernel(),
-        causal=causal,
-        memory=keys - queries - first_value,
-        state=state,
-    )
+    recurrent, next_state = chunked_scan(value[:, :rem], encoding.kernel(), causal=causal, memory=memory, state=state)
     gate = encoding.gate().to(attended.dtype)
     mixed = (1 - gate) * attended[:, :rem] + gate * recurrent
     return RSAResult(torch.cat([mixed, attended[:, rem:]], dim=1), next_state)

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from recurrify.attention.encoding import Kernel
+from recurrify.attention.fused import fused_scan, kernels_run
 from recurrify.errors import UserError
 
 
@@ -64,8 +65,27 @@ def scan(
     """P·V of `values` (B, R, T, D), for the rows after the first `memory` ones, which are keys without queries.
 
     `state` continues a causal scan: one token at a time or in any other pieces, the outputs are those of the whole.
+    On a GPU with Triton a kernel does the work, and `chunk` has no say.
     """
-    _check(values, kernel, causal, memory, state, chunk)
+    if chunk < 1:
+        raise UserError(f"`chunk` must be at least 1: got {chunk}.")
+    check_scan(values.shape, kernel.dilations, kernel.truncation, causal, memory, state)
+    if kernels_run(kernel.truncation, values, kernel.decay):
+        carry = None if state is None else state.carry
+        output, next_carry = fused_scan(values, kernel, causal=causal, memory=memory, carry=carry)
+        return ScanResult(output, carry_state(next_carry) if causal else None)
+    return chunked_scan(values, kernel, causal=causal, memory=memory, state=state, chunk=chunk)
+
+
+def carry_state(carry_BRSD: Tensor) -> ScanState:
+    """A state without history, as a scan without truncation has it."""
+    return ScanState(carry_BRSD, carry_BRSD[:, :, :0])
+
+
+def chunked_scan(
+    values: Tensor, kernel: Kernel, *, causal: bool, memory: int, state: ScanState | None, chunk: int = 64
+) -> ScanResult:
+    """The same in plain PyTorch, on any device and in any precision."""
     dtype = torch.promote_types(values.dtype, kernel.decay.dtype)
     # Autocast would run the matrices in 16 bits and lose the slow decays that the recurrence is there for.
     with torch.autocast(values.device.type, enabled=False):
@@ -80,20 +100,32 @@ def scan(
     return ScanResult(output.to(values.dtype), final_state)
 
 
-def _check(values: Tensor, kernel: Kernel, causal: bool, memory: int, state: ScanState | None, chunk: int) -> None:
-    heads = len(kernel.dilations)
-    if values.dim() != 4 or values.shape[1] != heads:
+def check_scan(
+    shape: tuple[int, ...],
+    dilations: tuple[int, ...],
+    truncation: int | None,
+    causal: bool,
+    memory: int,
+    state: ScanState | None,
+) -> None:
+    """Refuse values (of `shape`) and state that do not fit together: a kernel would read past their ends."""
+    heads = len(dilations)
+    if len(shape) != 4 or shape[1] != heads:
         raise UserError(
-            f"`values` must have shape (batch, {heads} heads with a REM, positions, width): got {tuple(values.shape)}."
+            f"`values` must have shape (batch, {heads} heads with a REM, positions, width): got {tuple(shape)}."
         )
-    if not 0 <= memory < values.shape[2]:
-        raise UserError(
-            f"`memory` must leave at least one of the {values.shape[2]} positions as a query: got {memory}."
-        )
-    if chunk < 1:
-        raise UserError(f"`chunk` must be at least 1: got {chunk}.")
-    if state is not None and not causal:
+    if not 0 <= memory < shape[2]:
+        raise UserError(f"`memory` must leave at least one of the {shape[2]} positions as a query: got {memory}.")
+    if state is None:
+        return
+    if not causal:
         raise UserError("`state` continues a causal scan only: pass causal=True, or leave the state out.")
+    needed = (shape[0], heads, 2 * max(dilations), shape[3])
+    if truncation is None and tuple(state.carry.shape) != needed:
+        raise UserError(
+            f"`state` must come from a scan of the same batch, heads, dilations and width, with a carry of shape "
+            f"{needed}: got {tuple(state.carry.shape)}."
+        )
 
 
 def _forward_scan(

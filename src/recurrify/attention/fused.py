@@ -1,0 +1,71 @@
+"""The way to the Triton kernels: when they can run, and the scan and the mix through them.
+
+Shapes: B batch, H heads, R heads that carry a REM, Q queries, K keys, D head width.
+"""
+
+import torch
+from torch import Tensor
+
+from recurrify.attention.encoding import Kernel, RecurrenceEncoding
+from recurrify.kernels import TRITON_INSTALLED
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def kernels_run(truncation: int | None, *tensors: Tensor) -> bool:
+    """Whether the kernels take such tensors: on a GPU, at most 32 bits, none empty, and no truncation."""
+    return (
+        TRITON_INSTALLED
+        and truncation is None
+        and all(tensor.is_cuda and tensor.dtype in DTYPES for tensor in tensors)
+        and tensors[0].numel() > 0
+    )
+
+
+def fused_scan(
+    values_BRTD: Tensor, kernel: Kernel, *, causal: bool, memory: int, carry: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """P·V and the next carry, which is empty unless causal."""
+    from recurrify.kernels.rsa import recur  # imports Triton, which takes a while, or is not there
+
+    return recur(
+        values_BRTD,
+        kernel.decay,
+        kernel.sign,
+        kernel.angle,
+        sine=kernel.sine,
+        dilation=kernel.dilation,
+        dilations=kernel.dilations,
+        causal=causal,
+        memory=memory,
+        carry=carry,
+    )
+
+
+def fused_mix(
+    attended_BHQD: Tensor,
+    value_BHKD: Tensor,
+    encoding: RecurrenceEncoding,
+    *,
+    causal: bool,
+    memory: int,
+    carry: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """(1 − g) · attended + g · P·V for all heads in one go, and the next carry."""
+    from recurrify.kernels.rsa import recur  # imports Triton, which takes a while, or is not there
+
+    return recur(
+        value_BHKD,
+        encoding.eta,
+        encoding.nu,
+        encoding.theta,
+        sine=encoding.sine,
+        dilation=encoding.dilation,
+        dilations=encoding.dilations,
+        causal=causal,
+        memory=memory,
+        carry=carry,
+        attended=attended_BHQD,
+        gate=encoding.mu,
+        select=encoding.select,
+    )

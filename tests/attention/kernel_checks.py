@@ -1,0 +1,144 @@
+"""The Triton kernels against the matrix form, on a GPU or, run as a program, in Triton's interpreter on a CPU.
+
+    TRITON_INTERPRET=1 python tests/attention/kernel_checks.py
+
+Every kind of REM, plain and dilated, is in one of the two sets of heads.
+"""
+
+import torch
+from torch import Tensor
+
+from recurrify.attention import RecurrenceEncoding, RSAConfig, ScanState
+from recurrify.attention.fused import fused_mix, fused_scan
+from recurrify.attention.reference import rem_matrix
+from recurrify.attention.scan import chunked_scan
+
+HEADS = {
+    "regular, dilated cosine and sine": {"counts": (1, 0, 0, 0, 1, 1), "dilations": (2, 3)},
+    "cosine, sine, dilated regular": {"counts": (0, 1, 1, 1, 0, 0), "dilations": (3,), "sharing": "none"},
+}
+FIRST, SECOND = HEADS
+
+
+def encodings(heads: str, device: str) -> tuple[RecurrenceEncoding, RecurrenceEncoding]:
+    """One for the kernels, the same in float64 for the truth."""
+    config = RSAConfig(heads=4, gate_start=0.3, **HEADS[heads])
+    ours = RecurrenceEncoding(config).to(device)
+    with torch.no_grad():
+        ours.eta.neg_()
+    true = RecurrenceEncoding(config).double().to(device)
+    true.load_state_dict(ours.state_dict())
+    return ours, true
+
+
+def drawn(*shape: int, device: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """A leaf for the kernels, the same in float64 for the truth."""
+    ours = torch.randn(*shape, device=device).to(dtype).requires_grad_()
+    return ours, ours.detach().double().requires_grad_()
+
+
+def parameters(encoding: RecurrenceEncoding) -> list[Tensor]:
+    return [encoding.eta, encoding.nu, encoding.theta, encoding.mu]
+
+
+def assert_same(ours: list[Tensor], true: list[Tensor], tolerance: float) -> None:
+    for place, (mine, exact) in enumerate(zip(ours, true, strict=True)):
+        assert mine.shape == exact.shape
+        assert torch.isfinite(mine).all(), f"{place}: not finite"
+        if exact.numel() > 0:
+            worst = (mine.double() - exact).abs().max().item()
+            assert worst <= tolerance * max(exact.abs().max().item(), 1.0), f"{place}: differs by {worst}"
+
+
+def gradients(loss: Tensor, leaves: list[Tensor]) -> list[Tensor]:
+    return list(torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True))
+
+
+def assert_mix_is_matrix(
+    heads: str, causal: bool, queries: int, memory: int, width: int, device: str, dtype: torch.dtype, tolerance: float
+) -> None:
+    """Output and every gradient of the mix, where only the first three of four heads carry a REM."""
+    ours, true = encodings(heads, device)
+    value, true_value = drawn(2, 4, memory + queries, width, device=device, dtype=dtype)
+    attended, true_attended = drawn(2, queries, 4, width, device=device, dtype=dtype)
+    output, _ = fused_mix(attended.transpose(1, 2), value, ours, causal=causal, memory=memory, carry=None)
+    gate, plain = true.gate(), true_attended.transpose(1, 2)
+    recurrent = rem_matrix(true, queries, memory, causal) @ true_value[:, :3]
+    expected = torch.cat([(1 - gate) * plain[:, :3] + gate * recurrent, plain[:, 3:]], dim=1)
+    weights = torch.randn_like(output)
+    found = gradients((output * weights).sum(), [value, attended, *parameters(ours)])
+    wanted = gradients((expected * weights).sum(), [true_value, true_attended, *parameters(true)])
+    assert output.dtype == dtype
+    assert_same([output, *found], [expected, *wanted], tolerance)
+
+
+def assert_pieces_are_the_whole(
+    heads: str, pieces: list[int], memory: int, width: int, device: str, dtype: torch.dtype, tolerance: float
+) -> None:
+    """Outputs, last state and every gradient, through states handed on; the first piece has `memory`."""
+    ours, true = encodings(heads, device)
+    total = sum(pieces)
+    values, true_values = drawn(1, 3, total, width, device=device, dtype=dtype)
+    outputs, carry, kernel = [], None, ours.kernel()
+    for piece in values.split(pieces, dim=2):
+        own_memory = memory if carry is None else 0
+        output, carry = fused_scan(piece, kernel, causal=True, memory=own_memory, carry=carry)
+        outputs.append(output)
+    output = torch.cat(outputs, dim=2)
+    expected = rem_matrix(true, total - memory, memory) @ true_values
+    last = chunked_scan(true_values, true.kernel(), causal=True, memory=0, state=None).state
+    assert last is not None
+    weights, state_weights = torch.randn_like(output), torch.randn_like(carry)
+    found = gradients((output * weights).sum() + (carry * state_weights).sum(), [values, *parameters(ours)])
+    loss = (expected * weights).sum() + (last.carry * state_weights).sum()
+    assert_same(
+        [output, carry, *found], [expected, last.carry, *gradients(loss, [true_values, *parameters(true)])], tolerance
+    )
+
+
+def assert_any_state_is_taken(device: str, dtype: torch.dtype, tolerance: float) -> None:
+    """A state that no scan has made, and its own gradient, slots that a head does not use included."""
+    ours, true = encodings(FIRST, device)
+    values, true_values = drawn(1, 3, 2, 3, device=device, dtype=dtype)
+    carry, true_carry = drawn(1, 3, 6, 3, device=device, dtype=torch.float32)
+    output, _ = fused_scan(values, ours.kernel(), causal=True, memory=0, carry=carry)
+    state = ScanState(true_carry, true_carry[:, :, :0])
+    expected = chunked_scan(true_values, true.kernel(), causal=True, memory=0, state=state).output
+    found = gradients(output.square().sum(), [carry, values, *parameters(ours)])
+    wanted = gradients(expected.square().sum(), [true_carry, true_values, *parameters(true)])
+    assert_same([output, *found], [expected, *wanted], tolerance)
+
+
+def assert_compiled_is_eager(device: str, backend: str) -> None:
+    """One graph, forward and backward, with the same numbers."""
+    ours, _ = encodings(FIRST, device)
+    value, _ = drawn(1, 4, 3, 3, device=device, dtype=torch.float32)
+    attended, _ = drawn(1, 4, 2, 3, device=device, dtype=torch.float32)
+
+    def mixed(attended: Tensor, value: Tensor) -> Tensor:
+        return fused_mix(2 * attended, value, ours, causal=True, memory=1, carry=None)[0].sin()
+
+    results = []
+    for function in (mixed, torch.compile(mixed, backend=backend, fullgraph=True)):
+        output = function(attended, value)
+        results.append([output, *gradients(output.square().sum(), [value, attended, *parameters(ours)])])
+    torch.testing.assert_close(*results)
+
+
+def main() -> None:
+    from recurrify.kernels import rsa
+
+    # Small blocks, so that few positions fill several of them, and both sequences in one program.
+    rsa.BLOCK_LENGTHS, rsa.FEWEST_PROGRAMS = (16,), 1
+    torch.manual_seed(0)
+    on_cpu = {"device": "cpu", "dtype": torch.float32, "tolerance": 1e-5}
+    assert_mix_is_matrix(FIRST, causal=True, queries=14, memory=4, width=3, **on_cpu)
+    assert_mix_is_matrix(SECOND, causal=False, queries=15, memory=3, width=3, **on_cpu)
+    assert_pieces_are_the_whole(SECOND, [2, 17], memory=1, width=2, **on_cpu)
+    assert_any_state_is_taken(**on_cpu)
+    assert_compiled_is_eager("cpu", backend="aot_eager")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()

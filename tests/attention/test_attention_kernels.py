@@ -1,0 +1,101 @@
+"""The Triton kernels: in Triton's interpreter everywhere, and compiled where there is a GPU."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import kernel_checks as checks
+import pytest
+import torch
+
+from recurrify.attention import RecurrenceEncoding, RSAConfig, ScanState, fused, mix_recurrence, scan
+from recurrify.errors import UserError
+from recurrify.kernels import TRITON_INSTALLED
+
+needs_triton = pytest.mark.skipif(not TRITON_INSTALLED, reason="Triton is not installed")
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+ON_GPU = [(torch.float32, 2e-5), (torch.bfloat16, 2e-2), (torch.float16, 4e-3)]
+
+
+@needs_triton
+def test_the_kernels_equal_the_matrix_form_in_the_interpreter():
+    """In a process of its own: Triton chooses its interpreter once, when it is imported."""
+    # The interpreter can only go where the compiler's results are not wanted; a GPU is not.
+    environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(Path(checks.__file__))]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.gpu
+@needs_triton
+@needs_gpu
+@pytest.mark.parametrize(("dtype", "tolerance"), ON_GPU, ids=["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize(("queries", "memory", "width"), [(1, 0, 64), (300, 0, 64), (200, 131, 48), (777, 5, 128)])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("heads", checks.HEADS)
+def test_the_mix_equals_the_matrix_form_on_a_gpu(heads, causal, queries, memory, width, dtype, tolerance):
+    checks.assert_mix_is_matrix(heads, causal, queries, memory, width, "cuda", dtype, tolerance)
+
+
+@pytest.mark.gpu
+@needs_triton
+@needs_gpu
+@pytest.mark.parametrize(("dtype", "tolerance"), ON_GPU, ids=["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("heads", checks.HEADS)
+def test_pieces_equal_the_whole_on_a_gpu(heads, dtype, tolerance):
+    checks.assert_pieces_are_the_whole(heads, [130, 1, 2, 400, 64], 9, 64, "cuda", dtype, tolerance)
+    checks.assert_any_state_is_taken("cuda", dtype, tolerance)
+
+
+@pytest.mark.gpu
+@needs_triton
+@needs_gpu
+def test_compiled_equals_eager_on_a_gpu():
+    checks.assert_compiled_is_eager("cuda", backend="inductor")
+
+
+@pytest.mark.gpu
+@needs_triton
+@needs_gpu
+@pytest.mark.parametrize("level", [-12.0, 9.0])
+def test_decays_near_0_and_1_stay_exact_over_a_long_sequence(level):
+    config = RSAConfig(heads=4, counts=(1, 0, 0, 0, 1, 1), dilations=(2, 3), gate_start=1.0)
+    ours = RecurrenceEncoding(config).cuda()
+    with torch.no_grad():
+        ours.nu.fill_(level)
+        ours.eta.fill_(-torch.atanh(torch.sigmoid(torch.tensor(level))).item())
+    true = RecurrenceEncoding(config).double().cuda()
+    true.load_state_dict(ours.state_dict())
+    values, true_values = checks.drawn(1, 3, 5000, 16, device="cuda", dtype=torch.float32)
+    output = scan(values, ours.kernel()).output
+    expected = scan(true_values, true.kernel()).output
+    found = checks.gradients(output.square().mean(), [values, *checks.parameters(ours)])
+    wanted = checks.gradients(expected.square().mean(), [true_values, *checks.parameters(true)])
+    for mine, exact in zip([output, *found], [expected, *wanted], strict=True):
+        assert (mine - exact).abs().max() <= 2e-3 * exact.abs().max() + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("truncation", "dtype", "device"),
+    [(None, torch.float32, "cpu"), (None, torch.float64, "cuda"), (5, torch.float32, "cuda")],
+)
+def test_the_kernels_leave_the_rest_to_plain_pytorch(truncation, dtype, device, monkeypatch):
+    monkeypatch.setattr(fused, "TRITON_INSTALLED", True)
+    values = type("Values", (), {"is_cuda": device == "cuda", "dtype": dtype, "numel": lambda self: 1})()
+    assert not fused.kernels_run(truncation, values)
+    values.is_cuda, values.dtype = True, torch.bfloat16
+    assert fused.kernels_run(None, values)
+
+
+def test_a_state_of_another_shape_is_refused_with_a_sentence():
+    encoding = RecurrenceEncoding(RSAConfig(heads=2, counts=(0, 0, 0, 1, 0, 0), dilations=(2,)))
+    carry = torch.zeros(1, 1, 6, 3)
+    state = ScanState(carry, carry[:, :, :0])
+    with pytest.raises(UserError, match=r"\(1, 1, 4, 3\): got \(1, 1, 6, 3\)"):
+        scan(torch.zeros(1, 1, 5, 3), encoding.kernel(), state=state)
+    with pytest.raises(UserError, match=r"\(1, 1, 4, 3\): got \(1, 1, 6, 3\)"):
+        mix_recurrence(torch.zeros(1, 2, 5, 3), torch.zeros(1, 2, 5, 3), encoding, causal=True, state=state)
+    with pytest.raises(UserError, match="the same batch and width"):
+        mix_recurrence(torch.zeros(2, 2, 5, 3), torch.zeros(1, 2, 5, 3), encoding, causal=True)
