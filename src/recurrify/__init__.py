@@ -5,6 +5,9 @@ from importlib.metadata import PackageNotFoundError, version
 from recurrify.errors import UserError
 from recurrify.recurrence import (
     CarryConfig,
+    CompressConfig,
+    KVConfig,
+    MemoryTokensConfig,
     NoRecurrence,
     RecurrentConfig,
     RecurrentForCausalLM,
@@ -13,6 +16,7 @@ from recurrify.recurrence import (
     RecurrentForSequenceClassification,
     RecurrentForTokenClassification,
     RecurrentModel,
+    SummaryConfig,
     TailConfig,
     add_recurrence,
     embed,
@@ -30,6 +34,9 @@ register_with_transformers()
 
 __all__ = [
     "CarryConfig",
+    "CompressConfig",
+    "KVConfig",
+    "MemoryTokensConfig",
     "NoRecurrence",
     "RecurrentConfig",
     "RecurrentForCausalLM",
@@ -39,6 +46,7 @@ __all__ = [
     "RecurrentForTokenClassification",
     "RecurrentModel",
     "State",
+    "SummaryConfig",
     "TailConfig",
     "UserError",
     "Window",

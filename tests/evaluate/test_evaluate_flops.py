@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
     BertConfig,
     BertForMaskedLM,
@@ -21,6 +22,8 @@ from transformers import (
 
 from recurrify import CarryConfig, NoRecurrence, UserError, add_recurrence
 from recurrify.evaluate import full_flops_per_token, paper_flops_per_token
+from recurrify.evaluate.flops import memory_cost
+from recurrify.recurrence import mechanism_names, recurrence_config
 
 PUBLISHED = {
     0: 1.75e8,
@@ -144,6 +147,52 @@ def test_other_families(model: Any, layer: int, width: int, outside: int) -> Non
 def test_attention_that_looks_both_ways_costs_twice_as_much() -> None:
     base = BertForMaskedLM(BertConfig(**small(intermediate_size=24)))
     assert paper_flops_per_token(base, 10) == 2 * (2 * (4 * 16 * 16 + 2 * 16 * 24) + 4 * 10 * 16)
+
+
+def counted(model: Any, ids: torch.Tensor, memory: torch.Tensor | None) -> int:
+    """What torch counts in a window that reads and writes; eager attention is counted whole, masked half included."""
+    live = torch.tensor([memory is not None])
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        hidden, *_ = model.run_one_window({"input_ids": ids}, memory, live, model_statistics(model), writes=True)
+        model.family.head(model.base, hidden[:, model.recurrence.overlap :])
+    return counter.get_total_flops()
+
+
+def model_statistics(model: Any) -> tuple[torch.Tensor, ...]:
+    return () if model.mechanism is None else model.mechanism.statistics()
+
+
+@pytest.mark.parametrize("overlap", [0, 4])
+@pytest.mark.parametrize("mechanism", sorted(set(mechanism_names()) - {"none"}))
+def test_what_memory_adds_is_what_torch_counts(mechanism: str, overlap: int) -> None:
+    base = LlamaForCausalLM(
+        LlamaConfig(**small(intermediate_size=24, num_key_value_heads=1), attn_implementation="eager")
+    )
+    plain = add_recurrence(base, NoRecurrence(window=10, overlap=overlap))
+    settings = {"tail": {"tail": 3}, "kv": {"keep": 3, "sinks": 1}}.get(mechanism, {})
+    config = recurrence_config({"mechanism": mechanism, "window": 10, "overlap": overlap, **settings})
+    model = add_recurrence(base, config).eval()
+    ids = torch.arange(10)[None]
+    with torch.no_grad():
+        memory = model(ids).state.memory
+    found = counted(model, ids, memory) - counted(plain, ids, None)
+    extra = {} if mechanism == "kv" else model.mechanism.slots()
+    lengths = [10 + extra.get(layer, 0) + model.mechanism.inputs_behind() for layer in range(2)]
+    masked = sum(2 * (length**2 - 10**2) * 16 for length in lengths)
+    cost = memory_cost(model)
+    assert cost.extra_flops_per_token * (10 - overlap) + masked == pytest.approx(found, rel=1e-9)
+    assert cost.extra_share == pytest.approx(full_flops_per_token(model) / full_flops_per_token(plain) - 1)
+    assert cost.state_floats == memory[0].numel()
+    assert cost.added_parameters == sum(value.numel() for value in model.mechanism.parameters())
+
+
+def test_the_printed_summary(gpt2_small: GPT2LMHeadModel) -> None:
+    cost = memory_cost(carrying(gpt2_small))
+    assert str(cost) == (
+        "memory 'carry': 388,580 added parameters, 768 numbers from window to window, "
+        "5.28e+04 more FLOPs per token (0.02%)"
+    )
+    assert memory_cost(add_recurrence(gpt2_small, NoRecurrence())) == ("none", 0, 0, 0.0, 0.0)
 
 
 def test_an_impossible_overlap_is_refused(gpt2_small: GPT2LMHeadModel) -> None:

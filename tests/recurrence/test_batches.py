@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from recurrify import NoRecurrence, State, add_recurrence
-from support.checks import EVERYWHERE, VARIANTS, WINDOW, answer, assert_close, assert_same_state, recurrent
+from support.checks import EVERYWHERE, VARIANTS, WINDOW, answer, assert_close, assert_same_state, recurrent, variants_of
 from support.models import DECODERS, ENCODERS, KINDS, PAD, text, tiny
 
 LENGTHS = (21, 5, 16, 13)
@@ -63,8 +63,7 @@ def test_padded_rows_equal_rows_alone(family: str, setting: str, side: str) -> N
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("family", ["gpt2", "llama", "bert"])
+@pytest.mark.parametrize(("family", "variant"), variants_of("gpt2", "llama", "bert"))
 def test_padded_rows_equal_rows_alone_in_every_variant(family: str, variant: str) -> None:
     model = recurrent(family, **VARIANTS[variant])
     state = check_rows(model, ragged("left"))
@@ -179,8 +178,7 @@ def test_the_past_reaches_later_windows(kind: tuple[str, str]) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("family", ["gpt2", "llama", "bert"])
+@pytest.mark.parametrize(("family", "variant"), variants_of("gpt2", "llama", "bert"))
 def test_the_past_reaches_later_windows_in_every_variant(family: str, variant: str) -> None:
     model, ids = recurrent(family, **VARIANTS[variant]), text(1, 20)
     other = ids.clone()

@@ -16,6 +16,7 @@ from support.checks import (
     assert_same_state,
     gradients,
     recurrent,
+    variants_of,
 )
 from support.models import DECODERS, WIDTH, text
 
@@ -53,8 +54,7 @@ def test_every_family(family: str, setting: str) -> None:
     check_same(*models, text(2, 20))
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("family", VARIED)
+@pytest.mark.parametrize(("family", "variant"), variants_of(*VARIED))
 def test_every_variant(family: str, variant: str) -> None:
     models = [recurrent(family, base={"dtype": torch.double}, **VARIANTS[variant]) for _ in range(2)]
     check_same(*models, text(2, 28))

@@ -6,13 +6,14 @@ shows with any back end.
 
 import copy
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 
 from recurrify import CarryConfig, TailConfig, add_recurrence
-from recurrify.recurrence import NoRecurrence, compiled
+from recurrify.recurrence import CompressConfig, KVConfig, MemoryTokensConfig, NoRecurrence, SummaryConfig, compiled
 from recurrify.recurrence.compiled import compile_windows
 from support.models import text, tiny
 
@@ -23,8 +24,14 @@ CONFIGS = {
     "plain": NoRecurrence(window=8),
     "carry": CarryConfig(window=8, overlap=3, standardize=True),
     "checkpointed": CarryConfig(window=8, checkpoint=True),
-    "tail": TailConfig(window=8, tail=4, pooled_slots=1),
+    "tail": TailConfig(window=8, tail=4, pooled_slots=1, gated=True),
+    "memory_tokens": MemoryTokensConfig(window=8, tokens=3),
+    "summary": SummaryConfig(window=8, tokens=2, checkpoint=True),
+    "compress": CompressConfig(window=8, tokens=2, size=4),
+    "kv": KVConfig(window=8, keep=3, sinks=1),
 }
+RUNS = [*product(["gpt2", "llama"], list(CONFIGS)[:4]), *product(["llama"], list(CONFIGS)[4:])]
+"""Tracing takes seconds: two families for what is oldest, the rotary one for the others."""
 
 
 @pytest.fixture
@@ -51,8 +58,7 @@ def trained(model: Any, ids: torch.Tensor) -> tuple[torch.Tensor, dict[str, torc
     return loss.detach(), {name: value.grad.clone() for name, value in model.named_parameters()}
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(("family", "name"), RUNS)
 def test_losses_and_gradients_are_the_same(graphs: list[Any], family: str, name: str) -> None:
     model = add_recurrence(tiny(family), CONFIGS[name]).train()
     twin = copy.deepcopy(model)
@@ -73,7 +79,10 @@ def test_only_what_training_repeats_is_compiled(graphs: list[Any]) -> None:
     once = len(graphs)
     assert once == 2  # with a memory and without
     trained(model, text(2, 32))
+    assert len(graphs) == once
     trained(model, text(2, 21))
+    once += 1  # a short last window leaves no memory
+    trained(model, text(2, 28))
     trained(model, text(1, 24))
     mask = torch.ones(2, 24, dtype=torch.long)
     mask[0, 12:] = 0
@@ -98,8 +107,8 @@ def test_rows_with_and_without_a_memory_are_not_mixed_up(graphs: list[Any]) -> N
 
 
 def test_fused_attention_gets_no_mask(graphs: list[Any]) -> None:
-    for family in ("gpt2", "llama", "mistral"):
-        model = add_recurrence(tiny(family), CarryConfig(window=8)).train()
+    for family, config in (("gpt2", CarryConfig), ("llama", MemoryTokensConfig), ("mistral", CarryConfig)):
+        model = add_recurrence(tiny(family), config(window=8)).train()
         compile_windows(model)
         trained(model, text(2, 16))
     calls = [node for graph in graphs for node in graph.graph.nodes if "scaled_dot_product" in str(node.target)]

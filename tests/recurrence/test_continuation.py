@@ -19,6 +19,7 @@ from support.checks import (
     assert_same_state,
     recurrent,
     tokens_held,
+    variants_of,
 )
 from support.models import DECODERS, ENCODERS, text, tiny
 
@@ -53,8 +54,7 @@ def test_two_calls_at_every_split(family: str, setting: str) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("family", VARIED)
+@pytest.mark.parametrize(("family", "variant"), variants_of(*VARIED))
 def test_three_calls(family: str, variant: str) -> None:
     model = recurrent(family, **VARIANTS[variant])
     whole = model(text(2, LENGTH))

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import pipeline
 
 from recurrify import NoRecurrence, UserError, add_recurrence
-from support.checks import EVERYWHERE, OVERLAPS, VARIANTS, VARIED, WINDOW, assert_same_state, recurrent
+from support.checks import EVERYWHERE, OVERLAPS, VARIANTS, VARIED, WINDOW, assert_same_state, recurrent, variants_of
 from support.models import DECODERS, PAD, POSITIONS, text, tiny
 from support.words import word_tokenizer
 
@@ -46,8 +46,7 @@ def test_greedy_equals_step_by_step(family: str, overlap: int) -> None:
         assert generate(model, ids).tolist() == greedy(model, ids).tolist()
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("family", VARIED)
+@pytest.mark.parametrize(("family", "variant"), variants_of(*VARIED))
 def test_greedy_in_every_variant(family: str, variant: str) -> None:
     model, ids = recurrent(family, **VARIANTS[variant]), text(2, 5)
     assert generate(model, ids).tolist() == greedy(model, ids).tolist()

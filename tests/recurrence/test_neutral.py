@@ -8,7 +8,7 @@ import torch
 from recurrify import CarryConfig, TailConfig, add_recurrence
 from recurrify.evaluate import evaluate_documents
 from recurrify.jobs import read_text
-from recurrify.recurrence import NoRecurrence, load_model
+from recurrify.recurrence import CompressConfig, MemoryTokensConfig, NoRecurrence, SummaryConfig, load_model
 from recurrify.recurrence.neutral import first_tokens, neutral_inputs
 from support.models import DECODERS, ENCODERS, tiny
 
@@ -19,6 +19,10 @@ MAKE_UPS: dict[str, dict[str, Any]] = {
     "every_layer": {"mechanism": "carry", "insert_layer": "all", "slots": 2},
     "tail": {"mechanism": "tail", "tail": 16},
     "pooled_tail": {"mechanism": "tail", "tail": 16, "pooled_slots": 1},
+    "gated_tail": {"mechanism": "tail", "tail": 16, "gated": True},
+    "memory_tokens": {"mechanism": "memory_tokens"},
+    "summary": {"mechanism": "summary", "tokens": 2},
+    "compress": {"mechanism": "compress"},
 }
 
 
@@ -87,7 +91,13 @@ def test_a_random_start_is_torch_s_own() -> None:
 
 def test_every_added_weight_can_still_learn() -> None:
     """A start of exact zeros would leave the network's first layers without a gradient."""
-    for config in (CarryConfig(window=8, standardize=True), TailConfig(window=8, tail=4, pooled_slots=1)):
+    for config in (
+        CarryConfig(window=8, standardize=True),
+        TailConfig(window=8, tail=4, pooled_slots=1, gated=True),
+        MemoryTokensConfig(window=8, tokens=3),
+        SummaryConfig(window=8, tokens=2),
+        CompressConfig(window=8, tokens=2),
+    ):
         model = add_recurrence(tiny("gpt2"), config).train()
         ids = torch.arange(4, 36)[None]
         model(ids, labels=ids).loss.backward()

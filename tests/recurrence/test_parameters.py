@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file
 
 from recurrify import add_recurrence
-from support.checks import MECHANISMS, VARIANTS, VARIED, WINDOW, config, recurrent
+from support.checks import VARIANTS, VARIED, WINDOW, config, mechanisms_of, recurrent, variants_of
 from support.models import KINDS, text, tiny
 
 EXPECTED = {
@@ -20,8 +20,7 @@ EXPECTED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("family", VARIED)
+@pytest.mark.parametrize(("family", "variant"), variants_of(*VARIED))
 def test_every_variant_is_registered_saved_and_trained(family: str, variant: str, tmp_path) -> None:
     model = recurrent(family, base={"dtype": torch.double}, **VARIANTS[variant]).train()
     added = model.added_parameters()
@@ -37,8 +36,7 @@ def test_every_variant_is_registered_saved_and_trained(family: str, variant: str
         assert value.grad.abs().max() > 0, f"{name} has a gradient of zero"
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS)
-@pytest.mark.parametrize("kind", KINDS, ids="-".join)
+@pytest.mark.parametrize(("kind", "mechanism"), mechanisms_of(KINDS))
 def test_every_added_parameter_trains_in_every_family(kind: tuple[str, str], mechanism: str) -> None:
     model = add_recurrence(tiny(*kind), config(mechanism)).train()
     if kind[1] == "bare":

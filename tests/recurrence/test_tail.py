@@ -107,6 +107,8 @@ def test_only_the_last_positions_before_the_next_window_are_passed_on(overlap: i
     [
         ({}, [3, 4]),
         ({"pooled_slots": 1}, [0, 1, 2, 3, 4]),
+        ({"gated": True}, [0, 1, 2, 3, 4]),
+        ({"gated": True, "bptt_windows": 2}, [4]),
         ({"pooled_slots": 1, "bptt_windows": 3}, [3, 4]),
         ({"bptt_windows": 2}, [4]),
         ({"bptt_windows": 4}, [4]),
@@ -141,10 +143,27 @@ def test_fresh_slots_are_the_inputs_they_come_from() -> None:
     assert_close(memory, layer_norm(inputs[0][:, -4:], (16,)), 0.1)
 
 
+@torch.no_grad()
+def test_a_fresh_gate_keeps_next_to_nothing_and_an_open_one_everything() -> None:
+    models = [add_recurrence(tiny("gpt2"), tail(gated=gated, neutral_start=False)) for gated in (False, True)]
+    models[1].mechanism.load_state_dict(models[0].mechanism.state_dict(), strict=False)
+    ids = text(2, 3 * WINDOW)
+    plain, gated = (model(ids) for model in models)
+    assert_close(gated.state.memory, plain.state.memory, 0.1)
+    assert not torch.allclose(gated.state.memory, plain.state.memory)
+    models[1].mechanism.gate.fill_(50.0)
+    first = models[1](ids[:, :WINDOW]).state
+    assert_close(models[1](ids[:, WINDOW:], state=first).state.memory, first.memory)
+    # A row that begins anew keeps nothing of the document before.
+    assert_close(models[1](ids[:, WINDOW:], state=first.reset([1])).state.memory[:1], first.memory[:1])
+    alone = models[1](ids[1:, WINDOW:]).state.memory
+    assert_close(models[1](ids[:, WINDOW:], state=first.reset([1])).state.memory[1:], alone)
+
+
 @pytest.mark.parametrize("how", ["half", "autocast"])
 @pytest.mark.parametrize("family", ["gpt2", "llama", "bert"])
 def test_half_precision(family: str, how: str) -> None:
-    model, ids = recurrent(family, **TAILS["tail_pooled"]), text(2, 28)
+    model, ids = recurrent(family, **TAILS["tail_gated"]), text(2, 28)
     with torch.no_grad():
         expected = model(ids).logits
     model = model.to(torch.bfloat16) if how == "half" else model
@@ -196,6 +215,7 @@ class TestRefusals:
             ({"until_layer": "last"}, "until_layer='last'"),
             ({"pooled_slots": -1}, "pooled_slots=-1"),
             ({"hidden_size": 0}, "hidden_size=0"),
+            ({"gated": 1}, "`gated` must be True or False"),
         ],
         ids=str,
     )

@@ -24,7 +24,11 @@ def run(w: dict[str, Tensor], s: Settings, c, ids: Tensor) -> tuple[Tensor, Tens
         final = norm(w, "base.transformer.ln_f", outputs[-1])
         logits.append(final[:, done - start :] @ w["base.transformer.wte.weight"].T)
         if piece.shape[1] == s.window:
-            memory = write(w, s, [output[:, : s.window - s.overlap] for output in outputs])
+            new = write(w, s, [output[:, : s.window - s.overlap] for output in outputs])
+            if s.gated and memory is not None:
+                kept = 1 / (1 + (-w["mechanism.gate"]).exp())
+                new = kept * memory + (1 - kept) * new
+            memory = new
         done, start = start + piece.shape[1], start + s.window - s.overlap
     return torch.cat(logits, 1), memory
 

@@ -11,7 +11,7 @@ from transformers import AutoConfig, DataCollatorWithPadding, Trainer, TrainingA
 
 from recurrify import NoRecurrence, UserError, add_recurrence
 from recurrify.recurrence import CarryConfig
-from support.checks import WINDOW, assert_same_gradients, config, recurrent
+from support.checks import WINDOW, assert_same_gradients, config, mechanisms_of, recurrent
 from support.models import DECODERS, ENCODERS, PAD, TASKS, text, tiny
 from support.tokenizers import like_bert
 
@@ -19,7 +19,6 @@ LABELS = 3
 ENCODER_TASKS = [(family, task) for task in ("tags", "label", "answers") for family in ENCODERS]
 DECODER_TASKS = [(family, "label") for family in DECODERS]
 ALL_TASKS = [*ENCODER_TASKS, *DECODER_TASKS]
-MECHANISMS = ("carry", "tail")
 PAPER = {"pooled_layers": "last", "hidden_layers": 2, "hidden_size": 12, "insert_layer": 2}
 
 
@@ -84,8 +83,7 @@ def test_padding_changes_nothing(kind: tuple[str, str]) -> None:
             torch.testing.assert_close(real, alone.start_logits[0], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS)
-@pytest.mark.parametrize("kind", [*ENCODER_TASKS, ("gpt2", "label"), ("llama", "label")], ids="-".join)
+@pytest.mark.parametrize(("kind", "mechanism"), mechanisms_of([*ENCODER_TASKS, ("gpt2", "label"), ("llama", "label")]))
 def test_gradients_reach_everything(kind: tuple[str, str], mechanism: str) -> None:
     model = add_recurrence(base_of(kind, dtype=torch.double), config(mechanism)).train()
     ids, mask = windows(2, 3, last=[24, 20])

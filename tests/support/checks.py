@@ -1,13 +1,15 @@
 """What the contract tests share: how models are made recurrent and how results are compared."""
 
+from collections.abc import Iterable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from recurrify import State, add_recurrence
 from recurrify.recurrence import RecurrenceConfig, recurrence_config
-from support.models import tiny
+from support.models import DECODERS, tiny
 
 WINDOW = 8
 OVERLAPS = (0, 3)
@@ -28,17 +30,49 @@ TAILS: dict[str, dict[str, Any]] = {
     "tail": {"mechanism": "tail"},
     "tail_one_layer": {"mechanism": "tail", "overlap": 3, "until_layer": 2, "pooled_slots": 1},
     "tail_pooled": {"mechanism": "tail", "overlap": 3, "pooled_slots": 2},
+    "tail_gated": {"mechanism": "tail", "overlap": 3, "pooled_slots": 1, "gated": True},
     "tail_whole": {"mechanism": "tail", "tail": WINDOW, "insert_layer": 3, "until_layer": 3},
 }
-VARIANTS = CARRIES | TAILS
+MEMORIES: dict[str, dict[str, Any]] = {
+    "memory_tokens": {"mechanism": "memory_tokens", "overlap": 3},
+    "summary": {"mechanism": "summary"},
+    "compress": {"mechanism": "compress", "overlap": 3},
+}
+KEPT: dict[str, dict[str, Any]] = {
+    "kv": {"mechanism": "kv", "overlap": 3},
+    "kv_whole": {"mechanism": "kv", "keep": WINDOW, "sinks": 0},
+}
+VARIANTS = CARRIES | TAILS | MEMORIES | KEPT
 EVERYWHERE: dict[str, dict[str, Any]] = {"disjoint": {}, "overlap": {"overlap": 3}, "tail": TAILS["tail_pooled"]}
 """What the costly tests put to every family."""
 MECHANISMS: dict[str, dict[str, Any]] = {
     "carry": {"hidden_layers": 1, "hidden_size": 12},
     "tail": {"tail": 4, "hidden_size": 12},
+    "memory_tokens": {"tokens": 3},
+    "summary": {"tokens": 2, "limit": 3},
+    "compress": {"tokens": 2, "size": 3},
+    "kv": {"keep": 3, "sinks": 1},
 }
 """With the settings that make each of them small."""
 VARIED = ("gpt2", "llama")
+ROTARY = [family for family in DECODERS if family not in ("gpt2", "opt")]
+
+
+def fits(family: str, mechanism: str) -> bool:
+    """Whether the mechanism is meant for such models."""
+    return mechanism != "kv" or family in ROTARY
+
+
+def variants_of(*families: str) -> list[tuple[str, str]]:
+    """Each family with each variant that is meant for it."""
+    pairs = [(family, name) for name in VARIANTS for family in families]
+    return [(family, name) for family, name in pairs if fits(family, VARIANTS[name].get("mechanism", "carry"))]
+
+
+def mechanisms_of(kinds: Iterable[tuple[str, str]]) -> list[Any]:
+    """Each kind of model with each mechanism that is meant for it."""
+    pairs = [(kind, name) for name in MECHANISMS for kind in kinds if fits(kind[0], name)]
+    return [pytest.param(kind, name, id="-".join((*kind, name))) for kind, name in pairs]
 
 
 def config(mechanism: str = "carry", **settings: Any) -> RecurrenceConfig:

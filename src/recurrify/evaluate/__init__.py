@@ -6,7 +6,7 @@ from recurrify.evaluate.classification import classification_metrics
 from recurrify.evaluate.continuations import Context, continue_contexts, sample_contexts
 from recurrify.evaluate.cost import convergence, measure_cost
 from recurrify.evaluate.evaluation import METRICS, Evaluation, ScoredDocument
-from recurrify.evaluate.flops import full_flops_per_token, paper_flops_per_token
+from recurrify.evaluate.flops import MemoryCost, full_flops_per_token, memory_cost, paper_flops_per_token
 from recurrify.evaluate.perplexity import evaluate_documents
 from recurrify.evaluate.prediction import Predictions, collect_predictions, predict_documents, prediction_metrics
 from recurrify.evaluate.topics import TopicModel, compare_topics, fit_topics
@@ -18,6 +18,7 @@ __all__ = [
     "Context",
     "Evaluation",
     "Gain",
+    "MemoryCost",
     "Predictions",
     "ScoredDocument",
     "TopicModel",
@@ -31,6 +32,7 @@ __all__ = [
     "full_flops_per_token",
     "interval",
     "measure_cost",
+    "memory_cost",
     "official_predictions",
     "paper_flops_per_token",
     "predict_answers",

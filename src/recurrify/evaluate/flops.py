@@ -4,6 +4,8 @@ A product with a matrix of n weights costs 2n per input. Causal attention over n
 and weighted sums take 2·k each for every pair, k = heads × size of a head, and half of the pairs are masked.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -11,7 +13,7 @@ from transformers import PreTrainedModel
 
 from recurrify.recurrence import NoRecurrence, RecurrentPreTrainedModel
 from recurrify.recurrence.families import family_of
-from recurrify.recurrence.mechanism import Mechanism
+from recurrify.recurrence.mechanism import Mechanism, Past
 from recurrify.windows import check_window
 
 
@@ -29,19 +31,56 @@ def paper_flops_per_token(model: PreTrainedModel, window: int | None = None, ove
 def full_flops_per_token(model: PreTrainedModel, window: int | None = None, overlap: int | None = None) -> float:
     """The paper's count, and what it leaves out: the output head, once per token, and the recurrence.
 
-    Recurrence costs the module's own matrix products, once per window; and in each layer that receives
-    carried vectors, their keys and values for all queries and their own way through the layer. Every window
+    Recurrence costs the module's own matrix products; and in each layer that has extra inputs in front of the
+    window or behind it, their keys and values for all queries and their own way through the layer. Every window
     is taken to be full and to receive something, as all but the first and the last of a long text are.
     """
     window, overlap = _window_and_overlap(model, window, overlap)
     stride = window - overlap
     base = _base_of(model)
     mechanism: Mechanism | None = getattr(model, "mechanism", None)
-    slots = {} if mechanism is None else mechanism.slots()
-    per_window = _layers_flops(base, window, slots)
-    if mechanism is not None:
-        per_window += _mechanism_flops(mechanism, base, window, stride)
+    if mechanism is None:
+        return _layers_flops(base, window, {}) / stride + _outside_flops(base)
+    if mechanism.keys_only:
+        # Every query meets every kept key and value; nothing else is multiplied.
+        pairs = window * sum(mechanism.slots().values())
+        per_window = _layers_flops(base, window, {}) + 4 * pairs * _attention_width(base)
+        return per_window / stride + _outside_flops(base)
+    inputs = {layer: mechanism.slots().get(layer, 0) + mechanism.inputs_behind() for layer in range(_layers(base))}
+    per_window = _layers_flops(base, window, inputs) + _mechanism_flops(mechanism, base, window, stride)
     return per_window / stride + _outside_flops(base)
+
+
+class MemoryCost(NamedTuple):
+    """What a model's memory takes, beside the same base in plain windows."""
+
+    mechanism: str
+    added_parameters: int
+    state_floats: int
+    """Numbers that pass from window to window, for each row."""
+    extra_flops_per_token: float
+    extra_share: float
+    """The same as a share of what plain windows take."""
+
+    def __str__(self) -> str:
+        return (
+            f"memory {self.mechanism!r}: {self.added_parameters:,} added parameters, {self.state_floats:,} numbers "
+            f"from window to window, {self.extra_flops_per_token:.3g} more FLOPs per token ({self.extra_share:.2%})"
+        )
+
+
+def memory_cost(model: RecurrentPreTrainedModel, window: int | None = None, overlap: int | None = None) -> MemoryCost:
+    """State size and extra operations, in the model's own windows unless others are given."""
+    window, overlap = _window_and_overlap(model, window, overlap)
+    plain = full_flops_per_token(model.base, window, overlap)
+    extra = full_flops_per_token(model, window, overlap) - plain
+    return MemoryCost(
+        mechanism=model.recurrence.mechanism,
+        added_parameters=sum(value.numel() for value in model.added_parameters().values()),
+        state_floats=0 if model.mechanism is None else model.mechanism.floats(),
+        extra_flops_per_token=extra,
+        extra_share=extra / plain,
+    )
 
 
 def _window_and_overlap(model: PreTrainedModel, window: int | None, overlap: int | None) -> tuple[int, int]:
@@ -56,14 +95,18 @@ def _base_of(model: PreTrainedModel) -> PreTrainedModel:
     return model.base if isinstance(model, RecurrentPreTrainedModel) else model
 
 
-def _layers_flops(base: PreTrainedModel, window: int, slots: dict[int, int]) -> float:
-    """One window through all layers, `slots[layer]` carried vectors in front of it."""
+def _layers(base: PreTrainedModel) -> int:
+    return len(family_of(base.config).layers_of(base))
+
+
+def _layers_flops(base: PreTrainedModel, window: int, extra: dict[int, int]) -> float:
+    """One window through all layers, with `extra[layer]` inputs besides."""
     family = family_of(base.config)
     width = _attention_width(base)
     pairs = 2 if family.causal else 4
     total = 0.0
     for index, layer in enumerate(family.layers_of(base)):
-        inputs = window + slots.get(index, 0)
+        inputs = window + extra.get(index, 0)
         # Biases and norms are vectors; every matrix in a layer is one that each input is multiplied with.
         weights = sum(value.numel() for value in layer.parameters() if value.ndim == 2)
         total += 2 * weights * inputs + pairs * inputs**2 * width
@@ -86,12 +129,20 @@ def _outside_flops(base: PreTrainedModel) -> float:
 
 
 def _mechanism_flops(mechanism: Mechanism, base: PreTrainedModel, window: int, stride: int) -> float:
-    """The matrix products between two windows, counted while they run over a blank one: a mechanism may use a
-    matrix once or once per carried vector, which its parameters alone do not tell."""
-    hidden = torch.zeros(1, window, base.config.hidden_size, device=base.device, dtype=base.dtype)
+    """The matrix products of the mechanism itself, counted while they run over a blank window: it may use a matrix
+    once, once per carried vector or once per token, which its parameters alone do not tell."""
+    rows = torch.zeros(1, window, base.config.hidden_size, device=base.device, dtype=base.dtype)
+    behind = rows[:, :1].expand(-1, mechanism.inputs_behind(), -1)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         notes = mechanism.start_window(stride)
-        for layer in range(len(family_of(base.config).layers_of(base))):
-            notes.see(layer, hidden)
-        mechanism.read(mechanism.write(notes, None, mechanism.statistics()))
+        for layer in range(_layers(base)):
+            notes.see(layer, rows)
+            notes.see_behind(layer, behind)
+        memory = mechanism.write(notes, Past(None, None), mechanism.statistics())
+        mechanism.read(memory)
+        recall = mechanism.recall(Past(memory, None))
+        if recall is not None:
+            for layer in range(_layers(base)):
+                front = rows[:, :1].expand(-1, mechanism.slots().get(layer, 0), -1)
+                recall(layer, torch.cat([front, rows, behind], dim=1))
     return float(counter.get_total_flops())

@@ -10,6 +10,7 @@ from recurrify.evaluate import (
     evaluate_documents,
     full_flops_per_token,
     interval,
+    memory_cost,
     paper_flops_per_token,
     relative_gain,
 )
@@ -41,6 +42,7 @@ def evaluation_rows(
                 "bits_per_byte": found.bits_per_byte,
                 "flops_per_token": paper_flops_per_token(model, overlap=overlap),
                 "full_flops_per_token": full_flops_per_token(model, overlap=overlap),
+                "memory": memory_cost(model, overlap=overlap)._asdict(),
             }
         )
     return table, evaluations

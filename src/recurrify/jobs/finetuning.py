@@ -12,7 +12,7 @@ from transformers import set_seed
 
 from recurrify.data import TokenizedDocument, TrainingSequences
 from recurrify.errors import UserError
-from recurrify.evaluate import evaluate_documents
+from recurrify.evaluate import evaluate_documents, memory_cost
 from recurrify.jobs.resuming import RESULT_FILE, earlier_result
 from recurrify.jobs.texts import Say, read_text
 from recurrify.recurrence import RecurrentForCausalLM, load_model
@@ -66,6 +66,7 @@ def train_run(
         "steps": outcome.steps,
         "tokens": outcome.tokens,
         "parameters": count_parameters(model),
+        "memory": memory_cost(model)._asdict(),
         "history": outcome.history,
         "provenance": provenance(settings.to_dict(), seed=settings.seed, data_checksum=text_sum, started=started),
     }
@@ -101,9 +102,8 @@ def count_parameters(model: RecurrentForCausalLM) -> dict[str, int]:
 def _describe(model: RecurrentForCausalLM, settings: TrainSettings) -> str:
     counts = count_parameters(model)
     return (
-        f"{settings.model}: {counts['base']:,} parameters, {counts['added']:,} added by "
-        f"{model.recurrence.mechanism!r}; windows of {model.recurrence.window}, overlap {model.recurrence.overlap}, "
-        f"{settings.windows} in a sequence"
+        f"{settings.model}: {counts['base']:,} parameters; windows of {model.recurrence.window}, overlap "
+        f"{model.recurrence.overlap}, {settings.windows} in a sequence; {memory_cost(model)}"
     )
 
 

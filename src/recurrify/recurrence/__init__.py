@@ -1,6 +1,7 @@
 """Recurrence for pretrained Hugging Face models."""
 
 from recurrify.recurrence.carry import CarryConfig
+from recurrify.recurrence.compress import CompressConfig
 from recurrify.recurrence.config import RecurrentConfig
 from recurrify.recurrence.embedding import Embedding, embed
 from recurrify.recurrence.families import Family, register_family
@@ -11,10 +12,13 @@ from recurrify.recurrence.heads import (
     add_recurrence,
     register_with_transformers,
 )
+from recurrify.recurrence.kv import KVConfig
 from recurrify.recurrence.loading import load_model, own_windows, shipped_names
 from recurrify.recurrence.mechanism import NoRecurrence, RecurrenceConfig, mechanism_names, recurrence_config
+from recurrify.recurrence.memory_tokens import MemoryTokensConfig
 from recurrify.recurrence.model import RecurrentOutput, RecurrentPreTrainedModel
 from recurrify.recurrence.saving import is_recurrent
+from recurrify.recurrence.summary import SummaryConfig
 from recurrify.recurrence.tail import TailConfig
 from recurrify.recurrence.task_heads import (
     RecurrentAnswerOutput,
@@ -26,8 +30,11 @@ from recurrify.recurrence.task_loading import load_task_model
 
 __all__ = [
     "CarryConfig",
+    "CompressConfig",
     "Embedding",
     "Family",
+    "KVConfig",
+    "MemoryTokensConfig",
     "NoRecurrence",
     "RecurrenceConfig",
     "RecurrentAnswerOutput",
@@ -40,6 +47,7 @@ __all__ = [
     "RecurrentModel",
     "RecurrentOutput",
     "RecurrentPreTrainedModel",
+    "SummaryConfig",
     "TailConfig",
     "add_recurrence",
     "embed",

@@ -14,6 +14,7 @@ from recurrify.errors import UserError
 from recurrify.recurrence.mechanism import (
     Mechanism,
     Notes,
+    Past,
     RecurrenceConfig,
     register_mechanism,
     whole_number,
@@ -118,6 +119,9 @@ class Carry(Mechanism):
     def slots(self) -> dict[int, int]:
         return dict.fromkeys(self.receivers, self.config.slots)
 
+    def floats(self) -> int:
+        return len(self.receivers) * self.config.slots * self.width
+
     def read(self, memory: Tensor) -> dict[int, Tensor]:
         parts = memory.split(self.config.slots, dim=1)
         return dict(zip(self.receivers, parts, strict=True))
@@ -130,7 +134,7 @@ class Carry(Mechanism):
             return ()
         return self.running_mean.clone(), self.running_variance.clone()
 
-    def write(self, notes: Notes, memory: Tensor | None, statistics: tuple[Tensor, ...]) -> Tensor:
+    def write(self, notes: Notes, past: Past, statistics: tuple[Tensor, ...]) -> Tensor:
         assert isinstance(notes, Pool)
         pooled = notes.summary()
         if statistics:
@@ -152,7 +156,7 @@ class Carry(Mechanism):
         self.windows_seen += len(values)
         # A plain average at first, so that the start is quick; a slow exponential one later. The values that the
         # buffers start with count as a few windows: one window alone has no variance.
-        rate = max(len(values) / (int(self.windows_seen) + HEAD_START), 0.01)
+        rate = (len(values) / (self.windows_seen + HEAD_START)).clamp(min=0.01).to(values.dtype)
         self.running_mean.lerp_(values.mean(0), rate)
         self.running_variance.lerp_((values - self.running_mean).square().mean(0), rate)
 

@@ -1,17 +1,19 @@
 """Training windows compiled by torch.compile: the base model, its extra inputs, the loss and the memory as one graph.
 
-Only what training repeats is compiled: a full window of a full batch, with a memory in all rows or in none. A short
-last window, a smaller last batch and everything outside training run as they are instead of being compiled once more.
+Only what training repeats is compiled: a window of a full batch, with a memory in all rows or in none. A smaller last
+batch and everything outside training run as they are instead of being compiled once more.
 """
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - everyone's name for it
 from torch import Tensor
 
 from recurrify.recurrence.families import Traffic, run_backbone
-from recurrify.recurrence.model import RecurrentPreTrainedModel, token_losses
+from recurrify.recurrence.mechanism import Past
+from recurrify.recurrence.model import IGNORE, RecurrentPreTrainedModel, token_losses
 
 COMPILATIONS = 64
 """torch's own limit of 8 for one function is low where several models of a process are compiled."""
@@ -35,11 +37,9 @@ class CompiledWindow:
     def takes(self, tokens: Tensor, live: Tensor) -> bool:
         """Whether this is the window that training repeats; the first one decides on the number of rows."""
         model = self.model
-        if not (model.training and torch.is_grad_enabled()) or tokens.shape[1] != model.recurrence.window:
+        if not (model.training and torch.is_grad_enabled()) or bool(live.any()) != bool(live.all()):
             return False
-        if bool(live.any()) != bool(live.all()):
-            return False
-        if self.rows is None:
+        if self.rows is None and tokens.shape[1] == model.recurrence.window:
             self.rows = len(tokens)
         return len(tokens) == self.rows
 
@@ -52,9 +52,14 @@ class CompiledWindow:
         first: int,
         writes: bool,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """A short last window is filled up: nobody looks ahead, and filler is not scored."""
+        scored = targets.shape[1]
+        missing = self.model.recurrence.window - tokens.shape[1]
         # Slices of batches of different lengths differ in their strides: one more reason to compile anew.
-        tokens, targets = tokens.contiguous(), targets.contiguous()
-        return self.compiled(self.model, tokens, targets, memory, statistics, first, writes)
+        tokens = F.pad(tokens, (0, missing)).contiguous()
+        targets = F.pad(targets, (0, missing), value=IGNORE).contiguous()
+        losses, written, summary = self.compiled(self.model, tokens, targets, memory, statistics, first, writes)
+        return losses[:, :scored], written, summary
 
 
 def run_full_window(
@@ -70,17 +75,14 @@ def run_full_window(
     # Made in here: an object handed in from outside would be a reason to compile anew for each window.
     eager = model.base.config._attn_implementation == "eager"
     traffic = Traffic(causal=True, additive=eager, maskless=not eager)
-    mechanism = model.mechanism
-    notes = None
+    mechanism, past, notes = model.mechanism, Past(memory, None), None
+    inputs: dict[str, Any] = {"input_ids": tokens, "use_cache": False}
     if mechanism is not None:
-        if memory is not None:
-            traffic.slots = mechanism.read(memory)
-            traffic.lasting = mechanism.slots().keys() - traffic.slots.keys()
-        if writes:
-            notes = mechanism.start_window(model.recurrence.stride)
-            traffic.see = notes.see
-    hidden = run_backbone(model.base, traffic, input_ids=tokens, use_cache=False)
+        inputs, notes = model.open_window(mechanism, traffic, inputs, past, writes)
+        # Keys that outnumber the queries need the base's mask.
+        traffic.maskless &= memory is None or "past_key_values" not in inputs
+    hidden = run_backbone(model.base, traffic, **inputs)
     losses = token_losses(model.family.head(model.base, hidden[:, first:]), targets)
     if mechanism is None or notes is None:
         return losses, None, None
-    return losses, mechanism.write(notes, memory, statistics), notes.summary()
+    return losses, mechanism.write(notes, past, statistics), notes.summary()

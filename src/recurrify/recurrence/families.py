@@ -1,10 +1,11 @@
 """The one file that knows the insides of Hugging Face models.
 
 A base model keeps running its own forward pass: embeddings, masks, rotary positions and layers stay its own.
-Hooks on its layers do two things, and only when a `Traffic` object is handed down with the call: they put extra
-inputs in front of a layer's hidden states and take their outputs away again, to drop them or to put them in front
-of the next layer, and they show each layer's output to whoever takes notes. With the extra inputs in front, a
-causal mask over the longer input is already right, so fused attention stays on.
+Hooks on its layers do three things, and only when a `Traffic` object is handed down with the call: they put extra
+inputs in front of a layer's hidden states and behind them and take their outputs away again, to drop them or to give
+them to the next layer; they let a mechanism change a layer's inputs; and they show each layer's output to whoever takes
+notes. With extra inputs in front and behind, a causal mask over the longer input is already right, so fused attention
+stays on.
 
 To add a family, register what this file lists for the others:
 
@@ -41,10 +42,17 @@ class Traffic:
     """Layers whose extra inputs are what the layer before makes of its own."""
     cached_slots: dict[int, int] = field(default_factory=dict)
     """Layers whose cache already begins with this many extra inputs: only their masks are widened."""
+    behind: Tensor | None = None
+    """Extra inputs (rows, count, width) behind the window: they enter the first layer, live on to the top and see all
+    that stands before them; the window does not see them."""
     live: Tensor | None = None
     """(rows,) bool on the device: the rows that may attend to the extra inputs; None means all."""
+    recall: Callable[[int, Tensor], Tensor] | None = None
+    """Called with each layer's index and inputs, extra ones included: gives the inputs it gets instead."""
     see: Callable[[int, Tensor], None] | None = None
     """Called with each layer's index and output."""
+    see_behind: Callable[[int, Tensor], None] | None = None
+    """Called with each layer's index and what it made of the extra inputs behind."""
     causal: bool = True
     """What attention does where it is given no mask."""
     additive: bool = False
@@ -94,6 +102,9 @@ class Family:
     model_types: tuple[str, ...]
     layers: str
     causal: bool
+    rotary: bool = False
+    """Whether the backbone's `rotary_emb` turns the first and the second half of each key's first features against
+    each other, as in Llama: such keys can be moved to other positions."""
     head: Callable[[PreTrainedModel, Tensor], Tensor] = _output_embeddings
     positions: Callable[[PretrainedConfig], int | None] = _max_positions
     classifier: Callable[[Any, Tensor], Tensor] = lambda base, pooled: base.score(pooled)
@@ -120,9 +131,9 @@ def register_family(family: Family) -> None:
 LLAMA_SHAPED = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "gemma", "gemma2", "gemma3_text")
 for _family in (
     Family("GPT-2", ("gpt2",), layers="h", causal=True),
-    Family("GPT-NeoX (Pythia)", ("gpt_neox",), layers="layers", causal=True),
+    Family("GPT-NeoX (Pythia)", ("gpt_neox",), layers="layers", causal=True, rotary=True),
     Family("OPT", ("opt",), layers="decoder.layers", causal=True),
-    Family("Llama, Mistral, Qwen2, Qwen3, SmolLM, Gemma", LLAMA_SHAPED, layers="layers", causal=True),
+    Family("Llama, Mistral, Qwen2, Qwen3, SmolLM, Gemma", LLAMA_SHAPED, layers="layers", causal=True, rotary=True),
     Family(
         "BERT",
         ("bert",),
@@ -167,14 +178,15 @@ def family_of(config: PretrainedConfig) -> Family:
     return family
 
 
-def check_fits(config: PretrainedConfig, window: int, slots: int) -> None:
-    """Refuse a window that the base model cannot run as one piece."""
+def check_fits(config: PretrainedConfig, window: int, slots: int, first: int = 0) -> None:
+    """Refuse a window that the base model cannot run as one piece, from position `first` on."""
     check_attention(config)
     positions = family_of(config).positions(config)
-    if positions is not None and window > positions:
+    if positions is not None and first + window > positions:
+        behind = f" behind {first} kept ones" if first else ""
         raise UserError(
-            f"`window` is {window}, but this {config.model_type} model has only {positions} positions: "
-            f"choose window={positions} or less."
+            f"`window` is {window}{behind}, but this {config.model_type} model has only {positions} positions: "
+            f"choose window={max(positions - first, 1)} or less."
         )
     layer_types = getattr(config, "layer_types", None)
     slides = layer_types is None or "sliding_attention" in layer_types
@@ -209,39 +221,55 @@ def run_backbone(base: PreTrainedModel, traffic: Traffic, **inputs: Any) -> Tens
     return base.base_model(**inputs, **{TRAFFIC: traffic}).last_hidden_state
 
 
+def turn_keys(base: PreTrainedModel, layer: int, keys: Tensor, by: int) -> Tensor:
+    """Keys (rows, heads, positions, size) of a rotary model, moved by so many positions."""
+    attention = getattr(family_of(base.config).layers_of(base)[layer], "self_attn", None)
+    if not getattr(attention, "use_rope", True):  # a layer without positions
+        return keys
+    rotary = base.base_model.rotary_emb
+    types = {}
+    if "layer_type" in inspect.signature(type(rotary).forward).parameters:
+        types["layer_type"] = base.config.layer_types[layer]
+    # At least in float32: the angle is the same for all keys, and so would be its error.
+    exact = keys.to(torch.promote_types(keys.dtype, torch.float32))
+    places = torch.full((1, 1), by, device=keys.device)
+    cos, sin = rotary(exact.float(), places, **types)
+    scale = (cos.square() + sin.square()).rsqrt()
+    turned, still = exact.split([cos.shape[-1], exact.shape[-1] - cos.shape[-1]], dim=-1)
+    front, back = turned.chunk(2, dim=-1)
+    turned = turned * (cos * scale)[:, None] + torch.cat([-back, front], dim=-1) * (sin * scale)[:, None]
+    return torch.cat([turned, still], dim=-1).to(keys.dtype)
+
+
 def _enter(
     layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], index: int, names: tuple[str, ...]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     traffic: Traffic | None = kwargs.get(TRAFFIC)
-    if traffic is None or not (index in traffic.slots or index in traffic.cached_slots or traffic.maskless):
+    if traffic is None:
         return None
+    front, behind = traffic.slots.get(index), traffic.behind
+    cached = traffic.cached_slots.get(index)
+    changes = (front, behind, cached, traffic.recall)
+    if not traffic.maskless and all(change is None for change in changes):
+        return None
+    recall = traffic.recall or (lambda _, inputs: inputs)
     named = dict(zip(names, args, strict=False)) | kwargs
     hidden = named.pop("hidden_states")
     if traffic.maskless:
         named["attention_mask"] = None
-        if index not in traffic.slots:
-            return (hidden,), named
-    mask = named.get("attention_mask")
-    if index in traffic.cached_slots:
-        if mask is not None:
-            named["attention_mask"] = _widen(mask, traffic.cached_slots[index], traffic.live)
-        return (hidden,), named
-    slots = traffic.slots[index].to(hidden.dtype)
-    count = slots.shape[1]
-    if mask is None and traffic.live is not None:
-        mask = _open_mask(hidden, traffic)
-    if mask is not None:
-        mask = _widen(mask, count, traffic.live)
-        named["attention_mask"] = _add_queries(mask, count, traffic.causal)
-    # Extra inputs stand where the window's first token stands.
+    if cached is not None and named.get("attention_mask") is not None:
+        named["attention_mask"] = _widen(named["attention_mask"], cached, traffic.live)
+    if front is None and behind is None:
+        return (recall(index, hidden),), named
+    counts = tuple(0 if part is None else part.shape[1] for part in (front, behind))
+    named["attention_mask"] = _longer_mask(named.get("attention_mask"), hidden, traffic, *counts)
+    # Extra inputs stand where the window's first token stands, and behind it where its last does.
     if named.get("position_embeddings") is not None:
-        named["position_embeddings"] = tuple(
-            torch.cat([part[:, :1].expand(-1, count, -1), part], dim=1) for part in named["position_embeddings"]
-        )
+        named["position_embeddings"] = tuple(_longer(part, *counts) for part in named["position_embeddings"])
     if isinstance(named.get("position_ids"), Tensor):
-        ids = named["position_ids"]
-        named["position_ids"] = torch.cat([ids[:, :1].expand(-1, count), ids], dim=1)
-    return (torch.cat([slots, hidden], dim=1),), named
+        named["position_ids"] = _longer(named["position_ids"], *counts)
+    parts = [part.to(hidden.dtype) for part in (front, hidden, behind) if part is not None]
+    return (recall(index, torch.cat(parts, dim=1)),), named
 
 
 def _leave(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, index: int) -> Any:
@@ -254,9 +282,32 @@ def _leave(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outp
         slots, hidden = hidden.split([count, hidden.shape[1] - count], dim=1)
         if index + 1 in traffic.lasting:
             traffic.slots[index + 1] = slots
+    if traffic.behind is not None:
+        count = traffic.behind.shape[1]
+        hidden, traffic.behind = hidden.split([hidden.shape[1] - count, count], dim=1)
+        if traffic.see_behind is not None:
+            traffic.see_behind(index, traffic.behind)
     if traffic.see is not None:
         traffic.see(index, hidden)
     return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
+
+
+def _longer(positions: Tensor, front: int, behind: int) -> Tensor:
+    """Positions (rows, N, …) with the first and the last repeated for what stands in front and behind."""
+    rest = positions.shape[2:]
+    first, last = (positions[:, at].unsqueeze(1) for at in (0, -1))
+    return torch.cat([first.expand(-1, front, *rest), positions, last.expand(-1, behind, *rest)], dim=1)
+
+
+def _longer_mask(mask: Tensor | None, hidden: Tensor, traffic: Traffic, front: int, behind: int) -> Tensor | None:
+    """The mask of a window with `front` and `behind` extra inputs; None where attention needs none."""
+    if mask is None and ((front and traffic.live is not None) or (behind and not traffic.causal)):
+        mask = _open_mask(hidden, traffic)
+    if mask is None:
+        return None
+    if front:
+        mask = _add_queries(_widen(mask, front, traffic.live), front, traffic.causal)
+    return _add_behind(mask, behind, front + hidden.shape[1], traffic.causal) if behind else mask
 
 
 def _open_mask(hidden: Tensor, traffic: Traffic) -> Tensor:
@@ -295,6 +346,19 @@ def _add_queries(mask: Tensor, count: int, causal: bool) -> Tensor:
     if mask.shape[-2] == 1:  # all queries share it
         return mask
     return torch.cat([mask[..., :1, :].expand(*mask.shape[:-2], count, -1), mask], dim=-2)
+
+
+def _add_behind(mask: Tensor, count: int, queries: int, causal: bool) -> Tensor:
+    """Let `count` inputs behind see what the last query sees and each other, in a causal model those before them;
+    none of the `queries` sees them."""
+    allowed, forbidden = _marks(mask)
+    mask = mask.expand(*mask.shape[:-2], queries, -1)  # where all queries share one
+    right = mask.new_full((*mask.shape[:-1], count), forbidden)
+    below = mask[..., -1:, :].expand(*mask.shape[:-2], count, -1)
+    seen = torch.ones(count, count, dtype=torch.bool, device=mask.device)
+    corner = mask.new_full((*mask.shape[:-2], count, count), forbidden)
+    corner = corner.masked_fill(seen.tril() if causal else seen, allowed)
+    return torch.cat([torch.cat([mask, right], dim=-1), torch.cat([below, corner], dim=-1)], dim=-2)
 
 
 def _marks(mask: Tensor) -> tuple[float, float]:

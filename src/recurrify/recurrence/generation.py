@@ -13,6 +13,7 @@ from transformers import Cache, DynamicCache
 
 from recurrify.errors import UserError
 from recurrify.recurrence.families import as_mask, run_backbone
+from recurrify.recurrence.mechanism import Past
 from recurrify.recurrence.model import RecurrentPreTrainedModel
 from recurrify.state import State
 
@@ -147,14 +148,17 @@ def _decode(model: RecurrentPreTrainedModel, state: State, buffers: WindowBuffer
     buffers.active, buffers.places = active, places
     traffic = model.traffic(state.live[rows])
     traffic.cached_slots = buffers.slots
+    first = model.mechanism.first_position() if model.mechanism is not None else 0
     allowed = torch.arange(buffers.window, device=model.device)[None] <= places[:, None]
-    if buffers.slots and not bool(state.live[rows].any()):
+    if not bool(state.live[rows].any()):
         traffic.live = torch.zeros(len(active), dtype=torch.bool, device=model.device)
+    elif model.mechanism is not None and state.memory is not None:
+        traffic.recall = model.mechanism.recall(Past(state.memory[active], traffic.live))
     return run_backbone(
         model.base,
         traffic,
         input_ids=state.tokens[active].gather(1, places[:, None]),
-        position_ids=places[:, None],
+        position_ids=places[:, None] + first,
         attention_mask=as_mask(allowed, traffic.additive, model.dtype)[:, None, None],
         past_key_values=buffers,
         use_cache=True,

@@ -4,9 +4,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from numbers import Integral
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
+import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from recurrify.errors import UserError
 from recurrify.windows import check_window
@@ -54,8 +56,32 @@ def yes_or_no(name: str, value: object) -> None:
         raise UserError(f"`{name}` must be True or False: got {value!r}.")
 
 
+class Past(NamedTuple):
+    """What the windows before left to each row."""
+
+    memory: Tensor | None
+    """(rows, …): None where no row has one."""
+    live: Tensor | None
+    """(rows,) bool on the device: the rows that have one; None means all."""
+
+    def otherwise(self, fresh: Tensor) -> Tensor:
+        """The memory, with `fresh` in rows that have none."""
+        if self.memory is None:
+            return fresh
+        memory = self.memory.to(fresh.dtype)
+        if self.live is None:
+            return memory
+        return torch.where(self.live.view(-1, *[1] * (memory.ndim - 1)), memory, fresh)
+
+
 class Mechanism(nn.Module, ABC):
     """What enters a window (`read`) and what leaves it (`write`)."""
+
+    keys_only: ClassVar[bool] = False
+    """Whether `slots` are keys and values that the base is given as such, and not inputs of its layers."""
+
+    def fit(self, base: PreTrainedModel) -> None:
+        """Called once, with the base it is for: a mechanism that cannot work with it says why."""
 
     def start_from(self, neutral: list[Tensor]) -> None:
         """Called once, where recurrence is added to a trained base: `neutral` holds, for each layer, an input that the
@@ -66,9 +92,38 @@ class Mechanism(nn.Module, ABC):
         """How many extra inputs each layer has: {layer index: count}."""
 
     @abstractmethod
+    def floats(self) -> int:
+        """How many numbers a row's memory holds."""
+
+    @abstractmethod
     def read(self, memory: Tensor) -> dict[int, Tensor]:
         """Memory to the extra inputs (rows, count, width) of layers of the coming window. A layer that has slots
         and is given none here gets what the layer before made of its own."""
+
+    def recall(self, past: Past) -> Callable[[int, Tensor], Tensor] | None:
+        """What changes each layer's inputs from memory: called with the layer's index and all inputs (rows, inputs,
+        width) that the coming window, or a part of it, has there; None changes nothing."""
+        return None
+
+    def first_position(self) -> int:
+        """The position of a window's first token."""
+        return 0
+
+    def prepare(
+        self, base: PreTrainedModel, inputs: dict[str, Any], past: Past, notes: "Notes | None"
+    ) -> dict[str, Any]:
+        """The base's own inputs for the coming window, changed where the mechanism works through them; `notes` are
+        those of a window that is written."""
+        return inputs
+
+    def inputs_behind(self) -> int:
+        """How many extra inputs stand behind a window that is written to memory."""
+        return 0
+
+    def ask(self, past: Past, rows: int) -> Tensor | None:
+        """Those inputs (rows, count, width) of the first layer, or None: they see the whole window and are not seen
+        by it, and go up through all layers; the notes see what becomes of them."""
+        return None
 
     @abstractmethod
     def start_window(self, stride: int) -> "Notes":
@@ -81,8 +136,9 @@ class Mechanism(nn.Module, ABC):
         return ()
 
     @abstractmethod
-    def write(self, notes: "Notes", memory: Tensor | None, statistics: tuple[Tensor, ...]) -> Tensor:
-        """A finished window's notes to the memory that the next window reads."""
+    def write(self, notes: "Notes", past: Past, statistics: tuple[Tensor, ...]) -> Tensor:
+        """A finished window's notes, and what that window itself had of the past, to the memory that the next window
+        reads."""
 
     def learn_statistics(self, summaries: list[Tensor]) -> None:
         """Called once after a training forward pass with the windows' summaries, outside the graph."""
@@ -94,6 +150,9 @@ class Notes(ABC):
     @abstractmethod
     def see(self, layer: int, hidden: Tensor) -> None:
         """`hidden` (rows, positions, width) is the output of `layer`."""
+
+    def see_behind(self, layer: int, hidden: Tensor) -> None:  # noqa: B027 - most have nothing behind
+        """`hidden` (rows, count, width) is what `layer` made of the inputs behind."""
 
     @abstractmethod
     def summary(self) -> Tensor | None:

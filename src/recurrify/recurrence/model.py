@@ -17,7 +17,7 @@ from transformers.utils import ModelOutput
 from recurrify.errors import UserError
 from recurrify.recurrence.config import RecurrentConfig
 from recurrify.recurrence.families import Traffic, attach, check_fits, family_of, run_backbone
-from recurrify.recurrence.mechanism import RecurrenceConfig, build_mechanism
+from recurrify.recurrence.mechanism import Mechanism, Notes, Past, RecurrenceConfig, build_mechanism
 from recurrify.recurrence.neutral import neutral_inputs
 from recurrify.recurrence.packing import Packed, open_windows, pack
 from recurrify.recurrence.saving import SavingMixin
@@ -78,9 +78,13 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         self.recurrence: RecurrenceConfig = config.recurrence_config
         layers = len(self.family.layers_of(base))
         self.mechanism = build_mechanism(self.recurrence, layers, base.config.hidden_size)
+        if self.mechanism is not None:
+            self.mechanism.fit(base)
         self._check_fits(self.recurrence)
         self.compiled_window: Any = None
         """What `recurrify.recurrence.compiled` puts here runs the windows that training repeats."""
+        self.graphed_steps: Any = None
+        """What `recurrify.recurrence.graphed` puts here runs the steps that training repeats."""
         attach(base)
         if self._comes_trained and self.mechanism is not None:
             neutral = neutral_inputs(base)
@@ -97,8 +101,11 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         """The added modules initialise themselves; transformers' rule for linear layers is not theirs."""
 
     def _check_fits(self, recurrence: RecurrenceConfig) -> None:
-        slots = max(self.mechanism.slots().values(), default=0) if self.mechanism is not None else 0
-        check_fits(self.base.config, recurrence.window, slots)
+        slots = first = 0
+        if self.mechanism is not None:
+            slots = max(self.mechanism.slots().values(), default=0) + self.mechanism.inputs_behind()
+            first = self.mechanism.first_position()
+        check_fits(self.base.config, recurrence.window, slots, first)
 
     def set_recurrence(self, **changes: int | bool | None) -> None:
         """Change `window`, `overlap`, `bptt_windows` or `checkpoint`: how text is cut and how gradients travel.
@@ -173,7 +180,8 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
                 memory = _overwrite(memory, written, finished)
                 live = live | finished  # not in place: a checkpointed window keeps the old one for its second run
             if summary is not None:
-                summaries.append(summary[finished.to(summary.device)].detach())
+                whole = bool(finished.all())  # then there is nothing to pick, which would wait for the device
+                summaries.append((summary if whole else summary[finished.to(summary.device)]).detach())
         if self.training and torch.is_grad_enabled() and summaries and self.mechanism is not None:
             self.mechanism.learn_statistics(summaries)
         joined = torch.cat(outputs, dim=1) if outputs else None
@@ -237,15 +245,27 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         traffic = self.traffic(live)
         if self.mechanism is None:
             return run_backbone(self.base, traffic, **inputs), None, None
-        if memory is not None and bool(live.any()):
-            traffic.slots = self.mechanism.read(memory)
-            traffic.lasting = self.mechanism.slots().keys() - traffic.slots.keys()
-        if not writes:
-            return run_backbone(self.base, traffic, **inputs), None, None
-        notes = self.mechanism.start_window(self.recurrence.stride)
-        traffic.see = notes.see
+        past = Past(memory if bool(live.any()) else None, traffic.live)
+        inputs, notes = self.open_window(self.mechanism, traffic, inputs, past, writes)
         hidden = run_backbone(self.base, traffic, **inputs)
-        return hidden, self.mechanism.write(notes, memory, statistics), notes.summary()
+        if notes is None:
+            return hidden, None, None
+        return hidden, self.mechanism.write(notes, past, statistics), notes.summary()
+
+    def open_window(
+        self, mechanism: Mechanism, traffic: Traffic, inputs: dict[str, Any], past: Past, writes: bool
+    ) -> tuple[dict[str, Any], Notes | None]:
+        """Lay out what a window reads, and a notebook if it `writes`; returns the base's own inputs and the notes."""
+        notes = None
+        if past.memory is not None:
+            traffic.slots = mechanism.read(past.memory)
+            traffic.lasting = mechanism.slots().keys() - traffic.slots.keys()
+            traffic.recall = mechanism.recall(past)
+        if writes:
+            notes = mechanism.start_window(self.recurrence.stride)
+            traffic.see, traffic.see_behind = notes.see, notes.see_behind
+            traffic.behind = mechanism.ask(past, len(inputs["input_ids"]))
+        return mechanism.prepare(self.base, inputs, past, notes), notes
 
     def traffic(self, live: Tensor) -> Traffic:
         return Traffic(
@@ -293,6 +313,9 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
             before = torch.arange(targets.shape[1])[None] < state.lengths[:, None]
             targets = targets.masked_fill(before.to(targets.device), IGNORE)
         types = None if token_type_ids is None else packed.spread(token_type_ids, 0)
+        graphed = self.graphed_steps
+        if graphed is not None and targets is not None and not keep_hidden and graphed.takes(packed, state):
+            return ForwardRun(packed, targets, graphed(packed, state, targets))
         return ForwardRun(packed, targets, self.run_windows(packed, state, targets, keep_hidden, types))
 
     def head_output(

@@ -25,8 +25,11 @@ class SavingMixin:
         target = Path(save_directory)
         config: RecurrentConfig = self.config  # type: ignore[attr-defined]
         if added_only:
-            if self.mechanism is None:  # type: ignore[attr-defined]
-                raise UserError("Plain windows added no weights that could be saved alone: save the whole model.")
+            if not self.added_parameters():  # type: ignore[attr-defined]
+                name = config.recurrence_config.mechanism
+                raise UserError(
+                    f"The mechanism {name!r} added no weights that could be saved alone: save the whole model."
+                )
             if not config.base_name_or_path:
                 raise UserError(
                     "Saving the added weights alone needs to know where the base model comes from: "

@@ -14,6 +14,7 @@ from recurrify.recurrence.carry import Carry, CarryConfig
 from recurrify.recurrence.mechanism import (
     Mechanism,
     Notes,
+    Past,
     RecurrenceConfig,
     register_mechanism,
     whole_number,
@@ -24,6 +25,8 @@ HINT = 3.0
 """How loud a slot is at first about what it comes from, in multiples of the neutral vector's median."""
 START = 0.01
 """Spread of what is learned beside the linear map, before training."""
+CLOSED = -4.0
+"""Where the gates start, before the sigmoid: slots keep a fiftieth of what they were."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +45,9 @@ class TailConfig(RecurrenceConfig):
     pooled_slots: int = 0
     """How many vectors to add that come from the mean over all positions and layers, as in
     `CarryConfig(standardize=True)`."""
+    gated: bool = False
+    """Let each slot keep a learned share of what it was: old windows then fade instead of vanishing. At the start next
+    to nothing is kept."""
     hidden_size: int | None = None
     """Width of the hidden layer in each map; None takes the base model's."""
     neutral_start: bool = True
@@ -57,6 +63,7 @@ class TailConfig(RecurrenceConfig):
         whole_number("pooled_slots", self.pooled_slots, 0)
         if self.hidden_size is not None:
             whole_number("hidden_size", self.hidden_size, 1, "or None for the base model's width")
+        yes_or_no("gated", self.gated)
         yes_or_no("neutral_start", self.neutral_start)
         if self.tail > self.stride:
             raise UserError(
@@ -66,7 +73,8 @@ class TailConfig(RecurrenceConfig):
 
 
 class Tail(Mechanism):
-    """memory (B, P + M, K) = the pooled slots, then linear(x) + network(x) + position of each tail slot."""
+    """memory (B, P + M, K) = the pooled slots, then linear(x) + network(x) + position of each tail slot; where it is
+    gated, g ⊙ the memory before + (1 − g) ⊙ that, with a learned g of each slot's every feature."""
 
     def __init__(self, config: TailConfig, layers: int, width: int) -> None:
         super().__init__()
@@ -89,6 +97,8 @@ class Tail(Mechanism):
         nn.init.eye_(self.linear.weight)
         nn.init.normal_(out.weight, std=START)
         nn.init.normal_(self.positions, std=START)
+        if config.gated:
+            self.gate = nn.Parameter(torch.full((config.pooled_slots + config.tail, width), CLOSED))
         self.pool = None
         if config.pooled_slots:
             pool = CarryConfig(
@@ -115,6 +125,9 @@ class Tail(Mechanism):
         count = self.config.pooled_slots + self.config.tail
         return dict.fromkeys(range(self.first, self.last + 1), count)
 
+    def floats(self) -> int:
+        return (self.config.pooled_slots + self.config.tail) * self.positions.shape[1]
+
     def read(self, memory: Tensor) -> dict[int, Tensor]:
         return {self.first: memory}
 
@@ -124,14 +137,18 @@ class Tail(Mechanism):
     def statistics(self) -> tuple[Tensor, ...]:
         return () if self.pool is None else self.pool.statistics()
 
-    def write(self, notes: Notes, memory: Tensor | None, statistics: tuple[Tensor, ...]) -> Tensor:
+    def write(self, notes: Notes, past: Past, statistics: tuple[Tensor, ...]) -> Tensor:
         assert isinstance(notes, LastPositions)
         assert notes.inputs is not None, "no layer ran"
         normed = self.norm(notes.inputs.to(self.positions.dtype))
-        tail = self.linear(normed) + self.network(normed) + self.positions
-        if self.pool is None or notes.pool is None:
-            return tail
-        return torch.cat([self.pool.write(notes.pool, None, statistics).to(tail.dtype), tail], dim=1)
+        slots = self.linear(normed) + self.network(normed) + self.positions
+        if self.pool is not None and notes.pool is not None:
+            pooled = self.pool.write(notes.pool, past, statistics)
+            slots = torch.cat([pooled.to(slots.dtype), slots], dim=1)
+        if not self.config.gated:
+            return slots
+        # A row's first window has nothing to keep: there, old and new are the same.
+        return torch.lerp(slots, past.otherwise(slots), self.gate.sigmoid().to(slots.dtype))
 
     def learn_statistics(self, summaries: list[Tensor]) -> None:
         if self.pool is not None:

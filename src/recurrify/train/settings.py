@@ -95,10 +95,12 @@ class TrainSettings(TrainerSettings):
         )
         self.check_choice("compile", "auto", "on", "off")
         self.check_choice("schedule", *SCHEDULES)
-        if self.recurrence.get("mechanism") != "none" and 1 in (self.windows, self.recurrence.get("bptt_windows")):
+        mechanism = self.recurrence.get("mechanism")
+        learns = mechanism not in ("none", "kv")
+        if learns and 1 in (self.windows, self.recurrence.get("bptt_windows")):
             raise UserError(
                 f"With windows={self.windows} and bptt_windows={self.recurrence.get('bptt_windows')} no gradient "
                 "crosses from one window to the next, so the memory would learn nothing: take at least 2 of each."
             )
-        if self.freeze_base and self.recurrence.get("mechanism") == "none":
-            raise UserError("`freeze_base` with mechanism 'none' leaves nothing to train: drop one of the two.")
+        if self.freeze_base and not learns:
+            raise UserError(f"`freeze_base` with mechanism {mechanism!r} leaves nothing to train: drop one of the two.")

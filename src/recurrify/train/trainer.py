@@ -14,6 +14,7 @@ from recurrify.data import TrainingSequences, collate
 from recurrify.errors import UserError
 from recurrify.recurrence import RecurrentPreTrainedModel
 from recurrify.recurrence.compiled import compile_windows
+from recurrify.recurrence.graphed import graph_steps
 from recurrify.train.callbacks import StopOnNonFinite, non_finite
 from recurrify.train.running import (
     TrainOutcome,
@@ -133,6 +134,7 @@ def train(
         model.base.requires_grad_(False)
     if uses_compile(settings.compile):
         compile_windows(model)
+        graph_steps(model)
     args = training_arguments(settings, sequences, validate is not None)
     per_step = tokens_per_step(settings, sequences, args.world_size)
     if show_progress and settings.warmup_steps >= args.max_steps:

@@ -1,0 +1,140 @@
+"""Keys and values of the previous window's last positions, and of a document's first, seen by every layer of the next.
+
+As in "Transformer-XL", Dai et al. 2019, with the attention sinks of "Efficient Streaming Language Models with Attention
+Sinks", Xiao et al. 2023. Nothing is added that could be trained; it is for models with rotary positions alone, whose
+keys can be turned to where they stand in the next window. Shapes: B rows, L layers, H key heads, D size of a head, C
+keys kept (sinks, then the last positions), N positions.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from recurrify.errors import UserError
+from recurrify.recurrence.families import family_of, turn_keys
+from recurrify.recurrence.mechanism import Mechanism, Notes, Past, RecurrenceConfig, register_mechanism, whole_number
+
+
+@dataclass(frozen=True, kw_only=True)
+class KVConfig(RecurrenceConfig):
+    """Windows of a rotary model that look back at what the window before computed."""
+
+    mechanism: ClassVar[str] = "kv"
+
+    keep: int = 64
+    """How many of the last positions that the next window does not see it looks back at."""
+    sinks: int = 4
+    """How many of a document's first positions all its windows look back at."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole_number("keep", self.keep, 1)
+        whole_number("sinks", self.sinks, 0)
+        if self.keep + self.sinks > self.stride:
+            raise UserError(
+                f"`keep` is {self.keep} and `sinks` {self.sinks}, but the next window leaves only {self.stride} "
+                f"positions of a window unseen (window={self.window}, overlap={self.overlap}): choose "
+                f"keep={max(self.stride - self.sinks, 1)} or less, or larger windows."
+            )
+
+
+class KV(Mechanism):
+    """memory (B, L, 2, H, C, D): keys, turned to stand at positions 0 to C − 1, and values; windows begin at C."""
+
+    keys_only: ClassVar[bool] = True
+
+    def __init__(self, config: KVConfig, layers: int, width: int) -> None:
+        super().__init__()
+        self.config, self.layers = config, layers
+        self.kept = config.sinks + config.keep
+        self.numbers = 0
+
+    def fit(self, base: PreTrainedModel) -> None:
+        config = base.config
+        if not family_of(config).rotary:
+            raise UserError(
+                f"The mechanism 'kv' needs a model with rotary positions, which {config.model_type!r} models do not "
+                "have: with absolute positions, what was kept would stand where the window's own tokens stand. "
+                "Choose another, such as 'tail'."
+            )
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.numbers = self.layers * 2 * heads * self.kept * size
+
+    def slots(self) -> dict[int, int]:
+        return dict.fromkeys(range(self.layers), self.kept)
+
+    def floats(self) -> int:
+        return self.numbers
+
+    def first_position(self) -> int:
+        return self.kept
+
+    def read(self, memory: Tensor) -> dict[int, Tensor]:
+        return {}
+
+    def prepare(self, base: PreTrainedModel, inputs: dict[str, Any], past: Past, notes: Notes | None) -> dict[str, Any]:
+        ids: Tensor = inputs["input_ids"]
+        cache = inputs.get("past_key_values")
+        if cache is None:
+            cache = DynamicCache()
+        mask = None
+        if past.memory is not None:
+            for layer in range(self.layers):
+                cache.update(*past.memory[:, layer].unbind(1), layer)
+            if past.live is not None:
+                mask = torch.cat([past.live[:, None].expand(-1, self.kept), torch.ones_like(ids)], dim=1)
+        if notes is not None:
+            assert isinstance(notes, KeysAndValues)
+            notes.cache, notes.turn = cache, partial(turn_keys, base)
+        places = torch.arange(self.kept, self.kept + ids.shape[1], device=ids.device)[None].expand(len(ids), -1)
+        return {**inputs, "position_ids": places, "attention_mask": mask, "past_key_values": cache, "use_cache": True}
+
+    def start_window(self, stride: int) -> "KeysAndValues":
+        return KeysAndValues(stride, self.config.keep, self.config.sinks)
+
+    def write(self, notes: Notes, past: Past, statistics: tuple[Tensor, ...]) -> Tensor:
+        assert isinstance(notes, KeysAndValues)
+        first, last = notes.taken(0 if past.memory is None else self.kept)
+        if past.memory is not None:
+            first = Past(past.memory[..., : self.config.sinks, :], past.live).otherwise(first)
+        return torch.cat([first, last], dim=-2)
+
+
+class KeysAndValues(Notes):
+    """What every layer of a window put into the cache that it was given."""
+
+    def __init__(self, stride: int, keep: int, sinks: int) -> None:
+        self.stride, self.keep, self.sinks = stride, keep, sinks
+        self.cache: DynamicCache | None = None
+        self.turn: Callable[[int, Tensor, int], Tensor] | None = None
+
+    def see(self, layer: int, hidden: Tensor) -> None:
+        pass
+
+    def summary(self) -> None:
+        return None
+
+    def taken(self, before: int) -> tuple[Tensor, Tensor]:
+        """(B, L, 2, H, …, D): the window's first positions and its last, each where it stands in the next window;
+        `before` of the keys and values in the cache are not the window's own."""
+        assert self.cache is not None
+        assert self.turn is not None, "no window was prepared"
+        first, last = [], []
+        for layer, part in enumerate(self.cache.layers):
+            keys, values = part.keys[:, :, before:], part.values[:, :, before:]
+            begin, end = slice(0, self.sinks), slice(self.stride - self.keep, self.stride)
+            # Windows begin at position sinks + keep: the first tokens move to 0, the last ones before the next window.
+            moved = self.turn(layer, keys[:, :, begin], -self.sinks - self.keep)
+            first.append(torch.stack([moved, values[:, :, begin].to(moved.dtype)], dim=1))
+            moved = self.turn(layer, keys[:, :, end], -self.stride)
+            last.append(torch.stack([moved, values[:, :, end].to(moved.dtype)], dim=1))
+        return torch.stack(first, dim=1), torch.stack(last, dim=1)
+
+
+register_mechanism(KVConfig, KV)

@@ -1,0 +1,129 @@
+"""Inputs behind a window: they see all of it and what is in front, and the window sees nothing of them."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from recurrify import UserError, add_recurrence
+from support.checks import MEMORIES, WINDOW, assert_close, config, gradients, recurrent
+from support.models import text, tiny
+
+
+def watch(layer: Any, outputs: bool) -> list[Tensor]:
+    """What goes into a layer, or comes out of it, from now on."""
+    caught: list[Tensor] = []
+    if outputs:
+        layer.register_forward_hook(lambda *call: caught.append(call[2] if isinstance(call[2], Tensor) else call[2][0]))
+    else:
+        layer.register_forward_pre_hook(
+            lambda _, args, kwargs: caught.append(args[0] if args else kwargs["hidden_states"]), with_kwargs=True
+        )
+    return caught
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["llama", "gpt_neox", "qwen3", "smollm3", "mistral"])
+def test_they_are_tokens_at_the_last_tokens_position(family: str) -> None:
+    """The second window is what the base makes of memory, tokens and memory again as one longer input."""
+    model, ids = recurrent(family, mechanism="memory_tokens"), text(2, 2 * WINDOW)
+    memory, found, base = model(ids[:, :WINDOW]).state.memory, model(ids), model.base.base_model
+    embedded, outputs = watch(base.layers[0], outputs=False), watch(base.layers[-1], outputs=True)
+    base(ids[:, WINDOW:])
+    inputs = torch.cat([memory, embedded[0], memory], 1)
+    places = torch.tensor([0] * 3 + list(range(WINDOW)) + [WINDOW - 1] * 3)[None].expand(2, -1)
+    mask = torch.ones(2, 1, inputs.shape[1], inputs.shape[1], dtype=torch.bool).tril()
+    hidden = base(inputs_embeds=inputs, position_ids=places, attention_mask=mask, use_cache=False).last_hidden_state
+    assert_close(found.logits[:, WINDOW:], model.family.head(model.base, hidden[:, 3:-3]))
+    assert_close(found.state.memory, model.mechanism.norm(outputs[-1][:, -3:]))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_in_an_encoder_they_see_everything_and_are_not_seen(attention: str) -> None:
+    model, ids = recurrent("bert", mechanism="memory_tokens"), text(2, 2 * WINDOW)
+    model.base.set_attn_implementation(attention)
+    memory, found, bert = model(ids[:, :WINDOW]).state.memory, model(ids), model.base.bert
+    embedded = watch(bert.encoder.layer[0], outputs=False)
+    bert(ids[:, WINDOW:])
+    x, queries = torch.cat([memory, embedded[0], memory], 1), 3 + WINDOW
+    seen = torch.ones(queries + 3, queries + 3, dtype=torch.bool)
+    seen[:queries, queries:] = False
+    mask = torch.zeros(seen.shape).masked_fill(~seen, -1e9)[None, None] if attention == "eager" else seen[None, None]
+    for layer in bert.encoder.layer:
+        output = layer(x, attention_mask=mask)
+        x = output if isinstance(output, Tensor) else output[0]
+    assert_close(found.logits[:, WINDOW:], model.base.cls(x[:, 3:queries]))
+    assert_close(found.state.memory, model.mechanism.norm(x[:, queries:]))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("variant", MEMORIES)
+def test_only_full_windows_have_them(variant: str) -> None:
+    model = recurrent("gpt2", **MEMORIES[variant])
+    front, behind = model.mechanism.slots().get(0, 0), model.mechanism.inputs_behind()
+    lengths: list[int] = []
+    model.base.transformer.h[0].ln_1.register_forward_hook(lambda *call: lengths.append(call[1][0].shape[1]))
+    state = model(text(1, WINDOW)).state
+    model(text(1, WINDOW - model.recurrence.overlap - 1), state=state)
+    assert lengths == [WINDOW + behind, front + WINDOW - 1]
+
+
+@pytest.mark.parametrize("how", ["half", "autocast"])
+@pytest.mark.parametrize("variant", MEMORIES)
+def test_half_precision(variant: str, how: str) -> None:
+    model, ids = recurrent("llama", **MEMORIES[variant]), text(2, 28)
+    with torch.no_grad():
+        expected = model(ids).logits
+    model = model.to(torch.bfloat16) if how == "half" else model
+    with torch.autocast("cpu", torch.bfloat16, enabled=how == "autocast"):
+        with torch.no_grad():
+            output = model(ids)
+        assert (output.logits.float() - expected).abs().mean() < 0.05 * expected.abs().mean()
+        for checkpoint in (False, True):
+            model.train().set_recurrence(checkpoint=checkpoint)
+            model(ids, labels=ids, state=output.state.reset([1])).loss.backward()
+            assert all(value.isfinite().all() for value in gradients(model).values())
+        assert model.eval().generate(ids[:, :5], max_new_tokens=20, eos_token_id=None).shape == (2, 25)
+
+
+@torch.no_grad()
+def test_summaries_stay_where_the_limit_lets_them() -> None:
+    """Rows that have seen different numbers of windows lie side by side; the oldest summary goes first."""
+    model, ids = recurrent("gpt2", mechanism="summary"), text(2, 5 * WINDOW)
+    mask = torch.ones_like(ids)
+    mask[1, 2 * WINDOW :] = 0
+    memory = model(ids, attention_mask=mask).state.memory.unflatten(1, (3, 2))
+    empty = model.mechanism.empty
+    assert_close(memory[1, 0], empty)
+    assert not torch.isclose(memory[0], empty).any()
+    before = model(ids[:1, : 4 * WINDOW]).state.memory.unflatten(1, (3, 2))
+    assert torch.equal(memory[0, :2], before[0, 1:])
+
+
+def test_they_count_towards_a_sliding_window() -> None:
+    base = tiny("mistral", sliding_window=WINDOW + 6)
+    with pytest.raises(UserError, match=f"window={WINDOW - 2} or less"):
+        add_recurrence(base, config("memory_tokens", tokens=4))
+    add_recurrence(base, config("memory_tokens", tokens=3))
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "settings", "sentence"),
+    [
+        ("memory_tokens", {"tokens": 0}, "tokens=0"),
+        ("memory_tokens", {"neutral_start": "no"}, "`neutral_start` must be True or False"),
+        ("summary", {"tokens": 0}, "tokens=0"),
+        ("summary", {"limit": 0}, "limit=0"),
+        ("summary", {"neutral_start": "no"}, "`neutral_start` must be True or False"),
+        ("compress", {"tokens": 0}, "tokens=0"),
+        ("compress", {"size": 0}, "size=0"),
+        ("compress", {"neutral_start": "no"}, "`neutral_start` must be True or False"),
+    ],
+    ids=str,
+)
+def test_bad_settings(mechanism: str, settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence) as caught:
+        config(mechanism, **settings)
+    assert str(caught.value).endswith(".")

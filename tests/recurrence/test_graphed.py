@@ -1,0 +1,180 @@
+"""Training steps as CUDA graphs: which steps are replayed, and that they compute what they did."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from recurrify import CarryConfig, NoRecurrence, RecurrentForCausalLM, TailConfig, UserError, add_recurrence
+from recurrify.recurrence import graphed
+from recurrify.recurrence.compiled import compile_windows
+from recurrify.recurrence.graphed import GraphedSteps, graph_steps
+from recurrify.recurrence.packing import pack
+from recurrify.state import State
+from support.models import text, tiny
+
+CONFIGS = {
+    "plain": NoRecurrence(window=8),
+    "carry": CarryConfig(window=8, overlap=3, standardize=True),
+    "tail": TailConfig(window=8, tail=4, pooled_slots=1),
+}
+
+
+class Recorded:
+    """Stands in for a step's graphs, which need a GPU: runs what would be captured."""
+
+    def __init__(self, model: Any, losses: graphed.Losses, tokens: torch.Tensor, targets: torch.Tensor) -> None:
+        self.losses, self.places = losses, graphed.places(graphed.trained(model))
+        self.shape, self.replays = tuple(tokens.shape), 0
+
+    def replay(self, tokens: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        assert tuple(tokens.shape) == self.shape
+        self.replays += 1
+        return self.losses(tokens, targets)
+
+
+class AnyDevice(GraphedSteps):
+    """Takes steps on the CPU too."""
+
+    def takes(self, packed: Any, state: State) -> bool:
+        return super().takes(packed._replace(tokens=_OnCuda(packed.tokens)), state)
+
+
+class _OnCuda:
+    is_cuda = True
+
+    def __init__(self, tokens: torch.Tensor) -> None:
+        self.shape = tokens.shape
+
+
+@pytest.fixture
+def model(monkeypatch: pytest.MonkeyPatch) -> RecurrentForCausalLM:
+    monkeypatch.setattr(graphed, "GraphedStep", Recorded)
+    model: RecurrentForCausalLM = add_recurrence(tiny("gpt2"), CarryConfig(window=8)).train()
+    model.graphed_steps = AnyDevice(model)
+    return model
+
+
+def steps(model: RecurrentForCausalLM, ids: torch.Tensor, number: int = 1, **more: Any) -> Any:
+    for _ in range(number):
+        out = model(ids, labels=ids, **more)
+    return out
+
+
+def replays(model: RecurrentForCausalLM) -> int:
+    return 0 if model.graphed_steps.step is None else model.graphed_steps.step.replays
+
+
+def test_a_shape_is_replayed_once_it_has_come_often_enough(model: RecurrentForCausalLM) -> None:
+    steps(model, text(2, 24), graphed.SEEN_BEFORE)
+    assert replays(model) == 0
+    steps(model, text(2, 24), 2)
+    assert replays(model) == 2
+    steps(model, text(2, 32), 5)  # another shape: one is enough
+    steps(model, text(3, 24), 5)
+    assert replays(model) == 2
+
+
+def test_what_differs_from_such_a_step_runs_as_it_is(model: RecurrentForCausalLM) -> None:
+    ids = text(2, 24)
+    out = steps(model, ids, graphed.SEEN_BEFORE + 1)
+    before = replays(model)
+    mask = torch.ones_like(ids)
+    mask[0, 20:] = 0
+    steps(model, ids, attention_mask=mask)
+    steps(model, ids, state=out.state)
+    steps(model, ids, return_logits=True)
+    model(ids)
+    with torch.no_grad():
+        steps(model, ids)
+    model.set_recurrence(checkpoint=True)
+    steps(model, ids)
+    model.set_recurrence(checkpoint=False)
+    steps(model.eval(), ids)
+    assert replays(model) == before
+    steps(model.train(), ids)
+    assert replays(model) == before + 1
+
+
+def test_the_state_after_a_replay_is_that_of_the_step(model: RecurrentForCausalLM) -> None:
+    twin = copy.deepcopy(model)
+    twin.graphed_steps = None
+    ids = text(2, 21)  # ends in the middle of a window
+    ours, theirs = steps(model, ids, graphed.SEEN_BEFORE + 1), steps(twin, ids)
+    assert replays(model) == 1
+    torch.testing.assert_close(ours.loss, theirs.loss)
+    torch.testing.assert_close(ours.state.memory, theirs.state.memory)
+    assert torch.equal(ours.state.live, theirs.state.live)
+    assert torch.equal(ours.state.tokens, theirs.state.tokens)
+    assert torch.equal(ours.state.lengths, theirs.state.lengths)
+
+
+def test_weights_that_moved_are_captured_anew(model: RecurrentForCausalLM) -> None:
+    ids = text(2, 24)
+    steps(model, ids, graphed.SEEN_BEFORE + 1)
+    old = model.graphed_steps.step
+    weight = model.base.transformer.wte.weight
+    weight.data = weight.data.clone()
+    steps(model, ids)
+    assert model.graphed_steps.step is not old
+    model.base.requires_grad_(False)
+    other = model.graphed_steps.step
+    steps(model, ids)
+    assert model.graphed_steps.step is not other
+
+
+def test_steps_on_a_cpu_are_never_captured() -> None:
+    model = add_recurrence(tiny("gpt2"), CarryConfig(window=8)).train()
+    graph_steps(model)
+    ids = text(2, 24)
+    for _ in range(graphed.SEEN_BEFORE + 2):
+        assert not model.graphed_steps.takes(pack(ids, None, State.fresh(2)), State.fresh(2))
+    steps(model, ids, graphed.SEEN_BEFORE + 2).loss.backward()
+    assert model.graphed_steps.step is None
+
+
+# ---- on a GPU --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_replayed_updates_are_the_updates(name: str, compiled: bool) -> None:
+    """Losses, gradients, statistics and weights over several updates, two batches to each."""
+    model = add_recurrence(tiny("gpt2"), CONFIGS[name]).cuda().train()
+    twin = copy.deepcopy(model)
+    if compiled:
+        compile_windows(twin)
+    graph_steps(twin)
+    optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (model, twin)]
+    for update in range(5):
+        for batch in range(2):
+            ids = text(2, 29, seed=10 * update + batch).cuda()
+            losses = [one(ids, labels=ids).loss for one in (model, twin)]
+            torch.testing.assert_close(losses[1], losses[0], rtol=1e-4, atol=1e-5)
+            for loss in losses:
+                loss.backward()
+        for (key, mine), theirs in zip(model.named_parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(theirs.grad, mine.grad, rtol=1e-3, atol=1e-5, msg=key)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    assert twin.graphed_steps.step.replays > 0
+    for (key, mine), theirs in zip(model.named_buffers(), twin.buffers(), strict=True):
+        torch.testing.assert_close(theirs, mine, rtol=1e-4, atol=1e-5, msg=key)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_backward_pass_that_comes_too_late_is_refused() -> None:
+    model = add_recurrence(tiny("gpt2"), CarryConfig(window=8)).cuda().train()
+    graph_steps(model)
+    ids = text(2, 24).cuda()
+    for _ in range(graphed.SEEN_BEFORE + 1):
+        model(ids, labels=ids).loss.backward()
+    first = model(ids, labels=ids).loss
+    model(ids, labels=ids)
+    with pytest.raises(UserError, match="call backward after each step"):
+        first.backward()
