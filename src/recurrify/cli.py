@@ -1,5 +1,6 @@
 """The command line: parses, calls, prints."""
 
+import json
 import os
 import sys
 from collections.abc import Iterable
@@ -12,7 +13,7 @@ from rich.table import Table
 from transformers import TextStreamer, logging, set_seed
 
 from recurrify import __version__, options
-from recurrify.commands import answer, experiment, forecast
+from recurrify.commands import answer, experiment, forecast, scratch
 from recurrify.commands.pretrain import pretrain_command
 from recurrify.console import err_console, is_first, out_console, progress_bar, say
 from recurrify.demo import run_demo
@@ -23,6 +24,7 @@ from recurrify.recurrence import RecurrentForCausalLM, load_model, own_windows, 
 from recurrify.report import summary
 from recurrify.results import provenance, save_result
 from recurrify.train import TrainSettings, uses_bf16
+from recurrify.train.scratch_settings import ScratchSettings
 from recurrify.windows import check_window
 
 app = typer.Typer(
@@ -69,9 +71,11 @@ def demo(
 
 @app.command(name="train")
 def train_command(
-    model: options.Model,
+    context: typer.Context,
     data: options.Data,
     out: options.RunFolder,
+    model: options.BaseModel = None,
+    arch: options.Arch = None,
     valid: options.Valid = None,
     text_field: options.TextField = "text",
     mechanism: options.Mechanism = "carry",
@@ -88,6 +92,7 @@ def train_command(
     tail: options.Tail = None,
     pooled_slots: options.PooledSlots = None,
     until_layer: options.UntilLayer = None,
+    settings: options.Set = None,
     epochs: options.Epochs = 2.0,
     max_tokens: options.MaxTokens = None,
     max_minutes: options.MaxMinutes = None,
@@ -105,30 +110,57 @@ def train_command(
     compile: options.Compile = "auto",
     group_by_length: options.GroupByLength = False,
     seed: options.Seed = 0,
+    symbols: options.Symbols = ScratchSettings.symbols,
+    steps: options.Steps = ScratchSettings.steps,
+    length: options.Length = ScratchSettings.length,
+    clip: options.Clip = ScratchSettings.clip,
+    weight_decay: options.WeightDecay = ScratchSettings.weight_decay,
+    eval_batch: options.EvalBatch = None,
+    eval_settings: options.EvalSet = None,
+    speed: options.Speed = "auto",
 ) -> None:
-    """Add recurrence to a model and fine-tune it on your text.
+    """Add recurrence to a model and fine-tune it on your text, or train an architecture from scratch.
 
     The plain model trains by the very same path with `--mechanism none`. One CPU, one GPU, or several under
     `torchrun` or `accelerate launch`. TensorBoard logs, checkpoints, `run.json` with every setting, `result.json`
     and the trained `model/` land in the output folder.
+
+    With `--arch` a language model is trained from scratch on one stream of characters, bytes or tokens, its state
+    carried from batch to batch. Defaults then are Transformer-XL's: --batch 22, --learning-rate 2.5e-4, a cosine
+    without warm-up.
     """
     given = locals()
-    # Only what was asked for: a model that is recurrent already keeps the rest as it is.
-    asked: dict[str, Any] = {
-        "window": window,
-        "overlap": overlap,
-        "bptt_windows": bptt_windows,
-        "checkpoint": checkpoint,
-    }
-    if mechanism != "none":
-        asked |= {"pooling": pooling, "slots": slots, "standardize": standardize, "tail": tail}
-        asked |= {"pooled_slots": pooled_slots, "neutral_start": neutral_start}
-        asked["insert_layer"] = _layer("--insert-layer", insert_layer, "all")
-        asked["until_layer"] = _layer("--until-layer", until_layer, "top")
-    recurrence = {"mechanism": mechanism} | {name: value for name, value in asked.items() if value is not None}
+    if scratch.is_from_scratch(context):
+        scratch.train_architecture(context)
+        return
+    recurrence = _asked_recurrence(given)
     recurrence_config(recurrence)  # refuses what cannot be, before anything is loaded
-    settings = TrainSettings.from_options(given, out=str(out), recurrence=recurrence)
-    _report_training(train_run(settings, say), out)
+    run = TrainSettings.from_options(given, out=str(out), recurrence=recurrence)
+    _report_training(train_run(run, say), out)
+
+
+def _asked_recurrence(given: dict[str, Any]) -> dict[str, Any]:
+    """Only what was asked for: a model that is recurrent already keeps the rest as it is."""
+    names = ["window", "overlap", "bptt_windows", "checkpoint"]
+    asked: dict[str, Any] = {}
+    if given["mechanism"] != "none":
+        names += ["pooling", "slots", "standardize", "tail", "pooled_slots", "neutral_start"]
+        asked["insert_layer"] = _layer("--insert-layer", given["insert_layer"], "all")
+        asked["until_layer"] = _layer("--until-layer", given["until_layer"], "top")
+    asked |= {name: given[name] for name in names}
+    asked = {name: value for name, value in asked.items() if value is not None}
+    return {"mechanism": given["mechanism"]} | asked | dict(map(_setting, given["settings"] or []))
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    """`name=value`; what is no number, yes or no is a word."""
+    name, equals, value = text.partition("=")
+    if not (name and equals and value):
+        raise UserError(f"`--set` takes name=value, such as keep=64: got {text!r}.")
+    try:
+        return name, json.loads(value)
+    except json.JSONDecodeError:
+        return name, value
 
 
 def _report_training(result: dict[str, Any], out: Path) -> None:

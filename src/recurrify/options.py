@@ -6,6 +6,8 @@ from typing import Annotated, Any
 import typer
 
 from recurrify.data import CORPORA
+from recurrify.data.symbols import ALPHABETS
+from recurrify.models.language import ARCHITECTURES
 from recurrify.recurrence import mechanism_names, shipped_names
 
 MODEL_HELP = f"A Hugging Face name, a folder, a run's folder, a .gguf file, or one of {', '.join(shipped_names())}."
@@ -27,7 +29,13 @@ def _training(text: str) -> Any:
     return typer.Option(help=text, rich_help_panel="Training")
 
 
+def _scratch(text: str, name: str | None = None) -> Any:
+    names = () if name is None else (name,)
+    return typer.Option(*names, help=text, rich_help_panel="From scratch, with --arch")
+
+
 Model = Annotated[str, typer.Option(help=MODEL_HELP)]
+BaseModel = Annotated[str | None, typer.Option("--model", help=f"What to fine-tune. {MODEL_HELP}")]
 ModelArgument = Annotated[str, typer.Argument(help=MODEL_HELP)]
 ModelArguments = Annotated[list[str], typer.Argument(help=MODEL_HELP + " Several are compared with the first.")]
 Data = Annotated[str, typer.Option(help=DATA_HELP)]
@@ -53,17 +61,26 @@ Standardize = Annotated[
     bool | None, _recurrence("carry: standardise what is carried; not in the paper, learns faster.")
 ]
 NeutralStart = Annotated[
-    bool | None, _recurrence("carry, tail: start with what the base makes little of (the default), or at random.")
+    bool | None, _recurrence("Start what is added as something the base makes little of (the default), or at random.")
 ]
 Tail = Annotated[int | None, _recurrence("tail: how many of a window's last positions are handed on; default 16.")]
 PooledSlots = Annotated[int | None, _recurrence("tail: pooled vectors besides, which reach further back; default 0.")]
 UntilLayer = Annotated[str | None, _recurrence("tail: the last layer that sees what was handed on; default top.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        help="Any other setting of the mechanism (keep=64 of kv) or, with --arch, of the architecture (layers=6); may "
+        "be repeated.",
+        rich_help_panel="Recurrence",
+    ),
+]
 
 Epochs = Annotated[float, _budget("Passes over the text.")]
 MaxTokens = Annotated[int | None, _budget("Stop after so many training tokens.")]
 MaxMinutes = Annotated[float | None, _budget("Stop, saved and ready to go on, after so many minutes.")]
 ValidEvery = Annotated[int, _budget("Training tokens between validations.")]
-ValidTokens = Annotated[int, _budget("Validate on so many tokens of each document.")]
+ValidTokens = Annotated[int, _budget("Validate on so many tokens of each document; with --arch, of the part.")]
 Patience = Annotated[int, _budget("Validations without a better one before stopping; 0 never stops early.")]
 
 Batch = Annotated[int, _training("Sequences in a step, per device.")]
@@ -77,6 +94,18 @@ Precision = Annotated[str, _training("auto (bf16 on GPUs that have it, else fp32
 Compile = Annotated[str, _training("Compile training windows: auto (on CUDA GPUs), on or off.")]
 GroupByLength = Annotated[bool, _training("Batch sequences of similar length: less padding for short documents.")]
 Seed = Annotated[int, _training("Seed of the shuffling and of the added weights.")]
+
+Arch = Annotated[str | None, _scratch(f"What to train from scratch instead of a --model: {', '.join(ARCHITECTURES)}.")]
+Symbols = Annotated[str, _scratch(f"{', '.join(ALPHABETS)}, or a tokenizer's folder or name on the hub.")]
+Steps = Annotated[int, _scratch("Updates of the weights.")]
+Length = Annotated[int, _scratch("Symbols of each lane in a step; --batch is the number of lanes.")]
+Clip = Annotated[float, _scratch("The largest norm of the gradient; 0: as large as it is.")]
+WeightDecay = Annotated[float, _scratch("With any, Adam becomes AdamW.")]
+EvalBatch = Annotated[int | None, _scratch("Lanes in validation and test; default: --batch.")]
+EvalSet = Annotated[
+    list[str] | None, _scratch("As --set, in validation and test only: memory_length=3800, say.", "--eval-set")
+]
+Speed = Annotated[str, _scratch("auto (graph on CUDA, else eager), eager, compile, or graph (compiled and captured).")]
 
 Split = Annotated[str, typer.Option(help="train, valid, test, or all for the whole source.")]
 EvaluationWindow = Annotated[int | None, typer.Option(help="Tokens in a window; default: the models' own.")]

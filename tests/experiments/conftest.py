@@ -43,6 +43,24 @@ def micro_size(base: Path, texts: Path) -> Size:
         predicted_tokens=30,
         xlnet={"learning_rate": 1e-3, "max_tokens": 200},
         cost={"rows": 2, "windows": 2, "lengths": (8, 16), "new_tokens": 4, "repeats": 2},
+        lengths={
+            "tasks": ("parity",),
+            "seeds": (0, 1),
+            "rates": (1e-3, 1e-2),
+            "steps": 2,
+            "batch": 4,
+            "lengths": (20, 40, 60),
+            "valid_sequences": 8,
+            "test_sequences": 8,
+        },
+        complexity={
+            "lengths": (8, 16, 32),
+            "widths": (64, 128, 192),
+            "width": 64,
+            "length": 16,
+            "longest_slow": 32,
+            "repeats": 1,
+        },
     )
 
 

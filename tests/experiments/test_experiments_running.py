@@ -157,6 +157,13 @@ def test_topics_and_metrics_have_a_row_for_each_kind(done: Lab) -> None:
     assert all(word.startswith("w") for word in words)
 
 
+def test_what_starts_from_no_base_waits_for_none(done: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Lab, "make_base", lambda lab: pytest.fail("a base was made"))
+    run_experiments(["slides-lengths"], done)
+    assert result(done, "slides-lengths")["differences"] == list(EXPERIMENTS["slides-lengths"].differences or ())
+    assert result(done, "table2")["differences"] == ["everything"]
+
+
 def test_a_second_run_trains_nothing(done: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "do_unit", lambda *_: pytest.fail("done again"))
     before = (done.folder / "table2.json").read_text(encoding="utf-8")

@@ -223,6 +223,69 @@ def _learning_rates() -> list[Facts]:
     ]
 
 
+def length_rows() -> list[Facts]:
+    """Of two rules: an LSTM that knows both at any length, a transformer that knows them up to the training length."""
+    rows = []
+    for task, chance in (("parity", 0.5), ("dyck", 0.375)):
+        for arch in ("transformer", "lstm"):
+            for length in (20, 40, 120, 200, 400):
+                accuracy = 0.998 if arch == "lstm" else 0.97 if length <= 40 else chance + 4 / length
+                rows.append(
+                    {
+                        "task": task,
+                        "arch": arch,
+                        "length": length,
+                        "training_length": 40,
+                        "accuracy": accuracy,
+                        "spread": 0.012,
+                        "per_seed": [accuracy - 0.012, accuracy, accuracy + 0.012],
+                        "seeds": list(SEEDS),
+                        "answers": 1024,
+                        "chance": chance,
+                        "learning_rate": 1e-3,
+                        "parameters": 149_572,
+                        "reads": "whole sequences",
+                        "files": [f"lengths/{task}-{arch}-lr0.001-s{seed}.json" for seed in SEEDS],
+                    }
+                )
+    return rows
+
+
+def growth_rows() -> list[Facts]:
+    """Times of powers and nothing else; memory for one of the parts alone."""
+    rows = []
+    for part, theory, powers in (
+        ("self-attention, fused", "O(T²·D)", {"T": 2.0, "D": 1.0}),
+        ("RSA scan", "O(T·D)", {"T": 1.0, "D": 1.0}),
+    ):
+        for axis, fixed in (("T", {"D": 512}), ("D", {"T": 4096})):
+            points = []
+            for size in (512, 1024, 2048, 4096):
+                shape = {axis: size, **fixed}
+                seconds = 1e-12 * shape["T"] ** powers["T"] * shape["D"] ** powers["D"]
+                memory = 8 * shape["T"] * shape["D"] if part == "RSA scan" else None
+                points.append(
+                    shape | {"forward_seconds": seconds / 3, "seconds": seconds, "peak_bytes": memory},
+                )
+            fit = {"exponent": powers[axis] - 0.034, "standard_error": 0.021, "points": 3}
+            exponents = {"seconds": fit, "forward_seconds": fit}
+            if part == "RSA scan":
+                exponents["peak_bytes"] = fit | {"exponent": 1.0}
+            rows.append(
+                {
+                    "part": part,
+                    "theory": theory,
+                    "axis": axis,
+                    "at": fixed,
+                    "theoretical": powers[axis],
+                    "exponents": exponents,
+                    "counted_exponent": powers[axis],
+                    "points": points,
+                }
+            )
+    return rows
+
+
 def run(loss: float, steps: int = 1000) -> Facts:
     """A training run with its losses, evaluated every 100 steps."""
     history: list[Facts] = []
@@ -275,6 +338,8 @@ def small_experiments() -> list[Facts]:
         experiment("table4", "continuations", "Continuations", _continuations()),
         experiment("prediction", "prediction", "Prediction of the next token", _prediction()),
         experiment("cost", "cost", "What recurrence costs", _cost()),
+        experiment("slides-lengths", "lengths", "Recurrent rules at lengths", length_rows(), hyperparameters=None),
+        experiment("slides-complexity", "complexity", "Time and memory", growth_rows(), hyperparameters=None),
         experiment("variants", "variants", "Tries of ours", variants),
         experiment("learning-rates", "learning_rates", "Learning rates", _learning_rates(), hyperparameters=None),
     ]
@@ -288,6 +353,8 @@ def write_size(folder: Path, experiments: Sequence[Facts]) -> None:
             for number, name in enumerate(row.get("runs") or []):
                 loss = 3.5 - GAINS.get(row["kind"], 0.0) + 0.01 * number
                 _write(folder / "runs" / f"{name}.json", run(loss))
+            for name in row.get("files") or []:
+                _write(folder / name, {"kind": "rule"})
             for scores in (row.get("scores") or {}).values():
                 for name in scores["files"]:
                     _write(folder / name, {"kind": "evaluation"})

@@ -254,6 +254,8 @@ LAYOUTS = (
     "continuations",
     "prediction",
     "cost",
+    "lengths",
+    "complexity",
     "learning_rates",
 )
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from recurrify import options
+from recurrify.commands.answer_table3 import table3_command
 from recurrify.console import is_first, say
 from recurrify.jobs import pick_device
 from recurrify.jobs.answering import (
@@ -104,6 +105,9 @@ def predict(
     answers, style = answer_predict(model, data, say, pick_device(device), batch, longest_answer)
     write_predictions(answers, style, out)
     typer.echo(f"{len(answers):,} answers: {out}")
+
+
+app.command(name="table3")(table3_command)
 
 
 def _scores(found: dict[str, Any]) -> str:

@@ -16,6 +16,7 @@ from recurrify.experiments.rows import Table, perplexity_row
 from recurrify.experiments.unit import Unit
 
 KINDS = ("plain", "carry", "best")
+SLIDES = "Lecture slides, RNNs (using LSTMs and GRUs) vs. transformers"
 Rows = list[dict[str, Any]]
 
 
@@ -32,6 +33,10 @@ class Experiment:
     """The rows, and the names of those that are missing."""
     corpus: str = "books"
     """books or wiki: whose settings the hyperparameters are."""
+    needs_base: bool = True
+    """Whether it starts from the size's pretrained model."""
+    differences: tuple[str, ...] | None = None
+    """How it differs from what was published; None: as the size says."""
     needs_rates: bool = True
     needs_best: bool = True
     """Whether its runs wait for the choice of the best mechanism."""

@@ -25,7 +25,7 @@ def run_experiments(names: Sequence[str], lab: Lab) -> list[Path]:
     started = time.time()
     for source in filter(None, (lab.books, lab.wiki)):
         load_documents(source, "valid", limit=1)  # a wrong name is told now, not after an hour
-    if not lab.make_base():
+    if any(experiment.needs_base for experiment in chosen) and not lab.make_base():
         lab.say(STOPPED)
         return []
     if any(experiment.needs_rates for experiment in chosen):
@@ -91,7 +91,7 @@ def _write(experiment: Experiment, lab: Lab, started: float) -> list[Path]:
         "size": lab.size.name,
         "title": experiment.title,
         "source": experiment.source,
-        "differences": list(lab.size.differences),
+        "differences": list(lab.size.differences if experiment.differences is None else experiment.differences),
         "hyperparameters": hyperparameters(lab, units[-1].settings, rows) if units else [],
         "layout": experiment.layout,
         "rows": rows,

@@ -73,6 +73,10 @@ class Size:
     xlnet: dict[str, Any] = field(default_factory=dict)
     """What differs in XLNet's training."""
     cost: dict[str, Any] = field(default_factory=dict)
+    lengths: dict[str, Any] = field(default_factory=dict)
+    """What differs from `LengthStudy`'s own settings."""
+    complexity: dict[str, Any] = field(default_factory=dict)
+    """What differs from the grid of sizes that suits the device."""
 
     def recurrence(self, kind: str) -> dict[str, Any]:
         return {"plain": PLAIN, "carry": CARRY, "best": self.best, "xlnet": XLNET}[kind]
@@ -175,6 +179,17 @@ SIZES = {
             predicted_tokens=100,
             xlnet={"learning_rate": 1e-3},
             cost={"rows": 2, "windows": 2, "lengths": (64, 128), "new_tokens": 8, "repeats": 2},
+            lengths={
+                "tasks": ("parity", "dyck"),
+                "seeds": (0,),
+                "rates": (1e-3, 3e-3),
+                "steps": 60,
+                "batch": 32,
+                "lengths": (20, 40, 80, 120, 200, 400),
+                "valid_sequences": 128,
+                "test_sequences": 64,
+            },
+            complexity={"repeats": 3},
         ),
     )
 }

@@ -157,6 +157,6 @@ register(
         layout="answers",
         units=lambda lab: [],
         rows=lambda lab: ([], []),
-        later="question answering has its own command, `recurrify qa`, and has not been run on HotpotQA yet",
+        later="question answering has a command of its own, `recurrify qa table3`",
     )
 )

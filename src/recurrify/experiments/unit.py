@@ -16,11 +16,11 @@ from recurrify.errors import UserError
 from recurrify.evaluate import Evaluation, evaluate_documents, full_flops_per_token, paper_flops_per_token
 from recurrify.evaluate.xlnet import score_xlnet
 from recurrify.jobs import Say, XLNetMemory, load_xlnet, pick_device, read_text, train_run, xlnet_run
+from recurrify.jobs.side_by_side import INTERRUPTED
 from recurrify.recurrence import load_model, recurrence_config
 from recurrify.results import load_result, provenance, save_result, write_whole
 from recurrify.train import TrainSettings, uses_bf16
 
-INTERRUPTED = 130
 ROWS = 24
 """Documents scored side by side: few enough for a dozen processes on one GPU."""
 

@@ -28,6 +28,8 @@ LAYOUTS = (
     "continuations",
     "prediction",
     "cost",
+    "lengths",
+    "complexity",
     "variants",
     "learning_rates",
 )

@@ -19,6 +19,7 @@ from recurrify.report.experiments_blocks import (
     TableBlock,
     Terms,
 )
+from recurrify.report.experiments_complexity import complexity_blocks
 from recurrify.report.experiments_data import (
     SCORED,
     SPLITS,
@@ -30,6 +31,7 @@ from recurrify.report.experiments_data import (
     ordered_kinds,
     words,
 )
+from recurrify.report.experiments_lengths import length_blocks
 from recurrify.report.experiments_statement import front_finding, listed, window_finding
 from recurrify.report.experiments_tables import LinkedTable, Linker
 from recurrify.report.html_parts import Link
@@ -90,6 +92,8 @@ def _content(results: SizeResults, experiment: Experiment, linker: Linker) -> li
         "continuations": lambda: _continuations(experiment),
         "prediction": lambda: _one_table(tables.prediction_table(experiment, linker)),
         "cost": lambda: _cost(experiment),
+        "lengths": lambda: length_blocks(experiment, linker),
+        "complexity": lambda: complexity_blocks(experiment),
         "learning_rates": lambda: _one_table(tables.learning_rate_table(experiment, linker)),
     }
     if experiment.layout not in makers:

@@ -1,0 +1,260 @@
+"""Language models from scratch as a whole job: from names of text to a model in a folder, with its result."""
+
+import math
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recurrify.console import progress_bar
+from recurrify.data.records import Skipped
+from recurrify.data.symbols import SymbolData, SymbolStream, encode_part, load_symbols, read_symbols
+from recurrify.errors import UserError
+from recurrify.jobs.finetuning import explain_full_disk
+from recurrify.jobs.resuming import RESULT_FILE
+from recurrify.jobs.texts import Say, cache_folder, pick_device
+from recurrify.models.language import count_parameters, language_model, load_language_model, save_language_model
+from recurrify.results import load_result, provenance, save_result
+from recurrify.train.lanes import Lanes, Score, score_lanes
+from recurrify.train.scratch import TRAINING_FILE, Progress, ScratchOutcome, fit, saved_step
+from recurrify.train.scratch_settings import ScratchSettings
+from recurrify.train.stepping import chosen_speed, precision_context, uses_half
+
+MODEL_FOLDER = "model"
+
+
+def train_scratch(settings: ScratchSettings, say: Say, show_progress: bool = True) -> dict[str, Any]:
+    """Train as the settings say and leave model and result in `settings.out`; goes on with a run begun there."""
+    out, started = Path(settings.out), time.time()
+    device = pick_device()
+    chosen_speed(settings, device)  # refuses what this machine cannot do before the text is read
+    uses_half(settings.precision, device)
+    data = _read(settings, say)
+    settings = replace(settings, data_checksum=data.checksum)
+    model = _new_model(settings, data.symbols.size)
+    scorer = Scorer(settings, data.symbols.size, model, device)
+    ids_T = _on_device(data.streams["train"], device)
+    Lanes(ids_T, settings.batch, settings.length)  # refuses a text that is too short
+    earlier = _earlier_result(settings, say)
+    if earlier is not None:
+        return earlier
+    settings.write()
+    model.to(device)
+    if device.type == "cuda" and settings.precision != "fp32":
+        torch.set_float32_matmul_precision("high")
+    say(_describe(settings, model, data))
+    valid_T = _on_device(data.streams["valid"], device)
+    try:
+        with progress_bar("training", settings.steps) if show_progress else nullcontext() as tick:
+            outcome = fit(
+                model,
+                ids_T,
+                settings,
+                lambda now: scorer(now, valid_T[: settings.valid_tokens]),
+                out,
+                lambda entry: say(_describe_validation(entry, data.symbols.unit)),
+                tick,
+            )
+    except (OSError, RuntimeError) as error:
+        raise _explained(error, settings.out) from error
+    result = _result(settings, model, data, outcome)
+    if outcome.finished:
+        for part in ("valid", "test"):
+            stream = data.streams[part]
+            shown = progress_bar(f"scoring {part}", len(stream.ids)) if show_progress else nullcontext()
+            with shown as tick:
+                score = scorer(model, _on_device(stream, device), tick)
+            result["validation" if part == "valid" else part] = described_score(score, stream)
+        _leave(settings, model, data, out)
+    else:
+        say(f"stopped and saved after step {outcome.progress.step:,}: run the same command again to go on")
+    result["provenance"] = provenance(
+        settings.to_dict(), seed=settings.seed, data_checksum=data.checksum, started=started
+    )
+    if outcome.finished:
+        save_result(out / RESULT_FILE, result)
+        # What was kept for going on is taken away last.
+        (out / TRAINING_FILE).unlink(missing_ok=True)
+    return result
+
+
+def score_stream(
+    model: nn.Module | str | Path,
+    stream: SymbolStream,
+    *,
+    batch: int = 1,
+    length: int = 512,
+    device: str = "auto",
+    precision: str = "auto",
+) -> Score:
+    """Predict every symbol of a stream but its first, in `batch` lanes; `model` may be a run's folder."""
+    where = pick_device(device)
+    loaded = model if isinstance(model, nn.Module) else load_language_model(_model_folder(model))
+    loaded, half = loaded.to(where).eval(), uses_half(precision, where)
+    return score_lanes(loaded, _on_device(stream, where), batch, length, lambda: precision_context(half, where))
+
+
+def stream_for(run: str | Path, source: str, split: str = "test", *, text_field: str = "text") -> SymbolStream:
+    """A split of any source in the symbols of a run's model."""
+    symbols = load_symbols(_model_folder(run))
+    return encode_part(symbols, source, split, text_field=text_field, cache_dir=cache_folder())
+
+
+def described_score(score: Score, stream: SymbolStream) -> dict[str, Any]:
+    """By symbol, which is what papers on enwik8 call a character, and by the characters and bytes that they spell."""
+    bits = score.nats / math.log(2)
+    return {
+        "symbols": score.symbols,
+        "loss": score.loss,
+        "bits_per_symbol": score.bits_per_symbol,
+        "bits_per_character": bits / stream.characters if stream.characters else None,
+        "bits_per_byte": bits / stream.bytes if stream.bytes else None,
+        "perplexity_per_symbol": score.perplexity,
+    }
+
+
+class Scorer:
+    """Scores streams with a model's weights, in the shape that `eval_settings` ask for."""
+
+    def __init__(self, settings: ScratchSettings, vocabulary: int, model: nn.Module, device: torch.device) -> None:
+        self.settings, self.device = settings, device
+        self.half = uses_half(settings.precision, device)
+        self.other: nn.Module | None = None
+        if settings.eval_settings:
+            changed = settings.settings | settings.eval_settings
+            self.other = _new_model(replace(settings, settings=changed), vocabulary)
+            self._take_weights(model)
+            self.other = self.other.to(device).eval()
+
+    def __call__(self, model: nn.Module, ids_T: Tensor, tick: Callable[[int], None] | None = None) -> Score:
+        if self.other is not None:
+            self._take_weights(model)
+        return score_lanes(
+            model.eval() if self.other is None else self.other,
+            ids_T,
+            self.settings.eval_batch or self.settings.batch,
+            self.settings.length,
+            lambda: precision_context(self.half, self.device),
+            tick or (lambda symbols: None),
+        )
+
+    def _take_weights(self, model: nn.Module) -> None:
+        assert self.other is not None
+        try:
+            self.other.load_state_dict(model.state_dict())
+        except RuntimeError as error:
+            names = ", ".join(self.settings.eval_settings)
+            raise UserError(
+                f"The `eval_settings` {names} ask for other weights than are trained: change only what a model can "
+                "have differently on the same weights, such as the length of a memory."
+            ) from error
+
+
+def _new_model(settings: ScratchSettings, vocabulary: int) -> nn.Module:
+    if "target_length" in settings.settings:
+        raise UserError("`target_length` is the length of a training segment: give it as --length.")
+    torch.manual_seed(settings.seed)
+    return language_model(settings.arch, vocabulary, **{"target_length": settings.length, **settings.settings})
+
+
+def _read(settings: ScratchSettings, say: Say) -> SymbolData:
+    skipped: list[Skipped] = []
+    data = read_symbols(
+        settings.symbols,
+        settings.data,
+        valid=settings.valid,
+        text_field=settings.text_field,
+        cache_dir=cache_folder(),
+        skipped=skipped,
+    )
+    for entry in skipped[:10]:
+        say(f"skipped {entry.name}: {entry.reason}")
+    if len(skipped) > 10:
+        say(f"… and skipped {len(skipped) - 10} more")
+    return data
+
+
+def _on_device(stream: SymbolStream, device: torch.device) -> Tensor:
+    return torch.from_numpy(stream.ids).to(device)
+
+
+def _earlier_result(settings: ScratchSettings, say: Say) -> dict[str, Any] | None:
+    """The result that a finished run left in the folder; None where there is something to do."""
+    out = Path(settings.out)
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{settings.out!r} is a file, not a folder: choose another --out.")
+    earlier = ScratchSettings.read(out)
+    if earlier is None:
+        return None
+    settings.check_same_run(earlier)
+    if (out / RESULT_FILE).is_file():
+        say(f"{settings.out} is finished already: nothing to do (choose another --out to train anew).")
+        return load_result(out / RESULT_FILE)
+    step = saved_step(out)
+    where = "from the start: nothing was saved yet" if step is None else f"from step {step}"
+    say(f"going on with the run in {settings.out}, {where}")
+    return None
+
+
+def _describe(settings: ScratchSettings, model: nn.Module, data: SymbolData) -> str:
+    sizes = ", ".join(f"{part} {len(stream.ids):,}" for part, stream in data.streams.items())
+    return (
+        f"{settings.arch}: {count_parameters(model):,} parameters; "
+        f"{data.symbols.size:,} different {data.symbols.unit}s, {sizes}; "
+        f"{settings.batch} lanes of {settings.length} in each of {settings.steps:,} steps"
+    )
+
+
+def _describe_validation(entry: dict[str, float], unit: str) -> str:
+    return (
+        f"step {entry['step']:,}: validation {entry['bits_per_symbol']:.4f} bits per {unit} "
+        f"(loss {entry['loss']:.4f}), {entry['training_seconds']:,.0f} s of training"
+    )
+
+
+def _result(settings: ScratchSettings, model: nn.Module, data: SymbolData, outcome: ScratchOutcome) -> dict[str, Any]:
+    progress: Progress = outcome.progress
+    config: Any = model.config
+    pace = outcome.steps_per_second
+    return {
+        "kind": "scratch",
+        "finished": outcome.finished,
+        "interrupted": outcome.interrupted,
+        "arch": settings.arch,
+        "model": asdict(config),
+        "parameters": count_parameters(model),
+        "unit": data.symbols.unit,
+        "vocabulary": data.symbols.size,
+        "stream_symbols": {part: len(stream.ids) for part, stream in data.streams.items()},
+        "steps": progress.step,
+        "tokens": progress.step * settings.symbols_per_step,
+        "speed": outcome.speed,
+        "tokens_per_second": None if pace is None else pace * settings.symbols_per_step,
+        "training_seconds": round(progress.seconds, 3),
+        "history": {"training": progress.training, "validation": progress.validation},
+    }
+
+
+def _leave(settings: ScratchSettings, model: nn.Module, data: SymbolData, out: Path) -> None:
+    try:
+        data.symbols.save(out / MODEL_FOLDER)
+        save_language_model(model, out / MODEL_FOLDER)
+    except OSError as error:
+        raise explain_full_disk(error, settings.out) from error
+
+
+def _model_folder(run: str | Path) -> Path:
+    inside = Path(run) / MODEL_FOLDER
+    return inside if inside.is_dir() else Path(run)
+
+
+def _explained(error: Exception, out: str) -> Exception:
+    if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        return UserError(f"The model could not be compiled ({reason}): use --speed eager.")
+    return explain_full_disk(error, out)

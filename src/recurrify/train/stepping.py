@@ -1,0 +1,172 @@
+"""One update of the weights over lanes of symbols: eager, compiled, or captured with everything as one CUDA graph.
+
+The host never waits for a step: the symbols lie on the device and batches are cut there, the learning rate is a number
+on the device, and the loss stays there until somebody asks for it.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from recurrify.errors import UserError
+from recurrify.train.lanes import Lanes
+from recurrify.train.running import uses_bf16
+from recurrify.train.scratch_settings import ScratchSettings
+
+STEPS_BEFORE_CAPTURE = 3
+"""Ordinary steps that let compiler, libraries and allocator settle before a CUDA graph is captured."""
+MOST_SEGMENTS = 64
+"""A memory that has not filled up after so many segments is taken to grow for ever."""
+CUDNN_MODELS = ("lstm", "gru")
+
+State = Any
+"""A NamedTuple of tensors without gradient: what a model carries from segment to segment."""
+Loss = Callable[[Tensor, State], tuple[Tensor, State]]
+
+
+def chosen_speed(settings: ScratchSettings, device: torch.device) -> str:
+    if settings.speed == "graph" and device.type != "cuda":
+        raise UserError("`speed` is graph, but there is no usable CUDA GPU to capture on: use auto, eager or compile.")
+    if settings.speed != "auto":
+        return settings.speed
+    return "graph" if device.type == "cuda" and settings.arch not in CUDNN_MODELS else "eager"
+
+
+def uses_half(precision: str, device: torch.device) -> bool:
+    return uses_bf16(precision) and device.type == "cuda"
+
+
+def precision_context(half: bool, device: torch.device) -> AbstractContextManager[Any]:
+    # Without the cache: a captured graph must not reuse casts made outside of it.
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=half, cache_enabled=False)
+
+
+class Stepper:
+    """Takes the steps of a run, in order or from any of them on, and keeps the state between them."""
+
+    def __init__(self, model: nn.Module, lanes: Lanes, settings: ScratchSettings) -> None:
+        self.model: Any = model
+        self.lanes, self.settings = lanes, settings
+        self.device = lanes.ids_BT.device
+        self.speed, self.half = chosen_speed(settings, self.device), uses_half(settings.precision, self.device)
+        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        on_cuda = self.device.type == "cuda"
+        # A captured step reads its learning rate from the device.
+        rate: Any = torch.tensor(settings.learning_rate, device=self.device) if on_cuda else settings.learning_rate
+        kind = torch.optim.AdamW if settings.weight_decay else torch.optim.Adam
+        self.optimizer = kind(
+            self.parameters, lr=rate, weight_decay=settings.weight_decay, fused=True, capturable=on_cuda
+        )
+        self.state = self._first_state()
+        self.settled = None if self.speed == "eager" else self._settled_layout()
+        self.quick: Loss = torch.compile(self._loss, dynamic=False) if self.speed != "eager" else self._loss
+        self.graph: Any = None
+        self.ordinary_steps = 0
+
+    def __call__(self, step: int) -> Tensor:
+        """The loss, still on the device; the next step may overwrite it."""
+        segment = step % self.lanes.segments
+        if segment == 0:
+            self.state = self._first_state()
+        self._set_rate(self.settings.rate(step))
+        tokens_BN = self.lanes.segment(segment)
+        # While a memory still fills up, its shapes are another compilation and another graph: these few steps are
+        # not worth them.
+        if _layout(self.state) != self.settled:
+            return self._update(self._loss, tokens_BN.long())
+        if self.speed == "compile":
+            return self._update(self.quick, tokens_BN.long())
+        if self.ordinary_steps < STEPS_BEFORE_CAPTURE:
+            self.ordinary_steps += 1
+            return self._on_side_stream(tokens_BN.long())
+        return self._replay(tokens_BN)
+
+    def _first_state(self) -> State:
+        return self.model.first_state(self.settings.batch)
+
+    def _set_rate(self, rate: float) -> None:
+        for group in self.optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+
+    def _loss(self, tokens_BN: Tensor, state: State) -> tuple[Tensor, State]:
+        with precision_context(self.half, self.device):
+            logits_BNV, after = self.model(tokens_BN[:, :-1], state)
+        return functional.cross_entropy(logits_BNV.float().flatten(0, 1), tokens_BN[:, 1:].flatten()), after
+
+    def _update(self, loss_of: Loss, tokens_BN: Tensor) -> Tensor:
+        self.optimizer.zero_grad(set_to_none=True)
+        loss, self.state = self._learn(loss_of, tokens_BN, self.state)
+        return loss
+
+    def _learn(self, loss_of: Loss, tokens_BN: Tensor, state: State) -> tuple[Tensor, State]:
+        loss, after = loss_of(tokens_BN, state)
+        loss.backward()
+        if self.settings.clip:
+            nn.utils.clip_grad_norm_(self.parameters, self.settings.clip)
+        self.optimizer.step()
+        return loss.detach(), after
+
+    # ---- CUDA graphs -------------------------------------------------------------------------------------
+
+    def _on_side_stream(self, tokens_BN: Tensor) -> Tensor:
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            loss = self._update(self.quick, tokens_BN)
+        torch.cuda.current_stream().wait_stream(side)
+        return loss
+
+    def _replay(self, tokens_BN: Tensor) -> Tensor:
+        if self.graph is None:
+            self._capture(tokens_BN)
+        self.tokens_BN.copy_(tokens_BN)
+        if self.state is not self.kept:
+            _copy(self.state, self.kept)
+        self.graph.replay()
+        self.state = self.kept
+        return self.loss
+
+    def _capture(self, tokens_BN: Tensor) -> None:
+        self.tokens_BN = tokens_BN.long().contiguous()
+        self.kept = type(self.state)(*(tensor.detach().clone() for tensor in self.state))
+        self.graph = torch.cuda.CUDAGraph()
+        # Without gradients left over, those made while capturing lie in the graph's own memory, and each replay
+        # overwrites them.
+        self.optimizer.zero_grad(set_to_none=True)
+        with torch.cuda.graph(self.graph):
+            self.loss, after = self._learn(self.quick, self.tokens_BN, self.kept)
+            _copy(after, self.kept)
+
+    @torch.no_grad()
+    def _settled_layout(self) -> Any:
+        """The shapes that the state has once it no longer changes them; None where it always does."""
+        tokens_BN = self.lanes.segment(0)[:, :-1].long()
+        was_training = self.model.training
+        self.model.eval()
+        state = self._first_state()
+        settled = None
+        for _ in range(MOST_SEGMENTS):
+            before = _layout(state)
+            with precision_context(self.half, self.device):
+                state = self.model(tokens_BN, state).state
+            if _layout(state) == before:
+                settled = before
+                break
+        self.model.train(was_training)
+        return settled
+
+
+def _layout(state: State) -> list[tuple[torch.Size, torch.dtype]]:
+    return [(tensor.shape, tensor.dtype) for tensor in state]
+
+
+def _copy(source: State, target: State) -> None:
+    for old, new in zip(target, source, strict=True):
+        old.copy_(new)

@@ -1,0 +1,173 @@
+"""`recurrify train --arch`: the whole way, and what it refuses."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recurrify.train.scratch_settings import ScratchSettings
+from support.commands import invoke
+
+Refused = Callable[..., str]
+
+TINY = ["--set", "layers=1", "--set", "width=16", "--set", "heads=2", "--set", "head_width=8", "--set", "inner=16"]
+MORE: dict[str, list[str]] = {
+    "xl": [*TINY, "--set", "memory_length=8"],
+    "rsa-xl": [*TINY, "--set", "rsa.counts=0,1,1,0,0,0", "--set", "rsa.dilations="],
+    "brt": [*TINY, "--set", "block=4", "--set", "window=8", "--set", "states=2"],
+    "rsa-brt": [
+        *TINY,
+        "--set",
+        "block=4",
+        "--set",
+        "window=8",
+        "--set",
+        "rsa.counts=2,0,0,0,0,0",
+        "--set",
+        "rsa.dilations=",
+    ],
+    "lstm": ["--set", "width=16"],
+    "gru": ["--set", "width=16", "--set", "layers=1"],
+    "transformer": TINY,
+    "rsa": [*TINY, "--set", "rsa.counts=0,0,0,1,0,0", "--set", "rsa.dilations=3"],
+}
+BUDGET = ["--steps", "3", "--batch", "2", "--length", "8", "--learning-rate", "0.01"]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("".join(f"Line {number % 10} is like line {number // 10 % 10}.\n" for number in range(60)))
+    return path
+
+
+@pytest.mark.parametrize("arch", MORE)
+def test_every_architecture(arch: str, text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    said = invoke("train", "--arch", arch, "--data", text, "--out", out, *MORE[arch], *BUDGET)
+    result = json.loads((out / "result.json").read_text())
+    assert (result["arch"], result["finished"], result["steps"], result["tokens"]) == (arch, True, 3, 48)
+    assert [point["step"] for point in result["history"]["training"]] == [1, 2, 3]
+    assert result["unit"] == "byte"
+    assert result["test"]["bits_per_symbol"] < math.log2(result["vocabulary"]) + 1
+    assert f"test: {result['test']['bits_per_symbol']:.4f} bits per byte, perplexity" in said
+    assert f"model: {out / 'model'}" in said
+    assert (out / "model" / "model.safetensors").is_file()
+    assert result["provenance"]["data_checksum"]
+
+
+def test_every_option_reaches_the_settings(text: Path, tmp_path: Path) -> None:
+    given: dict[str, Any] = {
+        "valid": str(text),
+        "symbols": "characters",
+        "steps": 4,
+        "batch": 3,
+        "length": 10,
+        "learning_rate": 1e-3,
+        "schedule": "linear",
+        "warmup_steps": 1,
+        "weight_decay": 0.1,
+        "clip": 1.0,
+        "eval_batch": 2,
+        "valid_every": 60,
+        "valid_tokens": 40,
+        "precision": "fp32",
+        "speed": "eager",
+        "seed": 3,
+        "max_minutes": 30.0,
+    }
+    options = [part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", value)]
+    out = tmp_path / "run"
+    invoke(
+        "train", "--arch", "xl", "--data", text, "--out", out, *options, *MORE["xl"], "--eval-set", "memory_length=20"
+    )
+    settings = ScratchSettings.read(out)
+    assert settings is not None
+    assert {name: getattr(settings, name) for name in given} == given
+    assert settings.settings == {"layers": 1, "width": 16, "heads": 2, "head_width": 8, "inner": 16, "memory_length": 8}
+    assert settings.eval_settings == {"memory_length": 20}
+    result = json.loads((out / "result.json").read_text())
+    assert [entry["step"] for entry in result["history"]["validation"]] == [2, 4]
+    assert result["validation"]["symbols"] == len(text.read_text()) - 1
+    assert result["provenance"]["config"] == settings.to_dict()
+
+
+def test_defaults_are_the_protocol(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not those of fine-tuning, whose options they share."""
+    asked: list[ScratchSettings] = []
+
+    def train(settings: ScratchSettings, say: Any) -> dict[str, Any]:
+        asked.append(settings)
+        return {"finished": False, "interrupted": False}
+
+    monkeypatch.setattr("recurrify.commands.scratch.train_scratch", train)
+    invoke("train", "--arch", "xl", "--data", text, "--out", tmp_path / "run")
+    (settings,) = asked
+    assert settings == ScratchSettings(out=str(tmp_path / "run"), arch="xl", data=str(text))
+    assert (settings.batch, settings.length, settings.steps, settings.learning_rate) == (22, 512, 20_000, 2.5e-4)
+    assert (settings.schedule, settings.warmup_steps, settings.clip) == ("cosine", 0, 0.25)
+
+
+class TestRefusals:
+    @pytest.fixture
+    def train(self, refused: Refused, text: Path, tmp_path: Path) -> Refused:
+        def run(*options: object, arch: str | None = "lstm") -> str:
+            named = [] if arch is None else ["--arch", arch]
+            sentence = refused("train", "--data", text, "--out", tmp_path / "run", *named, *options)
+            assert not (tmp_path / "run").exists()
+            return sentence
+
+        return run
+
+    def test_neither_model_nor_architecture(self, train: Refused) -> None:
+        assert "--model, or one from scratch with --arch xl | rsa-xl" in train(arch=None)
+
+    def test_both(self, train: Refused) -> None:
+        assert "`--model` gpt2" in train("--model", "gpt2")
+
+    def test_unknown_architecture(self, train: Refused) -> None:
+        assert "must be one of xl, rsa-xl, brt" in train(arch="mamba")
+
+    @pytest.mark.parametrize(
+        ("option", "way_out"),
+        [
+            (["--mechanism", "tail"], "leave it out"),
+            (["--window", "300"], "leave it out"),
+            (["--overlap", "0"], "leave it out"),
+            (["--freeze-base"], "leave it out"),
+            (["--epochs", "2"], "use --steps"),
+            (["--compile", "on"], "use --speed"),
+        ],
+        ids=lambda value: value[0] if isinstance(value, list) else "",
+    )
+    def test_options_of_fine_tuning(self, option: list[str], way_out: str, train: Refused) -> None:
+        said = train(*option)
+        assert f"`{option[0]}` is for fine-tuning, not for `--arch` lstm: {way_out}." in said
+
+    @pytest.mark.parametrize("option", [["--steps", "5"], ["--symbols", "bytes"]], ids=lambda o: o[0])
+    def test_options_of_models_from_scratch(self, option: list[str], train: Refused) -> None:
+        said = train("--model", "gpt2", *option, arch=None)
+        assert f"`{option[0]}` is for models from scratch: name one with --arch" in said
+
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            (["--set", "depth=3"], "lstm has no setting `depth`"),
+            (["--set", "width"], "name=value"),
+            (["--set", "target_length=16"], "give it as --length"),
+            (["--eval-set", "width=8", *MORE["lstm"], *BUDGET], "`eval_settings` width ask for other weights"),
+            (["--batch", "900"], "too few for 900 lanes of 512"),
+            (["--steps", "0"], "`steps` must be at least 1"),
+            (["--schedule", "cyclic"], "`schedule` must be one of"),
+            (["--speed", "graph"], "no usable CUDA GPU"),
+            (["--precision", "bf16"], "no usable CUDA GPU"),
+            (["--symbols", "./nothing"], "no folder './nothing' with a tokenizer"),
+        ],
+        ids=lambda value: " ".join(value[:2]) if isinstance(value, list) else "",
+    )
+    def test_values(self, options: list[str], words: str, train: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+        assert words in train(*options)

@@ -1,0 +1,135 @@
+"""Rules' answers against answers worked out one symbol at a time, and chance levels against all or many sequences."""
+
+from itertools import pairwise, product
+
+import numpy as np
+import pytest
+
+from recurrify.data.rule_tasks import (
+    ANSWER,
+    CLOSING,
+    IGNORED,
+    NOTHING,
+    OPENING,
+    RULE_TASKS,
+    Copying,
+    Counting,
+    Dyck,
+    rule_stream,
+    rule_task,
+)
+from recurrify.errors import UserError
+
+COUNT = 50
+
+
+@pytest.mark.parametrize("modulus", [2, 5])
+def test_counts_are_those_of_the_marks_so_far(modulus: int) -> None:
+    drawn = Counting(modulus).draw(COUNT, 33, rule_stream("train", 0))
+    for inputs, targets in zip(drawn.inputs.tolist(), drawn.targets.tolist(), strict=True):
+        assert targets == [2 + sum(inputs[: place + 1]) % modulus for place in range(33)]
+    assert set(np.unique(drawn.inputs)) == {0, 1}
+    assert drawn.targets.max() < Counting(modulus).vocabulary
+
+
+def test_brackets_nest_and_the_answer_is_the_innermost_open_one() -> None:
+    drawn = Dyck(depth=4).draw(COUNT, 60, rule_stream("train", 1))
+    deepest = 0
+    for inputs, targets in zip(drawn.inputs.tolist(), drawn.targets.tolist(), strict=True):
+        open_now: list[int] = []
+        for symbol, target in zip(inputs, targets, strict=True):
+            if symbol < CLOSING:
+                open_now.append(symbol - OPENING)
+                assert target == IGNORED
+            else:
+                assert open_now.pop() == symbol - CLOSING
+                assert target == (ANSWER + open_now[-1] if open_now else NOTHING)
+            deepest = max(deepest, len(open_now))
+    assert deepest == 4
+
+
+def test_copies_come_after_the_separator_and_before_they_can_be_read() -> None:
+    task = Copying(symbols=5)
+    drawn = task.draw_up_to(COUNT, 12, rule_stream("train", 2))
+    copied = set()
+    for inputs, targets in zip(drawn.inputs.tolist(), drawn.targets.tolist(), strict=True):
+        size = inputs.index(5)
+        word = inputs[:size]
+        assert inputs == (word + [5] + word[:-1] + [6] * 12)[:12]
+        assert targets == ([IGNORED] * size + word + [IGNORED] * 12)[:12]
+        copied.add(size)
+    assert copied == set(range(1, 7))
+    whole = task.draw(COUNT, 12, rule_stream("test", 2))
+    assert (whole.inputs[:, 6] == 5).all()
+    np.testing.assert_array_equal(whole.targets[:, 6:], whole.inputs[:, :6])
+    np.testing.assert_array_equal(task.last_answers(whole.targets), whole.targets)
+
+
+def test_only_the_last_answer_of_a_sequence_is_scored() -> None:
+    drawn = Dyck().draw(COUNT, 40, rule_stream("test", 0))
+    kept = Dyck().last_answers(drawn.targets)
+    for before, after in zip(drawn.targets.tolist(), kept.tolist(), strict=True):
+        last = max(place for place in range(40) if before[place] != IGNORED)
+        assert after == [before[place] if place == last else IGNORED for place in range(40)]
+
+
+@pytest.mark.parametrize("modulus", [2, 3, 5])
+def test_the_chance_of_counting_is_that_of_all_sequences(modulus: int) -> None:
+    ends = [sum(marks) % modulus for marks in product((0, 1), repeat=9)]
+    assert Counting(modulus).chance_level(9) == pytest.approx(max(np.bincount(ends)) / 2**9)
+
+
+@pytest.mark.parametrize(("depth", "length"), [(1, 7), (2, 9), (3, 12)])
+def test_the_chance_of_brackets_is_that_of_all_walks(depth: int, length: int) -> None:
+    """Every walk with its probability; both types of bracket are equally likely to be the innermost."""
+    nothing = something = 0.0
+    walks = [((0,), 1.0)]
+    for _ in range(length):
+        longer = []
+        for path, likely in walks:
+            ways = [step for step in (1, -1) if 0 <= path[-1] + step <= depth]
+            longer += [((*path, path[-1] + step), likely / len(ways)) for step in ways]
+        walks = longer
+    for path, likely in walks:
+        closed = [after for before, after in pairwise(path) if after < before]
+        if closed:
+            nothing, something = nothing + likely * (closed[-1] == 0), something + likely * (closed[-1] > 0)
+    expected = max(nothing, something / 2) / (nothing + something)
+    assert Dyck(depth).chance_level(length) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", list(RULE_TASKS))
+def test_a_constant_guess_is_as_good_as_the_chance_level(name: str) -> None:
+    task = rule_task(name)
+    drawn = task.draw(8000, 40, rule_stream("test", 3))
+    answers = task.last_answers(drawn.targets)
+    answers = answers[answers != IGNORED]
+    best = np.bincount(answers).max() / len(answers)
+    assert best == pytest.approx(task.chance_level(40), abs=4 * np.sqrt(0.25 / len(answers)))
+
+
+def test_parts_and_seeds_have_sequences_of_their_own() -> None:
+    def drawn(part: str, *seeds: int) -> np.ndarray:
+        return Counting(2).draw(COUNT, 40, rule_stream(part, *seeds)).inputs
+
+    rows = [row.tobytes() for part in ("train", "valid", "test") for seed in (0, 1) for row in drawn(part, seed)]
+    rows += [row.tobytes() for row in drawn("test", 0, 40)]
+    assert len(set(rows)) == len(rows) == 7 * COUNT
+    np.testing.assert_array_equal(drawn("train", 1), drawn("train", 1))
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: rule_task("sorting"), "There is no rule 'sorting': choose one of parity, counting, dyck, copying"),
+        (lambda: Counting(1), "`modulus` must be at least 2: got 1"),
+        (lambda: Dyck(0), "`depth` must be at least 1: got 0"),
+        (lambda: Copying(1), "`symbols` must be at least 2: got 1"),
+        (lambda: Copying().draw(1, 7, rule_stream("test", 0)), "got length=7"),
+        (lambda: Dyck().last_answers(np.full((1, 3), IGNORED)), "ask for longer ones"),
+    ],
+    ids=["name", "modulus", "depth", "symbols", "odd", "unanswered"],
+)
+def test_what_cannot_be_drawn_is_refused(make: object, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        make()  # type: ignore[operator]

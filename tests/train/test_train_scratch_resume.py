@@ -1,0 +1,153 @@
+"""A run from scratch that is stopped and continued is the run that was never stopped, dropout and all."""
+
+import json
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from recurrify import UserError
+from recurrify.jobs.scratch import score_stream, stream_for, train_scratch
+from recurrify.models.language import load_language_model
+from recurrify.train.scratch import TRAINING_FILE
+from recurrify.train.scratch_settings import ScratchSettings
+from recurrify.train.stepping import Stepper
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "xl": {"layers": 2, "width": 16, "heads": 2, "head_width": 8, "inner": 32, "memory_length": 12, "dropout": 0.3},
+    "lstm": {"layers": 2, "width": 16, "dropout": 0.3},
+}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("".join(f"{number} and {number * number % 97} make more.\n" for number in range(200)))
+    return path
+
+
+def settings(text: Path, out: Path, arch: str = "xl", **changed: Any) -> ScratchSettings:
+    given: dict[str, Any] = {"settings": SHAPES[arch], "steps": 11, "batch": 16, "length": 40, "eval_batch": 2}
+    given |= {"learning_rate": 1e-2, "valid_every": 16 * 40 * 4}
+    return ScratchSettings(out=str(out), arch=arch, data=str(text), **(given | changed))
+
+
+def train(run: ScratchSettings, said: list[str] | None = None) -> dict[str, Any]:
+    return train_scratch(run, (said if said is not None else []).append, show_progress=False)
+
+
+def without_times(result: dict[str, Any]) -> dict[str, Any]:
+    """What two runs of the same settings have in common."""
+    validation = [
+        {key: value for key, value in entry.items() if key != "training_seconds"}
+        for entry in result["history"]["validation"]
+    ]
+    kept = {key: result[key] for key in ("finished", "steps", "tokens", "parameters", "validation", "test")}
+    return kept | {"training": result["history"]["training"], "validations": validation}
+
+
+def assert_same_end(one: Path, other: Path) -> None:
+    results = [without_times(json.loads((folder / "result.json").read_text())) for folder in (one, other)]
+    assert results[0] == results[1]
+    weights = [load_file(folder / "model" / "model.safetensors") for folder in (one, other)]
+    assert weights[0].keys() == weights[1].keys()
+    for name, value in weights[0].items():
+        assert torch.equal(value, weights[1][name]), name
+
+
+@pytest.mark.parametrize("arch", SHAPES)
+def test_stopped_after_every_step(arch: str, text: Path, tmp_path: Path) -> None:
+    whole = train(settings(text, tmp_path / "whole", arch))
+    # The second epoch begins on the way.
+    assert whole["stream_symbols"]["train"] // (16 * 40) == 6
+    in_pieces = settings(text, tmp_path / "pieces", arch, max_minutes=1e-9)
+    for step in range(1, 11):
+        result = train(in_pieces)
+        assert (result["finished"], result["steps"]) == (False, step)
+        torch.manual_seed(step)  # what happens in between must not matter
+    assert train(in_pieces)["finished"]
+    assert_same_end(tmp_path / "pieces", tmp_path / "whole")
+    assert not (tmp_path / "pieces" / TRAINING_FILE).exists()
+    assert whole["test"]["bits_per_symbol"] < 4.5
+
+
+def test_ctrl_c(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train(settings(text, tmp_path / "whole"))
+    run, said = settings(text, tmp_path / "run"), []
+    real = Stepper.__call__
+
+    def interrupted(self: Stepper, step: int) -> torch.Tensor:
+        if step == 4:
+            signal.raise_signal(signal.SIGINT)
+        return real(self, step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Stepper, "__call__", interrupted)
+        result = train(run, said)
+    assert (result["finished"], result["interrupted"], result["steps"]) == (False, True, 5)
+    assert not (tmp_path / "run" / "result.json").exists()
+    train(run, said)
+    assert any("from step 5" in line for line in said)
+    assert_same_end(tmp_path / "run", tmp_path / "whole")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_finished_run_is_left_alone_and_other_settings_are_refused(text: Path, tmp_path: Path) -> None:
+    run, said = settings(text, tmp_path / "run", "lstm", steps=2), []
+    first = train(run)
+    assert train(run, said)["test"] == first["test"]
+    assert any("finished already" in line for line in said)
+    with pytest.raises(UserError, match="length=40 there, 20 now"):
+        train(replace(run, length=20))
+
+
+def test_other_text_under_the_same_name_is_refused(text: Path, tmp_path: Path) -> None:
+    copied = tmp_path / "text.txt"
+    copied.write_text(text.read_text())
+    run = settings(copied, tmp_path / "run", "lstm", steps=2)
+    train(run)
+    copied.write_text(text.read_text().replace("and", "or"))
+    with pytest.raises(UserError, match="data_checksum"):
+        train(run)
+
+
+def test_a_damaged_checkpoint_is_named(text: Path, tmp_path: Path) -> None:
+    run = settings(text, tmp_path / "run", "lstm", max_minutes=1e-9)
+    train(run)
+    path = tmp_path / "run" / TRAINING_FILE
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(UserError, match=f"{TRAINING_FILE} cannot be gone on from"):
+        train(run)
+
+
+def test_a_saved_model_scores_as_at_the_end_of_its_run(text: Path, tmp_path: Path) -> None:
+    result = train(settings(text, tmp_path / "run", steps=3))
+    found = score_stream(tmp_path / "run", stream_for(tmp_path / "run", str(text)), batch=2, length=40)
+    assert found.loss == pytest.approx(result["test"]["loss"], rel=1e-6)
+    assert found.symbols == result["test"]["symbols"] == result["stream_symbols"]["test"] - 1
+
+
+def test_other_settings_in_evaluation(text: Path, tmp_path: Path) -> None:
+    """The memory is longer in validation and test, and the weights are the same."""
+    asked = {"memory_length": 30, "same_length": True, "clamp": 25}
+    plain = train(settings(text, tmp_path / "plain", steps=3))
+    other = train(settings(text, tmp_path / "other", steps=3, eval_settings=asked))
+    assert other["history"]["training"] == plain["history"]["training"]
+    assert other["test"]["loss"] != plain["test"]["loss"]
+    model = load_language_model(tmp_path / "other" / "model")
+    assert model.config.memory_length == 12
+    object.__setattr__(model.config, "memory_length", 30)
+    object.__setattr__(model.config, "same_length", True)
+    object.__setattr__(model.config, "clamp", 25)
+    found = score_stream(model, stream_for(tmp_path / "other", str(text)), batch=2, length=40)
+    assert found.loss == pytest.approx(other["test"]["loss"], rel=1e-6)
+
+
+def test_evaluation_settings_that_change_the_weights_are_refused(text: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="`eval_settings` inner ask for other weights"):
+        train(settings(text, tmp_path / "run", eval_settings={"inner": 64}))
+    assert not (tmp_path / "run").exists()
