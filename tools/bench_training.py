@@ -36,7 +36,7 @@ KINDS: dict[str, dict[str, Any]] = {
 WAYS: dict[str, tuple[Callable[[Any], None], ...]] = {
     "eager": (),
     "compiled": (compile_windows,),
-    "graphed": (compile_windows, graph_steps),
+    "graphed": (graph_steps,),
 }
 WINDOW = 300
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from recurrify.errors import UserError
+from recurrify.recurrence.compiled import compile_windows
 from recurrify.recurrence.model import RecurrentPreTrainedModel, WindowsRun
 from recurrify.recurrence.packing import Packed, open_windows
 from recurrify.state import State
@@ -26,11 +27,12 @@ Losses = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
 
 
 def graph_steps(model: RecurrentPreTrainedModel) -> None:
-    """Let the model replay its training steps; it computes what it did. For models on a CUDA device.
+    """Let the model replay its training steps, compiled; it computes what it did. For models on a CUDA device.
 
     Between a step's forward and its backward pass there must be no other step of the same model, and the state that
     such a step returns carries no gradient.
     """
+    compile_windows(model)  # as they are, some models look at their masks, for which a graph cannot wait
     if model.graphed_steps is None:
         model.graphed_steps = GraphedSteps(model)
 
@@ -47,7 +49,9 @@ class GraphedSteps:
     def takes(self, packed: Packed, state: State) -> bool:
         """Whether this batch is replayed; counts how often its shape has come."""
         model = self.model
-        if not (model.training and torch.is_grad_enabled() and packed.tokens.is_cuda) or model.recurrence.checkpoint:
+        if not (model.training and torch.is_grad_enabled() and packed.tokens.is_cuda):
+            return False
+        if model.compiled_window is None or model.recurrence.checkpoint:
             return False
         if bool(state.live.any()) or bool(state.lengths.any()) or set(packed.lengths) != {packed.tokens.shape[1]}:
             return False
