@@ -76,6 +76,7 @@ def test_stopped_after_every_step(arch: str, text: Path, tmp_path: Path) -> None
 
 
 def test_ctrl_c(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.getsignal(signal.SIGINT)
     train(settings(text, tmp_path / "whole"))
     run, said = settings(text, tmp_path / "run"), []
     real = Stepper.__call__
@@ -93,7 +94,7 @@ def test_ctrl_c(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     train(run, said)
     assert any("from step 5" in line for line in said)
     assert_same_end(tmp_path / "run", tmp_path / "whole")
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_finished_run_is_left_alone_and_other_settings_are_refused(text: Path, tmp_path: Path) -> None:
