@@ -1,6 +1,5 @@
 """The command line: parses, calls, prints."""
 
-import json
 import os
 import sys
 from collections.abc import Iterable
@@ -13,7 +12,8 @@ from rich.table import Table
 from transformers import TextStreamer, logging, set_seed
 
 from recurrify import __version__, options
-from recurrify.commands import answer, experiment, forecast, scratch
+from recurrify.commands import answer, experiment, forecast, probe, scratch
+from recurrify.commands.inspecting import inspect_command
 from recurrify.commands.pretrain import pretrain_command
 from recurrify.console import err_console, is_first, out_console, progress_bar, say
 from recurrify.demo import run_demo
@@ -149,18 +149,7 @@ def _asked_recurrence(given: dict[str, Any]) -> dict[str, Any]:
         asked["until_layer"] = _layer("--until-layer", given["until_layer"], "top")
     asked |= {name: given[name] for name in names}
     asked = {name: value for name, value in asked.items() if value is not None}
-    return {"mechanism": given["mechanism"]} | asked | dict(map(_setting, given["settings"] or []))
-
-
-def _setting(text: str) -> tuple[str, Any]:
-    """`name=value`; what is no number, yes or no is a word."""
-    name, equals, value = text.partition("=")
-    if not (name and equals and value):
-        raise UserError(f"`--set` takes name=value, such as keep=64: got {text!r}.")
-    try:
-        return name, json.loads(value)
-    except json.JSONDecodeError:
-        return name, value
+    return {"mechanism": given["mechanism"]} | asked | dict(map(options.setting, given["settings"] or []))
 
 
 def _report_training(result: dict[str, Any], out: Path) -> None:
@@ -186,9 +175,11 @@ def _layer(option: str, text: str | None, word: str) -> Any:
 
 
 app.command(name="pretrain")(pretrain_command)
+app.command(name="inspect")(inspect_command)
 app.add_typer(experiment.app, name="experiment")
 app.add_typer(answer.app, name="qa")
 app.add_typer(forecast.app, name="forecast")
+app.add_typer(probe.app, name="probe")
 
 
 @app.command()

@@ -1,5 +1,6 @@
 """The command line's options: their types, their words, and the panel of `--help` that shows them."""
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -7,6 +8,7 @@ import typer
 
 from recurrify.data import CORPORA
 from recurrify.data.symbols import ALPHABETS
+from recurrify.errors import UserError
 from recurrify.models.language import ARCHITECTURES
 from recurrify.recurrence import mechanism_names, shipped_names
 
@@ -122,3 +124,14 @@ Temperature = Annotated[float, typer.Option(min=1e-6, help="Below 1 is more care
 TopP = Annotated[float, typer.Option(min=1e-6, max=1.0, help="Sample from the likeliest tokens up to this mass.")]
 Beams = Annotated[int, typer.Option(min=1, help="Beam search with so many beams (not streamed).")]
 SamplingSeed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of the sampling.")]
+
+
+def setting(text: str) -> tuple[str, Any]:
+    """`name=value` of a `--set`; what is no number, list, yes or no is a word."""
+    name, equals, value = text.partition("=")
+    if not (name and equals and value):
+        raise UserError(f"A setting is name=value, such as tokens=16: got {text!r}.")
+    try:
+        return name, json.loads(value)
+    except json.JSONDecodeError:
+        return name, value

@@ -216,7 +216,7 @@ class TestRecurrence:
             (["--insert-layer", "top"], ("--insert-layer", "'top'")),
             (["--mechanism", "telepathy"], ("'telepathy'", "carry", "memory_tokens")),
             (["--mechanism", "memory_tokens", "--set", "tokens=0"], ("`tokens`", "0")),
-            (["--mechanism", "memory_tokens", "--set", "tokens"], ("`--set` takes name=value", "'tokens'")),
+            (["--mechanism", "memory_tokens", "--set", "tokens"], ("A setting is name=value", "'tokens'")),
             (["--mechanism", "summary", "--set", "limit=many"], ("`limit`", "many")),
             (["--mechanism", "kv", "--set", "keep=2", "--set", "sinks=1"], ("kv", "absolute")),
             (["--mechanism", "kv", "--set", "keep=2", "--set", "sinks=1", "--freeze-base"], ("`freeze_base`", "'kv'")),

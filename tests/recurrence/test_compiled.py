@@ -13,7 +13,15 @@ import pytest
 import torch
 
 from recurrify import CarryConfig, TailConfig, add_recurrence
-from recurrify.recurrence import CompressConfig, KVConfig, MemoryTokensConfig, NoRecurrence, SummaryConfig, compiled
+from recurrify.recurrence import (
+    CompressConfig,
+    KVConfig,
+    MemoryTokensConfig,
+    NoRecurrence,
+    RSARecurrenceConfig,
+    SummaryConfig,
+    compiled,
+)
 from recurrify.recurrence.compiled import compile_windows
 from support.models import text, tiny
 
@@ -29,6 +37,7 @@ CONFIGS = {
     "summary": SummaryConfig(window=8, tokens=2, checkpoint=True),
     "compress": CompressConfig(window=8, tokens=2, size=4),
     "kv": KVConfig(window=8, keep=3, sinks=1),
+    "rsa": RSARecurrenceConfig(window=8, layers=(2,), counts=(1, 0, 0, 1, 0, 0), dilations=(2,)),
 }
 RUNS = [*product(["gpt2", "llama"], list(CONFIGS)[:4]), *product(["llama"], list(CONFIGS)[4:])]
 """Tracing takes seconds: two families for what is oldest, the rotary one for the others."""

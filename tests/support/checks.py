@@ -9,7 +9,7 @@ from torch import Tensor
 
 from recurrify import State, add_recurrence
 from recurrify.recurrence import RecurrenceConfig, recurrence_config
-from support.models import DECODERS, tiny
+from support.models import DECODERS, ENCODERS, tiny
 
 WINDOW = 8
 OVERLAPS = (0, 3)
@@ -42,7 +42,10 @@ KEPT: dict[str, dict[str, Any]] = {
     "kv": {"mechanism": "kv", "overlap": 3},
     "kv_whole": {"mechanism": "kv", "keep": WINDOW, "sinks": 0},
 }
-VARIANTS = CARRIES | TAILS | MEMORIES | KEPT
+RSA: dict[str, dict[str, Any]] = {
+    "rsa": {"mechanism": "rsa", "overlap": 3, "counts": (0, 0, 0, 0, 1, 1), "dilations": (2, 3), "sharing": "pair"},
+}
+VARIANTS = CARRIES | TAILS | MEMORIES | KEPT | RSA
 EVERYWHERE: dict[str, dict[str, Any]] = {"disjoint": {}, "overlap": {"overlap": 3}, "tail": TAILS["tail_pooled"]}
 """What the costly tests put to every family."""
 MECHANISMS: dict[str, dict[str, Any]] = {
@@ -52,15 +55,19 @@ MECHANISMS: dict[str, dict[str, Any]] = {
     "summary": {"tokens": 2, "limit": 3},
     "compress": {"tokens": 2, "size": 3},
     "kv": {"keep": 3, "sinks": 1},
+    # A gate that is wide open, or little of it would be seen.
+    "rsa": {"counts": (1, 0, 0, 0, 0, 1), "dilations": (3,), "sharing": "none", "gate_start": 0.0},
 }
 """With the settings that make each of them small."""
+CLOSED: dict[str, dict[str, Any]] = {"rsa": {"gate_start": -1000.0}}
+"""What keeps a mechanism out of windows that have no memory yet."""
 VARIED = ("gpt2", "llama")
 ROTARY = [family for family in DECODERS if family not in ("gpt2", "opt")]
 
 
 def fits(family: str, mechanism: str) -> bool:
     """Whether the mechanism is meant for such models."""
-    return mechanism != "kv" or family in ROTARY
+    return family in {"kv": ROTARY, "rsa": DECODERS}.get(mechanism, DECODERS | ENCODERS)
 
 
 def variants_of(*families: str) -> list[tuple[str, str]]:

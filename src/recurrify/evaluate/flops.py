@@ -4,6 +4,7 @@ A product with a matrix of n weights costs 2n per input. Causal attention over n
 and weighted sums take 2·k each for every pair, k = heads × size of a head, and half of the pairs are masked.
 """
 
+import copy
 from typing import NamedTuple
 
 import torch
@@ -131,13 +132,22 @@ def _outside_flops(base: PreTrainedModel) -> float:
 def _mechanism_flops(mechanism: Mechanism, base: PreTrainedModel, window: int, stride: int) -> float:
     """The matrix products of the mechanism itself, counted while they run over a blank window: it may use a matrix
     once, once per carried vector or once per token, which its parameters alone do not tell."""
-    rows = torch.zeros(1, window, base.config.hidden_size, device=base.device, dtype=base.dtype)
+    device = base.device
+    if device.type == "cuda":  # where kernels of ours may run, which are not counted
+        mechanism, device = copy.deepcopy(mechanism).cpu(), torch.device("cpu")
+    rows = torch.zeros(1, window, base.config.hidden_size, device=device, dtype=base.dtype)
+    heads = base.config.num_attention_heads
+    values = rows.new_zeros(1, heads, window, _attention_width(base) // heads)
     behind = rows[:, :1].expand(-1, mechanism.inputs_behind(), -1)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         notes = mechanism.start_window(stride)
         for layer in range(_layers(base)):
             notes.see(layer, rows)
             notes.see_behind(layer, behind)
+        mix = mechanism.mix(Past(None, None), notes)
+        if mix is not None:
+            for layer in range(_layers(base)):
+                mix(layer, values, values)
         memory = mechanism.write(notes, Past(None, None), mechanism.statistics())
         mechanism.read(memory)
         recall = mechanism.recall(Past(memory, None))

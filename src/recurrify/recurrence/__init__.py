@@ -17,6 +17,7 @@ from recurrify.recurrence.loading import load_model, own_windows, shipped_names
 from recurrify.recurrence.mechanism import NoRecurrence, RecurrenceConfig, mechanism_names, recurrence_config
 from recurrify.recurrence.memory_tokens import MemoryTokensConfig
 from recurrify.recurrence.model import RecurrentOutput, RecurrentPreTrainedModel
+from recurrify.recurrence.rsa import RSARecurrenceConfig
 from recurrify.recurrence.saving import is_recurrent
 from recurrify.recurrence.summary import SummaryConfig
 from recurrify.recurrence.tail import TailConfig
@@ -36,6 +37,7 @@ __all__ = [
     "KVConfig",
     "MemoryTokensConfig",
     "NoRecurrence",
+    "RSARecurrenceConfig",
     "RecurrenceConfig",
     "RecurrentAnswerOutput",
     "RecurrentConfig",

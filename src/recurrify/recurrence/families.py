@@ -1,11 +1,12 @@
 """The one file that knows the insides of Hugging Face models.
 
-A base model keeps running its own forward pass: embeddings, masks, rotary positions and layers stay its own.
-Hooks on its layers do three things, and only when a `Traffic` object is handed down with the call: they put extra
-inputs in front of a layer's hidden states and behind them and take their outputs away again, to drop them or to give
-them to the next layer; they let a mechanism change a layer's inputs; and they show each layer's output to whoever takes
-notes. With extra inputs in front and behind, a causal mask over the longer input is already right, so fused attention
-stays on.
+A base model keeps running its own forward pass: embeddings, masks, rotary positions and layers stay its own. Hooks on
+its layers do three things, and only when a `Traffic` object is handed down with the call: they put extra inputs in
+front of a layer's hidden states and behind them and take their outputs away again, to drop them or to give them to the
+next layer; they let a mechanism change a layer's inputs; and they show each layer's output to whoever takes notes.
+Where a mechanism asks for it, attention itself is opened in the same way: what a layer attended to is changed before
+the layer's output projection sees it. With extra inputs in front and behind, a causal mask over the longer input is
+already right, so fused attention stays on.
 
 To add a family, register what this file lists for the others:
 
@@ -15,7 +16,9 @@ To add a family, register what this file lists for the others:
 keyword arguments down to its layers, as transformers' models do.
 """
 
+import copy
 import inspect
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,12 +27,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from recurrify.errors import UserError
 
 TRAFFIC = "recurrify_traffic"
 ATTENTION = ("eager", "sdpa")
+MIXING = "recurrify_mixing"
 
 
 @dataclass
@@ -49,6 +54,9 @@ class Traffic:
     """(rows,) bool on the device: the rows that may attend to the extra inputs; None means all."""
     recall: Callable[[int, Tensor], Tensor] | None = None
     """Called with each layer's index and inputs, extra ones included: gives the inputs it gets instead."""
+    mix: Callable[[int, Tensor, Tensor], Tensor] | None = None
+    """Called in each layer of a base with opened attention, with its index, what was attended to and the values, both
+    (rows, heads, positions, size): gives what goes on instead."""
     see: Callable[[int, Tensor], None] | None = None
     """Called with each layer's index and output."""
     see_behind: Callable[[int, Tensor], None] | None = None
@@ -214,6 +222,39 @@ def attach(base: PreTrainedModel) -> None:
         parameters = tuple(inspect.signature(type(layer).forward).parameters)[1:]
         layer.register_forward_pre_hook(partial(_enter, index=index, names=parameters), with_kwargs=True)
         layer.register_forward_hook(partial(_leave, index=index), with_kwargs=True)
+
+
+def open_attention(base: PreTrainedModel) -> None:
+    """Let `Traffic.mix` reach into the base's attention, once; without it attention stays what it was."""
+    for layer in family_of(base.config).layers_of(base):
+        for module in layer.modules():
+            config: Any = getattr(module, "config", None)
+            if not hasattr(module, "is_causal") or config._attn_implementation == MIXING:
+                continue
+            # Only attention reads this one: masks still follow the base's own config.
+            opened = copy.copy(config)
+            opened._attn_implementation = MIXING
+            opened.recurrify_unopened = config
+            module.config = opened
+
+
+def _attend_and_mix(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+) -> tuple[Tensor, Tensor | None]:
+    """The attention that the base is set to, and what `Traffic.mix` makes of it."""
+    eager = sys.modules[type(module).__module__].eager_attention_forward
+    chosen = module.config.recurrify_unopened._attn_implementation
+    attend = ALL_ATTENTION_FUNCTIONS.get_interface(chosen, eager)
+    attended, weights = attend(module, query, key, value, attention_mask, **kwargs)
+    traffic: Traffic | None = kwargs.get(TRAFFIC)
+    if traffic is None or traffic.mix is None:
+        return attended, weights
+    if value.shape[1] < query.shape[1]:  # heads that share their values
+        value = value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
+    return traffic.mix(module.layer_idx, attended.transpose(1, 2), value).transpose(1, 2).contiguous(), weights
+
+
+AttentionInterface.register(MIXING, _attend_and_mix)
 
 
 def run_backbone(base: PreTrainedModel, traffic: Traffic, **inputs: Any) -> Tensor:

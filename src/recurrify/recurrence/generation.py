@@ -150,10 +150,14 @@ def _decode(model: RecurrentPreTrainedModel, state: State, buffers: WindowBuffer
     traffic.cached_slots = buffers.slots
     first = model.mechanism.first_position() if model.mechanism is not None else 0
     allowed = torch.arange(buffers.window, device=model.device)[None] <= places[:, None]
+    past = Past(None, None)
     if not bool(state.live[rows].any()):
         traffic.live = torch.zeros(len(active), dtype=torch.bool, device=model.device)
     elif model.mechanism is not None and state.memory is not None:
-        traffic.recall = model.mechanism.recall(Past(state.memory[active], traffic.live))
+        past = Past(state.memory[active], traffic.live)
+        traffic.recall = model.mechanism.recall(past)
+    if model.mechanism is not None:
+        traffic.mix = model.mechanism.mix(past, tokens=places)
     return run_backbone(
         model.base,
         traffic,

@@ -105,6 +105,15 @@ class Mechanism(nn.Module, ABC):
         width) that the coming window, or a part of it, has there; None changes nothing."""
         return None
 
+    def mix(
+        self, past: Past, notes: "Notes | None" = None, tokens: Tensor | None = None
+    ) -> Callable[[int, Tensor, Tensor], Tensor] | None:
+        """What changes each layer's attention before its output projection, for a mechanism whose `fit` opened it:
+        called with the layer's index, what was attended to and the values, both (rows, heads, positions, size); None
+        changes nothing. `notes` are those of a window that is written. Where `tokens` (rows,) are given, only that
+        token of each row is new, and the values are those of a whole window, blank or old behind it."""
+        return None
+
     def first_position(self) -> int:
         """The position of a window's first token."""
         return 0

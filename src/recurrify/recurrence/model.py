@@ -265,6 +265,7 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
             notes = mechanism.start_window(self.recurrence.stride)
             traffic.see, traffic.see_behind = notes.see, notes.see_behind
             traffic.behind = mechanism.ask(past, len(inputs["input_ids"]))
+        traffic.mix = mechanism.mix(past, notes)
         return mechanism.prepare(self.base, inputs, past, notes), notes
 
     def traffic(self, live: Tensor) -> Traffic:

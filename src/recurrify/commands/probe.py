@@ -1,0 +1,186 @@
+"""`recurrify probe`: what a model remembers, by tasks with known answers."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+from typer.core import TyperGroup
+
+from recurrify import options
+from recurrify.console import out_console, progress_bar, say
+from recurrify.data.probes import SYMBOL_PROBES, symbol_probe
+from recurrify.data.probes_text import TEXT_PROBES, text_probe
+from recurrify.errors import UserError
+from recurrify.jobs.probing import SymbolTraining, TextProbing, probe_model, probe_training
+from recurrify.report.probe_page import PAGE, PICTURE, probe_tables, write_probe_page
+from recurrify.results import load_result, save_result
+
+RESULT = "result.json"
+MODEL_COMMAND = "model"
+
+
+class ModelFirst(TyperGroup):
+    """Takes what is no command of its own for a model: `recurrify probe MODEL` is `recurrify probe model MODEL`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in self.commands:
+            args = [MODEL_COMMAND, *args]
+        return super().resolve_command(ctx, args)
+
+
+app = typer.Typer(
+    cls=ModelFirst,
+    help="Ask a model, so many windows later, for what it was told: `recurrify probe MODEL`, or one of the commands.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
+
+
+def _training(text: str, name: str | None = None) -> Any:
+    return typer.Option(*(() if name is None else (name,)), help=text, rich_help_panel="Training")
+
+
+Tasks = Annotated[
+    list[str] | None, typer.Option("--task", help=f"{', '.join(TEXT_PROBES)}; may be repeated; default: all.")
+]
+Distances = Annotated[str, typer.Option(help="Windows from the facts to the question, with commas between.")]
+Examples = Annotated[int, typer.Option(min=1, help="Texts at each distance.")]
+OutFolder = Annotated[Path, typer.Option(help="Folder for the result, the picture and the page.")]
+
+
+@app.command(name=MODEL_COMMAND)
+def probe_a_model(
+    model: options.ModelArgument,
+    task: Tasks = None,
+    distances: Distances = "1,2,5,10",
+    examples: Examples = 50,
+    haystack: Annotated[str, typer.Option(help=f"The text to hide facts in. {options.DATA_HELP}")] = "stdlib",
+    split: options.Split = "test",
+    window: options.EvaluationWindow = None,
+    rows: Annotated[int, typer.Option(min=1, help="Texts read side by side.")] = 8,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the texts.")] = 0,
+    device: options.Device = "auto",
+    out: OutFolder = Path("runs/probe"),
+) -> None:
+    """Ask any model about facts in a text it read so many windows before.
+
+    Each answer is one of several candidates; the likeliest counts, so chance is known. The text is read window by
+    window with carried state. Full context is the same with facts and question in one window.
+    """
+    settings = TextProbing(
+        model=model,
+        tasks=tuple(dict.fromkeys(task or TEXT_PROBES)),
+        distances=_whole_numbers(distances),
+        examples=examples,
+        haystack=haystack,
+        split=split,
+        window=window,
+        seed=seed,
+    )
+    _finish(probe_model(settings, say, progress_bar, device, rows), out)
+
+
+@app.command()
+def train(
+    task: Annotated[str, typer.Option(help=f"One of {', '.join(SYMBOL_PROBES)}.")] = SymbolTraining.task,
+    task_set: Annotated[
+        list[str] | None, typer.Option(help="A setting of the task, such as pairs=8 of recall; may be repeated.")
+    ] = None,
+    mechanism: options.Mechanism = "compress",
+    window: options.Window = None,
+    settings: options.Set = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="A base to start from, whose first tokens serve as symbols; default: from scratch."),
+    ] = None,
+    windows: Annotated[int, _training("The farthest distance of training, in windows.")] = SymbolTraining.windows,
+    distances: Distances = "1,2,5,10,20,50,100",
+    examples: Examples = SymbolTraining.examples,
+    layers: Annotated[int, _training("Layers of a model from scratch.")] = SymbolTraining.layers,
+    width: Annotated[int, _training("Width of a model from scratch.")] = SymbolTraining.width,
+    heads: Annotated[int, _training("Attention heads of a model from scratch.")] = SymbolTraining.heads,
+    steps: Annotated[int, _training("Updates of the weights.")] = SymbolTraining.steps,
+    batch: Annotated[int, _training("Sequences in a step.")] = SymbolTraining.batch,
+    learning_rate: Annotated[float, _training("At its height.")] = SymbolTraining.learning_rate,
+    growth: Annotated[
+        float, _training("The farthest distance grows from 1 over this share of the steps.")
+    ] = SymbolTraining.growth,
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
+    out: OutFolder = Path("runs/probe-train"),
+) -> None:
+    """Train a small model on a task of symbols over a few windows, and test it over many more."""
+    given = {} if window is None else {"window": window}
+    training = SymbolTraining(
+        task=task,
+        task_settings=dict(map(options.setting, task_set or [])),
+        recurrence={"mechanism": mechanism} | given | dict(map(options.setting, settings or [])),
+        model=model,
+        windows=windows,
+        distances=_whole_numbers(distances),
+        examples=examples,
+        layers=layers,
+        width=width,
+        heads=heads,
+        steps=steps,
+        batch=batch,
+        learning_rate=learning_rate,
+        growth=growth,
+        seed=seed,
+    )
+    _finish(probe_training(training, say, progress_bar, device), out)
+
+
+@app.command()
+def page(
+    results: Annotated[list[Path], typer.Argument(help="Results of probes, or the folders they are in.")],
+    out: OutFolder = Path("runs/probes"),
+) -> None:
+    """Put several results side by side in one picture and one page."""
+    found = [load_result(path / RESULT if path.is_dir() else path) for path in results]
+    for path, result in zip(results, found, strict=True):
+        if result.get("kind") != "probe":
+            raise UserError(f"{path} is not the result of a probe: give what `recurrify probe` saved.")
+    _show(found, out)
+
+
+@app.command()
+def tasks() -> None:
+    """List the tasks, what they ask and the level of chance."""
+    table = Table(box=None, pad_edge=False)
+    for header in ("task", "kind", "chance", "asks"):
+        table.add_column(header)
+    for name in TEXT_PROBES:
+        probe = text_probe(name)
+        table.add_row(name, "text", f"{probe.chance_level:.3f}", probe.asks)
+    for name in SYMBOL_PROBES:
+        symbols = symbol_probe(name)
+        table.add_row(name, "symbols (train)", f"{symbols.chance_level:.3f}", symbols.asks)
+    out_console.print(table)
+
+
+def _finish(result: dict[str, Any], out: Path) -> None:
+    save_result(out / RESULT, result)
+    _show([result], out)
+    typer.echo(f"result: {out / RESULT}")
+
+
+def _show(results: list[dict[str, Any]], out: Path) -> None:
+    for content in probe_tables(results):
+        table = Table(box=None, pad_edge=False, title=content.caption, title_justify="left")
+        for column, header in enumerate(content.header):
+            words = column < content.text_columns
+            table.add_column(header, justify="left" if words else "right", no_wrap=not words, overflow="fold")
+        for row in content.rows:
+            table.add_row(*row)
+        out_console.print(table, soft_wrap=True, markup=False)
+    write_probe_page(results, out)
+    typer.echo(f"picture: {out / PICTURE}, page: {out / PAGE}")
+
+
+def _whole_numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise UserError(f"`--distances` must be whole numbers with commas between: got {text!r}.") from None

@@ -1,0 +1,379 @@
+"""Texts that ask, so many windows later, for what an early window said, with answers to choose from.
+
+The facts stand in the first window, at random places among filler: any long text the user names, or a story that goes
+on about others. The question stands at the end of the window `distance` windows later. The right answer is drawn
+independently of the filler, the question and the candidates, so a reader who remembers nothing is right in one of so
+many cases, whatever it prefers. Text to hide facts in is cleaned first: none of a probe's answers stands in it.
+"""
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+import numpy as np
+
+from recurrify.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+CANDIDATES = 8
+PIECE = 64
+"""Tokens of the pieces in which a text is cleaned."""
+SEAM = 16
+"""Tokens on either side of where two pieces meet that are looked at once more."""
+MOST_PIECES = 16_000
+"""A million tokens: enough for a thousand windows of a thousand tokens."""
+THINGS = [
+    "walrus",
+    "lantern",
+    "pepper",
+    "anchor",
+    "velvet",
+    "thimble",
+    "saddle",
+    "cactus",
+    "marble",
+    "trumpet",
+    "blanket",
+    "pumpkin",
+    "hammock",
+    "compass",
+    "teapot",
+    "feather",
+]
+CITIES = ["Lisbon", "Oslo", "Cairo", "Lima", "Prague", "Dublin", "Quito", "Havana"]
+COLOURS = ["amber", "crimson", "violet", "ivory", "scarlet", "turquoise", "maroon", "beige"]
+PLACES = ["kitchen", "garden", "cellar", "attic", "bakery", "barn", "chapel", "orchard"]
+PEOPLE = ["Mary", "John", "Sandra", "Daniel", "Emma", "Peter"]
+VARIABLES = ["zorb", "plim", "quax", "frun", "drel", "mopt"]
+
+
+class Story(NamedTuple):
+    """What is said and asked, in words."""
+
+    facts: tuple[str, ...]
+    """Hidden in this order, each at a place of its own."""
+    question: str
+    candidates: tuple[str, ...]
+    answer: int
+    """Which of the candidates is right."""
+
+
+class ProbeText(NamedTuple):
+    """A text up to where the answer is due."""
+
+    ids: np.ndarray
+    """(tokens,): with the longest candidate it fills its windows to the brim."""
+    candidates: tuple[np.ndarray, ...]
+    """The token ids of each."""
+    answer: int
+    facts: tuple[tuple[int, int], ...]
+    """First token and end of each fact."""
+    question: int
+    """The question's first token."""
+
+
+Filler = Callable[[int, np.random.Generator], np.ndarray]
+"""So many tokens of text that hold no answer."""
+
+
+class TextProbe(ABC):
+    """What is said, what is asked, and what may stand between."""
+
+    name: ClassVar[str]
+    asks: ClassVar[str]
+    """In words, for people."""
+    secrets: ClassVar[re.Pattern[str]]
+    """What must not stand in a text that facts are hidden in: anything that could be an answer."""
+    needs_haystack: ClassVar[bool] = True
+    candidates: ClassVar[int] = CANDIDATES
+
+    @property
+    def chance_level(self) -> float:
+        return 1 / self.candidates
+
+    @abstractmethod
+    def draw(self, chance: np.random.Generator) -> Story:
+        """Facts, a question and its candidates; which is right is drawn last."""
+
+    def filler(self, haystack: Iterable[np.ndarray], tokenizer: "PreTrainedTokenizerBase") -> Filler:
+        """What stands between: out of the haystack's documents, cleaned."""
+        return clean_filler(haystack, tokenizer, self)
+
+    def make(
+        self, distance: int, seed: int, window: int, tokenizer: "PreTrainedTokenizerBase", filler: Filler
+    ) -> ProbeText:
+        """A text whose question stands in the window `distance` windows after that of the facts."""
+        if distance < 0:
+            raise UserError(f"A distance counts windows and cannot be negative: got {distance}.")
+        chance = np.random.default_rng([seed, distance])
+        story = self.draw(chance)
+        facts = [_encode(tokenizer, fact) for fact in story.facts]
+        question, candidates = _question_and_candidates(tokenizer, story)
+        ending = len(question) + max(map(len, candidates))
+        said = sum(map(len, facts))
+        self._check_room(said, ending, window, distance)
+        first = window - (ending if distance == 0 else 0)
+        ids = filler((distance + 1) * window - said - ending, chance)
+        before, spans = _hidden(facts, ids[: first - said], chance)
+        return ProbeText(
+            ids=np.concatenate([before, ids[first - said :], question]).astype(np.int64),
+            candidates=candidates,
+            answer=story.answer,
+            facts=spans,
+            question=(distance + 1) * window - ending,
+        )
+
+    def _check_room(self, said: int, ending: int, window: int, distance: int) -> None:
+        needed = said + ending if distance == 0 else max(said, ending)
+        if needed > window:
+            raise UserError(
+                f"The probe {self.name!r} takes {said} tokens for what it says and {ending} for what it asks, too many "
+                f"for windows of {window}{' that hold both' if distance == 0 else ''}: choose larger windows."
+            )
+
+    def fits_one_window(self, window: int, tokenizer: "PreTrainedTokenizerBase", filler: Filler, seed: int) -> bool:
+        """Whether facts and question can stand in the same window, for this seed."""
+        try:
+            self.make(0, seed, window, tokenizer, filler)
+        except UserError:
+            return False
+        return True
+
+
+class Passkey(TextProbe):
+    name = "passkey"
+    asks = "Which number of five digits was the pass key?"
+    secrets = re.compile(r"\d{5}")
+
+    def draw(self, chance: np.random.Generator) -> Story:
+        keys = tuple(f" {10_000 + number}." for number in chance.choice(90_000, self.candidates, replace=False))
+        answer = _drawn(chance, self.candidates)
+        return Story((f"\nThe pass key is{keys[answer]}\n",), "\nThe pass key is", keys, answer)
+
+
+class Needle(TextProbe):
+    name = "needle"
+    asks = "What should one buy in a city? One sentence in a text about other things said so."
+    secrets = re.compile("|".join(THINGS), re.IGNORECASE)
+
+    def draw(self, chance: np.random.Generator) -> Story:
+        city = CITIES[_drawn(chance, len(CITIES))]
+        things = tuple(f" {thing}." for thing in _some(THINGS, self.candidates, chance))
+        answer = _drawn(chance, self.candidates)
+        asked = f"\nThe best thing to do in {city} is to buy a"
+        return Story((f"{asked}{things[answer]}\n",), asked, things, answer)
+
+
+class WordRecall(TextProbe):
+    """The other things' colours are drawn from the same candidates, and may be the same."""
+
+    name = "recall"
+    asks = "Which colour had this one of three things?"
+    secrets = re.compile("|".join(COLOURS), re.IGNORECASE)
+
+    def draw(self, chance: np.random.Generator) -> Story:
+        things = _some(THINGS, 3, chance)
+        asked = _drawn(chance, len(things))
+        colours = [COLOURS[_drawn(chance, len(COLOURS))] for _ in things]
+        answer = _drawn(chance, self.candidates)
+        colours[asked] = COLOURS[answer]
+        said = " ".join(f"The {thing} is {colour}." for thing, colour in zip(things, colours, strict=True))
+        candidates = tuple(f" {colour}." for colour in COLOURS)
+        return Story((f"\n{said}\n",), f"\nThe {things[asked]} is", candidates, answer)
+
+
+class WordVariables(TextProbe):
+    """Two chains of two names; the other chain's value is one of the candidates."""
+
+    name = "variables"
+    asks = "Which number does a name stand for that was given another name's value?"
+    secrets = re.compile(r"\d{3}|" + "|".join(VARIABLES))
+
+    def draw(self, chance: np.random.Generator) -> Story:
+        names = _some(VARIABLES, 4, chance)
+        values = tuple(f" {100 + number}\n" for number in chance.choice(900, self.candidates, replace=False))
+        order = _drawn(chance, 2)
+        other = values[_drawn(chance, self.candidates)]
+        answer = _drawn(chance, self.candidates)
+        chains = [(names[0], names[1], values[answer]), (names[2], names[3], other)]
+        said = "".join(
+            f"{first} ={value}{last} = {first}\n" for first, last, value in (chains[order], chains[1 - order])
+        )
+        return Story((f"\n{said}",), f"\n{names[1]} =", values, answer)
+
+
+class WordCopying(TextProbe):
+    """All candidates have the same words: it is their order that has to be remembered."""
+
+    name = "copying"
+    asks = "In which order stood the four words of a list?"
+    secrets = re.compile("|".join(THINGS), re.IGNORECASE)
+    again: ClassVar[str] = "again"
+
+    def draw(self, chance: np.random.Generator) -> Story:
+        words = _some(THINGS, 4, chance)
+        lists: dict[tuple[str, ...], None] = {}
+        while len(lists) < self.candidates:
+            lists[tuple(_some(words, len(words), chance))] = None
+        orders = list(lists)
+        answer = _drawn(chance, self.candidates)
+        said = self.say(orders[answer])
+        candidates = tuple(f" {', '.join(order)}." for order in orders)
+        return Story((f"\nThe list: {', '.join(said)}.\n",), f"\nThe list {self.again}:", candidates, answer)
+
+    def say(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
+        """What has to be said for this to be the answer."""
+        return wanted
+
+
+class WordReversal(WordCopying):
+    name = "reversal"
+    asks = "In which order stood the four words of a list, read backwards?"
+    again = "backwards"
+
+    def say(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
+        return wanted[::-1]
+
+
+class Entities(TextProbe):
+    """The story goes on about other people, who go to all the places alike: the right one is named there too, but not
+    more often than any other."""
+
+    name = "entities"
+    asks = "Where is the thing that somebody took and carried along? A generated story."
+    needs_haystack = False
+    others: ClassVar[list[str]] = PEOPLE[3:]
+
+    def draw(self, chance: np.random.Generator) -> Story:
+        who = PEOPLE[_drawn(chance, len(PEOPLE) - len(self.others))]
+        thing = THINGS[_drawn(chance, len(THINGS))]
+        before = PLACES[_drawn(chance, len(PLACES))]
+        answer = _drawn(chance, self.candidates)
+        said = f" {who} took the {thing}. {who} went to the {before}. {who} went to the {PLACES[answer]}."
+        candidates = tuple(f" {place}." for place in PLACES)
+        return Story((said,), f" The {thing} is in the", candidates, answer)
+
+    def filler(self, haystack: Iterable[np.ndarray], tokenizer: "PreTrainedTokenizerBase") -> Filler:
+        said = [
+            [_encode(tokenizer, f" {who} {went} to the {place}.") for place in PLACES]
+            for who in self.others
+            for went in ("went", "walked", "came")
+        ]
+        shortest = min(len(ids) for ways in said for ids in ways)
+
+        def fill(count: int, chance: np.random.Generator) -> np.ndarray:
+            most = count // shortest + 2
+            ways = chance.integers(len(said), size=most)
+            places = chance.integers(len(PLACES), size=most)
+            told = [said[way][place] for way, place in zip(ways, places, strict=True)]
+            return np.concatenate(told)[:count]
+
+        return fill
+
+
+class Hidden(TextProbe):
+    name = "hidden"
+    asks = "Where is somebody whose ways are told in sentences hidden in a text about other things?"
+    secrets = re.compile("|".join(PLACES), re.IGNORECASE)
+
+    def draw(self, chance: np.random.Generator) -> Story:
+        who, other = _some(PEOPLE, 2, chance)
+        first, elsewhere = (PLACES[_drawn(chance, len(PLACES))] for _ in range(2))
+        turn = _drawn(chance, 3)
+        answer = _drawn(chance, self.candidates)
+        ways = [(who, first), (who, PLACES[answer])]
+        ways.insert(turn, (other, elsewhere))
+        facts = tuple(f"\n{one} went to the {place}.\n" for one, place in ways)
+        return Story(facts, f"\n{who} is in the", tuple(f" {place}." for place in PLACES), answer)
+
+
+TEXT_PROBES: dict[str, type[TextProbe]] = {
+    probe.name: probe
+    for probe in (Passkey, Needle, WordRecall, WordVariables, WordCopying, WordReversal, Entities, Hidden)
+}
+
+
+def text_probe(name: str) -> TextProbe:
+    if name not in TEXT_PROBES:
+        raise UserError(f"There is no probe {name!r}: there are {', '.join(TEXT_PROBES)}.")
+    return TEXT_PROBES[name]()
+
+
+def clean_filler(documents: Iterable[np.ndarray], tokenizer: "PreTrainedTokenizerBase", probe: TextProbe) -> Filler:
+    """The documents' tokens one after the other, from a random place on and round again, without the pieces in which
+    something stands that could be an answer."""
+
+    def clean(ids: np.ndarray) -> bool:
+        return probe.secrets.search(tokenizer.decode(ids, clean_up_tokenization_spaces=False)) is None
+
+    kept: list[np.ndarray] = []
+    for piece in _pieces(documents):
+        if clean(piece) and (not kept or clean(np.concatenate([kept[-1][-SEAM:], piece[:SEAM]]))):
+            kept.append(piece)
+    while kept and not clean(np.concatenate([kept[-1][-SEAM:], kept[0][:SEAM]])):
+        kept.pop()
+    if not kept:
+        raise UserError(
+            f"The text to hide the facts of {probe.name!r} in has no {PIECE} tokens without something that could be an "
+            "answer: name a longer or another one with --haystack."
+        )
+    stream = np.concatenate(kept)
+
+    def fill(count: int, chance: np.random.Generator) -> np.ndarray:
+        start = int(chance.integers(len(stream)))
+        return np.take(stream, np.arange(start, start + count), mode="wrap")
+
+    return fill
+
+
+def _pieces(documents: Iterable[np.ndarray]) -> Iterable[np.ndarray]:
+    count = 0
+    for ids in documents:
+        for start in range(0, len(ids) - PIECE + 1, PIECE):
+            if count == MOST_PIECES:
+                return
+            count += 1
+            yield ids[start : start + PIECE]
+
+
+def _hidden(
+    facts: Sequence[np.ndarray], filler: np.ndarray, chance: np.random.Generator
+) -> tuple[np.ndarray, tuple[tuple[int, int], ...]]:
+    """The facts at random places of the filler, in their order, and where each came to stand."""
+    cuts = np.sort(chance.integers(len(filler) + 1, size=len(facts)))
+    parts: list[np.ndarray] = []
+    spans = []
+    at = 0
+    for fact, piece in zip(facts, np.split(filler, cuts), strict=False):
+        parts += [piece, fact]
+        at += len(piece)
+        spans.append((at, at + len(fact)))
+        at += len(fact)
+    return np.concatenate([*parts, filler[cuts[-1] :]]), tuple(spans)
+
+
+def _question_and_candidates(
+    tokenizer: "PreTrainedTokenizerBase", story: Story
+) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
+    """Encoded together, for a tokenizer may join what stands side by side; the question is what all have in common."""
+    whole = [_encode(tokenizer, story.question + candidate) for candidate in story.candidates]
+    most = min(map(len, whole)) - 1
+    alike = 0
+    while alike < most and len({int(ids[alike]) for ids in whole}) == 1:
+        alike += 1
+    return whole[0][:alike], tuple(ids[alike:] for ids in whole)
+
+
+def _encode(tokenizer: "PreTrainedTokenizerBase", text: str) -> np.ndarray:
+    return np.asarray(tokenizer.encode(text, add_special_tokens=False), dtype=np.int64)
+
+
+def _drawn(chance: np.random.Generator, below: int) -> int:
+    return int(chance.integers(below))
+
+
+def _some(words: Sequence[str], count: int, chance: np.random.Generator) -> list[str]:
+    return [words[int(index)] for index in chance.choice(len(words), count, replace=False)]

@@ -1,0 +1,110 @@
+"""`recurrify probe`, from the command to the page."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from support.commands import invoke
+
+Refused = Callable[..., str]
+TRAIN = ["--steps", 3, "--batch", 2, "--windows", 2, "--window", 20, "--layers", 2, "--width", 8, "--heads", 2]
+TEST = ["--distances", "3,1", "--examples", 4]
+
+
+@pytest.fixture
+def haystack(tmp_path: Path) -> Path:
+    path = tmp_path / "hay.txt"
+    path.write_text("It rained on the hills for days, and nobody went out. " * 60, encoding="utf-8")
+    return path
+
+
+def test_a_model_on_hidden_facts(haystack: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    options = ["--task", "passkey", "--task", "entities", *TEST, "--haystack", haystack, "--split", "all"]
+    told = invoke("probe", "shipped:recurrent", *options, "--out", out)
+    result = json.loads((out / "result.json").read_text())
+    assert [task["task"] for task in result["tasks"]] == ["passkey", "entities"]
+    for task in result["tasks"]:
+        assert [row["distance"] for row in task["rows"]] == [1, 3]
+        assert [row["answers"] for row in task["rows"]] == [4, 4]
+        assert task["chance"] == 1 / 8
+    assert result["tasks"][0]["full_context"]["answers"] == 4
+    assert result["provenance"]["config"]["recurrence"]["mechanism"] == "carry"
+    assert result["window"] == 64
+    assert "passkey (chance 12.5 %)" in told
+    assert (out / "probe.png").read_bytes().startswith(b"\x89PNG")
+    page = (out / "index.html").read_text()
+    assert page.count("<svg") == 2
+    assert "full (context)" in page
+
+
+def test_training_and_one_page_for_two(tmp_path: Path) -> None:
+    once = tmp_path / "once"
+    invoke("probe", "train", "--mechanism", "tail", "--set", "tail=4", *TRAIN, *TEST, "--out", once)
+    result = json.loads((once / "result.json").read_text())
+    assert result["provenance"]["config"]["recurrence"]["tail"] == 4
+    assert result["tasks"][0]["chance"] == 1 / 16
+    assert result["tasks"][0]["full_context"]["answers"] == 4 * 4
+    assert [row["distance"] for row in result["tasks"][0]["rows"]] == [1, 3]
+    assert [point["step"] for point in result["curve"]] == [1, 2, 3]
+    (tmp_path / "other.json").write_text((once / "result.json").read_text().replace('"tail"', '"another"'))
+    told = invoke("probe", "page", once, tmp_path / "other.json", "--out", tmp_path / "both")
+    lines = [line.split()[:2] for line in told.splitlines()]
+    assert [line for line in lines if line[0] in ("tail", "another")] == [
+        [name, distance] for name in ("tail", "another") for distance in ("full", "1", "3")
+    ]
+    assert "trained up to here" in (tmp_path / "both" / "index.html").read_text()
+
+
+def test_a_given_base_is_trained(tmp_path: Path) -> None:
+    options = ["--model", "shipped:base", "--mechanism", "carry", "--task", "copying", "--task-set", "symbols=2"]
+    invoke("probe", "train", *options, *TRAIN[:6], *TEST, "--out", tmp_path)
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["name"] == "carry on shipped:base"
+    assert result["window"] == 32
+
+
+def test_tasks_are_listed() -> None:
+    told = invoke("probe", "tasks")
+    for name in ("passkey", "needle", "recall", "variables", "copying", "reversal", "entities", "hidden"):
+        assert name in told
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            (["--distances", "1,far"], "`--distances` must be whole numbers"),
+            (["--distances", "0"], "from 1 on"),
+            (["--task", "nothing"], "There is no probe 'nothing': there are passkey"),
+        ],
+        ids=["words", "zero", "task"],
+    )
+    def test_probing(self, refused: Refused, options: list[str], words: str, tmp_path: Path) -> None:
+        assert words in refused("probe", "shipped:recurrent", *options, "--out", tmp_path)
+
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            (["--task", "passkey"], "There is no probe of symbols 'passkey'"),
+            (["--mechanism", "nothing"], "Unknown recurrence mechanism 'nothing'"),
+            (["--set", "overlap=3"], "without overlap"),
+            (["--task-set", "pairs=many"], "`pairs` of the probe 'recall' must be a whole number"),
+            (["--task-set", "pairs"], "A setting is name=value"),
+            (["--window", "10"], "needs windows of 19 symbols"),
+            (["--width", "30"], "`width` must be a multiple of `heads`"),
+            (["--growth", "2"], "`growth` is a share"),
+        ],
+        ids=["task", "mechanism", "overlap", "pairs", "setting", "window", "width", "growth"],
+    )
+    def test_training(self, refused: Refused, options: list[str], words: str, tmp_path: Path) -> None:
+        assert words in refused("probe", "train", *options, "--out", tmp_path)
+
+    def test_no_such_model(self, refused: Refused) -> None:
+        assert "There is no model 'shipped:nothing'" in refused("probe", "shipped:nothing")
+
+    def test_pages_of_something_else(self, refused: Refused, tmp_path: Path) -> None:
+        (tmp_path / "result.json").write_text('{"kind": "evaluation"}')
+        assert "is not the result of a probe" in refused("probe", "page", tmp_path)
