@@ -44,6 +44,15 @@ def test_one_without_room_beside_the_others_is_tried_again_with_fewer(tmp_path: 
     assert sorted(line for line in said if line.endswith(": done")) == [f"{name}: done" for name in "abcd"]
 
 
+def test_what_the_log_said_another_time_does_not_count(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    log.write_text("CUDA out of memory\n")
+    said: list[str] = []
+    outcome = run_side_by_side([Task("a", ("-c", "raise SystemExit(3)"), log)], 3, said.append)
+    assert said == ["a: did not finish"]
+    assert outcome.failures == [f"a ended with 'no message', see {log}"]
+
+
 def test_what_finds_no_room_alone_has_failed(tmp_path: Path) -> None:
     task = Task("a", ("-c", "import sys; sys.exit('CUDA out of memory')"), tmp_path / "a.log")
     outcome = run_side_by_side([task], 3, quiet)

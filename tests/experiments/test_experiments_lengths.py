@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from recurrify.data.rule_tasks import RULE_TASKS, rule_task
-from recurrify.errors import UserError
 from recurrify.experiments import Lab, lengths
 from recurrify.experiments.lengths import CONTESTANTS, Contest, LengthStudy, contests
 from recurrify.experiments.lengths import length_rows as all_rows
@@ -99,8 +98,8 @@ def test_a_rate_at_which_training_broke_down_is_never_chosen(tmp_path: Path) -> 
     keep(contest, 1e-2, 0, None, {20: 0.0, 60: 0.0})
     assert contest.chosen_rate() == 1e-3
     keep(contest, 1e-3, 0, None, {20: 0.0, 60: 0.0})
-    with pytest.raises(UserError, match="counting-gru: the loss is not finite at any learning rate"):
-        contest.waiting()
+    assert contest.waiting() is None  # one that broke down everywhere does not hold up the others
+    assert contest.rows() == ([], [contest.name])
 
 
 def test_runs_are_kept_and_others_of_the_same_name_are_not_taken_for_them(

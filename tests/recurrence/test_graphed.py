@@ -48,6 +48,8 @@ class _OnCuda:
 
 
 class NotCompiled:
+    rows = 2
+
     def takes(self, *_: Any) -> bool:
         return False
 
@@ -87,6 +89,8 @@ def test_what_differs_from_such_a_step_runs_as_it_is(model: RecurrentForCausalLM
     mask = torch.ones_like(ids)
     mask[0, 20:] = 0
     steps(model, ids, attention_mask=mask)
+    steps(model, text(1, 24), graphed.SEEN_BEFORE + 1)  # no such batch is compiled
+    steps(model, text(2, 8), graphed.SEEN_BEFORE + 1)  # a single window
     steps(model, ids, state=out.state)
     steps(model, ids, return_logits=True)
     model(ids)
@@ -175,5 +179,9 @@ def test_a_backward_pass_that_comes_too_late_is_refused() -> None:
         model(ids, labels=ids).loss.backward()
     first = model(ids, labels=ids).loss
     model(ids, labels=ids)
-    with pytest.raises(UserError, match="call backward after each step"):
+    with pytest.raises(UserError, match="call backward once after each step"):
         first.backward()
+    again = model(ids, labels=ids).loss
+    again.backward(retain_graph=True)
+    with pytest.raises(UserError, match="call backward once after each step"):
+        again.backward()

@@ -23,7 +23,6 @@ from recurrify.data.records import Skipped
 from recurrify.data.splits import EVERYTHING, SPLITS
 from recurrify.data.token_cache import tokenize_cached
 from recurrify.data.tokenizers import load_tokenizer
-from recurrify.data.tokens import checksum
 from recurrify.data.wikipedia import ENWIK8, TEXT8, part_of_dump, read_dump
 from recurrify.errors import UserError
 from recurrify.results import write_whole
@@ -70,7 +69,7 @@ class SymbolData(NamedTuple):
     streams: dict[str, SymbolStream]
     """train, valid and test."""
     checksum: str
-    """Of the training text."""
+    """Of all parts, as they are read."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +189,7 @@ def read_symbols(
     alphabet = Alphabet.of(name, codes["train"])
     where = {part: f"the {part} part of {one!r}" for one, _, part in parts}
     streams = {part: alphabet.encode(codes[part], where[part]) for part in SPLITS}
-    return SymbolData(alphabet, streams, hashlib.sha256(codes["train"].tobytes()).hexdigest())
+    return SymbolData(alphabet, streams, _checksum(codes))
 
 
 def encode_part(
@@ -245,7 +244,7 @@ def _read_tokens(
     cache_dir: Path | None,
     skipped: list[Skipped],
 ) -> SymbolData:
-    streams, text_sum = {}, ""
+    streams = {}
     for source, split, part in parts:
         documents = load_documents(source, split, text_field=text_field, skipped=skipped)
         tokenized = tokenize_cached(documents, tokens.tokenizer, cache_dir, skipped=skipped)
@@ -256,9 +255,16 @@ def _read_tokens(
             sum(document.characters for document in tokenized) - len(first),
             sum(document.bytes for document in tokenized) - len(first.encode(errors="replace")),
         )
-        if part == "train":
-            text_sum = checksum(documents)
-    return SymbolData(tokens, streams, text_sum)
+    # Of the tokens and not of the text: another tokenizer of the same name and size would go unnoticed.
+    return SymbolData(tokens, streams, _checksum({part: stream.ids for part, stream in streams.items()}))
+
+
+def _checksum(parts: Mapping[str, np.ndarray]) -> str:
+    total = hashlib.sha256()
+    for name, content in parts.items():
+        total.update(f"{name} {content.dtype} {len(content)} ".encode())
+        total.update(np.ascontiguousarray(content).data)
+    return total.hexdigest()
 
 
 def _smallest_type(size: int) -> type[np.generic]:

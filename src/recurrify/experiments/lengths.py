@@ -165,7 +165,7 @@ class Contest:
                 return rate, self.study.seeds[0]
         chosen = self.chosen_rate()
         if chosen is None:
-            raise UserError(f"{self.name}: the loss is not finite at any learning rate of {self.study.rates}.")
+            return None  # not finite at any rate: there is nothing to go on with
         seeds = (seed for seed in self.study.seeds if self.result(chosen, seed) is None)
         seed = next(seeds, None)
         return None if seed is None else (chosen, seed)

@@ -81,7 +81,15 @@ class Unit:
     def evaluation(self, split: str, overlap: int) -> Evaluation | None:
         """What was found, or None where it has not been run."""
         path = self.score_file(Wanted(split, overlap, None))
-        return Evaluation.from_dict(load_result(path)["evaluation"]) if path.is_file() else None
+        if not (self._is_there() and self.is_newer(path)):
+            return None
+        return Evaluation.from_dict(load_result(path)["evaluation"])
+
+    def _is_there(self) -> bool:
+        try:
+            return self.is_trained()
+        except UserError:  # a run with other settings, whose scores are not this one's
+            return False
 
     def with_scores(self, more: Iterable[Wanted]) -> "Unit":
         return replace(self, wanted=tuple(dict.fromkeys((*self.wanted, *more))))

@@ -40,7 +40,7 @@ class QuestionFile(NamedTuple):
 def make_mixture(
     files: Sequence[str], folder: Path, say: Say, distractors: int = 9, questions: int | None = None, seed: int = 0
 ) -> dict[str, QuestionFile]:
-    """SQuAD files for training, validation and test, no paragraph in two of them; made once, then only verified.
+    """SQuAD files for training, validation and test, no article in two of them; made once, then only verified.
 
     The articles are dealt to the three. Each question's paragraph stands among `distractors` of other questions.
     `questions` takes so many of each file, drawn at random. A question is renamed to its file's name and its own.

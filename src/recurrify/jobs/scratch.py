@@ -193,6 +193,11 @@ def _earlier_result(settings: ScratchSettings, say: Say) -> dict[str, Any] | Non
         return None
     settings.check_same_run(earlier)
     if (out / RESULT_FILE).is_file():
+        if not (out / MODEL_FOLDER).is_dir():
+            raise UserError(
+                f"{settings.out!r} has a finished run's {RESULT_FILE}, but its model is gone: choose another --out, or "
+                "delete the folder to train anew."
+            )
         say(f"{settings.out} is finished already: nothing to do (choose another --out to train anew).")
         return load_result(out / RESULT_FILE)
     step = saved_step(out)

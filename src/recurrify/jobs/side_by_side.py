@@ -47,6 +47,8 @@ class _Running:
     task: Task
     process: subprocess.Popen[bytes]
     log: IO[bytes]
+    earlier: int
+    """Bytes of the log that are from another time."""
 
 
 def run_side_by_side(tasks: Sequence[Task], jobs: int, say: Say, deadline: float | None = None) -> Outcome:
@@ -56,7 +58,7 @@ def run_side_by_side(tasks: Sequence[Task], jobs: int, say: Say, deadline: float
     """
     queue, stopped = list(tasks), False
     running: list[_Running] = []
-    failed: list[Task] = []
+    failed: list[_Running] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with _ending_in_order(), Progress(*columns, console=err_console, transient=True) as bar:
         row = bar.add_task("runs", total=len(tasks))
@@ -71,7 +73,7 @@ def run_side_by_side(tasks: Sequence[Task], jobs: int, say: Say, deadline: float
                 for done in [one for one in running if one.process.poll() is not None]:
                     running.remove(done)
                     done.log.close()
-                    if done.process.returncode and jobs > 1 and _had_no_room(done.task):
+                    if done.process.returncode and jobs > 1 and _had_no_room(done):
                         jobs = max(1, min(jobs - 1, len(running)))
                         queue.append(done.task)
                         say(f"{done.task.name}: no room in memory, tried again later; from now on {jobs} at a time")
@@ -80,11 +82,11 @@ def run_side_by_side(tasks: Sequence[Task], jobs: int, say: Say, deadline: float
                     if done.process.returncode == INTERRUPTED:
                         stopped = True
                     elif done.process.returncode:
-                        failed.append(done.task)
+                        failed.append(done)
                     say(f"{done.task.name}: {'done' if not done.process.returncode else 'did not finish'}")
         finally:
             _stop(running)
-    return Outcome(not stopped, [_failure(task) for task in failed])
+    return Outcome(not stopped, [_failure(one) for one in failed])
 
 
 @contextmanager
@@ -105,22 +107,24 @@ def _ending_in_order() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _last_lines(task: Task) -> list[str]:
-    return task.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-3:]
+def _last_lines(done: _Running) -> list[str]:
+    said = done.task.log.read_bytes()[done.earlier :]
+    return said.decode("utf-8", errors="replace").strip().splitlines()[-3:]
 
 
-def _had_no_room(task: Task) -> bool:
-    return any(sign in line for line in _last_lines(task) for sign in NO_ROOM)
+def _had_no_room(done: _Running) -> bool:
+    return any(sign in line for line in _last_lines(done) for sign in NO_ROOM)
 
 
-def _failure(task: Task) -> str:
-    lines = _last_lines(task)
-    return f"{task.name} ended with {lines[-1] if lines else 'no message'!r}, see {task.log}"
+def _failure(done: _Running) -> str:
+    lines = _last_lines(done)
+    return f"{done.task.name} ended with {lines[-1] if lines else 'no message'!r}, see {done.task.log}"
 
 
 def _start(task: Task, jobs: int) -> _Running:
     task.log.parent.mkdir(parents=True, exist_ok=True)
     log = task.log.open("ab")
+    earlier = log.tell()
     # A session of its own: Ctrl-C reaches this process, which then stops the others in order.
     process = subprocess.Popen(
         [sys.executable, *task.arguments],
@@ -131,7 +135,7 @@ def _start(task: Task, jobs: int) -> _Running:
         # Processes that each take all cores for themselves are slower than one after another.
         env={"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs)), **os.environ},
     )
-    return _Running(task, process, log)
+    return _Running(task, process, log, earlier)
 
 
 def _stop(running: Sequence[_Running]) -> None:

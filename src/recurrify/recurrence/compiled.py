@@ -19,19 +19,22 @@ COMPILATIONS = 64
 """torch's own limit of 8 for one function is low where several models of a process are compiled."""
 
 
-def compile_windows(model: RecurrentPreTrainedModel) -> None:
-    """Compile the model's training windows, once; it computes what it did, within rounding."""
+def compile_windows(model: RecurrentPreTrainedModel, rows: int | None = None) -> None:
+    """Compile the model's training windows, once; it computes what it did, within rounding.
+
+    `rows` is the size of a batch that training repeats; without it, that of the first batch.
+    """
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, COMPILATIONS)
     if model.family.causal and model.compiled_window is None:
-        model.compiled_window = CompiledWindow(model)
+        model.compiled_window = CompiledWindow(model, rows)
 
 
 class CompiledWindow:
     """One training window as a function of its tokens and the memory before it."""
 
-    def __init__(self, model: RecurrentPreTrainedModel) -> None:
+    def __init__(self, model: RecurrentPreTrainedModel, rows: int | None = None) -> None:
         self.model = model
-        self.rows: int | None = None
+        self.rows = rows
         self.compiled: Callable[..., Any] = torch.compile(run_full_window, dynamic=False)
 
     def takes(self, tokens: Tensor, live: Tensor) -> bool:

@@ -26,13 +26,13 @@ SEEN_BEFORE = 2
 Losses = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
 
 
-def graph_steps(model: RecurrentPreTrainedModel) -> None:
+def graph_steps(model: RecurrentPreTrainedModel, rows: int | None = None) -> None:
     """Let the model replay its training steps, compiled; it computes what it did. For models on a CUDA device.
 
     Between a step's forward and its backward pass there must be no other step of the same model, and the state that
-    such a step returns carries no gradient.
+    such a step returns carries no gradient. `rows` is the size of a batch, as in `compile_windows`.
     """
-    compile_windows(model)  # as they are, some models look at their masks, for which a graph cannot wait
+    compile_windows(model, rows)  # as they are, some models look at their masks, for which a graph cannot wait
     if model.graphed_steps is None:
         model.graphed_steps = GraphedSteps(model)
 
@@ -51,8 +51,10 @@ class GraphedSteps:
         model = self.model
         if not (model.training and torch.is_grad_enabled() and packed.tokens.is_cuda):
             return False
-        if model.compiled_window is None or model.recurrence.checkpoint:
-            return False
+        if model.compiled_window is None or model.compiled_window.rows != len(packed.lengths):
+            return False  # such windows are not compiled
+        if model.recurrence.checkpoint or packed.tokens.shape[1] <= model.recurrence.window:
+            return False  # a single window may have nothing to learn from
         if bool(state.live.any()) or bool(state.lengths.any()) or set(packed.lengths) != {packed.tokens.shape[1]}:
             return False
         key = self._key(packed.tokens)
@@ -155,9 +157,10 @@ class _Replay(torch.autograd.Function):
         step = ctx.step
         if step.replays != ctx.replay:
             raise UserError(
-                "A training step ran before the backward pass of the one before it: call backward after each step, "
-                "or leave out `graph_steps`."
+                "A training step ran before the backward pass of the one before it, or that pass was repeated: call "
+                "backward once after each step, or leave out `graph_steps`."
             )
+        step.replays += 1  # it may write over what it has read: there is no second pass
         step.incoming.copy_(incoming)
         step.backward_graph.replay()
         return (None, None, None, *(None if one is None else one.clone() for one in step.gradients))

@@ -110,7 +110,11 @@ class Run:
             self.progress.timed_seconds += seconds
         for index, loss in enumerate(found):
             if not math.isfinite(loss):
-                raise non_finite("loss", self.progress.step - self.taken + index + 1)
+                step = self.progress.step - self.taken + index + 1
+                raise UserError(
+                    f"The loss is not finite at step {step}: the checkpoint saved before is good; lower the learning "
+                    "rate and use a new output folder, or look at the data."
+                )
         self.progress.waiting += found
         self.taken = 0
 

@@ -133,8 +133,8 @@ def train(
     if settings.freeze_base:
         model.base.requires_grad_(False)
     if uses_compile(settings.compile):
-        compile_windows(model)
-        graph_steps(model)
+        compile_windows(model, settings.batch)
+        graph_steps(model, settings.batch)
     args = training_arguments(settings, sequences, validate is not None)
     per_step = tokens_per_step(settings, sequences, args.world_size)
     if show_progress and settings.warmup_steps >= args.max_steps:
@@ -155,7 +155,7 @@ def train(
         added_learning_rate=settings.added_learning_rate,
     )
     patient = validate is not None and settings.patience
-    return run_to_end(
+    outcome = run_to_end(
         trainer,
         settings,
         lambda steps: steps * per_step,
@@ -165,3 +165,5 @@ def train(
         show_progress=show_progress,
         progress_label=progress_label,
     )
+    model.graphed_steps = None  # graphs hold on to the memory of a whole step
+    return outcome
