@@ -15,9 +15,9 @@ def mix_paragraphs(
     """A training and a test set in which each question's paragraph stands, anywhere, among those of other questions.
 
     As in HotpotQA's distractor setting, ten paragraphs by default, each under its title. The articles are dealt to
-    the two sets, so that no paragraph of an article, gold or distractor, is in both. A distractor holds none of the question's
-    answers. Questions whose answer does not occur in their paragraph, or occurs in nearly all, are left out
-    and counted.
+    the two sets, so that no paragraph of an article, gold or distractor, is in both. A distractor holds none of the
+    question's answers. Questions whose answer does not occur in their paragraph, or occurs in nearly all, are left
+    out and counted.
     """
     if not 0 < test_share < 1:
         raise UserError(f"`test_share` must lie between 0 and 1: got {test_share}.")
