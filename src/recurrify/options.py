@@ -93,7 +93,9 @@ WarmupSteps = Annotated[int, _training("Steps of linear warm-up.")]
 Schedule = Annotated[str, _training("constant_with_warmup, linear or cosine.")]
 FreezeBase = Annotated[bool, _training("Train only the weights that were added.")]
 Precision = Annotated[str, _training("auto (bf16 on GPUs that have it, else fp32), bf16 or fp32.")]
-Compile = Annotated[str, _training("Compile training windows: auto (on CUDA GPUs), on or off.")]
+Compile = Annotated[
+    str, _training("Compile training windows: auto (on CUDA GPUs), on, off, or graphs (captures steps; experimental).")
+]
 GroupByLength = Annotated[bool, _training("Batch sequences of similar length: less padding for short documents.")]
 Seed = Annotated[int, _training("Seed of the shuffling and of the added weights.")]
 

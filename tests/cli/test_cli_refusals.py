@@ -227,6 +227,11 @@ class TestRecurrence:
             (["--mechanism", "tail", "--tail", 3, "--until-layer", "all"], ("--until-layer", "'all'")),
             (["--tail", 3], ("'carry'", "no setting 'tail'")),
             (["--compile", "maybe"], ("`compile`", "'maybe'")),
+            pytest.param(
+                ["--compile", "graphs"],
+                ("`compile` is graphs", "no usable CUDA GPU"),
+                marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device"),
+            ),
             (["--bptt-windows", 0], ("`bptt_windows`", "0")),
             (["--windows", 0], ("`windows`", "0")),
         ],

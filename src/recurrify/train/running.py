@@ -63,7 +63,9 @@ def uses_bf16(precision: str) -> bool:
 
 def uses_compile(choice: str) -> bool:
     """Compiling pays where it is quick and kernels are many: on GPUs."""
-    return choice == "on" or (choice == "auto" and torch.cuda.is_available())
+    if choice == "graphs" and not torch.cuda.is_available():
+        raise UserError("`compile` is graphs, but this machine has no usable CUDA GPU: use auto, on or off.")
+    return choice in ("on", "graphs") or (choice == "auto" and torch.cuda.is_available())
 
 
 def trainer_arguments(settings: TrainerSettings, steps: int, save_steps: int, **more: Any) -> TrainingArguments:

@@ -84,7 +84,8 @@ class TrainSettings(TrainerSettings):
     patience: int = 3
     """Stop after so many validations in a row without a better one; 0 never stops early."""
     compile: str = "auto"
-    """Whether training windows are compiled: auto (on CUDA GPUs), on or off."""
+    """Whether training windows are compiled: auto (on CUDA GPUs), on or off; graphs, on a CUDA GPU, also captures whole
+    steps."""
     group_by_length: bool = False
     """Put sequences of similar length into one batch: less padding where documents are short."""
 
@@ -93,7 +94,7 @@ class TrainSettings(TrainerSettings):
             {"windows": 1, "valid_every": 1, "valid_tokens": 2, "patience": 0},
             ("epochs", "added_learning_rate", "max_tokens"),
         )
-        self.check_choice("compile", "auto", "on", "off")
+        self.check_choice("compile", "auto", "on", "off", "graphs")
         self.check_choice("schedule", *SCHEDULES)
         mechanism = self.recurrence.get("mechanism")
         learns = mechanism not in ("none", "kv")

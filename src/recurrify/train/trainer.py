@@ -134,6 +134,7 @@ def train(
         model.base.requires_grad_(False)
     if uses_compile(settings.compile):
         compile_windows(model, settings.batch)
+    if settings.compile == "graphs":
         graph_steps(model, settings.batch)
     args = training_arguments(settings, sequences, validate is not None)
     per_step = tokens_per_step(settings, sequences, args.world_size)
