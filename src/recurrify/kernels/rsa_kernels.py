@@ -17,13 +17,17 @@ import triton.language as tl
 from recurrify.kernels.rsa_parts import (
     across_gradient,
     eigenvalue,
+    gate_share,
     gather_sums,
     load_pair,
     load_powers,
     load_rows,
     load_weights,
     meet,
+    place_in_lane,
     powers,
+    program,
+    rows_of_head,
     spread,
     store_pair,
     store_rows,
@@ -36,40 +40,6 @@ from recurrify.kernels.rsa_parts import (
 # Lengths differ from batch to batch; a kernel compiled anew for each of their kinds would stall training.
 # (Loops run by `while`, because Triton's interpreter cannot take a range of loaded numbers with today's numpy.)
 LENGTHS = ["positions", "memory", "blocks", "offset", "one_way", "parts"]
-
-
-@triton.jit
-def _program(heads, blocks, GROUP: tl.constexpr, BD: tl.constexpr):
-    """Which block, which head and which sequences this program has, and which columns."""
-    index = tl.program_id(0) % blocks
-    row = tl.program_id(0) // blocks
-    return index, row % heads, row // heads * GROUP, tl.program_id(1) * BD + tl.arange(0, BD)
-
-
-@triton.jit
-def _place(index, dilation, positions, C: tl.constexpr):
-    """lane, block, number of blocks, first step, steps in the block, steps in the lane of a head's `index`-th block."""
-    lane = index % dilation
-    block = index // dilation
-    count = tl.maximum(((positions + dilation - 1) // dilation + C - 1) // C, 1)
-    lane_steps = (positions - lane + dilation - 1) // dilation
-    start = block * C
-    length = tl.minimum(tl.maximum(lane_steps - start, 0), C)
-    return lane, block, count, start, length, lane_steps
-
-
-@triton.jit
-def _at(base, batch, batch_stride, head, head_stride):
-    return base + batch.to(tl.int64) * batch_stride + head.to(tl.int64) * head_stride
-
-
-@triton.jit
-def _gate(gate, MIX: tl.constexpr):
-    if MIX:
-        share = 1.0 / (1.0 + tl.exp(-tl.load(gate).to(tl.float32)))
-    else:
-        share = 1.0
-    return share
 
 
 @triton.jit
@@ -122,11 +92,11 @@ def sums_kernel(
     Or with GRADIENT they are the outputs' gradients, which start at position `offset`; they are multiplied by the gate,
     and with MIX the gradient of `attended` comes along, for it needs the same rows.
     """
-    index, head, batch, columns = _program(heads, blocks, GROUP, BD)
-    rows_in = _at(rows_in, batch, in_batch, head, in_head)
+    index, head, batch, columns = program(heads, blocks, GROUP, BD)
+    rows_in = rows_of_head(rows_in, batch, in_batch, head, in_head)
     if GRADIENT and MIX:
-        attended = _at(attended, batch, at_batch, head, at_head)
-        d_attended = _at(d_attended, batch, da_batch, head, da_head)
+        attended = rows_of_head(attended, batch, at_batch, head, at_head)
+        d_attended = rows_of_head(d_attended, batch, da_batch, head, da_head)
         if head >= rem_heads:
             _copy(
                 rows_in, in_batch, in_row, d_attended, da_batch, da_row, index, columns, positions - offset,
@@ -134,13 +104,13 @@ def sums_kernel(
             )  # fmt: skip
             return
     dilation = tl.load(dilations + head).to(tl.int32)
-    lane, block, count, start, length, _ = _place(index, dilation, positions, C)
+    lane, block, count, start, length, _ = place_in_lane(index, dilation, positions, C)
     if block >= count:
         return
     steps = tl.arange(0, C)
     place = lane + (start + steps) * dilation - offset
     live = (steps < length) & (place >= 0)
-    share = _gate(gate, GRADIENT and MIX)
+    share = gate_share(gate, GRADIENT and MIX)
     to_end = tl.where(live, length - steps, 0)
     table += head * table_size(C)
     if GRADIENT:
@@ -232,25 +202,25 @@ def outputs_kernel(
     GROUP: tl.constexpr, WIDTH: tl.constexpr, C: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """(1 − g) · attended + g · P·V, and the carry behind the last position unless BOTH directions are scanned."""
-    index, head, batch, columns = _program(heads, blocks, GROUP, BD)
-    output = _at(output, batch, o_batch, head, o_head)
+    index, head, batch, columns = program(heads, blocks, GROUP, BD)
+    output = rows_of_head(output, batch, o_batch, head, o_head)
     if MIX:
-        attended = _at(attended, batch, at_batch, head, at_head)
+        attended = rows_of_head(attended, batch, at_batch, head, at_head)
         if head >= rem_heads:
             _copy(
                 attended, at_batch, at_row, output, o_batch, o_row, index, columns, positions - memory, GROUP, WIDTH, C
             )
             return
     dilation = tl.load(dilations + head).to(tl.int32)
-    lane, block, count, start, length, lane_steps = _place(index, dilation, positions, C)
+    lane, block, count, start, length, lane_steps = place_in_lane(index, dilation, positions, C)
     # Blocks of memory alone have no outputs; only the last one knows the next carry.
     if (block >= count) | ((block < count - 1) & (lane + (start + C - 1) * dilation < memory)):
         return
     table += head * table_size(C)
     decay_log, angle, sign = tl.load(table + 1), tl.load(table + 2), tl.load(table + 3)
     is_sine = tl.load(sine + head) != 0
-    share = _gate(gate, MIX)
-    values = _at(values, batch, v_batch, head, v_head)
+    share = gate_share(gate, MIX)
+    values = rows_of_head(values, batch, v_batch, head, v_head)
     sums += (batch * rem_heads + head).to(tl.int64) * blocks * (2 * WIDTH)
     steps = tl.arange(0, C)
     place = lane + (start + steps) * dilation
@@ -392,23 +362,23 @@ def gradients_kernel(
     With L = Re(r · Σ_{j<k} z^(k−j) · e_k · v_j), r = 1 or −i, a pair's k − j falls into the steps it walks in each
     block: from j to the end of its block, whole blocks, and up to k. So each block adds its own part, exactly.
     """
-    index, head, batch, columns = _program(heads, blocks, GROUP, BD)
+    index, head, batch, columns = program(heads, blocks, GROUP, BD)
     steps = tl.arange(0, C)
-    d_values = _at(d_values, batch, dv_batch, head, dv_head)
+    d_values = rows_of_head(d_values, batch, dv_batch, head, dv_head)
     if MIX:  # noqa: SIM102 (this is known when compiling, the other is not)
         if head >= rem_heads:
             _clear(d_values, dv_batch, dv_row, index * C + steps, columns, positions, GROUP, WIDTH, C, BD)
             return
     dilation = tl.load(dilations + head).to(tl.int32)
-    lane, block, count, start, length, lane_steps = _place(index, dilation, positions, C)
+    lane, block, count, start, length, lane_steps = place_in_lane(index, dilation, positions, C)
     if block >= count:
         return
     table += head * table_size(C)
     decay_log, angle, sign = tl.load(table + 1), tl.load(table + 2), tl.load(table + 3)
     is_sine = tl.load(sine + head) != 0
-    share = _gate(gate, MIX)
-    values = _at(values, batch, v_batch, head, v_head)
-    d_output = _at(d_output, batch, do_batch, head, do_head)
+    share = gate_share(gate, MIX)
+    values = rows_of_head(values, batch, v_batch, head, v_head)
+    d_output = rows_of_head(d_output, batch, do_batch, head, do_head)
     place = lane + (start + steps) * dilation
     live = steps < length
     weights = load_weights(table, 0, False, C).to(d_output.dtype.element_ty)
@@ -500,5 +470,5 @@ def parameters_kernel(
         tl.store(d_parameters + parameter, tl.sum(z_re, axis=0) * slope)
         tl.store(d_parameters + count + parameter, -tl.sum(z_im, axis=0) * decay)
     elif MIX:
-        share = _gate(gate, MIX)
+        share = gate_share(gate, MIX)
         tl.store(d_parameters + 2 * count, tl.sum(both, axis=0) * share * (1.0 - share))

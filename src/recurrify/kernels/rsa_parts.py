@@ -28,6 +28,40 @@ SMALLEST_DECAY = tl.constexpr(1e-30)
 
 
 @triton.jit
+def program(heads, blocks, GROUP: tl.constexpr, BD: tl.constexpr):
+    """Which block, which head and which sequences this program has, and which columns."""
+    index = tl.program_id(0) % blocks
+    row = tl.program_id(0) // blocks
+    return index, row % heads, row // heads * GROUP, tl.program_id(1) * BD + tl.arange(0, BD)
+
+
+@triton.jit
+def place_in_lane(index, dilation, positions, C: tl.constexpr):
+    """lane, block, number of blocks, first step, steps in the block, steps in the lane of a head's `index`-th block."""
+    lane = index % dilation
+    block = index // dilation
+    count = tl.maximum(((positions + dilation - 1) // dilation + C - 1) // C, 1)
+    lane_steps = (positions - lane + dilation - 1) // dilation
+    start = block * C
+    length = tl.minimum(tl.maximum(lane_steps - start, 0), C)
+    return lane, block, count, start, length, lane_steps
+
+
+@triton.jit
+def rows_of_head(base, batch, batch_stride, head, head_stride):
+    return base + batch.to(tl.int64) * batch_stride + head.to(tl.int64) * head_stride
+
+
+@triton.jit
+def gate_share(gate, MIX: tl.constexpr):
+    if MIX:
+        share = 1.0 / (1.0 + tl.exp(-tl.load(gate).to(tl.float32)))
+    else:
+        share = 1.0
+    return share
+
+
+@triton.jit
 def eigenvalue(index, first, second, angles, first_count, RAW: tl.constexpr):
     """decay, its log2, angle and sign of z = sign · decay · e^(i · angle).
 
