@@ -6,6 +6,7 @@ once), `rows` makes its table out of what is there. `recurrify experiment list` 
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
 
 from recurrify.errors import UserError
@@ -20,6 +21,18 @@ SLIDES = "Lecture slides, RNNs (using LSTMs and GRUs) vs. transformers"
 Rows = list[dict[str, Any]]
 
 
+class Stage(IntEnum):
+    """What experiments build on; each stage needs those before it."""
+
+    NOTHING = 0
+    BASE = 1
+    """The size's pretrained model."""
+    RATES = 2
+    """The chosen learning rates."""
+    BEST = 3
+    """The best mechanism, where the size lets it be chosen."""
+
+
 @dataclass(frozen=True)
 class Experiment:
     name: str
@@ -31,15 +44,10 @@ class Experiment:
     units: Callable[[Lab], list[Unit]]
     rows: Callable[[Lab], tuple[Rows, list[str]]]
     """The rows, and the names of those that are missing."""
-    corpus: str = "books"
-    """books or wiki: whose settings the hyperparameters are."""
-    needs_base: bool = True
-    """Whether it starts from the size's pretrained model."""
+    after: Stage = Stage.BEST
+    """What has to be there before it can run."""
     differences: tuple[str, ...] | None = None
     """How it differs from what was published; None: as the size says."""
-    needs_rates: bool = True
-    needs_best: bool = True
-    """Whether its runs wait for the choice of the best mechanism."""
     alone: bool = False
     """Whether making the rows takes a device to itself, and time."""
     later: str | None = None
@@ -112,8 +120,7 @@ register(
         layout="learning_rates",
         units=tuning_units,
         rows=tuning_rows,
-        needs_rates=False,
-        needs_best=False,
+        after=Stage.BASE,
     )
 )
 

@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from recurrify.attention import RecurrenceEncoding, RSAConfig, scan
 from recurrify.errors import UserError
-from recurrify.experiments.catalogue import SLIDES, Experiment, Rows, register
+from recurrify.experiments.catalogue import SLIDES, Experiment, Rows, Stage, register
 from recurrify.experiments.lab import Lab
 from recurrify.experiments.lengths import one_thread
 from recurrify.jobs import pick_device
@@ -278,10 +278,8 @@ register(
         layout="complexity",
         units=lambda lab: [],
         rows=complexity_rows,
-        needs_base=False,
+        after=Stage.NOTHING,
         differences=("The slides give orders of growth alone; sizes are those that fit the device.",),
-        needs_rates=False,
-        needs_best=False,
         alone=True,
     )
 )

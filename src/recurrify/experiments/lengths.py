@@ -19,7 +19,7 @@ import torch
 
 from recurrify.data.rule_tasks import rule_task
 from recurrify.errors import UserError
-from recurrify.experiments.catalogue import SLIDES, Experiment, Rows, register
+from recurrify.experiments.catalogue import SLIDES, Experiment, Rows, Stage, register
 from recurrify.experiments.lab import Lab
 from recurrify.jobs import Say, pick_device
 from recurrify.jobs.side_by_side import INTERRUPTED, Task, run_side_by_side
@@ -308,10 +308,8 @@ register(
         layout="lengths",
         units=lambda lab: [],
         rows=length_rows,
-        needs_base=False,
+        after=Stage.NOTHING,
         differences=("The slides claim and print no numbers: rules, lengths, models and budgets are ours.",),
-        needs_rates=False,
-        needs_best=False,
         alone=True,
     )
 )

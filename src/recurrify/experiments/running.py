@@ -8,7 +8,7 @@ from typing import Any
 from recurrify.data import load_documents
 from recurrify.errors import UserError
 from recurrify.experiments import published
-from recurrify.experiments.catalogue import EXPERIMENTS, KINDS, Experiment, experiment_named
+from recurrify.experiments.catalogue import EXPERIMENTS, KINDS, Experiment, Stage, experiment_named
 from recurrify.experiments.lab import CHOICE, VARIANTS, Lab, chosen_rates
 from recurrify.experiments.pool import Outcome
 from recurrify.experiments.variants import candidate_units
@@ -25,10 +25,10 @@ def run_experiments(names: Sequence[str], lab: Lab) -> list[Path]:
     started = time.time()
     for source in filter(None, (lab.books, lab.wiki)):
         load_documents(source, "valid", limit=1)  # a wrong name is told now, not after an hour
-    if any(experiment.needs_base for experiment in chosen) and not lab.make_base():
+    if any(experiment.after >= Stage.BASE for experiment in chosen) and not lab.make_base():
         lab.say(STOPPED)
         return []
-    if any(experiment.needs_rates for experiment in chosen):
+    if any(experiment.after >= Stage.RATES for experiment in chosen):
         # Finished runs are only looked at; what was chosen is worked out anew, in case the candidates have changed.
         units = EXPERIMENTS[CHOICE].units(lab)
         lab.say(f"learning rates first, on {lab.source('wiki')}: {len(units)} short runs")
@@ -40,7 +40,7 @@ def run_experiments(names: Sequence[str], lab: Lab) -> list[Path]:
         _write(EXPERIMENTS[CHOICE], lab, started)
         lab.rates = {}  # as they stand in the file now
         lab.say("learning rates: " + ", ".join(f"{kind} {lab.learning_rate(kind):g}" for kind in KINDS))
-    if lab.size.best_from and any(experiment.needs_best for experiment in chosen):
+    if lab.size.best_from and any(experiment.after >= Stage.BEST for experiment in chosen):
         lab.say(f"then the best mechanism, on {lab.source('books')}: {', '.join(lab.size.best_from)}")
         every = EXPERIMENTS[VARIANTS] in chosen
         choice = lab.finish(EXPERIMENTS[VARIANTS].units(lab) if every else candidate_units(lab))

@@ -3,12 +3,12 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from recurrify.experiments.catalogue import Experiment, Rows, register
+from recurrify.experiments.catalogue import Experiment, Rows, Stage, register
 from recurrify.experiments.lab import VARIANTS, Lab
 from recurrify.experiments.rows import perplexity_row
+from recurrify.experiments.sizes import CARRY
 from recurrify.experiments.unit import Unit
 
-CARRY: dict[str, Any] = {"mechanism": "carry"}
 TAIL: dict[str, Any] = {"mechanism": "tail"}
 
 
@@ -87,6 +87,6 @@ register(
         layout="variants",
         units=variant_units,
         rows=variant_rows,
-        needs_best=False,
+        after=Stage.RATES,
     )
 )
