@@ -128,6 +128,15 @@ Beams = Annotated[int, typer.Option(min=1, help="Beam search with so many beams 
 SamplingSeed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of the sampling.")]
 
 
+def numbers(name: str, text: str, kind: type[int] | type[float] = int) -> tuple[Any, ...]:
+    """The numbers of an option that takes several, with commas between; none where the text is empty."""
+    try:
+        return tuple(kind(part) for part in text.split(",")) if text.strip() else ()
+    except ValueError:
+        what = "whole numbers" if kind is int else "numbers"
+        raise UserError(f"`{name}` must be {what} with commas between: got {text!r}.") from None
+
+
 def setting(text: str) -> tuple[str, Any]:
     """`name=value` of a `--set`; what is no number, list, yes or no is a word."""
     name, equals, value = text.partition("=")

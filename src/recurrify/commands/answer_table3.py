@@ -8,7 +8,6 @@ import typer
 
 from recurrify import options
 from recurrify.console import say
-from recurrify.errors import UserError
 from recurrify.experiments.published import TABLE_3
 from recurrify.jobs.answer_table3 import TABLE_FILE, Table3Plan, run_table3
 from recurrify.jobs.answer_table3_result import table3_lines
@@ -53,7 +52,7 @@ def table3_command(
         extra_tests=tuple(extra_test or ()),
         root=str(root),
         seeds=seeds,
-        rates=_numbers(rates),
+        rates=options.numbers("rates", rates, float),
         window=window,
         epochs=epochs,
         batch=batch,
@@ -73,10 +72,3 @@ def table3_command(
     for line in lines:
         typer.echo(line)
     typer.echo(f"result: {root / TABLE_FILE}, as Markdown: {page}")
-
-
-def _numbers(text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise UserError(f"`rates` must be numbers with commas between: got {text!r}.") from None

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from recurrify import options
 from recurrify.commands import forecast_table1
 from recurrify.console import out_console, say
 from recurrify.errors import UserError
@@ -131,8 +132,8 @@ def train(
         "columns": None if columns is None else tuple(name.strip() for name in columns.split(",")),
         "label": past // 2 if label is None else label,
         "inner": 4 * width if inner is None else inner,
-        "counts": ForecastSettings.counts if counts is None else _whole_numbers("counts", counts),
-        "dilations": None if dilations is None else _whole_numbers("dilations", dilations),
+        "counts": ForecastSettings.counts if counts is None else options.numbers("counts", counts),
+        "dilations": None if dilations is None else options.numbers("dilations", dilations),
         "recurrence_rows": ForecastSettings.recurrence_rows if recurrence_rows is None else recurrence_rows,
         "device": str(pick_device(device)),
     }
@@ -148,19 +149,12 @@ def train(
     typer.echo(f"model: {out / 'model'}")
 
 
-def _check_recurrence(model: str, **options: str | None) -> None:
-    given = [name for name, value in options.items() if value is not None]
-    if given and model in MODELS and not model.startswith("rsa-"):
-        raise UserError(f"`{given[0]}` belongs to the rsa- models, and {model} has no recurrence: leave it out.")
-    if model == "rsa-transformer" and options["recurrence_rows"] is not None:
+def _check_recurrence(model: str, **asked: str | None) -> None:
+    named = [name for name, value in asked.items() if value is not None]
+    if named and model in MODELS and not model.startswith("rsa-"):
+        raise UserError(f"`{named[0]}` belongs to the rsa- models, and {model} has no recurrence: leave it out.")
+    if model == "rsa-transformer" and asked["recurrence_rows"] is not None:
         raise UserError(f"`recurrence_rows` belongs to rsa-informer, and {model} selects no rows: leave it out.")
-
-
-def _whole_numbers(name: str, text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(",")) if text.strip() else ()
-    except ValueError:
-        raise UserError(f"`{name}` must be whole numbers with commas between: got {text!r}.") from None
 
 
 def _say_epoch(epoch: dict[str, Any]) -> None:

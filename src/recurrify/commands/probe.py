@@ -71,7 +71,7 @@ def probe_a_model(
     settings = TextProbing(
         model=model,
         tasks=tuple(dict.fromkeys(task or TEXT_PROBES)),
-        distances=_whole_numbers(distances),
+        distances=options.numbers("--distances", distances),
         examples=examples,
         haystack=haystack,
         split=split,
@@ -118,7 +118,7 @@ def train(
         recurrence={"mechanism": mechanism} | given | dict(map(options.setting, settings or [])),
         model=model,
         windows=windows,
-        distances=_whole_numbers(distances),
+        distances=options.numbers("--distances", distances),
         examples=examples,
         layers=layers,
         width=width,
@@ -177,10 +177,3 @@ def _show(results: list[dict[str, Any]], out: Path) -> None:
         out_console.print(table, soft_wrap=True, markup=False)
     write_probe_page(results, out)
     typer.echo(f"picture: {out / PICTURE}, page: {out / PAGE}")
-
-
-def _whole_numbers(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise UserError(f"`--distances` must be whole numbers with commas between: got {text!r}.") from None

@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from recurrify.capturing import capturable_optimizer, on_side_stream, set_rate
 from recurrify.errors import UserError
 from recurrify.forecast.data import WindowedSeries
 from recurrify.forecast.evaluation import mean_squared_error
@@ -93,28 +94,16 @@ class Step:
         usual = "graph" if on_cuda and settings.model not in ("lstm", "gru") else "plain"
         self.speed = usual if settings.speed == "auto" else settings.speed
         self.forward: Callable[..., Tensor] = torch.compile(model) if self.speed == "compile" else model
-        # A captured step reads its learning rate from the device.
-        rate: Any = torch.tensor(settings.learning_rate, device=device) if on_cuda else settings.learning_rate
-        kind = torch.optim.AdamW if settings.weight_decay else torch.optim.Adam
-        self.optimizer = kind(
-            model.parameters(), lr=rate, weight_decay=settings.weight_decay, fused=True, capturable=on_cuda
-        )
+        self.optimizer = capturable_optimizer(model.parameters(), settings.learning_rate, settings.weight_decay, device)
         self.graph: Any = None
         self.ordinary_steps = 0
-
-    def set_learning_rate(self, rate: float) -> None:
-        for group in self.optimizer.param_groups:
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate)
-            else:
-                group["lr"] = rate
 
     def __call__(self, starts_B: Tensor) -> Tensor:
         if self.speed != "graph":
             return self._update(starts_B)
         if self.ordinary_steps < STEPS_BEFORE_CAPTURE:
             self.ordinary_steps += 1
-            return self._on_side_stream(starts_B)
+            return on_side_stream(lambda: self._update(starts_B))
         if self.graph is None:
             self._capture(starts_B)
         self.starts_B.copy_(starts_B)
@@ -133,14 +122,6 @@ class Step:
             forecast = self.forward(batch.past, batch.past_time, batch.future_time)
         loss = nn.functional.mse_loss(forecast.float(), batch.future)
         loss.backward()
-        return loss
-
-    def _on_side_stream(self, starts_B: Tensor) -> Tensor:
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            loss = self._update(starts_B)
-        torch.cuda.current_stream().wait_stream(side)
         return loss
 
     def _capture(self, starts_B: Tensor) -> None:
@@ -220,7 +201,7 @@ def _one_epoch(
     tick: Tick | None,
 ) -> float:
     torch.manual_seed(settings.seed * 1_000_003 + progress.epoch)
-    step.set_learning_rate(learning_rate(settings, progress.epoch))
+    set_rate(step.optimizer, learning_rate(settings, progress.epoch))
     model.train()
     begun = time.monotonic()
     batches = epoch_starts(data, settings, progress.epoch)

@@ -1,5 +1,6 @@
 """A run's folder, when the same command is given again."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,22 @@ from recurrify.results import load_result
 from recurrify.train import last_whole_checkpoint
 
 RESULT_FILE = "result.json"
+MODEL_FOLDER = "model"
 
 
-def earlier_result(settings: RunRecord, say: Say) -> dict[str, Any] | None:
+def last_step(out: Path) -> int | None:
+    """The step of the newest whole checkpoint of a Trainer."""
+    checkpoint = last_whole_checkpoint(out)
+    return None if checkpoint is None else int(checkpoint.name.split("-")[1])
+
+
+def earlier_result(
+    settings: RunRecord, say: Say, saved_step: Callable[[Path], int | None] = last_step
+) -> dict[str, Any] | None:
     """The result that a finished run left in the folder; None where there is something to do.
 
-    A folder that holds a run with other settings is refused.
+    A folder that holds a run with other settings, or whose model is gone, is refused. `saved_step` says from where a
+    run that was stopped goes on.
     """
     out = Path(settings.out)
     if out.exists() and not out.is_dir():
@@ -25,9 +36,14 @@ def earlier_result(settings: RunRecord, say: Say) -> dict[str, Any] | None:
         return None
     settings.check_same_run(earlier)
     if (out / RESULT_FILE).is_file():
+        if not (out / MODEL_FOLDER).is_dir():
+            raise UserError(
+                f"{settings.out!r} has a finished run's {RESULT_FILE}, but its model is gone: choose another --out, or "
+                "delete the folder to train anew."
+            )
         say(f"{settings.out} is finished already: nothing to do (choose another --out to train anew).")
         return load_result(out / RESULT_FILE)
-    checkpoint = last_whole_checkpoint(out)
-    where = f"from step {checkpoint.name.split('-')[1]}" if checkpoint else "from the start: nothing was saved yet"
+    step = saved_step(out)
+    where = "from the start: nothing was saved yet" if step is None else f"from step {step}"
     say(f"going on with the run in {settings.out}, {where}")
     return None

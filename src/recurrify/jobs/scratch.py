@@ -16,16 +16,14 @@ from recurrify.data.records import Skipped
 from recurrify.data.symbols import SymbolData, SymbolStream, encode_part, load_symbols, read_symbols
 from recurrify.errors import UserError
 from recurrify.jobs.finetuning import explain_full_disk
-from recurrify.jobs.resuming import RESULT_FILE
+from recurrify.jobs.resuming import MODEL_FOLDER, RESULT_FILE, earlier_result
 from recurrify.jobs.texts import Say, cache_folder, pick_device
 from recurrify.models.language import count_parameters, language_model, load_language_model, save_language_model
-from recurrify.results import load_result, provenance, save_result
+from recurrify.results import provenance, save_result
 from recurrify.train.lanes import Lanes, Score, score_lanes
 from recurrify.train.scratch import TRAINING_FILE, Progress, ScratchOutcome, fit, saved_step
 from recurrify.train.scratch_settings import ScratchSettings
 from recurrify.train.stepping import chosen_speed, precision_context, uses_half
-
-MODEL_FOLDER = "model"
 
 
 def train_scratch(settings: ScratchSettings, say: Say, show_progress: bool = True) -> dict[str, Any]:
@@ -40,7 +38,7 @@ def train_scratch(settings: ScratchSettings, say: Say, show_progress: bool = Tru
     scorer = Scorer(settings, data.symbols.size, model, device)
     ids_T = _on_device(data.streams["train"], device)
     Lanes(ids_T, settings.batch, settings.length)  # refuses a text that is too short
-    earlier = _earlier_result(settings, say)
+    earlier = earlier_result(settings, say, saved_step)
     if earlier is not None:
         return earlier
     settings.write()
@@ -181,29 +179,6 @@ def _read(settings: ScratchSettings, say: Say) -> SymbolData:
 
 def _on_device(stream: SymbolStream, device: torch.device) -> Tensor:
     return torch.from_numpy(stream.ids).to(device)
-
-
-def _earlier_result(settings: ScratchSettings, say: Say) -> dict[str, Any] | None:
-    """The result that a finished run left in the folder; None where there is something to do."""
-    out = Path(settings.out)
-    if out.exists() and not out.is_dir():
-        raise UserError(f"{settings.out!r} is a file, not a folder: choose another --out.")
-    earlier = ScratchSettings.read(out)
-    if earlier is None:
-        return None
-    settings.check_same_run(earlier)
-    if (out / RESULT_FILE).is_file():
-        if not (out / MODEL_FOLDER).is_dir():
-            raise UserError(
-                f"{settings.out!r} has a finished run's {RESULT_FILE}, but its model is gone: choose another --out, or "
-                "delete the folder to train anew."
-            )
-        say(f"{settings.out} is finished already: nothing to do (choose another --out to train anew).")
-        return load_result(out / RESULT_FILE)
-    step = saved_step(out)
-    where = "from the start: nothing was saved yet" if step is None else f"from step {step}"
-    say(f"going on with the run in {settings.out}, {where}")
-    return None
 
 
 def _describe(settings: ScratchSettings, model: nn.Module, data: SymbolData) -> str:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from recurrify.capturing import capturable_optimizer, on_side_stream, set_rate
 from recurrify.errors import UserError
 from recurrify.train.lanes import Lanes
 from recurrify.train.running import uses_bf16
@@ -54,12 +55,8 @@ class Stepper:
         self.device = lanes.ids_BT.device
         self.speed, self.half = chosen_speed(settings, self.device), uses_half(settings.precision, self.device)
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        on_cuda = self.device.type == "cuda"
-        # A captured step reads its learning rate from the device.
-        rate: Any = torch.tensor(settings.learning_rate, device=self.device) if on_cuda else settings.learning_rate
-        kind = torch.optim.AdamW if settings.weight_decay else torch.optim.Adam
-        self.optimizer = kind(
-            self.parameters, lr=rate, weight_decay=settings.weight_decay, fused=True, capturable=on_cuda
+        self.optimizer = capturable_optimizer(
+            self.parameters, settings.learning_rate, settings.weight_decay, self.device
         )
         self.state = self._first_state()
         self.settled = None if self.speed == "eager" else self._settled_layout()
@@ -72,7 +69,7 @@ class Stepper:
         segment = step % self.lanes.segments
         if segment == 0:
             self.state = self._first_state()
-        self._set_rate(self.settings.rate(step))
+        set_rate(self.optimizer, self.settings.rate(step))
         tokens_BN = self.lanes.segment(segment)
         # While a memory still fills up, its shapes are another compilation and another graph: these few steps are
         # not worth them.
@@ -82,18 +79,11 @@ class Stepper:
             return self._update(self.quick, tokens_BN.long())
         if self.ordinary_steps < STEPS_BEFORE_CAPTURE:
             self.ordinary_steps += 1
-            return self._on_side_stream(tokens_BN.long())
+            return on_side_stream(lambda: self._update(self.quick, tokens_BN.long()))
         return self._replay(tokens_BN)
 
     def _first_state(self) -> State:
         return self.model.first_state(self.settings.batch)
-
-    def _set_rate(self, rate: float) -> None:
-        for group in self.optimizer.param_groups:
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate)
-            else:
-                group["lr"] = rate
 
     def _loss(self, tokens_BN: Tensor, state: State) -> tuple[Tensor, State]:
         with precision_context(self.half, self.device):
@@ -114,14 +104,6 @@ class Stepper:
         return loss.detach(), after
 
     # ---- CUDA graphs -------------------------------------------------------------------------------------
-
-    def _on_side_stream(self, tokens_BN: Tensor) -> Tensor:
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            loss = self._update(self.quick, tokens_BN)
-        torch.cuda.current_stream().wait_stream(side)
-        return loss
 
     def _replay(self, tokens_BN: Tensor) -> Tensor:
         if self.graph is None:

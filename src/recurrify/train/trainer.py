@@ -133,9 +133,8 @@ def train(
     if settings.freeze_base:
         model.base.requires_grad_(False)
     if uses_compile(settings.compile):
-        compile_windows(model, settings.batch)
-    if settings.compile == "graphs":
-        graph_steps(model, settings.batch)
+        prepare = graph_steps if settings.compile == "graphs" else compile_windows
+        prepare(model, settings.batch)
     args = training_arguments(settings, sequences, validate is not None)
     per_step = tokens_per_step(settings, sequences, args.world_size)
     if show_progress and settings.warmup_steps >= args.max_steps:
