@@ -11,6 +11,7 @@ from recurrify.attention import RSAConfig
 from recurrify.errors import UserError
 from recurrify.models import BlockRecurrentConfig, BlockRecurrentState, BlockRecurrentTransformer, count_parameters
 from recurrify.models.block_recurrent import distance_bucket
+from support.language import ids, stirred
 
 RSA = RSAConfig(heads=2, counts=(0, 0, 0, 0, 1, 1), dilations=(2, 3))
 BRT = BlockRecurrentConfig(
@@ -33,18 +34,8 @@ CELLS = pytest.mark.parametrize("cell", [{}, {"gate": "lstm", "skip": False}], i
 
 
 def make(config: BlockRecurrentConfig) -> BlockRecurrentTransformer:
-    torch.manual_seed(1)
-    model = BlockRecurrentTransformer(config).double()
-    with torch.no_grad():
-        # Larger than the usual start, so that every part of the model shows in the result.
-        for name, parameter in model.named_parameters():
-            if "encoding" not in name:
-                parameter.copy_(0.5 * torch.randn_like(parameter))
+    model: BlockRecurrentTransformer = stirred(BlockRecurrentTransformer, config)
     return model
-
-
-def ids(length: int, batch: int = 2) -> Tensor:
-    return torch.randint(0, 11, (batch, length), generator=torch.Generator().manual_seed(length))
 
 
 def random_state(memory: int, pending: int, batch: int = 2) -> BlockRecurrentState:

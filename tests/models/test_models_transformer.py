@@ -11,6 +11,7 @@ from recurrify.attention import RSAConfig
 from recurrify.attention.reference import rem_matrix
 from recurrify.errors import UserError
 from recurrify.models import Transformer, TransformerConfig, TransformerState, count_parameters
+from support.language import ids, stirred
 
 RSA = RSAConfig(heads=2, counts=(0, 0, 0, 0, 1, 1), dilations=(2, 3))
 PLAIN = TransformerConfig(vocabulary=11, layers=2, width=8, heads=2, head_width=3, inner=12, dropout=0.0)
@@ -19,18 +20,8 @@ BOTH = pytest.mark.parametrize("config", [PLAIN, RECURRENT], ids=["transformer",
 
 
 def make(config: TransformerConfig) -> Transformer:
-    torch.manual_seed(1)
-    model = Transformer(config).double()
-    with torch.no_grad():
-        # Larger than the usual start, so that every part of the model shows in the result.
-        for name, parameter in model.named_parameters():
-            if "encoding" not in name:
-                parameter.copy_(0.5 * torch.randn_like(parameter))
+    model: Transformer = stirred(Transformer, config)
     return model
-
-
-def ids(length: int, batch: int = 2) -> Tensor:
-    return torch.randint(0, 11, (batch, length), generator=torch.Generator().manual_seed(length))
 
 
 def naive_attention(attention: torch.nn.Module, normed: Tensor, past: list[Tensor]) -> tuple[Tensor, list[Tensor]]:

@@ -11,6 +11,7 @@ from recurrify.attention import RSAConfig
 from recurrify.attention.reference import rem_matrix
 from recurrify.errors import UserError
 from recurrify.models import TransformerXL, TransformerXLConfig, TransformerXLState
+from support.language import ids, stirred
 
 RSA = RSAConfig(heads=2, counts=(0, 0, 0, 0, 1, 1), dilations=(2, 3))
 XL = TransformerXLConfig(
@@ -21,18 +22,8 @@ BOTH = pytest.mark.parametrize("config", [XL, RSA_XL], ids=["xl", "rsa-xl"])
 
 
 def make(config: TransformerXLConfig) -> TransformerXL:
-    torch.manual_seed(1)
-    model = TransformerXL(config).double()
-    with torch.no_grad():
-        # Larger than the usual start, so that every part of the model shows in the result.
-        for name, parameter in model.named_parameters():
-            if "encoding" not in name:
-                parameter.copy_(0.5 * torch.randn_like(parameter))
+    model: TransformerXL = stirred(TransformerXL, config)
     return model
-
-
-def ids(length: int, batch: int = 2) -> Tensor:
-    return torch.randint(0, 11, (batch, length), generator=torch.Generator().manual_seed(length))
 
 
 @pytest.mark.parametrize(

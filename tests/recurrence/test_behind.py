@@ -7,7 +7,14 @@ import torch
 from torch import Tensor
 
 from recurrify import UserError, add_recurrence
-from support.checks import MEMORIES, WINDOW, assert_close, config, gradients, recurrent
+from support.checks import (
+    MEMORIES,
+    WINDOW,
+    assert_close,
+    assert_works_in_half_precision,
+    config,
+    recurrent,
+)
 from support.models import text, tiny
 
 
@@ -73,19 +80,7 @@ def test_only_full_windows_have_them(variant: str) -> None:
 @pytest.mark.parametrize("how", ["half", "autocast"])
 @pytest.mark.parametrize("variant", MEMORIES)
 def test_half_precision(variant: str, how: str) -> None:
-    model, ids = recurrent("llama", **MEMORIES[variant]), text(2, 28)
-    with torch.no_grad():
-        expected = model(ids).logits
-    model = model.to(torch.bfloat16) if how == "half" else model
-    with torch.autocast("cpu", torch.bfloat16, enabled=how == "autocast"):
-        with torch.no_grad():
-            output = model(ids)
-        assert (output.logits.float() - expected).abs().mean() < 0.05 * expected.abs().mean()
-        for checkpoint in (False, True):
-            model.train().set_recurrence(checkpoint=checkpoint)
-            model(ids, labels=ids, state=output.state.reset([1])).loss.backward()
-            assert all(value.isfinite().all() for value in gradients(model).values())
-        assert model.eval().generate(ids[:, :5], max_new_tokens=20, eos_token_id=None).shape == (2, 25)
+    assert_works_in_half_precision(recurrent("llama", **MEMORIES[variant]), how)
 
 
 @torch.no_grad()

@@ -10,7 +10,17 @@ from torch.nn.functional import cross_entropy, silu
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from recurrify import UserError, add_recurrence
-from support.checks import KEPT, ROTARY, WINDOW, assert_close, assert_same_gradients, config, gradients, recurrent
+from support.checks import (
+    KEPT,
+    ROTARY,
+    WINDOW,
+    assert_close,
+    assert_same_gradients,
+    assert_works_in_half_precision,
+    config,
+    gradients,
+    recurrent,
+)
 from support.models import ENCODERS, text, tiny
 from support.reference import attend
 
@@ -128,17 +138,7 @@ def test_scaled_angles_are_turned_all_the_same() -> None:
 
 @pytest.mark.parametrize("how", ["half", "autocast"])
 def test_half_precision(how: str) -> None:
-    model, ids = recurrent("llama", **KEPT["kv"]), text(2, 28)
-    with torch.no_grad():
-        expected = model(ids).logits
-    model = model.to(torch.bfloat16) if how == "half" else model
-    with torch.autocast("cpu", torch.bfloat16, enabled=how == "autocast"):
-        with torch.no_grad():
-            output = model(ids)
-        assert (output.logits.float() - expected).abs().mean() < 0.05 * expected.abs().mean()
-        model.train()(ids, labels=ids, state=output.state.reset([1])).loss.backward()
-        assert all(value.isfinite().all() for value in gradients(model).values())
-        assert model.eval().generate(ids[:, :5], max_new_tokens=20, eos_token_id=None).shape == (2, 25)
+    assert_works_in_half_precision(recurrent("llama", **KEPT["kv"]), how)
 
 
 def test_nothing_is_added(tmp_path: Any) -> None:

@@ -9,7 +9,14 @@ from torch.nn.functional import layer_norm
 
 from recurrify import TailConfig, UserError, add_recurrence
 from recurrify.evaluate import full_flops_per_token, paper_flops_per_token
-from support.checks import TAILS, WINDOW, assert_close, config, gradients, recurrent
+from support.checks import (
+    TAILS,
+    WINDOW,
+    assert_close,
+    assert_works_in_half_precision,
+    config,
+    recurrent,
+)
 from support.models import text, tiny
 
 
@@ -163,20 +170,7 @@ def test_a_fresh_gate_keeps_next_to_nothing_and_an_open_one_everything() -> None
 @pytest.mark.parametrize("how", ["half", "autocast"])
 @pytest.mark.parametrize("family", ["gpt2", "llama", "bert"])
 def test_half_precision(family: str, how: str) -> None:
-    model, ids = recurrent(family, **TAILS["tail_gated"]), text(2, 28)
-    with torch.no_grad():
-        expected = model(ids).logits
-    model = model.to(torch.bfloat16) if how == "half" else model
-    with torch.autocast("cpu", torch.bfloat16, enabled=how == "autocast"):
-        with torch.no_grad():
-            output = model(ids)
-        assert (output.logits.float() - expected).abs().mean() < 0.05 * expected.abs().mean()
-        for checkpoint in (False, True):
-            model.train().set_recurrence(checkpoint=checkpoint)
-            model(ids, labels=ids, state=output.state.reset([1])).loss.backward()
-            assert all(value.isfinite().all() for value in gradients(model).values())
-        if family != "bert":
-            assert model.eval().generate(ids[:, :5], max_new_tokens=20, eos_token_id=None).shape == (2, 25)
+    assert_works_in_half_precision(recurrent(family, **TAILS["tail_gated"]), how)
 
 
 def test_pooled_slots_learn_their_statistics() -> None:

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from recurrify import State, add_recurrence
 from recurrify.recurrence import RecurrenceConfig, recurrence_config
-from support.models import DECODERS, ENCODERS, tiny
+from support.models import DECODERS, ENCODERS, text, tiny
 
 WINDOW = 8
 OVERLAPS = (0, 3)
@@ -153,3 +154,37 @@ def assert_same_gradients(ours: dict[str, Tensor], theirs: dict[str, Tensor], to
             atol=tolerance,
             msg=lambda text, name=name: f"{name}: {text}",
         )
+
+
+def assert_equals_reference(model: Any, ids: Tensor, logits: Tensor, memory: Tensor) -> None:
+    """Logits, memory, loss and every gradient against a reference's `logits` and `memory`, which hang on the model's
+    own weights."""
+    loss = cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+    probe = torch.randn_like(memory)
+    (loss + (memory * probe).sum()).backward()
+    expected = gradients(model)
+
+    ours = model(ids, labels=ids, return_logits=True)
+    (ours.loss + (ours.state.memory * probe).sum()).backward()
+    assert_close(ours.logits, logits, 1e-9)
+    assert_close(ours.state.memory, memory, 1e-9)
+    assert_close(ours.loss, loss, 1e-9)
+    assert_same_gradients(gradients(model), expected, 1e-9)
+
+
+def assert_works_in_half_precision(model: Any, how: str) -> None:
+    """`how` is half, for the weights themselves, or autocast: near the full model, and trains and generates."""
+    ids = text(2, 28)
+    with torch.no_grad():
+        expected = model(ids).logits
+    model = model.to(torch.bfloat16) if how == "half" else model
+    with torch.autocast("cpu", torch.bfloat16, enabled=how == "autocast"):
+        with torch.no_grad():
+            output = model(ids)
+        assert (output.logits.float() - expected).abs().mean() < 0.05 * expected.abs().mean()
+        for checkpoint in (False, True):
+            model.train().set_recurrence(checkpoint=checkpoint)
+            model(ids, labels=ids, state=output.state.reset([1])).loss.backward()
+            assert all(value.isfinite().all() for value in gradients(model).values())
+        if model.can_generate():
+            assert model.eval().generate(ids[:, :5], max_new_tokens=20, eos_token_id=None).shape == (2, 25)
