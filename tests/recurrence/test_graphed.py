@@ -140,6 +140,25 @@ def test_steps_on_a_cpu_are_never_captured() -> None:
         assert not model.graphed_steps.takes(pack(ids, None, State.fresh(2)), State.fresh(2))
 
 
+def test_stand_ins_take_the_place_of_the_weights_and_leave_it() -> None:
+    """They share the weights' memory, get their gradients, and tied weights have one between them."""
+    model = add_recurrence(tiny("gpt2"), CONFIGS["tail"]).train()
+    model.base.transformer.wpe.weight.requires_grad_(False)
+    ids = text(2, 24)
+    own, twin = graphed.trained(model), copy.deepcopy(model)
+    wanted = torch.autograd.grad(twin(ids, labels=ids).loss, graphed.trained(twin), allow_unused=True)
+    with graphed.stand_ins(model) as others:
+        found = torch.autograd.grad(model(ids, labels=ids).loss, others, allow_unused=True)
+        assert all(mine is not other for mine, other in zip(own, graphed.trained(model), strict=True))
+        assert graphed.places(others) == graphed.places(own)
+    assert all(mine is other for mine, other in zip(own, graphed.trained(model), strict=True))
+    assert len(own) == len(others)
+    assert sum(one is not None for one in wanted) > 20
+    for one, other in zip(wanted, found, strict=True):
+        assert (one is None) == (other is None)
+        assert one is None or torch.equal(one, other)
+
+
 # ---- on a GPU --------------------------------------------------------------------------------------------
 
 

@@ -1,6 +1,7 @@
 """Token ids of documents."""
 
 import hashlib
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 BATCH_CHARACTERS = 2_000_000
-"""Text given to the tokenizer in one call: enough to keep every core busy, little enough to hold twice."""
+"""Text given to the tokenizer in one call, or a document for each core if that is more: each goes to one core alone."""
 
 FEWEST_TOKENS = 2
 """One to read and one to predict."""
@@ -90,7 +91,7 @@ def _batches(documents: Sequence[Document]) -> Iterator[list[Document]]:
     for document in documents:
         batch.append(document)
         characters += len(document.text)
-        if characters >= BATCH_CHARACTERS:
+        if characters >= BATCH_CHARACTERS and len(batch) >= (os.cpu_count() or 1):
             yield batch
             batch, characters = [], 0
     if batch:

@@ -2,11 +2,14 @@
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
+from recurrify.errors import UserError
 from recurrify.experiments.unit import Unit, do_unit
-from recurrify.jobs import Say
+from recurrify.jobs import Say, read_text
 from recurrify.jobs.side_by_side import Outcome, Task, run_side_by_side
+from recurrify.recurrence import model_tokenizer
 
 __all__ = ["Outcome", "do_units"]
 
@@ -23,6 +26,7 @@ def do_units(units: Sequence[Unit], jobs: int, say: Say, deadline: float | None 
     if not waiting:
         return Outcome(True, [])
     if jobs > 1:
+        tokenize_once(waiting, say)
         say(f"{len(waiting)} runs, {jobs} at a time; each writes a log in {waiting[0].folder / 'logs'}")
         return run_side_by_side([_task(unit) for unit in waiting], jobs, say, deadline)
     for unit in waiting:
@@ -31,6 +35,20 @@ def do_units(units: Sequence[Unit], jobs: int, say: Say, deadline: float | None 
         if not do_unit(_until(unit, deadline), say):
             return Outcome(False, [])
     return Outcome(True, [])
+
+
+def tokenize_once(units: Sequence[Unit], say: Say) -> None:
+    """Make the tokens with every core, and once: runs side by side would each make them with one core."""
+    wanted: dict[tuple[str, str, str], set[str]] = {}
+    for unit in units:
+        settings = unit.settings
+        splits = wanted.setdefault((settings.model, settings.data, settings.text_field), {"train", "valid"})
+        splits.update(score.split for score in unit.wanted)
+    for (model, data, text_field), splits in wanted.items():
+        with suppress(UserError):  # its runs will tell
+            tokenizer = model_tokenizer(model)
+            for split in sorted(splits):
+                read_text(data, split, tokenizer, say, text_field)
 
 
 def _task(unit: Unit) -> Task:

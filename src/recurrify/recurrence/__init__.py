@@ -13,7 +13,7 @@ from recurrify.recurrence.heads import (
     register_with_transformers,
 )
 from recurrify.recurrence.kv import KVConfig
-from recurrify.recurrence.loading import load_model, own_windows, shipped_names
+from recurrify.recurrence.loading import load_model, model_tokenizer, own_windows, shipped_names
 from recurrify.recurrence.mechanism import NoRecurrence, RecurrenceConfig, mechanism_names, recurrence_config
 from recurrify.recurrence.memory_tokens import MemoryTokensConfig
 from recurrify.recurrence.model import RecurrentOutput, RecurrentPreTrainedModel
@@ -57,6 +57,7 @@ __all__ = [
     "load_model",
     "load_task_model",
     "mechanism_names",
+    "model_tokenizer",
     "own_windows",
     "recurrence_config",
     "register_family",

@@ -5,7 +5,8 @@ as long as they run. A graph is captured once for a shape of batch and then repl
 captured: a batch of full rows of one length that begins its documents. Everything else runs as it is.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -96,6 +97,29 @@ def places(parameters: list[torch.nn.Parameter]) -> tuple[int, ...]:
     return tuple(parameter.data_ptr() for parameter in parameters)
 
 
+@contextmanager
+def stand_ins(model: torch.nn.Module) -> Iterator[list[torch.nn.Parameter]]:
+    """Put others that share their memory in the place of the trained weights, and give these, in their order.
+
+    While a loss of an earlier step is alive, its weights remember the stream of that step, on which a capture must not
+    wait. A graph knows places in memory only, so that it serves the weights themselves afterwards.
+    """
+    others = {parameter: torch.nn.Parameter(parameter.data) for parameter in trained(model)}
+    spots = [
+        (module, name, parameter)
+        for module in model.modules()
+        for name, parameter in module._parameters.items()
+        if parameter in others
+    ]
+    try:
+        for module, name, parameter in spots:
+            module._parameters[name] = others[parameter]
+        yield list(others.values())
+    finally:
+        for module, name, parameter in spots:
+            module._parameters[name] = parameter
+
+
 class GraphedStep:
     """Two graphs, and the tensors that they read and write."""
 
@@ -106,19 +130,20 @@ class GraphedStep:
         self.replays = 0
         half = torch.is_autocast_enabled("cuda")
         # A cached cast of a weight would be captured once and never be made anew.
-        with torch.autocast("cuda", torch.get_autocast_dtype("cuda"), enabled=half, cache_enabled=False):
-            self._warm_up(model, losses)
+        cast = torch.autocast("cuda", torch.get_autocast_dtype("cuda"), enabled=half, cache_enabled=False)
+        with cast, stand_ins(model) as parameters:
+            self._warm_up(model, losses, parameters)
             pool = torch.cuda.graph_pool_handle()
             self.forward_graph, self.backward_graph = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
             with torch.cuda.graph(self.forward_graph, pool=pool):
                 found, memory = losses(self.tokens, self.targets)
             self.incoming = torch.ones_like(found)
             with torch.cuda.graph(self.backward_graph, pool=pool):
-                self.gradients = torch.autograd.grad(found, self.parameters, self.incoming, allow_unused=True)
+                self.gradients = torch.autograd.grad(found, parameters, self.incoming, allow_unused=True)
         self.losses = found.detach()
         self.memory = None if memory is None else memory.detach()
 
-    def _warm_up(self, model: torch.nn.Module, losses: Losses) -> None:
+    def _warm_up(self, model: torch.nn.Module, losses: Losses, parameters: list[torch.nn.Parameter]) -> None:
         """Run a few steps that leave no trace: statistics and random numbers stay where they were."""
         before = [(buffer, buffer.clone()) for buffer in model.buffers()]
         stream = torch.cuda.Stream()
@@ -126,7 +151,7 @@ class GraphedStep:
         with torch.cuda.stream(stream), torch.random.fork_rng(devices=[self.tokens.device]):
             for _ in range(WARM_UPS):
                 found, _ = losses(self.tokens, self.targets)
-                torch.autograd.grad(found.sum(), self.parameters, allow_unused=True)
+                torch.autograd.grad(found.sum(), parameters, allow_unused=True)
         torch.cuda.current_stream().wait_stream(stream)
         for buffer, value in before:
             buffer.copy_(value)

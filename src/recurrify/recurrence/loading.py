@@ -46,6 +46,11 @@ def load_model(
     return add_recurrence(model, recurrence_config(wanted)), tokenizer
 
 
+def model_tokenizer(name: str) -> Any:
+    """The tokenizer that `load_model` gives with a model, without the model."""
+    return _load_tokenizer(name, *_resolve(name))
+
+
 def default_window(config: Any) -> int:
     """The paper's window, or all positions of a model that has fewer."""
     positions = family_of(config).positions(config)
