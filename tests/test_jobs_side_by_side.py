@@ -53,6 +53,16 @@ def test_what_the_log_said_another_time_does_not_count(tmp_path: Path) -> None:
     assert outcome.failures == [f"a ended with 'no message', see {log}"]
 
 
+def test_advice_behind_an_error_does_not_hide_it(tmp_path: Path) -> None:
+    """As torch puts it where another process has the memory: five lines of advice follow."""
+    code = "import sys; sys.exit('torch.AcceleratorError: CUDA error: out of memory' + '\\nadvice' * 5)"
+    said: list[str] = []
+    outcome = run_side_by_side([Task("a", ("-c", code), tmp_path / "a.log")], 2, said.append)
+    assert said[0] == "a: no room in memory, tried again later; from now on 1 at a time"
+    expected = f"a ended with 'torch.AcceleratorError: CUDA error: out of memory', see {tmp_path / 'a.log'}"
+    assert outcome.failures == [expected]
+
+
 def test_what_finds_no_room_alone_has_failed(tmp_path: Path) -> None:
     task = Task("a", ("-c", "import sys; sys.exit('CUDA out of memory')"), tmp_path / "a.log")
     outcome = run_side_by_side([task], 3, quiet)

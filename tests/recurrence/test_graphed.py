@@ -23,14 +23,16 @@ CONFIGS = {
 class Recorded:
     """Stands in for a step's graphs, which need a GPU: runs what would be captured."""
 
-    def __init__(self, model: Any, losses: graphed.Losses, tokens: torch.Tensor, targets: torch.Tensor) -> None:
-        self.losses, self.places = losses, graphed.places(graphed.trained(model))
-        self.shape, self.replays = tuple(tokens.shape), 0
+    def __init__(
+        self, model: Any, run: graphed.Run, tokens: torch.Tensor, targets: torch.Tensor, clock: graphed.Clock
+    ) -> None:
+        self.run, self.shape, self.replays = run, tuple(tokens.shape), 0
 
-    def replay(self, tokens: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def replay(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         assert tuple(tokens.shape) == self.shape
         self.replays += 1
-        return self.losses(tokens, targets)
+        self.found = self.run(tokens, targets)
+        return self.found.losses
 
 
 class AnyDevice(GraphedSteps):
@@ -44,7 +46,7 @@ class _OnCuda:
     is_cuda = True
 
     def __init__(self, tokens: torch.Tensor) -> None:
-        self.shape = tokens.shape
+        self.shape, self.device = tokens.shape, tokens.device
 
 
 class NotCompiled:
@@ -69,7 +71,7 @@ def steps(model: RecurrentForCausalLM, ids: torch.Tensor, number: int = 1, **mor
 
 
 def replays(model: RecurrentForCausalLM) -> int:
-    return 0 if model.graphed_steps.step is None else model.graphed_steps.step.replays
+    return sum(step.replays for step in model.graphed_steps.steps.values())
 
 
 def test_a_shape_is_replayed_once_it_has_come_often_enough(model: RecurrentForCausalLM) -> None:
@@ -77,18 +79,16 @@ def test_a_shape_is_replayed_once_it_has_come_often_enough(model: RecurrentForCa
     assert replays(model) == 0
     steps(model, text(2, 24), 2)
     assert replays(model) == 2
-    steps(model, text(2, 32), 5)  # another shape: one is enough
-    steps(model, text(3, 24), 5)
-    assert replays(model) == 2
+    steps(model, text(2, 32), graphed.SEEN_BEFORE + 1)  # another shape has to come as often
+    assert replays(model) == 3
+    steps(model, text(3, 24), 5)  # no such batch is compiled
+    assert replays(model) == 3
 
 
 def test_what_differs_from_such_a_step_runs_as_it_is(model: RecurrentForCausalLM) -> None:
     ids = text(2, 24)
     out = steps(model, ids, graphed.SEEN_BEFORE + 1)
     before = replays(model)
-    mask = torch.ones_like(ids)
-    mask[0, 20:] = 0
-    steps(model, ids, attention_mask=mask)
     steps(model, text(1, 24), graphed.SEEN_BEFORE + 1)  # no such batch is compiled
     steps(model, text(2, 8), graphed.SEEN_BEFORE + 1)  # a single window
     steps(model, ids, state=out.state)
@@ -118,18 +118,70 @@ def test_the_state_after_a_replay_is_that_of_the_step(model: RecurrentForCausalL
     assert torch.equal(ours.state.lengths, theirs.state.lengths)
 
 
+def ragged(*lengths: int) -> tuple[torch.Tensor, torch.Tensor]:
+    mask = torch.arange(max(lengths))[None] < torch.tensor(lengths)[:, None]
+    return text(len(lengths), max(lengths)), mask.long()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("lengths", [(29, 12), (5, 40), (9, 11), (7, 21)], ids=str)
+def test_rows_that_end_early_change_nothing(
+    name: str, lengths: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Losses, gradients, the state behind each row and what statistics were learned."""
+    monkeypatch.setattr(graphed, "GraphedStep", Recorded)
+    twin = add_recurrence(tiny("gpt2"), CONFIGS[name]).train()
+    model = copy.deepcopy(twin)
+    model.compiled_window, model.graphed_steps = NotCompiled(), AnyDevice(model)
+    model.graphed_steps.most_windows = 12
+    ids, mask = ragged(*lengths)
+    for _ in range(graphed.SEEN_BEFORE + 2):
+        results = []
+        for one in (model, twin):
+            one.zero_grad()
+            out = one(ids, attention_mask=mask, labels=ids, return_losses=True)
+            out.loss.backward()
+            results.append(out)
+        torch.testing.assert_close(results[0].token_losses, results[1].token_losses)
+        for (key, mine), theirs in zip(model.named_parameters(), twin.parameters(), strict=True):
+            theirs_grad = torch.zeros_like(theirs) if theirs.grad is None else theirs.grad
+            mine_grad = torch.zeros_like(mine) if mine.grad is None else mine.grad
+            torch.testing.assert_close(mine_grad, theirs_grad, msg=key)
+        for (key, mine), theirs in zip(model.named_buffers(), twin.buffers(), strict=True):
+            torch.testing.assert_close(mine, theirs, msg=key)
+        ours, wanted = results[0].state, results[1].state
+        assert torch.equal(ours.live, wanted.live)
+        assert torch.equal(ours.lengths, wanted.lengths)
+        for row in range(2):
+            assert torch.equal(ours.tokens[row, : ours.lengths[row]], wanted.tokens[row, : ours.lengths[row]])
+            if bool(ours.live[row]):
+                torch.testing.assert_close(ours.memory[row], wanted.memory[row])
+    assert replays(model) == 2
+
+
+def test_few_numbers_of_windows_serve_all(model: RecurrentForCausalLM) -> None:
+    assert [graphed.round_up(number) for number in (1, 2, 5, 7, 8, 9, 13, 16, 17, 21, 33)] == [
+        *(1, 2, 5, 7, 8, 10, 14, 16, 20, 24, 40)
+    ]
+    ids, mask = ragged(17 * 8, 3)
+    steps(model, ids, graphed.SEEN_BEFORE + 1, attention_mask=mask)
+    steps(model, text(2, 19 * 8), 1)
+    steps(model, ids, graphed.SEEN_BEFORE + 1, attention_mask=mask)  # never more than the longest batch has
+    assert sorted(key.windows for key in model.graphed_steps.steps) == [17, 19]
+
+
 def test_weights_that_moved_are_captured_anew(model: RecurrentForCausalLM) -> None:
     ids = text(2, 24)
     steps(model, ids, graphed.SEEN_BEFORE + 1)
-    old = model.graphed_steps.step
+    (old,) = model.graphed_steps.steps.values()
     weight = model.base.transformer.wte.weight
     weight.data = weight.data.clone()
     steps(model, ids)
-    assert model.graphed_steps.step is not old
+    (other,) = model.graphed_steps.steps.values()
+    assert other is not old
     model.base.requires_grad_(False)
-    other = model.graphed_steps.step
     steps(model, ids)
-    assert model.graphed_steps.step is not other
+    assert other not in model.graphed_steps.steps.values()
 
 
 def test_steps_on_a_cpu_are_never_captured() -> None:
@@ -174,7 +226,9 @@ def test_replayed_updates_are_the_updates(name: str) -> None:
     for update in range(5):
         for batch in range(2):
             ids = text(2, 29, seed=10 * update + batch).cuda()
-            losses = [one(ids, labels=ids).loss for one in (model, twin)]
+            mask = torch.ones_like(ids)
+            mask[1, 12 + update % 2 :] = 0  # the same graph for other lengths
+            losses = [one(ids, attention_mask=mask, labels=ids).loss for one in (model, twin)]
             torch.testing.assert_close(losses[1], losses[0], rtol=1e-4, atol=1e-5)
             for loss in losses:
                 loss.backward()
@@ -183,7 +237,7 @@ def test_replayed_updates_are_the_updates(name: str) -> None:
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
-    assert twin.graphed_steps.step.replays > 0
+    assert len(twin.graphed_steps.steps) == 1
     for (key, mine), theirs in zip(model.named_buffers(), twin.buffers(), strict=True):
         torch.testing.assert_close(theirs, mine, rtol=1e-4, atol=1e-5, msg=key)
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from recurrify.errors import UserError
 from recurrify.experiments.pool import Outcome, do_units
 from recurrify.experiments.sizes import Size
@@ -82,6 +84,8 @@ class Lab:
         window = window or self.size.window
         overlap = 0 if kind == "plain" else overlap
         training = {**self.size.training, **({} if corpus == "books" else self.size.wiki_training), **settings}
+        if training.get("compile") == "graphs" and not torch.cuda.is_available():
+            training["compile"] = "auto"  # slower, and the same run
         make_up = {**(recurrence or self.recurrence(kind)), "window": window}
         if kind != "xlnet":
             make_up["overlap"] = overlap

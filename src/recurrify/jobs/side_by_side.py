@@ -1,6 +1,7 @@
 """Several processes side by side on one device: a log file for each, one end for all."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -24,6 +25,8 @@ GRACE_SECONDS = 30.0
 """How long a stopped task may take to save itself."""
 NO_ROOM = ("out of memory", "ALLOC_FAILED", "mha_graph.execute")
 """What a log's last lines say where the device's memory was full; the last is how cuDNN's attention puts it."""
+LAST_LINES = 8
+"""As many as CUDA's errors take with the advice behind them."""
 
 
 class Task(NamedTuple):
@@ -109,7 +112,7 @@ def _ending_in_order() -> Iterator[None]:
 
 def _last_lines(done: _Running) -> list[str]:
     said = done.task.log.read_bytes()[done.earlier :]
-    return said.decode("utf-8", errors="replace").strip().splitlines()[-3:]
+    return said.decode("utf-8", errors="replace").strip().splitlines()[-LAST_LINES:]
 
 
 def _had_no_room(done: _Running) -> bool:
@@ -117,8 +120,10 @@ def _had_no_room(done: _Running) -> bool:
 
 
 def _failure(done: _Running) -> str:
-    lines = _last_lines(done)
-    return f"{done.task.name} ended with {lines[-1] if lines else 'no message'!r}, see {done.task.log}"
+    lines = _last_lines(done) or ["no message"]
+    # Advice of many lines may follow what happened.
+    told = next((line for line in reversed(lines) if re.match(r"[\w.]*(Error|Exception)\b", line)), lines[-1])
+    return f"{done.task.name} ended with {told!r}, see {done.task.log}"
 
 
 def _start(task: Task, jobs: int) -> _Running:

@@ -1,30 +1,35 @@
 """Whole training steps as CUDA graphs: all windows of a batch, forward and backward, launched at once.
 
 A window is some hundred kernels, and twenty windows go one after another: launching them one by one takes several times
-as long as they run. A graph is captured once for a shape of batch and then replayed. Only what training repeats is
-captured: a batch of full rows of one length that begins its documents. Everything else runs as it is.
+as long as they run. A graph is captured once for a number of windows and then replayed. Only what training repeats is
+captured: batches of the usual number of rows that begin their documents. Rows may end early: what is filled up after
+them is not scored, and nothing that is looks ahead. Everything else runs as it is.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - everyone's name for it
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from recurrify.errors import UserError
 from recurrify.recurrence.compiled import compile_windows
-from recurrify.recurrence.model import RecurrentPreTrainedModel, WindowsRun
+from recurrify.recurrence.mechanism import RecurrenceConfig
+from recurrify.recurrence.model import IGNORE, RecurrentPreTrainedModel, WindowsRun
 from recurrify.recurrence.packing import Packed, open_windows
 from recurrify.state import State
+from recurrify.windows import completed, schedule
 
 WARM_UPS = 3
 """Steps before a capture: the first ones compile and choose kernels, which a graph cannot hold."""
 SEEN_BEFORE = 2
 """How often a shape must have come before it is worth a graph."""
-
-Losses = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
+MOST_GRAPHS = 16
+"""Each takes memory for a gradient, besides what all share."""
 
 
 def graph_steps(model: RecurrentPreTrainedModel, rows: int | None = None) -> None:
@@ -39,13 +44,15 @@ def graph_steps(model: RecurrentPreTrainedModel, rows: int | None = None) -> Non
 
 
 class GraphedSteps:
-    """The one shape of batch that a model's training repeats, captured when it has come often enough."""
+    """The shapes of batch that a model's training repeats, each captured when it has come often enough."""
 
     def __init__(self, model: RecurrentPreTrainedModel) -> None:
         self.model = model
-        self.seen: dict[tuple[Any, ...], int] = {}
-        self.key: tuple[Any, ...] | None = None
-        self.step: GraphedStep | None = None
+        self.seen: Counter[Key] = Counter()
+        self.most_windows = 0
+        self.places: tuple[int, ...] = ()
+        self.steps: dict[Key, GraphedStep] = {}
+        self.clock = Clock()
 
     def takes(self, packed: Packed, state: State) -> bool:
         """Whether this batch is replayed; counts how often its shape has come."""
@@ -56,37 +63,88 @@ class GraphedSteps:
             return False  # such windows are not compiled
         if model.recurrence.checkpoint or packed.tokens.shape[1] <= model.recurrence.window:
             return False  # a single window may have nothing to learn from
-        if bool(state.live.any()) or bool(state.lengths.any()) or set(packed.lengths) != {packed.tokens.shape[1]}:
+        if bool(state.live.any()) or bool(state.lengths.any()):
             return False
-        key = self._key(packed.tokens)
-        if self.step is not None and key[0] == self.key and key != (self.key, self.step.places):
-            self.step = None  # the weights have moved or another choice of them is trained
-        self.seen[key[0]] = self.seen.get(key[0], 0) + 1
-        return self.key == key[0] if self.step is not None else self.seen[key[0]] > SEEN_BEFORE
+        here = places(trained(model))
+        if here != self.places:  # the weights have moved or another choice of them is trained
+            self.steps.clear()
+            self.places = here
+        self.most_windows = max(self.most_windows, self._windows(packed))
+        key = self._key(packed)
+        self.seen[key] += 1
+        return key in self.steps or (self.seen[key] > SEEN_BEFORE and len(self.steps) < MOST_GRAPHS)
 
-    def _key(self, tokens: Tensor) -> tuple[tuple[Any, ...], tuple[int, ...]]:
-        """What a graph holds for: the shape and precision, and the places of the weights."""
-        model = self.model
+    def _windows(self, packed: Packed) -> int:
+        return len(schedule(packed.tokens.shape[1], self.model.recurrence.window, self.model.recurrence.overlap))
+
+    def _key(self, packed: Packed) -> "Key":
+        windows = self._windows(packed)
+        if len(set(packed.lengths)) > 1:
+            windows = min(round_up(windows), self.most_windows)
         half = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
-        return (tuple(tokens.shape), half, model.recurrence), places(trained(model))
+        key = Key(len(packed.lengths), windows, False, half, self.model.recurrence)
+        return key._replace(filled_up=set(packed.lengths) != {key.width})
 
     def __call__(self, packed: Packed, state: State, targets: Tensor) -> WindowsRun:
-        if self.step is None:
-            self.key = self._key(packed.tokens)[0]
-            self.step = GraphedStep(self.model, self._losses(packed, state), packed.tokens, targets)
-        losses, memory = self.step.replay(packed.tokens, targets)
-        recurrence = self.model.recurrence
+        key, width = self._key(packed), packed.tokens.shape[1]
+        tokens = F.pad(packed.tokens, (0, key.width - width))
+        targets = F.pad(targets, (0, key.width - width), value=IGNORE)
+        step = self.steps.get(key)
+        if step is None:
+            run = self._whole_rows(packed, state, key.filled_up)
+            step = self.steps[key] = GraphedStep(self.model, run, tokens, targets, self.clock)
+        losses = step.replay(tokens, targets)[:, :width]
+        return WindowsRun(None, losses, self._after(packed, state, step.found))
+
+    def _whole_rows(self, packed: Packed, state: State, every_memory: bool) -> "Run":
+        def run(tokens: Tensor, targets: Tensor) -> Found:
+            full = packed._replace(tokens=tokens, lengths=[tokens.shape[1]] * len(tokens))
+            windows = list(self.model.each_window(full, state, targets, keep_hidden=False))
+            memories = [one.memory for one in windows if one.memory is not None]
+            summaries = [one.summary for one in windows if one.summary is not None]
+            return Found(
+                torch.cat([one.output for one in windows], dim=1),
+                torch.stack(memories if every_memory else memories[-1:]).detach() if memories else None,
+                torch.stack(summaries).detach() if summaries else None,
+            )
+
+        return run
+
+    def _after(self, packed: Packed, state: State, found: "Found") -> State:
+        """The state behind each row's own end; what windows taught counts only where a row filled them."""
+        recurrence, mechanism, device = self.model.recurrence, self.model.mechanism, packed.tokens.device
+        filled = torch.tensor([completed(one, recurrence.window, recurrence.overlap) for one in packed.lengths])
+        memory, live = None, state.live
+        if found.memories is not None and bool(filled.any()):
+            last = (filled - 1).clamp(min=0, max=len(found.memories) - 1).to(device)
+            memory = found.memories[last, torch.arange(len(last), device=device)]
+            live = filled > 0
+        if found.summaries is not None and mechanism is not None and bool(filled.any()):
+            taught = (torch.arange(len(found.summaries))[:, None] < filled[None]).flatten().nonzero()[:, 0]
+            mechanism.learn_statistics([found.summaries.flatten(0, 1)[taught.to(device)]])
         tokens, lengths = open_windows(packed, recurrence.window, recurrence.overlap)
-        live = torch.full_like(state.live, memory is not None)
-        return WindowsRun(None, losses, State(memory, live, tokens, torch.tensor(lengths)))
+        return State(memory, live, tokens, torch.tensor(lengths))
 
-    def _losses(self, packed: Packed, state: State) -> Losses:
-        def losses(tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
-            run = self.model.run_windows(packed._replace(tokens=tokens), state, targets, keep_hidden=False)
-            assert run.losses is not None
-            return run.losses, run.state.memory
 
-        return losses
+class Key(NamedTuple):
+    """What a graph holds for."""
+
+    rows: int
+    windows: int
+    filled_up: bool
+    """Whether rows end before the last window does, so that the memory behind every window may be asked for."""
+    precision: torch.dtype | None
+    recurrence: RecurrenceConfig
+
+    @property
+    def width(self) -> int:
+        return self.recurrence.window + (self.windows - 1) * self.recurrence.stride
+
+
+def round_up(windows: int) -> int:
+    """The next number that takes three binary digits, so that few shapes serve all: at most a quarter is filler."""
+    unit = 1 << max(windows.bit_length() - 3, 0)
+    return -(-windows // unit) * unit
 
 
 def trained(model: torch.nn.Module) -> list[torch.nn.Parameter]:
@@ -120,72 +178,92 @@ def stand_ins(model: torch.nn.Module) -> Iterator[list[torch.nn.Parameter]]:
             module._parameters[name] = parameter
 
 
+class Found(NamedTuple):
+    losses: Tensor
+    """(B, P)."""
+    memories: Tensor | None
+    """(W, B, …): the memory behind each window, or (1, B, …), behind the last."""
+    summaries: Tensor | None
+    """(W, B, …): what statistics are learned from."""
+
+
+Run = Callable[[Tensor, Tensor], Found]
+
+
+class Clock:
+    """Graphs of one model share their memory: what a pass leaves there lasts until the next one."""
+
+    def __init__(self) -> None:
+        self.passes = 0
+        self.memory: Any = None
+
+    def tick(self) -> int:
+        self.passes += 1
+        return self.passes
+
+
 class GraphedStep:
     """Two graphs, and the tensors that they read and write."""
 
-    def __init__(self, model: torch.nn.Module, losses: Losses, tokens: Tensor, targets: Tensor) -> None:
-        self.parameters = trained(model)
-        self.places = places(self.parameters)
+    def __init__(self, model: torch.nn.Module, run: Run, tokens: Tensor, targets: Tensor, clock: Clock) -> None:
+        self.parameters, self.clock = trained(model), clock
         self.tokens, self.targets = tokens.clone(), targets.clone()
-        self.replays = 0
+        if clock.memory is None:
+            clock.memory = torch.cuda.graph_pool_handle()
         half = torch.is_autocast_enabled("cuda")
         # A cached cast of a weight would be captured once and never be made anew.
         cast = torch.autocast("cuda", torch.get_autocast_dtype("cuda"), enabled=half, cache_enabled=False)
         with cast, stand_ins(model) as parameters:
-            self._warm_up(model, losses, parameters)
-            pool = torch.cuda.graph_pool_handle()
+            self._warm_up(model, run, parameters)
             self.forward_graph, self.backward_graph = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.forward_graph, pool=pool):
-                found, memory = losses(self.tokens, self.targets)
-            self.incoming = torch.ones_like(found)
-            with torch.cuda.graph(self.backward_graph, pool=pool):
-                self.gradients = torch.autograd.grad(found, parameters, self.incoming, allow_unused=True)
-        self.losses = found.detach()
-        self.memory = None if memory is None else memory.detach()
+            with torch.cuda.graph(self.forward_graph, pool=clock.memory):
+                found = run(self.tokens, self.targets)
+            self.incoming = torch.ones_like(found.losses)
+            with torch.cuda.graph(self.backward_graph, pool=clock.memory):
+                self.gradients = torch.autograd.grad(found.losses, parameters, self.incoming, allow_unused=True)
+        self.found = found._replace(losses=found.losses.detach())
+        del found
+        # What the warm-up took lies idle from now on, as much again as the graphs have.
+        torch.cuda.empty_cache()
 
-    def _warm_up(self, model: torch.nn.Module, losses: Losses, parameters: list[torch.nn.Parameter]) -> None:
+    def _warm_up(self, model: torch.nn.Module, run: Run, parameters: list[torch.nn.Parameter]) -> None:
         """Run a few steps that leave no trace: statistics and random numbers stay where they were."""
         before = [(buffer, buffer.clone()) for buffer in model.buffers()]
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream), torch.random.fork_rng(devices=[self.tokens.device]):
             for _ in range(WARM_UPS):
-                found, _ = losses(self.tokens, self.targets)
-                torch.autograd.grad(found.sum(), parameters, allow_unused=True)
+                torch.autograd.grad(run(self.tokens, self.targets).losses.sum(), parameters, allow_unused=True)
         torch.cuda.current_stream().wait_stream(stream)
         for buffer, value in before:
             buffer.copy_(value)
 
-    def replay(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
-        losses, memory = _Replay.apply(self, tokens, targets, *self.parameters)
-        return losses, memory
+    def replay(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        losses: Tensor = _Replay.apply(self, tokens, targets, *self.parameters)
+        return losses
 
 
 class _Replay(torch.autograd.Function):
     """The graphs as one operation: what it returns is the caller's own, for the next replay writes over the rest."""
 
     @staticmethod
-    def forward(ctx: Any, step: GraphedStep, tokens: Tensor, targets: Tensor, *_: Tensor) -> tuple[Tensor, Any]:
+    def forward(ctx: Any, step: GraphedStep, tokens: Tensor, targets: Tensor, *_: Tensor) -> Tensor:
         step.tokens.copy_(tokens)
         step.targets.copy_(targets)
         step.forward_graph.replay()
-        step.replays += 1
-        ctx.step, ctx.replay = step, step.replays
-        memory = None if step.memory is None else step.memory.clone()
-        if memory is not None:
-            ctx.mark_non_differentiable(memory)
-        return step.losses.clone(), memory
+        ctx.step, ctx.time = step, step.clock.tick()
+        return step.found.losses.clone()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, incoming: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, incoming: Tensor) -> tuple[Tensor | None, ...]:
         step = ctx.step
-        if step.replays != ctx.replay:
+        if step.clock.passes != ctx.time:
             raise UserError(
                 "A training step ran before the backward pass of the one before it, or that pass was repeated: call "
                 "backward once after each step, or leave out `graph_steps`."
             )
-        step.replays += 1  # it may write over what it has read: there is no second pass
+        step.clock.tick()  # it may write over what it has read: there is no second pass
         step.incoming.copy_(incoming)
         step.backward_graph.replay()
         return (None, None, None, *(None if one is None else one.clone() for one in step.gradients))

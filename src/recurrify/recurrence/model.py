@@ -4,6 +4,7 @@ Shapes: B rows, N input columns, P packed columns, K width, V vocabulary.
 """
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -46,6 +47,16 @@ class WindowsRun(NamedTuple):
     losses: Tensor | None
     """(B, P), where targets were given and hidden states were not asked for."""
     state: State
+
+
+class WindowDone(NamedTuple):
+    output: Tensor
+    """Hidden states or losses of the tokens that this window scores."""
+    memory: Tensor | None
+    live: Tensor
+    summary: Tensor | None
+    finished: Tensor
+    """(B,) bool, on the CPU: which rows filled it."""
 
 
 class ForwardRun(NamedTuple):
@@ -161,12 +172,39 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         `targets` (B, P) are what each packed input should predict. Without `keep_hidden` the losses are computed
         inside the windows, and neither hidden states nor logits of the whole text ever exist at once.
         """
+        outputs: list[Tensor] = []
+        summaries: list[Tensor] = []
+        memory, live = state.memory, state.live
+        for done in self.each_window(packed, state, targets, keep_hidden, token_types):
+            outputs.append(done.output)
+            memory, live = done.memory, done.live
+            if done.summary is not None:
+                whole = bool(done.finished.all())  # then there is nothing to pick, which would wait for the device
+                rows = done.summary if whole else done.summary[done.finished.to(done.summary.device)]
+                summaries.append(rows.detach())
+        if self.training and torch.is_grad_enabled() and summaries and self.mechanism is not None:
+            self.mechanism.learn_statistics(summaries)
+        joined = torch.cat(outputs, dim=1) if outputs else None
+        tokens, lengths = open_windows(packed, self.recurrence.window, self.recurrence.overlap)
+        return WindowsRun(
+            hidden=joined if keep_hidden else None,
+            losses=None if keep_hidden else joined,
+            state=State(memory, live, tokens, torch.tensor(lengths)),
+        )
+
+    def each_window(
+        self,
+        packed: Packed,
+        state: State,
+        targets: Tensor | None,
+        keep_hidden: bool,
+        token_types: Tensor | None = None,
+    ) -> Iterator[WindowDone]:
+        """Run packed rows, giving what each window leaves behind; statistics are read but not learned."""
         window, overlap = self.recurrence.window, self.recurrence.overlap
         memory, live = state.memory, state.live
         filled = torch.tensor([completed(length, window, overlap) for length in packed.lengths])
         statistics = self.mechanism.statistics() if self.mechanism is not None else ()
-        outputs: list[Tensor] = []
-        summaries: list[Tensor] = []
         for index, span in enumerate(schedule(packed.tokens.shape[1], window, overlap)):
             finished = filled > index
             limit = self.recurrence.bptt_windows
@@ -175,22 +213,10 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
             output, written, summary = self._run_window(
                 packed, span, targets, keep_hidden, memory, live, statistics, bool(finished.any()), token_types
             )
-            outputs.append(output)
             if written is not None:
                 memory = _overwrite(memory, written, finished)
                 live = live | finished  # not in place: a checkpointed window keeps the old one for its second run
-            if summary is not None:
-                whole = bool(finished.all())  # then there is nothing to pick, which would wait for the device
-                summaries.append((summary if whole else summary[finished.to(summary.device)]).detach())
-        if self.training and torch.is_grad_enabled() and summaries and self.mechanism is not None:
-            self.mechanism.learn_statistics(summaries)
-        joined = torch.cat(outputs, dim=1) if outputs else None
-        tokens, lengths = open_windows(packed, window, overlap)
-        return WindowsRun(
-            hidden=joined if keep_hidden else None,
-            losses=None if keep_hidden else joined,
-            state=State(memory, live, tokens, torch.tensor(lengths)),
-        )
+            yield WindowDone(output, memory, live, summary, finished)
 
     def _run_window(
         self,

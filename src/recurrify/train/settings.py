@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from recurrify.errors import UserError
 from recurrify.records import RunRecord
@@ -52,6 +52,8 @@ class TrainerSettings(RunRecord):
 @dataclass(frozen=True, kw_only=True)
 class TrainSettings(TrainerSettings):
     """The defaults are the paper's where it names a value."""
+
+    may_differ: ClassVar[tuple[str, ...]] = ("max_minutes", "out", "compile")
 
     model: str
     """The base: a Hugging Face name, a folder, a .gguf file, or a recurrify model to go on with."""
