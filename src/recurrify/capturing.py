@@ -1,9 +1,14 @@
-"""What training loops of our own share where steps are captured in CUDA graphs: the optimiser and the warm-up."""
+"""What training loops of our own share where steps are captured in CUDA graphs: optimiser, warm-up and capture."""
 
+import gc
 from collections.abc import Callable, Iterable
+from functools import cache
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
+
+Found = TypeVar("Found")
 
 
 def capturable_optimizer(
@@ -24,11 +29,30 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
             group["lr"] = rate
 
 
-def on_side_stream(step: Callable[[], Tensor]) -> Tensor:
+def on_side_stream(step: Callable[[], Found]) -> Found:
     """Run a step as it has to be run before the first capture."""
-    side = torch.cuda.Stream()
+    side = _side_stream(torch.cuda.current_device())
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         found = step()
     torch.cuda.current_stream().wait_stream(side)
     return found
+
+
+def capture(step: Callable[[], None]) -> Callable[[], None]:
+    """Record all that a step launches, without running it; what comes back launches it all at once.
+
+    The step finds its inputs and leaves its results in tensors that stay where they are.
+    """
+    gc.collect()  # garbage that goes while capturing might wait for the device, which would end the capture
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=_side_stream(torch.cuda.current_device())):
+        step()
+    replay: Callable[[], None] = graph.replay
+    return replay
+
+
+@cache
+def _side_stream(device: int) -> torch.cuda.Stream:
+    """One for warm-up and capture: every stream keeps memory of its own, and libraries their workspace."""
+    return torch.cuda.Stream(device)

@@ -13,6 +13,7 @@ from transformers import TextStreamer, logging, set_seed
 
 from recurrify import __version__, options
 from recurrify.commands import answer, experiment, forecast, probe, scratch
+from recurrify.commands.bench import bench_command
 from recurrify.commands.inspecting import inspect_command
 from recurrify.commands.pretrain import pretrain_command
 from recurrify.console import err_console, is_first, out_console, progress_bar, say
@@ -108,6 +109,7 @@ def train_command(
     freeze_base: options.FreezeBase = False,
     precision: options.Precision = "auto",
     compile: options.Compile = "auto",
+    memory_budget: options.MemoryBudget = 1.0,
     group_by_length: options.GroupByLength = False,
     seed: options.Seed = 0,
     symbols: options.Symbols = ScratchSettings.symbols,
@@ -175,7 +177,9 @@ def _layer(option: str, text: str | None, word: str) -> Any:
 
 
 app.command(name="pretrain")(pretrain_command)
+app.command(name="bench")(bench_command)
 app.command(name="inspect")(inspect_command)
+app.command(name="train-report")(scratch.report_command)
 app.add_typer(experiment.app, name="experiment")
 app.add_typer(answer.app, name="qa")
 app.add_typer(forecast.app, name="forecast")

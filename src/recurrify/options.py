@@ -96,6 +96,9 @@ Precision = Annotated[str, _training("auto (bf16 on GPUs that have it, else fp32
 Compile = Annotated[
     str, _training("Compile training windows: auto (on CUDA GPUs), on, off, or graphs (captures steps; experimental).")
 ]
+MemoryBudget = Annotated[
+    float, _training("Share of activations that compiled windows keep; less saves memory and takes time.")
+]
 GroupByLength = Annotated[bool, _training("Batch sequences of similar length: less padding for short documents.")]
 Seed = Annotated[int, _training("Seed of the shuffling and of the added weights.")]
 

@@ -227,6 +227,7 @@ class TestRecurrence:
             (["--mechanism", "tail", "--tail", 3, "--until-layer", "all"], ("--until-layer", "'all'")),
             (["--tail", 3], ("'carry'", "no setting 'tail'")),
             (["--compile", "maybe"], ("`compile`", "'maybe'")),
+            (["--memory-budget", 1.5], ("`memory_budget`", "1.5")),
             pytest.param(
                 ["--compile", "graphs"],
                 ("`compile` is graphs", "no usable CUDA GPU"),

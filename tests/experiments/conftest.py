@@ -6,6 +6,7 @@ import pytest
 
 from recurrify.experiments import Lab, Size
 from recurrify.experiments import sizes as size_module
+from recurrify.experiments.beyond_sizes import WHOLE_WINDOW, Beyond, kv, memory_tokens, tail
 from support.runs import model_folder, text_folder
 
 
@@ -61,6 +62,41 @@ def micro_size(base: Path, texts: Path) -> Size:
             "longest_slow": 32,
             "repeats": 1,
         },
+        scratch={
+            "seeds": (0, 1),
+            "symbols": "bytes",
+            "steps": 3,
+            "batch": 2,
+            "length": 8,
+            "learning_rate": 1e-2,
+            "valid_every": 48,
+            "valid_tokens": 50,
+            "test_tokens": 50,
+            "layers": 2,
+            "width": 16,
+            "small_widths": (8,),
+            "head_width": 4,
+            "inner": 16,
+            "block": 4,
+            "states": 2,
+        },
+        beyond=micro_beyond(),
+    )
+
+
+def micro_beyond() -> Beyond:
+    return Beyond(
+        mechanisms={"carry-1": {"mechanism": "carry"}, "tail-3": tail(3), "memory-tokens-2": memory_tokens(2)},
+        frozen=("memory-tokens-2",),
+        frozen_candidates=(1e-2, 1e-1),
+        token_counts=(100, 300),
+        start_tokens=200,
+        start_points=2,
+        curriculum=((2, 0.5), (3, 0.5)),
+        rotary_model=None,
+        rotary={"tail-3": tail(3), "tail-9": tail(9), "kv-window": kv(WHOLE_WINDOW)},
+        rotary_seeds=(0,),
+        rotary_candidates=(1e-3, 1e-2),
     )
 
 

@@ -153,3 +153,32 @@ def test_a_memory_of_nobody_is_not_read(graphs: list[Any]) -> None:
         found.append(one(text(2, 16, seed=1), labels=text(2, 16, seed=1), state=state).loss)
     torch.testing.assert_close(found[0], found[1])
     assert graphs
+
+
+def test_a_smaller_budget_keeps_less_and_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = torch.compile
+    # torch's own split into forward and backward pass, without its code generator
+    backend = {"backend": "aot_eager_decomp_partition"}
+    monkeypatch.setattr(compiled.torch, "compile", lambda function, **options: real(function, **options, **backend))
+    kept, gradients, ids = [], [], text(2, 8)
+    for budget in (1.0, 0.3):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model = add_recurrence(tiny("gpt2"), NoRecurrence(window=8)).train()
+        compile_windows(model, memory_budget=budget)
+        own = {parameter.data_ptr() for parameter in model.parameters()}
+        seen: dict[int, int] = {}
+
+        def note(tensor: torch.Tensor, own: set[int] = own, seen: dict[int, int] = seen) -> torch.Tensor:
+            if tensor.data_ptr() not in own:
+                seen[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            loss = model(ids, labels=ids).loss
+        loss.backward()
+        kept.append(sum(seen.values()))
+        gradients.append({name: value.grad for name, value in model.named_parameters()})
+    assert kept[1] < 0.5 * kept[0]
+    for name, value in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], value, rtol=1e-5, atol=1e-7, msg=name)

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from recurrify import UserError
 from recurrify.models.language import language_model
+from recurrify.train import stepping
 from recurrify.train.lanes import Lanes, score_lanes
 from recurrify.train.scratch import fit
 from recurrify.train.scratch_settings import ScratchSettings
-from recurrify.train.stepping import Stepper, chosen_speed
+from recurrify.train.stepping import STEPS_BEFORE_CAPTURE, Stepper, chosen_speed
 
 SETTINGS = ScratchSettings(
     out="", arch="xl", data="", steps=10, batch=3, length=8, learning_rate=1e-2, precision="fp32", speed="eager"
@@ -214,6 +215,34 @@ class TestSpeed:
         eager, quick = (losses_of(replace(settings, speed=speed), ids) for speed in ("eager", "compile"))
         assert quick == pytest.approx(eager, rel=1e-5)
         assert len(compiled) == 1
+
+    @pytest.mark.parametrize("arch", ["xl", "rsa-xl", "brt"])
+    def test_steps_in_place_are_the_eager_ones(self, arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """All of the captured way but CUDA itself: what is replayed has its tensors where they were when captured."""
+        places: list[tuple[int, ...]] = []
+        captured = []
+
+        class Watched(Stepper):
+            def _learn_in_place(self) -> None:
+                places.append(tuple(tensor.data_ptr() for tensor in (self.tokens_BN, self.loss, *self.kept)))
+                super()._learn_in_place()
+
+        def capture(step: Any) -> Any:
+            captured.append(len(places))
+            return step
+
+        settings = replace(SETTINGS, arch=arch, steps=14)
+        ids = stream(3 * 8 * 6 + 1)  # an epoch is 6 steps: the memory fills up three times
+        eager = losses_of(settings, ids)
+        monkeypatch.setattr(stepping, "chosen_speed", lambda *_: "graph")
+        monkeypatch.setattr(stepping, "on_side_stream", lambda step: step())
+        monkeypatch.setattr(stepping, "capture", capture)
+        monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+        monkeypatch.setattr("recurrify.train.scratch.Stepper", Watched)
+        assert losses_of(settings, ids) == pytest.approx(eager, rel=1e-5)
+        assert captured == [STEPS_BEFORE_CAPTURE]
+        assert len(places) > STEPS_BEFORE_CAPTURE + 2
+        assert len(set(places)) == 1
 
     @pytest.mark.gpu
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -1,6 +1,8 @@
 """`recurrify experiment`: published results by name, ours beside them."""
 
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +11,8 @@ from rich.table import Table
 
 from recurrify.console import out_console, say
 from recurrify.errors import UserError
-from recurrify.experiments import EXPERIMENTS, SIZES, Lab, run_experiments, size_named
+from recurrify.experiments import BEYOND, EXPERIMENTS, SIZES, Lab, Size, run_experiments, size_named
+from recurrify.options import MODEL_HELP
 from recurrify.report import write_experiments_page
 
 app = typer.Typer(
@@ -19,6 +22,10 @@ app = typer.Typer(
 )
 ROOT = Path("runs/experiments")
 Root = Annotated[Path, typer.Option(help="Folder of all experiments: runs, scores and results, by size.")]
+NAMES_HELP = (
+    "Names from `recurrify experiment list`; all: everything that was published; beyond: what is ours, "
+    f"{', '.join(BEYOND)}."
+)
 SIZE_HELP = "; ".join(f"**{size.name}**: {size.purpose}" for size in SIZES.values())
 
 
@@ -38,11 +45,14 @@ def list_command() -> None:
 
 @app.command()
 def run(
-    names: Annotated[list[str], typer.Argument(help="Names from `recurrify experiment list`, or all.")],
+    names: Annotated[list[str], typer.Argument(help=NAMES_HELP)],
     size: Annotated[str, typer.Option(help=SIZE_HELP)] = "tiny",
     root: Root = ROOT,
     books: Annotated[str | None, typer.Option(help="Long documents, instead of the size's own source.")] = None,
     wiki: Annotated[str | None, typer.Option(help="Encyclopaedia text, instead of the size's own source.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help=f"The model of `rotary`, instead of the size's own. {MODEL_HELP}")
+    ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Fine-tunings side by side on one device.")] = 1,
     max_minutes: Annotated[float | None, typer.Option(min=0.1, help="Stop, saved, after so many minutes.")] = None,
 ) -> None:
@@ -51,11 +61,24 @@ def run(
     Finished runs are skipped and killed ones go on where they stopped, so the same command can be given again at any
     time. Rows that several experiments share are run once.
     """
-    chosen = [name for name, one in EXPERIMENTS.items() if one.later is None] if "all" in names else names
     deadline = None if max_minutes is None else time.monotonic() + 60 * max_minutes
-    lab = Lab(size_named(size), root, say, books=books, wiki=wiki, jobs=jobs, deadline=deadline)
-    for path in run_experiments(chosen, lab):
+    lab = Lab(_size(size, model), root, say, books=books, wiki=wiki, jobs=jobs, deadline=deadline)
+    for path in run_experiments(_chosen(names), lab):
         typer.echo(str(path))
+
+
+def _chosen(names: Sequence[str]) -> list[str]:
+    """The names, with those that stand for several spelled out, each once."""
+    published = [name for name, one in EXPERIMENTS.items() if one.later is None and name not in BEYOND]
+    groups = {"all": published, "beyond": list(BEYOND)}
+    return list(dict.fromkeys(one for name in names for one in groups.get(name, [name])))
+
+
+def _size(name: str, rotary_model: str | None) -> Size:
+    size = size_named(name)
+    if rotary_model is None:
+        return size
+    return replace(size, beyond=replace(size.beyond, rotary_model=rotary_model))
 
 
 @app.command()

@@ -1,15 +1,17 @@
-"""`recurrify train --arch`: a language model from scratch."""
+"""`recurrify train --arch`: a language model from scratch; `recurrify train-report`: several of them on one page."""
 
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
+from rich.table import Table
 
-from recurrify.console import say
+from recurrify.console import out_console, say
 from recurrify.errors import UserError
 from recurrify.jobs.scratch import train_scratch
 from recurrify.models.language import ARCHITECTURES, parse_settings
+from recurrify.report.scratch_page import PAGE, TEXT, write_training_page
 from recurrify.train.scratch_settings import ScratchSettings
 
 SETTINGS = {entry.name for entry in fields(ScratchSettings)}
@@ -77,3 +79,23 @@ def _named(context: typer.Context) -> dict[str, Any]:
 
 def _option(name: str) -> str:
     return OPTION_OF.get(name, f"--{name.replace('_', '-')}")
+
+
+def report_command(
+    runs: Annotated[
+        list[Path], typer.Argument(help="Folders of `train --arch` (their --out), or folders that hold several.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder of the page.")] = Path("runs/train-report"),
+) -> None:
+    """Runs from scratch on one page: curves against steps and time, the final scores beside the published.
+
+    Runs with other data, symbols or budgets are kept apart; those that differ in their seed become one row.
+    """
+    for content in write_training_page(runs, out):
+        table = Table(box=None, pad_edge=False, title=content.caption, title_justify="left")
+        for column, header in enumerate(content.header):
+            table.add_column(header, justify="left" if column < content.text_columns else "right", overflow="fold")
+        for row in content.rows:
+            table.add_row(*row)
+        out_console.print(table, markup=False)
+    typer.echo(f"page: {out / PAGE}, text: {out / TEXT}")

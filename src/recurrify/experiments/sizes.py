@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from recurrify.errors import UserError
+from recurrify.experiments import beyond_sizes
 
 PLAIN: dict[str, Any] = {"mechanism": "none"}
 CARRY: dict[str, Any] = {"mechanism": "carry"}
@@ -77,6 +78,10 @@ class Size:
     """What differs from `LengthStudy`'s own settings."""
     complexity: dict[str, Any] = field(default_factory=dict)
     """What differs from the grid of sizes that suits the device."""
+    scratch: dict[str, Any] = field(default_factory=dict)
+    """What differs from `ScratchStudy`'s own settings."""
+    beyond: beyond_sizes.Beyond = field(default_factory=beyond_sizes.Beyond)
+    """What goes beyond the papers."""
 
     def recurrence(self, kind: str) -> dict[str, Any]:
         return {"plain": PLAIN, "carry": CARRY, "best": self.best, "xlnet": XLNET}[kind]
@@ -96,6 +101,8 @@ SIZES = {
             training={"batch": 8, "accumulate": 1, "windows": 20, "epochs": 2.0, "checkpoint": True},
             candidates=(1e-5, 3e-5, 1e-4, 3e-4),
             xlnet={"model": "xlnet-base-cased", "learning_rate": 3e-5},
+            scratch={"seeds": (0, 1, 2)},
+            beyond=beyond_sizes.PAPER,
         ),
         Size(
             name="small",
@@ -144,6 +151,7 @@ SIZES = {
             contexts=2_000,
             predicted_tokens=500,
             xlnet={"learning_rate": 1e-3, "max_tokens": 12_000_000, "valid_every": 10_000_000},
+            beyond=beyond_sizes.SMALL,
         ),
         Size(
             name="tiny",
@@ -191,6 +199,26 @@ SIZES = {
                 "test_sequences": 64,
             },
             complexity={"repeats": 3},
+            scratch={
+                "seeds": (0, 1),
+                "symbols": "all-bytes",
+                "steps": 200,
+                "batch": 8,
+                "length": 64,
+                "learning_rate": 3e-3,
+                "eval_batch": 32,
+                "valid_every": 8 * 64 * 25,
+                "valid_tokens": 30_000,
+                "test_tokens": 100_000,
+                "layers": 2,
+                "width": 48,
+                "small_widths": (24, 8),
+                "head_width": 8,
+                "inner": 128,
+                "block": 16,
+                "states": 16,
+            },
+            beyond=beyond_sizes.TINY,
         ),
     )
 }

@@ -63,7 +63,7 @@ def train_scratch(settings: ScratchSettings, say: Say, show_progress: bool = Tru
     result = _result(settings, model, data, outcome)
     if outcome.finished:
         for part in ("valid", "test"):
-            stream = data.streams[part]
+            stream = _beginning(data.streams[part], settings.test_tokens)
             shown = progress_bar(f"scoring {part}", len(stream.ids)) if show_progress else nullcontext()
             with shown as tick:
                 score = scorer(model, _on_device(stream, device), tick)
@@ -181,6 +181,12 @@ def _on_device(stream: SymbolStream, device: torch.device) -> Tensor:
     return torch.from_numpy(stream.ids).to(device)
 
 
+def _beginning(stream: SymbolStream, symbols: int | None) -> SymbolStream:
+    """How many characters and bytes a part of a stream spells is not known."""
+    whole = symbols is None or symbols >= len(stream.ids)
+    return stream if whole else SymbolStream(stream.ids[:symbols], 0, 0)
+
+
 def _describe(settings: ScratchSettings, model: nn.Module, data: SymbolData) -> str:
     sizes = ", ".join(f"{part} {len(stream.ids):,}" for part, stream in data.streams.items())
     return (
@@ -215,7 +221,9 @@ def _result(settings: ScratchSettings, model: nn.Module, data: SymbolData, outco
         "tokens": progress.step * settings.symbols_per_step,
         "speed": outcome.speed,
         "tokens_per_second": None if pace is None else pace * settings.symbols_per_step,
+        "seconds_per_step": None if pace is None else 1 / pace,
         "training_seconds": round(progress.seconds, 3),
+        "peak_gpu_bytes": progress.peak_bytes,
         "history": {"training": progress.training, "validation": progress.validation},
     }
 
@@ -237,4 +245,7 @@ def _explained(error: Exception, out: str) -> Exception:
     if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         return UserError(f"The model could not be compiled ({reason}): use --speed eager.")
+    if "captur" in str(error):
+        reason = str(error).strip().splitlines()[0]
+        return UserError(f"A step could not be captured as a CUDA graph ({reason}): use --speed compile.")
     return explain_full_disk(error, out)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - everyone's name for it
 from torch import Tensor
+from torch._functorch import config as functorch_config
 
 from recurrify.recurrence.families import Traffic, run_backbone
 from recurrify.recurrence.mechanism import Past
@@ -19,22 +20,24 @@ COMPILATIONS = 64
 """torch's own limit of 8 for one function is low where several models of a process are compiled."""
 
 
-def compile_windows(model: RecurrentPreTrainedModel, rows: int | None = None) -> None:
+def compile_windows(model: RecurrentPreTrainedModel, rows: int | None = None, memory_budget: float = 1.0) -> None:
     """Compile the model's training windows, once; it computes what it did, within rounding.
 
-    `rows` is the size of a batch that training repeats; without it, that of the first batch.
+    `rows` is the size of a batch that training repeats; without it, that of the first batch. `memory_budget` is the
+    share of a window's activations that are kept for the backward pass: the rest, what is cheapest, is computed again.
     """
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, COMPILATIONS)
     if model.family.causal and model.compiled_window is None:
-        model.compiled_window = CompiledWindow(model, rows)
+        model.compiled_window = CompiledWindow(model, rows, memory_budget)
 
 
 class CompiledWindow:
     """One training window as a function of its tokens and the memory before it."""
 
-    def __init__(self, model: RecurrentPreTrainedModel, rows: int | None = None) -> None:
+    def __init__(self, model: RecurrentPreTrainedModel, rows: int | None = None, memory_budget: float = 1.0) -> None:
         self.model = model
         self.rows = rows
+        self.memory_budget = memory_budget
         self.compiled: Callable[..., Any] = torch.compile(run_full_window, dynamic=False)
 
     def takes(self, tokens: Tensor, live: Tensor) -> bool:
@@ -61,7 +64,9 @@ class CompiledWindow:
         # Slices of batches of different lengths differ in their strides: one more reason to compile anew.
         tokens = F.pad(tokens, (0, missing)).contiguous()
         targets = F.pad(targets, (0, missing), value=IGNORE).contiguous()
-        losses, written, summary = self.compiled(self.model, tokens, targets, memory, statistics, first, writes)
+        # torch reads it when it compiles, which is whenever a call is unlike those before.
+        with functorch_config.patch(activation_memory_budget=self.memory_budget):
+            losses, written, summary = self.compiled(self.model, tokens, targets, memory, statistics, first, writes)
         return losses[:, :scored], written, summary
 
 

@@ -32,13 +32,15 @@ MOST_GRAPHS = 16
 """Each takes memory for a gradient, besides what all share."""
 
 
-def graph_steps(model: RecurrentPreTrainedModel, rows: int | None = None) -> None:
+def graph_steps(model: RecurrentPreTrainedModel, rows: int | None = None, memory_budget: float = 1.0) -> None:
     """Let the model replay its training steps, compiled; it computes what it did. For models on a CUDA device.
 
     Between a step's forward and its backward pass there must be no other step of the same model, and the state that
-    such a step returns carries no gradient. `rows` is the size of a batch, as in `compile_windows`.
+    such a step returns carries no gradient. `rows` and `memory_budget` are as in `compile_windows`.
     """
-    compile_windows(model, rows)  # as they are, some models look at their masks, for which a graph cannot wait
+    compile_windows(
+        model, rows, memory_budget
+    )  # as they are, some models look at their masks, for which a graph cannot wait
     if model.graphed_steps is None:
         model.graphed_steps = GraphedSteps(model)
 

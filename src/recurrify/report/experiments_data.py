@@ -30,10 +30,17 @@ LAYOUTS = (
     "cost",
     "lengths",
     "complexity",
+    "scratch",
+    "mechanisms",
+    "tokens",
+    "starts",
+    "frozen",
     "variants",
     "learning_rates",
 )
 SCORED = ("perplexity", "windows", "frontier", "variants")
+BEYOND = ("mechanisms", "tokens", "starts", "frozen")
+"""Layouts of rows that also tell what a memory takes."""
 BOOKS = "table2"
 
 
@@ -115,7 +122,7 @@ class Experiment:
     @cached_property
     def rows(self) -> list[Row]:
         """The rows of a layout that scores models by perplexity; none in the others."""
-        return [_row(row) for row in self.raw_rows] if self.layout in SCORED else []
+        return [_row(row) for row in self.raw_rows] if self.layout in (*SCORED, *BEYOND) else []
 
     @cached_property
     def split(self) -> str:
@@ -199,7 +206,7 @@ def _layout_order(layout: str) -> int:
 
 def _row(row: Mapping[str, Any]) -> Row:
     kind = words(row.get("kind"))
-    gains = {split: _gain(value) for split, value in facts(row.get("gain")).items()}
+    gains = {split: gain_of(value) for split, value in facts(row.get("gain")).items()}
     return Row(
         kind=kind,
         label=words(row.get("label")) or kind_name(kind),
@@ -230,7 +237,8 @@ def _score(score: Mapping[str, Any]) -> Score:
     )
 
 
-def _gain(value: Any) -> Gain | None:
+def gain_of(value: Any) -> Gain | None:
+    """A gain as results write it down; None where it has no number."""
     gain = facts(value)
     relative = numbers.finite(gain.get("relative_gain"))
     if relative is None:

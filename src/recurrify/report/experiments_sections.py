@@ -6,6 +6,7 @@ from typing import Any
 from recurrify.report import experiments_losses as losses
 from recurrify.report import experiments_plots as comparisons
 from recurrify.report import experiments_tables as tables
+from recurrify.report.experiments_beyond import beyond_makers
 from recurrify.report.experiments_blocks import (
     Block,
     Bullets,
@@ -36,6 +37,7 @@ from recurrify.report.experiments_statement import front_finding, listed, window
 from recurrify.report.experiments_tables import LinkedTable, Linker
 from recurrify.report.html_parts import Link
 from recurrify.report.plots import Draw, svg
+from recurrify.report.scratch_blocks import scratch_blocks
 
 NOT_FOLDED = 2
 """How many samples of continuations are open from the start."""
@@ -94,7 +96,9 @@ def _content(results: SizeResults, experiment: Experiment, linker: Linker) -> li
         "cost": lambda: _cost(experiment),
         "lengths": lambda: length_blocks(experiment, linker),
         "complexity": lambda: complexity_blocks(experiment),
+        "scratch": lambda: scratch_blocks(experiment, linker),
         "learning_rates": lambda: _one_table(tables.learning_rate_table(experiment, linker)),
+        **beyond_makers(experiment, linker),
     }
     if experiment.layout not in makers:
         return [Paragraph(f"This report does not know the layout “{experiment.layout}”: see the file.", "warning")]

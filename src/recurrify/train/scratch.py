@@ -46,8 +46,10 @@ class Progress:
     timed_seconds: float = 0.0
     waiting: list[float] = field(default_factory=list)
     """Losses since the last point of the curve."""
+    peak_bytes: int | None = None
+    """The most memory of a GPU that tensors took, in any invocation."""
     training: list[dict[str, float]] = field(default_factory=list)
-    """The curve: by step, the mean loss since the point before."""
+    """The curve: by step, the mean loss since the point before, and the seconds of training until then."""
     validation: list[dict[str, float]] = field(default_factory=list)
 
 
@@ -81,6 +83,8 @@ class Run:
         """When the first of them began."""
         self.cold_steps = WARM_STEPS
         torch.manual_seed(settings.seed)
+        if self.stepper.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.stepper.device)
         if folder is not None:
             _load(folder, self)
 
@@ -93,7 +97,8 @@ class Run:
         if self.progress.step % self.settings.log_steps == 0 or self.progress.step == self.settings.steps:
             self.fetch()
             losses = self.progress.waiting
-            self.progress.training.append({"step": self.progress.step, "loss": math.fsum(losses) / len(losses)})
+            point = {"step": self.progress.step, "loss": math.fsum(losses) / len(losses)}
+            self.progress.training.append(point | {"training_seconds": round(self.progress.seconds, 3)})
             self.progress.waiting = []
 
     def fetch(self) -> None:
@@ -136,6 +141,9 @@ class Run:
         self.fetch()
         if not bool(torch.isfinite(nn.utils.get_total_norm(list(self.model.parameters())))):
             raise non_finite("norm of the weights", self.progress.step)
+        if self.stepper.device.type == "cuda":
+            peak = torch.cuda.max_memory_allocated(self.stepper.device)
+            self.progress.peak_bytes = max(peak, self.progress.peak_bytes or 0)
         if self.folder is not None:
             _save(self.folder, self)
 

@@ -52,7 +52,9 @@ class ScratchSettings(RunRecord):
     valid_every: int = 22_528_000
     """Validate (and save) each time so many training symbols have passed."""
     valid_tokens: int = 500_000
-    """Validate on the first so many symbols; at the end all are scored."""
+    """Validate on the first so many symbols."""
+    test_tokens: int | None = None
+    """At the end, score the first so many symbols of the validation and of the test part; None: all of both."""
     precision: str = "auto"
     """auto (bf16 on GPUs that have it, else fp32), bf16 or fp32."""
     speed: str = "auto"
@@ -69,8 +71,8 @@ class ScratchSettings(RunRecord):
             object.__setattr__(self, name, json.loads(json.dumps(getattr(self, name))))
         at_least = dict.fromkeys(("steps", "batch", "length", "valid_every"), 1) | {"valid_tokens": 2}
         at_least |= dict.fromkeys(("warmup_steps", "weight_decay", "clip", "seed"), 0)
-        if self.eval_batch is not None:
-            at_least["eval_batch"] = 1
+        at_least |= {"eval_batch": 1} if self.eval_batch is not None else {}
+        at_least |= {"test_tokens": 2} if self.test_tokens is not None else {}
         for name, least in at_least.items():
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= least):

@@ -53,7 +53,7 @@ class TrainerSettings(RunRecord):
 class TrainSettings(TrainerSettings):
     """The defaults are the paper's where it names a value."""
 
-    may_differ: ClassVar[tuple[str, ...]] = ("max_minutes", "out", "compile")
+    may_differ: ClassVar[tuple[str, ...]] = ("max_minutes", "out", "compile", "memory_budget")
 
     model: str
     """The base: a Hugging Face name, a folder, a .gguf file, or a recurrify model to go on with."""
@@ -88,6 +88,8 @@ class TrainSettings(TrainerSettings):
     compile: str = "auto"
     """Whether training windows are compiled: auto (on CUDA GPUs), on or off; graphs, on a CUDA GPU, also captures whole
     steps."""
+    memory_budget: float = 1.0
+    """The share of activations that compiled windows keep for the backward pass; the rest is computed again."""
     group_by_length: bool = False
     """Put sequences of similar length into one batch: less padding where documents are short."""
 
@@ -97,6 +99,10 @@ class TrainSettings(TrainerSettings):
             ("epochs", "added_learning_rate", "max_tokens"),
         )
         self.check_choice("compile", "auto", "on", "off", "graphs")
+        if not 0 <= self.memory_budget <= 1:
+            raise UserError(
+                f"`memory_budget` is a share, from 0 (compute all again) to 1 (keep all): got {self.memory_budget!r}."
+            )
         self.check_choice("schedule", *SCHEDULES)
         mechanism = self.recurrence.get("mechanism")
         learns = mechanism not in ("none", "kv")

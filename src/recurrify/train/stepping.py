@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurrify.capturing import capturable_optimizer, on_side_stream, set_rate
+from recurrify.capturing import capturable_optimizer, capture, on_side_stream, set_rate
 from recurrify.errors import UserError
 from recurrify.train.lanes import Lanes
 from recurrify.train.running import uses_bf16
@@ -60,8 +60,8 @@ class Stepper:
         )
         self.state = self._first_state()
         self.settled = None if self.speed == "eager" else self._settled_layout()
-        self.quick: Loss = torch.compile(self._loss, dynamic=False) if self.speed != "eager" else self._loss
-        self.graph: Any = None
+        self.quick: Loss = self._loss if self.speed == "eager" else self._compiled_loss()
+        self.replay: Callable[[], None] | None = None
         self.ordinary_steps = 0
 
     def __call__(self, step: int) -> Tensor:
@@ -77,10 +77,12 @@ class Stepper:
             return self._update(self._loss, tokens_BN.long())
         if self.speed == "compile":
             return self._update(self.quick, tokens_BN.long())
-        if self.ordinary_steps < STEPS_BEFORE_CAPTURE:
-            self.ordinary_steps += 1
-            return on_side_stream(lambda: self._update(self.quick, tokens_BN.long()))
-        return self._replay(tokens_BN)
+        return self._in_place(tokens_BN)
+
+    def _compiled_loss(self) -> Loss:
+        # A process that trains several models would else reach the compiler's limit and go on uncompiled.
+        torch.compiler.reset()
+        return torch.compile(self._loss, dynamic=False)
 
     def _first_state(self) -> State:
         return self.model.first_state(self.settings.batch)
@@ -105,26 +107,36 @@ class Stepper:
 
     # ---- CUDA graphs -------------------------------------------------------------------------------------
 
-    def _replay(self, tokens_BN: Tensor) -> Tensor:
-        if self.graph is None:
-            self._capture(tokens_BN)
+    def _in_place(self, tokens_BN: Tensor) -> Tensor:
+        """A step whose tensors stay where they are: an ordinary one at first, then what was captured of it."""
+        if self.ordinary_steps == 0:
+            self.tokens_BN = torch.empty(tokens_BN.shape, dtype=torch.int64, device=self.device)
+            self.kept = type(self.state)(
+                *(torch.empty(one.shape, dtype=one.dtype, device=one.device) for one in self.state)
+            )
+            self.loss = torch.zeros((), device=self.device)
         self.tokens_BN.copy_(tokens_BN)
         if self.state is not self.kept:
             _copy(self.state, self.kept)
-        self.graph.replay()
+        if self.ordinary_steps < STEPS_BEFORE_CAPTURE:
+            self.ordinary_steps += 1
+            on_side_stream(self._learn_in_place)
+        else:
+            if self.replay is None:
+                # Without gradients left over, those made while capturing lie in the graph's own memory, and each
+                # replay overwrites them.
+                self.optimizer.zero_grad(set_to_none=True)
+                self.replay = capture(self._learn_in_place)
+            self.replay()
         self.state = self.kept
         return self.loss
 
-    def _capture(self, tokens_BN: Tensor) -> None:
-        self.tokens_BN = tokens_BN.long().contiguous()
-        self.kept = type(self.state)(*(tensor.detach().clone() for tensor in self.state))
-        self.graph = torch.cuda.CUDAGraph()
-        # Without gradients left over, those made while capturing lie in the graph's own memory, and each replay
-        # overwrites them.
+    def _learn_in_place(self) -> None:
+        """The same tensors before the capture as in it: for others the compiler might begin anew, in the middle."""
         self.optimizer.zero_grad(set_to_none=True)
-        with torch.cuda.graph(self.graph):
-            self.loss, after = self._learn(self.quick, self.tokens_BN, self.kept)
-            _copy(after, self.kept)
+        loss, after = self._learn(self.quick, self.tokens_BN, self.kept)
+        self.loss.copy_(loss)
+        _copy(after, self.kept)
 
     @torch.no_grad()
     def _settled_layout(self) -> Any:

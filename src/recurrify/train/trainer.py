@@ -134,7 +134,7 @@ def train(
         model.base.requires_grad_(False)
     if uses_compile(settings.compile):
         prepare = graph_steps if settings.compile == "graphs" else compile_windows
-        prepare(model, settings.batch)
+        prepare(model, settings.batch, settings.memory_budget)
     args = training_arguments(settings, sequences, validate is not None)
     per_step = tokens_per_step(settings, sequences, args.world_size)
     if show_progress and settings.warmup_steps >= args.max_steps:

@@ -1,0 +1,46 @@
+"""What every part of a benchmark is given: the size, the device, and the time that is left."""
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from recurrify.bench.sizes import Size
+from recurrify.bench.timing import Turns
+
+Say = Callable[[str], None]
+Bar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
+"""Opens a progress bar with a name and a total."""
+WAYS = ("eager", "compiled", "graphs")
+
+
+@dataclass
+class Bench:
+    size: Size
+    device: torch.device
+    say: Say
+    bar: Bar
+    deadline: float | None = None
+    """By `time.monotonic()`."""
+    ceiling: float | None = None
+    """Measured floating-point operations per second of matrix products."""
+    batches: tuple[int, ...] = ()
+    """Of the size's, those that are measured."""
+    ways: tuple[str, ...] = WAYS
+    """In which training steps are timed."""
+    keep: Callable[[dict[str, Any]], None] = field(default=lambda result: None)
+    """Saves what a part has so far."""
+
+    def out_of_time(self) -> bool:
+        return self.deadline is not None and time.monotonic() >= self.deadline
+
+    def turns(self, advance: Callable[[int], None], warm_ups: int = 1) -> Turns:
+        return Turns(self.device, self.size.rounds, self.out_of_time, advance, warm_ups)
+
+    def share(self, flops_per_second: float | None) -> float | None:
+        if flops_per_second is None or self.ceiling is None:
+            return None
+        return flops_per_second / self.ceiling

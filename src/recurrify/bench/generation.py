@@ -1,0 +1,214 @@
+"""The time that a generated token takes, from a text's beginning to far past the model's context.
+
+All is timed by what arrives: a streamer notes when each token comes, so reading the prompt does not count. As many
+tokens are generated as a window has, so that each measurement holds one step from window to window.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import MistralConfig, MistralForCausalLM, set_seed
+from transformers.generation.streamers import BaseStreamer
+
+from recurrify.bench.bench import Bench
+from recurrify.bench.memory import free_memory
+from recurrify.bench.models import (
+    base_model,
+    half,
+    random_tokens,
+    recurrent_model,
+    rotary_model,
+    rotary_sizes,
+)
+from recurrify.bench.timing import NO_TIME, Row, ratio, trouble_of
+
+OVERLAPS = (0.5, 0.9)
+"""Shares of a window that are run again when it is full."""
+ANEW_TOKENS = 8
+"""Where every token runs a whole window, few tokens will do."""
+ROUNDS = 3
+"""Interleaved repeats: each of them is a whole window of tokens."""
+THEIRS = "transformers' generate"
+
+
+class Clock(BaseStreamer):
+    """Notes when tokens arrive; the first thing to arrive is the prompt."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def put(self, value: Tensor) -> None:
+        self.times.append(time.perf_counter())
+
+    def end(self) -> None:
+        pass
+
+    def seconds_per_token(self) -> float:
+        """Without the first new token, whose time is that of reading the prompt."""
+        times = self.times[1:]
+        return (times[-1] - times[0]) / (len(times) - 1)
+
+
+class Writer(NamedTuple):
+    """Someone who continues a prompt."""
+
+    name: str
+    write: Callable[[Tensor], float]
+    """Gives the seconds for each token."""
+    most: int | None = None
+    """The longest prompt that leaves room, where there is a limit."""
+
+
+def measure_generation(bench: Bench) -> dict[str, Any]:
+    writers = _writers(bench)
+    checks = [_check_follows_forward(bench)]
+    prompts = bench.size.prompts
+    seconds: dict[tuple[str, int], list[float]] = {}
+    troubles: dict[tuple[str, int], str] = {}
+    with bench.bar("generation", (ROUNDS + 1) * len(prompts) * len(writers)) as advance:
+        for turn in range(ROUNDS + 1):
+            for prompt in prompts:
+                for writer in writers:
+                    if (writer.name, prompt) not in troubles and (writer.most is None or prompt <= writer.most):
+                        _one_turn(bench, writer, prompt, turn, seconds, troubles)
+                    advance(1)
+    rows: list[Row] = [
+        {
+            "name": writer.name,
+            "prompt": prompt,
+            "seconds": seconds.get((writer.name, prompt), []),
+            "seconds_per_token": _median(seconds.get((writer.name, prompt))),
+            "trouble": troubles.get((writer.name, prompt)),
+        }
+        for writer in writers
+        for prompt in prompts
+        if writer.most is None or prompt <= writer.most
+    ]
+    return {"rows": rows, "ratios": _ratios(rows), "checks": checks, "window": bench.size.window}
+
+
+def _one_turn(
+    bench: Bench,
+    writer: Writer,
+    prompt: int,
+    turn: int,
+    seconds: dict[tuple[str, int], list[float]],
+    troubles: dict[tuple[str, int], str],
+) -> None:
+    key = writer.name, prompt
+    if bench.out_of_time():
+        troubles[key] = NO_TIME
+        return
+    try:
+        found = writer.write(random_tokens(bench.size, 1, prompt, bench.device))
+    except Exception as error:
+        reason = trouble_of(error)
+        if reason is None:
+            raise
+        troubles[key] = reason
+        del error
+        free_memory(bench.device, thoroughly=True)
+        return
+    if turn:  # the first one warms up
+        seconds.setdefault(key, []).append(found)
+
+
+def _median(values: list[float] | None) -> float | None:
+    return statistics.median(values) if values else None
+
+
+def _writers(bench: Bench) -> list[Writer]:
+    size, device = bench.size, bench.device
+    new = size.window + 1
+
+    def by_generate(model: Any, **more: Any) -> Callable[[Tensor], float]:
+        model.eval()
+
+        def write(prompt: Tensor) -> float:
+            clock = Clock()
+            with torch.inference_mode(), half(device):
+                model.generate(
+                    prompt,
+                    attention_mask=torch.ones_like(prompt),
+                    max_new_tokens=new,
+                    do_sample=False,
+                    pad_token_id=0,
+                    streamer=clock,
+                    **more,
+                )
+            assert len(clock.times) == new + 1
+            return clock.seconds_per_token()
+
+        return write
+
+    base = base_model(size, device).eval()
+    writers = [
+        Writer(THEIRS, by_generate(base), most=size.positions - new),
+        Writer("ours, carry", by_generate(recurrent_model(base_model(size, device), size, "carry"))),
+    ]
+    for share in OVERLAPS:
+        overlap = int(share * size.window)
+        model = recurrent_model(base_model(size, device), size, "plain", overlap=overlap)
+        writers.append(Writer(f"re-execution, overlap {overlap}", _of_last_window(by_generate(model), size.window)))
+    writers.append(Writer("re-execution, a window for each token", _window_anew(bench, base)))
+    rolling = MistralConfig(**rotary_sizes(size), sliding_window=size.window)
+    set_seed(0)
+    # Read in parts: a mask over a whole long prompt would be square.
+    theirs = by_generate(MistralForCausalLM(rolling).to(device), prefill_chunk_size=size.window)
+    writers.append(Writer("rotary: transformers' generate, rolling cache", theirs))
+    ours = recurrent_model(rotary_model(size, device), size, "kv")
+    writers.append(Writer("rotary: ours, kept keys and values", by_generate(ours)))
+    return writers
+
+
+def _of_last_window(write: Callable[[Tensor], float], window: int) -> Callable[[Tensor], float]:
+    """A model without a memory knows no more than its window: to read all before it would only take time."""
+    return lambda prompt: write(prompt[:, -window:])
+
+
+def _window_anew(bench: Bench, base: Any) -> Callable[[Tensor], float]:
+    """The standard sliding window of a model with absolute positions: no cache survives a shift."""
+
+    def write(prompt: Tensor) -> float:
+        clock = Clock()
+        clock.put(prompt)
+        text = prompt[:, -bench.size.window :]
+        with torch.inference_mode(), half(bench.device):
+            for _ in range(ANEW_TOKENS + 1):
+                newest = base(text, use_cache=False, logits_to_keep=1).logits[:, -1:].argmax(-1)
+                text = torch.cat([text, newest], dim=1)[:, -bench.size.window :]
+                clock.put(newest.cpu())
+        return clock.seconds_per_token()
+
+    return write
+
+
+def _check_follows_forward(bench: Bench) -> Row:
+    """Greedy generation over two borders of windows gives at each step what a pass over the whole text gives."""
+    model = recurrent_model(base_model(bench.size, bench.device), bench.size, "carry").eval()
+    model.set_recurrence(window=16)
+    prompt = random_tokens(bench.size, 1, 5, bench.device)
+    with torch.inference_mode():  # in float32, where two ways of computing choose the same token
+        text = model.generate(prompt, max_new_tokens=40, do_sample=False, pad_token_id=0)
+        expected = model(text[:, :-1]).logits.argmax(-1)[:, prompt.shape[1] - 1 :]
+    wrong = int((expected != text[:, prompt.shape[1] :]).sum())
+    return {"name": "generation follows the forward pass", "wrong_tokens": wrong, "passed": wrong == 0}
+
+
+def _ratios(rows: list[Row]) -> list[Row]:
+    """Ours against the others at each prompt, and the last prompt against the first."""
+    by = {(row["name"], row["prompt"]): row["seconds"] for row in rows}
+    found: list[Row | None] = []
+    for (name, prompt), seconds in by.items():
+        ours = by.get(("rotary: ours, kept keys and values" if name.startswith("rotary") else "ours, carry", prompt))
+        if ours and seconds and ours is not seconds:
+            found.append(ratio(f"ours / {name}, after {prompt:,} tokens", ours, seconds))
+    prompts = sorted({prompt for name, prompt in by if name == "ours, carry"})
+    first, last = by.get(("ours, carry", prompts[0])), by.get(("ours, carry", prompts[-1]))
+    if first and last:
+        found.append(ratio(f"ours after {prompts[-1]:,} tokens / after {prompts[0]:,}", last, first))
+    return [one for one in found if one is not None]

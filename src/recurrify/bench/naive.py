@@ -1,0 +1,89 @@
+"""Training the paper's mechanism: this library against the loop that one would write down first."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - everyone's name for it
+from torch import Tensor, nn
+
+from recurrify.bench.bench import Bench
+from recurrify.bench.checks import WINDOWS, compare, observe, tolerance_on
+from recurrify.bench.models import base_model, random_tokens, recurrent_model
+from recurrify.bench.sizes import Size
+from recurrify.bench.stepping import LEARNING_RATE, Ours, Stepper, warm
+from recurrify.bench.timing import Entrant, Row, ratio
+from recurrify.evaluate import full_flops_per_token
+
+BATCH = 4
+"""The demo's."""
+
+
+class NaiveLoop(Stepper):
+    """Window after window through the layers; all hidden states kept and pooled at the end; all logits at once."""
+
+    def __init__(self, size: Size, device: torch.device) -> None:
+        # The same weights as ours, without what we attach to a base's layers.
+        twin = recurrent_model(base_model(size, device), size, "carry")
+        assert twin.mechanism is not None
+        model = nn.ModuleDict({"base": base_model(size, device), "mechanism": twin.mechanism})
+        super().__init__("naive loop", model, device, full_flops_per_token(twin))
+        self.window = size.window
+        self.base: Any = model["base"]
+        self.mechanism: Any = twin.mechanism
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)  # as one writes it at first
+
+    def prepare(self, way: str, checkpoint: bool, rows: int) -> None:
+        assert way == "eager"
+        assert not checkpoint
+
+    def loss(self, ids: Tensor, inside_windows: bool = False) -> Tensor:
+        body, receiver = self.base.transformer, self.mechanism.config.insert_layer - 1
+        carried: Tensor | None = None
+        logits = []
+        for piece in ids.split(self.window, dim=1):
+            hidden = body.wte(piece) + body.wpe(torch.arange(piece.shape[1], device=ids.device))
+            outputs = []
+            for number, block in enumerate(body.h):
+                slots = 0
+                if number == receiver and carried is not None:
+                    hidden, slots = torch.cat([carried, hidden], dim=1), carried.shape[1]
+                found = block(hidden)
+                hidden = (found[0] if isinstance(found, tuple) else found)[:, slots:]
+                outputs.append(hidden)
+            logits.append(self.base.lm_head(body.ln_f(hidden)))
+            weights = self.mechanism.layer_scores.softmax(0)[:, None, None, None]
+            pooled = (weights * torch.stack(outputs)).sum(0).mean(1)
+            carried = self.mechanism.network(pooled)[:, None]
+        return F.cross_entropy(torch.cat(logits, dim=1).flatten(0, 1).float(), ids.roll(-1, 1).flatten())
+
+
+def measure_naive(bench: Bench) -> dict[str, Any]:
+    """The demo's shape of batch, in turns."""
+    size = bench.size
+    ids = random_tokens(size, BATCH, size.windows * size.window, bench.device)
+    ours, naive = Ours(size, "carry", bench.device), NaiveLoop(size, bench.device)
+    few = ids[:, : WINDOWS * size.window]
+    ours.prepare("eager", False, BATCH)
+    check = compare("ours against the naive loop", observe(naive, few), observe(ours, few), tolerance_on(bench.device))
+    entrants = {naive.kind: Entrant(naive.kind, lambda: naive.step(ids, BATCH), own_bytes=naive.own_bytes)}
+    if check["passed"]:
+        entrants |= {f"ours, {way}": _entrant(ours, ids, way) for way in ours.ways if way in bench.ways}
+    with bench.bar("naive", len(entrants) * size.rounds) as advance:
+        found = bench.turns(advance, warm_ups=2).take(list(entrants.values()))
+    rows: list[Row] = []
+    for name, timed in zip(entrants, found, strict=True):
+        rate = timed.rate(ids.numel())
+        flops = None if rate is None else rate * ours.flops_per_token
+        row = {"name": name, "batch": BATCH, "tokens_per_second": rate, "share_of_ceiling": bench.share(flops)}
+        rows.append({**row, **vars(timed)})
+    ratios = [ratio(f"{row['name']} / {naive.kind}", row["seconds"], rows[0]["seconds"]) for row in rows[1:]]
+    return {"rows": rows, "ratios": [one for one in ratios if one is not None], "checks": [check]}
+
+
+def _entrant(ours: Ours, ids: Tensor, way: str) -> Entrant:
+    def wake() -> None:
+        ours.prepare(way, False, len(ids))
+        if way == "graphs":
+            warm(ours, ids)
+
+    return Entrant(way, lambda: ours.step(ids, len(ids)), wake, ours.rest, ours.own_bytes, way == "graphs")

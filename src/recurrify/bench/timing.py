@@ -1,0 +1,134 @@
+"""Several ways of doing the same work, timed in turns, so that a machine that warms up or is shared slows all alike."""
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from recurrify.bench.memory import PeakMemory, free_memory
+
+DOES_NOT_FIT = "does not fit"
+NO_TIME = "no time left"
+Row = dict[str, Any]
+
+
+def _nothing() -> None:
+    pass
+
+
+@dataclass
+class Entrant:
+    """One way of doing the work."""
+
+    name: str
+    run: Callable[[], Any]
+    """One repeat, which is timed."""
+    wake: Callable[[], None] = _nothing
+    """Before its turn; not timed."""
+    rest: Callable[[], None] = _nothing
+    """After its turn: lets go of what the others need the memory for."""
+    own_bytes: Callable[[], int] = lambda: 0
+    """What it keeps between turns, which counts as its own."""
+    holds_graphs: bool = False
+
+
+@dataclass
+class Timed:
+    """What was found of one entrant."""
+
+    seconds: list[float] = field(default_factory=list)
+    peak_bytes: int | None = None
+    trouble: str | None = None
+    """Why there is nothing, or nothing more: it does not fit, for example."""
+
+    @property
+    def median(self) -> float | None:
+        return statistics.median(self.seconds) if self.seconds else None
+
+    def rate(self, work: float) -> float | None:
+        return None if self.median is None else work / self.median
+
+
+class Turns:
+    """Runs entrants in turns; what fails for a known reason leaves the others in peace."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        rounds: int,
+        out_of_time: Callable[[], bool] = lambda: False,
+        advance: Callable[[int], None] = lambda done: None,
+        warm_ups: int = 1,
+    ) -> None:
+        self.device, self.rounds, self.warm_ups = device, rounds, warm_ups
+        self.out_of_time, self.advance = out_of_time, advance
+
+    def take(self, entrants: Sequence[Entrant]) -> list[Timed]:
+        found = [Timed() for _ in entrants]
+        for turn in range(self.rounds):
+            for entrant, timed in zip(entrants, found, strict=True):
+                if timed.trouble is None and self.out_of_time():
+                    timed.trouble = NO_TIME
+                if timed.trouble is None:
+                    self._turn(entrant, timed, first=turn == 0)
+                self.advance(1)
+        return found
+
+    def _turn(self, entrant: Entrant, timed: Timed, first: bool) -> None:
+        try:
+            if first and entrant.holds_graphs:
+                memory, own = PeakMemory(self.device, reserved=True), entrant.own_bytes()
+            entrant.wake()
+            for _ in range(self.warm_ups if first else 0):
+                entrant.run()
+            wait(self.device)
+            if first and not entrant.holds_graphs:
+                memory, own = PeakMemory(self.device), entrant.own_bytes()
+            started = time.perf_counter()
+            entrant.run()
+            wait(self.device)
+            timed.seconds.append(time.perf_counter() - started)
+            if first:
+                beyond = memory.so_far()
+                timed.peak_bytes = None if beyond is None else beyond + own
+        except Exception as error:
+            timed.trouble = trouble_of(error)
+            if timed.trouble is None:
+                raise
+        finally:
+            entrant.rest()
+        thoroughly = entrant.holds_graphs or timed.trouble is not None
+        free_memory(self.device, thoroughly)  # not in `finally`: the error holds on to what did not fit
+
+
+class NotMeasuredError(Exception):
+    """Says in its words why an entrant is left out."""
+
+
+def trouble_of(error: Exception) -> str | None:
+    """In a few words, if it is something that a benchmark has to expect."""
+    text = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    if isinstance(error, NotMeasuredError):
+        return text
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in text:
+        return DOES_NOT_FIT
+    if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+        return f"could not be compiled ({text[:120]})"
+    return None
+
+
+def wait(device: torch.device) -> None:
+    """A GPU answers before it has done its work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def ratio(name: str, faster: Iterable[float], slower: Iterable[float]) -> Row | None:
+    """How many times as fast the first is as the second, turn by turn: the median and the range."""
+    turns = [theirs / ours for ours, theirs in zip(faster, slower, strict=False)]
+    if not turns:
+        return None
+    return {"name": name, "ratio": statistics.median(turns), "low": min(turns), "high": max(turns)}

@@ -1,0 +1,69 @@
+"""`recurrify bench`: speed and memory, side by side with what one would use instead."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from recurrify import options
+from recurrify.bench import PARTS, SIZES, WAYS, Asked, run_bench
+from recurrify.console import err_console, out_console, progress_bar, say
+from recurrify.report.bench_page import PAGE, PICTURE, bench_tables, load_parts, write_bench_page
+
+PARTS_HELP = "; ".join(f"**{name}**: {part.purpose}" for name, part in PARTS.items())
+SIZES_HELP = "; ".join(f"**{size.name}**: {size.purpose}" for size in SIZES.values())
+
+
+def bench_command(
+    parts: Annotated[list[str] | None, typer.Argument(help=f"What to measure; default: all. {PARTS_HELP}.")] = None,
+    size: Annotated[str, typer.Option(help=f"**auto**: what fits the machine; {SIZES_HELP}.")] = "auto",
+    out: Annotated[Path, typer.Option(help="Folder of the results, the tables and the picture.")] = Path("runs/bench"),
+    device: options.Device = "auto",
+    batches: Annotated[
+        str | None, typer.Option(help="Sequences in a training update, with commas between; default: the size's own.")
+    ] = None,
+    ways: Annotated[
+        str, typer.Option(help="How training steps run, with commas between; graphs need a CUDA GPU.")
+    ] = ",".join(WAYS),
+    again: Annotated[bool, typer.Option("--again", help="Measure anew what is there already.")] = False,
+    max_minutes: Annotated[float | None, typer.Option(min=0.1, help="Stop, saved, after so many minutes.")] = None,
+    page: Annotated[bool, typer.Option("--page", help="Measure nothing: write tables and picture anew.")] = False,
+) -> None:
+    """Measure training, generation and evaluation beside transformers, naive code and the field's packages.
+
+    Results are checked before they are timed. Ratios are medians over interleaved repeats of one run. Each part is
+    saved as soon as it is done; the same command goes on with what is missing.
+    """
+    if not page:
+        asked = Asked(
+            parts=parts or [],
+            size=size,
+            device=device,
+            batches=None if batches is None else options.numbers("--batches", batches),
+            ways=tuple(way.strip() for way in ways.split(",")),
+            again=again,
+            max_minutes=max_minutes,
+        )
+        outcome = run_bench(asked, out, say, progress_bar)
+    _show(out)
+    if not page and outcome.unfinished:
+        say(f"not finished: {', '.join(outcome.unfinished)}; the same command goes on with them")
+    if not page and outcome.wrong:
+        err_console.print(f"Wrong results, not timed: {'; '.join(outcome.wrong)}.", style="red", markup=False)
+        raise typer.Exit(1)
+
+
+def _show(out: Path) -> None:
+    found = load_parts(out)
+    for content in bench_tables(found):
+        table = Table(box=None, pad_edge=False, title=content.caption, title_justify="left")
+        for column, header in enumerate(content.header):
+            words = column < content.text_columns
+            table.add_column(header, justify="left" if words else "right", no_wrap=not words, overflow="fold")
+        for row in content.rows:
+            table.add_row(*row)
+        out_console.print(table, soft_wrap=True, markup=False)
+        out_console.print()
+    drawn = write_bench_page(found, out)
+    typer.echo(f"tables: {out / PAGE}" + (f", picture: {out / PICTURE}" if drawn else ""))

@@ -1,0 +1,178 @@
+"""What the experiments beyond the papers share: a learning rate for each mechanism, rounds of runs, and rows that tell
+what a memory takes and what it gains over the best rival that costs no more."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from recurrify.evaluate import relative_gain
+from recurrify.experiments.catalogue import Rows, tuning_unit
+from recurrify.experiments.lab import Lab
+from recurrify.experiments.rows import SPLITS, perplexity_row
+from recurrify.experiments.sizes import CARRY
+from recurrify.experiments.unit import Unit, Wanted
+from recurrify.results import load_result
+
+NAMES = ("tokens", "mechanisms", "starts", "frozen", "rotary")
+"""The experiments beyond the papers, those with the longest runs first; the last one needs a model of its own."""
+PLAIN = "plain"
+OURS = "ours; not published"
+TEST = "test"
+"""The split on which rivals are compared."""
+
+
+def family(recurrence: Mapping[str, Any]) -> str:
+    """What shares a learning rate: a mechanism at any size."""
+    return f"gated {recurrence['mechanism']}" if recurrence.get("gated") else str(recurrence["mechanism"])
+
+
+# ---- learning rates --------------------------------------------------------------------------------------
+
+
+def chosen_rate(tried: Mapping[float, Unit]) -> float | None:
+    """The one that validates best; None as long as one of them has not been run."""
+    losses = valid_losses(tried)
+    return min(losses, key=lambda rate: losses[rate]) if losses and len(losses) == len(tried) else None
+
+
+def valid_losses(tried: Mapping[float, Unit]) -> dict[float, float]:
+    found = {rate: unit.evaluation("valid", 0) for rate, unit in tried.items()}
+    return {rate: one.total_nll / int(one.tokens.sum()) for rate, one in found.items() if one is not None}
+
+
+def shorter(lab: Lab) -> dict[str, Any]:
+    """What makes a run one of those that choose learning rates."""
+    return {} if lab.size.tuning_tokens is None else {"max_tokens": lab.size.tuning_tokens}
+
+
+def tuning(lab: Lab, of: str) -> dict[float, Unit]:
+    """The runs that choose a family's learning rate: as for the kinds of the paper's tables, on wiki text."""
+    known = {family(CARRY): "carry", family(lab.size.best): "best"}
+    if of in known:
+        return {rate: tuning_unit(lab, known[of], rate) for rate in lab.size.candidates}
+    mechanisms = lab.size.beyond.mechanisms
+    name = next(name for name, recurrence in mechanisms.items() if family(recurrence) == of)
+    settings = {"label": f"rate-{name}", "recurrence": mechanisms[name], **shorter(lab)}
+    return {
+        rate: lab.unit("wiki", "best", learning_rate=rate, **settings).with_scores([lab.wanted("valid", 0)])
+        for rate in lab.size.candidates
+    }
+
+
+def mechanism_unit(lab: Lab, corpus: str, name: str, seed: int) -> Unit | None:
+    """A mechanism of the size's by its name, or plain windows; None before its learning rate has been chosen.
+
+    Those that the paper's tables have too are those very runs.
+    """
+    kind = kind_of(lab, name)
+    if kind is not None:
+        return lab.unit(corpus, kind, seed=seed)
+    recurrence = lab.size.beyond.mechanisms[name]
+    rate = chosen_rate(tuning(lab, family(recurrence)))
+    if rate is None:
+        return None
+    return lab.unit(corpus, "best", seed=seed, label=name, recurrence=recurrence, learning_rate=rate)
+
+
+def kind_of(lab: Lab, name: str) -> str | None:
+    """The kind of the paper's tables that this is."""
+    if name == PLAIN:
+        return PLAIN
+    recurrence = lab.size.beyond.mechanisms[name]
+    return "carry" if recurrence == CARRY else "best" if recurrence == lab.recurrence("best") else None
+
+
+# ---- runs ------------------------------------------------------------------------------------------------
+
+
+def finish_in_turn(lab: Lab, rounds: Iterable[Callable[[], list[Unit]]]) -> list[str]:
+    """Each round when the one before is there, which decides on its runs; a sentence for each run that failed."""
+    failures: list[str] = []
+    for units in rounds:
+        outcome = lab.finish(units())
+        failures += outcome.failures
+        if not outcome.finished:
+            break
+    for failure in failures:
+        lab.say(failure)
+    return failures
+
+
+def all_overlaps(lab: Lab) -> list[int]:
+    """At which plain windows are scored."""
+    return sorted({*lab.size.overlaps, *lab.size.plain_overlaps})
+
+
+def untouched(unit: Unit, label: str) -> dict[str, Any]:
+    """Settings of a run that leaves the base as it is: a warm-up begins with a learning rate of nothing."""
+    return {"label": label, "max_tokens": 1, "warmup_steps": max(1, unit.settings.warmup_steps), "compile": "off"}
+
+
+# ---- rows ------------------------------------------------------------------------------------------------
+
+
+def memory_row(
+    corpus: str,
+    name: str,
+    units: Sequence[Unit],
+    plain: Sequence[Unit],
+    overlap: int = 0,
+    splits: Sequence[str] = SPLITS,
+) -> dict[str, Any] | None:
+    """A row of perplexities, its gain over plain windows without overlap, and what it takes beside these."""
+    recurrence = units[0].settings.recurrence
+    kind = PLAIN if recurrence["mechanism"] == "none" else family(recurrence)
+    row = perplexity_row(kind, units, plain, overlap, splits=splits, label=name)
+    if row is None:
+        return None
+    done = next(unit for unit in units if unit.name in row["runs"])
+    run = load_result(done.run_file)
+    bare = _bare_flops(done, run, row["full_flops_per_token"], overlap, splits[0])
+    if kind == PLAIN and overlap:
+        row["gain"] = {split: gain_over(units, 0, units, overlap, split) for split in splits}
+    return {
+        **row,
+        "corpus": corpus,
+        "state_floats": run["memory"]["state_floats"],
+        "added_parameters": run["memory"]["added_parameters"],
+        "extra_flops_per_token": row["full_flops_per_token"] - bare,
+        "extra_share": row["full_flops_per_token"] / bare - 1,
+        "learning_rate": done.settings.learning_rate,
+        "added_learning_rate": done.settings.added_learning_rate,
+        "tokens": run["tokens"],
+    }
+
+
+def _bare_flops(unit: Unit, run: Mapping[str, Any], full: float, overlap: int, split: str) -> float:
+    """FLOPs per token, all counted, of the base in plain windows without overlap."""
+    if overlap == 0:
+        return float(full - run["memory"]["extra_flops_per_token"])
+    return float(load_result(unit.score_file(Wanted(split, 0, None)))["full_flops_per_token"])
+
+
+def gain_over(
+    rival: Sequence[Unit], rival_overlap: int, units: Sequence[Unit], overlap: int, split: str = TEST
+) -> dict[str, Any] | None:
+    """The gain over runs that may overlap otherwise: the same tokens are scored all the same."""
+    theirs = {unit.settings.seed: unit.evaluation(split, rival_overlap) for unit in rival}
+    ours = {unit.settings.seed: unit.evaluation(split, overlap) for unit in units}
+    both = [(one, other) for seed, other in ours.items() if (one := theirs.get(seed)) is not None and other is not None]
+    if not both:
+        return None
+    gain = relative_gain([one for one, _ in both], [other for _, other in both], paired_seeds=True)
+    return {**asdict(gain), "seeds": len(both)}
+
+
+def with_rivals(rows: Rows, units: Mapping[str, Sequence[Unit]], rivals: Callable[[dict[str, Any]], bool]) -> Rows:
+    """Each row that is no rival beside the best rival that costs no more, all counted; `units` are those of rows."""
+    told = []
+    for row in rows:
+        cheaper = [one for one in rows if rivals(one) and one["full_flops_per_token"] <= row["full_flops_per_token"]]
+        if rivals(row) or not cheaper:
+            told.append({**row, "rival": None})
+            continue
+        best = min(cheaper, key=lambda one: one["scores"][TEST]["perplexity_per_word"])
+        gain = gain_over(units[best["row"]], best["overlap"], units[row["row"]], row["overlap"])
+        named = {key: best[key] for key in ("label", "kind", "overlap", "full_flops_per_token")}
+        told.append({**row, "rival": None if gain is None else {**named, **gain}})
+    return told

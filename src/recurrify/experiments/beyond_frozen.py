@@ -1,0 +1,135 @@
+"""A frozen base, of which only what recurrence added is trained: how much of the gain remains, for how many kB."""
+
+from typing import Any
+
+from recurrify.experiments.beyond import (
+    OURS,
+    PLAIN,
+    TEST,
+    chosen_rate,
+    family,
+    finish_in_turn,
+    mechanism_unit,
+    memory_row,
+    shorter,
+    tuning,
+    untouched,
+    valid_losses,
+)
+from recurrify.experiments.catalogue import Experiment, Rows, register
+from recurrify.experiments.lab import Lab
+from recurrify.experiments.rows import SPLITS
+from recurrify.experiments.unit import Unit
+
+BYTES = 4
+"""Of a weight as it is saved."""
+
+
+def frozen_unit(lab: Lab, corpus: str, name: str, rate: float, label: str, **settings: Any) -> Unit:
+    return lab.unit(
+        corpus,
+        "best",
+        seed=lab.size.seeds[0],
+        label=label,
+        recurrence=lab.size.beyond.mechanisms[name],
+        learning_rate=rate,
+        added_learning_rate=rate,
+        freeze_base=True,
+        **settings,
+    )
+
+
+def frozen_tuning(lab: Lab, name: str) -> dict[float, Unit]:
+    """The runs that choose the added weights' learning rate, for each mechanism from the same candidates."""
+    mechanisms = lab.size.beyond.mechanisms
+    of = family(mechanisms[name])
+    first = next(one for one in lab.size.beyond.frozen if family(mechanisms[one]) == of)
+    return {
+        rate: frozen_unit(lab, "wiki", first, rate, f"frozen-rate-{first}", **shorter(lab)).with_scores(
+            [lab.wanted("valid", 0)]
+        )
+        for rate in lab.size.beyond.frozen_candidates
+    }
+
+
+def rate_units(lab: Lab) -> list[Unit]:
+    """For a frozen base, and for one that is trained too; mechanisms of a family share theirs."""
+    units: list[Unit] = []
+    for name in lab.size.beyond.frozen:
+        trained = tuning(lab, family(lab.size.beyond.mechanisms[name]))
+        units += [*frozen_tuning(lab, name).values(), *trained.values()]
+    return units
+
+
+def base_unit(lab: Lab) -> Unit:
+    """The base as it is, in plain windows."""
+    plain = lab.unit("books", PLAIN, seed=lab.size.seeds[0])
+    return lab.unit("books", PLAIN, seed=lab.size.seeds[0], **untouched(plain, "untouched"))
+
+
+def pair(lab: Lab, name: str) -> dict[str, Unit]:
+    """A mechanism trained with its base and on a frozen one, as far as their learning rates have been chosen."""
+    tuned = mechanism_unit(lab, "books", name, lab.size.seeds[0])
+    if name == PLAIN:
+        return {"base": base_unit(lab), "trained": tuned} if tuned is not None else {}
+    rate = chosen_rate(frozen_tuning(lab, name))
+    frozen = None if rate is None else frozen_unit(lab, "books", name, rate, f"frozen-{name}")
+    return {how: unit for how, unit in (("trained", tuned), ("frozen", frozen)) if unit is not None}
+
+
+def main_units(lab: Lab) -> list[Unit]:
+    wanted = [lab.wanted(split, 0) for split in SPLITS]
+    return [unit.with_scores(wanted) for name in (PLAIN, *lab.size.beyond.frozen) for unit in pair(lab, name).values()]
+
+
+def frozen_rows(lab: Lab) -> tuple[Rows, list[str]]:
+    """The gain of a frozen model is over the base as it is, that of a trained one over the trained base."""
+    failed = finish_in_turn(lab, [lambda: rate_units(lab), lambda: main_units(lab)])
+    rows: Rows = []
+    missing: list[str] = []
+    against = pair(lab, PLAIN)
+    for name in (PLAIN, *lab.size.beyond.frozen):
+        units = pair(lab, name)
+        gains: dict[str, Any] = {}
+        for how in ("base", "trained") if name == PLAIN else ("trained", "frozen"):
+            partner = against["base" if how in ("base", "frozen") else "trained"]
+            row = memory_row("books", name, [units[how]], [partner]) if how in units else None
+            if row is None:
+                missing.append(f"{name}, {how}")
+                continue
+            gains[how] = (row["gain"] or {}).get(TEST)
+            rows.append(
+                {
+                    **row,
+                    "trained": how,
+                    "added_kilobytes": row["added_parameters"] * BYTES / 1000,
+                    "remaining": _remaining(gains) if how == "frozen" else None,
+                    "rates": _tried(lab, name) if how == "frozen" else [],
+                }
+            )
+    return rows, [*missing, *failed]
+
+
+def _remaining(gains: dict[str, Any]) -> float | None:
+    """The share of a gain that is there without training the base; a gain within noise has no share."""
+    whole, left = gains.get("trained"), gains.get("frozen")
+    if whole is None or left is None or whole["within_noise"] or whole["relative_gain"] <= 0:
+        return None
+    return float(left["relative_gain"] / whole["relative_gain"])
+
+
+def _tried(lab: Lab, name: str) -> list[dict[str, Any]]:
+    losses = valid_losses(frozen_tuning(lab, name))
+    return [{"learning_rate": rate, "valid_loss": loss} for rate, loss in losses.items()]
+
+
+register(
+    Experiment(
+        name="frozen",
+        title="A frozen base: only what was added is trained",
+        source=OURS,
+        layout="frozen",
+        units=rate_units,
+        rows=frozen_rows,
+    )
+)

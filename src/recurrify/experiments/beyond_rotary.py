@@ -1,0 +1,219 @@
+"""Whether recurrence pays on a model with rotary positions, where kept keys and values and overlap are the rivals."""
+
+import re
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from recurrify.errors import UserError
+from recurrify.experiments.beyond import (
+    OURS,
+    PLAIN,
+    all_overlaps,
+    chosen_rate,
+    family,
+    finish_in_turn,
+    memory_row,
+    shorter,
+    untouched,
+    valid_losses,
+    with_rivals,
+)
+from recurrify.experiments.beyond_sizes import WHOLE_WINDOW, Recurrence
+from recurrify.experiments.catalogue import Experiment, Rows, Stage, register
+from recurrify.experiments.lab import Lab
+from recurrify.experiments.rows import SPLITS
+from recurrify.experiments.unit import Unit
+from recurrify.recurrence import KVConfig, load_model
+from recurrify.recurrence.families import family_of
+
+KV = "kv"
+RIVALS = (PLAIN, KV)
+"""What needs no recurrence that is learned."""
+MADE_HERE = "rotary-base"
+
+
+# ---- the model -------------------------------------------------------------------------------------------
+
+
+def model_name(lab: Lab) -> str:
+    """The size's rotary model, or the folder of one with random weights, made where the size names none."""
+    if lab.size.beyond.rotary_model is not None:
+        return lab.size.beyond.rotary_model
+    folder = lab.folder / MADE_HERE
+    if not (folder / "config.json").is_file():
+        make_base(folder, lab.base(), lab.size.window)
+    return str(folder)
+
+
+def make_base(folder: Path, like: str, window: int) -> None:
+    """A small Llama that knows nothing yet, with the tokenizer of another model."""
+    tokenizer = load_model(like)[1]
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=4 * window,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    torch.manual_seed(0)
+    tokenizer.save_pretrained(folder)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+
+
+@lru_cache(maxsize=4)
+def positions(name: str) -> int:
+    """Of a rotary model, as many as matter here; any other model is refused."""
+    model = load_model(name)[0]
+    if model.mechanism is not None or not family_of(model.base.config).rotary:
+        what = "recurrent already" if model.mechanism is not None else "a model without rotary positions"
+        raise UserError(f"{name!r} is {what}: `rotary` compares on a base such as HuggingFaceTB/SmolLM2-135M.")
+    return model.recurrence.window
+
+
+def rotary_lab(lab: Lab) -> Lab:
+    """The same size with the rotary model in place of its own base; windows are at most half of its positions, so that
+    a whole window can be kept before another."""
+    name, beyond = model_name(lab), lab.size.beyond
+    size = replace(
+        lab.size,
+        base=name,
+        window=min(lab.size.window, positions(name) // 2),
+        training={**lab.size.training, **beyond.rotary_training},
+        candidates=beyond.rotary_candidates,
+        added_rate=beyond.rotary_added_rate,
+        tuning_tokens=beyond.rotary_tuning_tokens,
+        seeds=beyond.rotary_seeds,
+        test_tokens=beyond.rotary_test_tokens,
+    )
+    return replace(lab, size=size, rates={})
+
+
+# ---- runs ------------------------------------------------------------------------------------------------
+
+
+def entrants(lab: Lab) -> dict[str, Recurrence]:
+    """The mechanisms that windows of this size have room for; `lab` is one of the rotary model's from here on."""
+    found: dict[str, Recurrence] = {PLAIN: {"mechanism": "none"}}
+    window = lab.size.window
+    for name, recurrence in lab.size.beyond.rotary.items():
+        if recurrence.get("keep") == WHOLE_WINDOW:
+            recurrence = {**recurrence, "keep": window - recurrence.get("sinks", KVConfig.sinks)}
+        kept = recurrence["keep"] + recurrence.get("sinks", KVConfig.sinks) if "keep" in recurrence else 0
+        if max(kept, recurrence.get("tail", 0)) <= window:
+            found[name] = recurrence
+    return found
+
+
+def rotary_unit(lab: Lab, name: str, rate: float, seed: int, label: str = "", **settings: Any) -> Unit:
+    slug = re.sub(r"[^a-z0-9]+", "-", Path(lab.base()).name.lower()).strip("-")
+    kind = PLAIN if name == PLAIN else "best"
+    label = f"{slug}-{label}{name}"
+    return lab.unit(
+        "books", kind, seed=seed, label=label, recurrence=entrants(lab)[name], learning_rate=rate, **settings
+    )
+
+
+def rotary_tuning(lab: Lab, name: str) -> dict[float, Unit]:
+    """The runs that choose a learning rate, from the same candidates for all."""
+    known = entrants(lab)
+    first = next(one for one in known if family(known[one]) == family(known[name]))
+    wanted = [lab.wanted("valid", 0)]
+    return {
+        rate: rotary_unit(lab, first, rate, lab.size.seeds[0], "rate-", **shorter(lab)).with_scores(wanted)
+        for rate in lab.size.candidates
+    }
+
+
+def rate_units(lab: Lab) -> list[Unit]:
+    return [unit for name in entrants(lab) for unit in rotary_tuning(lab, name).values()]
+
+
+def units_of(lab: Lab, name: str) -> list[Unit]:
+    rate = chosen_rate(rotary_tuning(lab, name))
+    return [] if rate is None else [rotary_unit(lab, name, rate, seed) for seed in lab.size.seeds]
+
+
+def untouched_unit(lab: Lab, name: str) -> Unit:
+    """The base as it is: kept keys and values need no training."""
+    rate, seed = lab.size.candidates[0], lab.size.seeds[0]
+    settings = untouched(rotary_unit(lab, name, rate, seed), "untouched-")
+    return rotary_unit(lab, name, rate, seed, **settings)
+
+
+def needs_no_training(lab: Lab) -> list[str]:
+    return [name for name, recurrence in entrants(lab).items() if recurrence["mechanism"] in ("none", KV)]
+
+
+def main_units(lab: Lab) -> list[Unit]:
+    units = []
+    for name in entrants(lab):
+        own = [*units_of(lab, name), *([untouched_unit(lab, name)] if name in needs_no_training(lab) else [])]
+        for unit in own:
+            more = overlaps(lab) if name == PLAIN and unit.settings.seed == lab.size.seeds[0] else [0]
+            units.append(unit.with_scores([lab.wanted(split, overlap) for overlap in more for split in SPLITS]))
+    return units
+
+
+def overlaps(lab: Lab) -> list[int]:
+    return [overlap for overlap in all_overlaps(lab) if overlap < lab.size.window]
+
+
+# ---- rows ------------------------------------------------------------------------------------------------
+
+
+def rotary_rows(outer: Lab) -> tuple[Rows, list[str]]:
+    lab = rotary_lab(outer)
+    told = outer.size.beyond.rotary_model or "a small Llama with random weights, to check the machinery"
+    failed = finish_in_turn(lab, [lambda: rate_units(lab), lambda: main_units(lab)])
+    rows: Rows = []
+    missing: list[str] = []
+    units: dict[str, list[Unit]] = {}
+    for trained in (True, False):
+        own: Rows = []
+        for name, overlap in rows_of(lab, trained):
+            found = units_of(lab, name) if trained else [untouched_unit(lab, name)]
+            plain = units_of(lab, PLAIN) if trained else [untouched_unit(lab, PLAIN)]
+            row = memory_row("books", name, found, plain, overlap) if found else None
+            if row is None:
+                missing.append(f"{name}, overlap {overlap}{'' if trained else ', not fine-tuned'}")
+                continue
+            wanted = lab.size.seeds if trained and overlap == 0 else lab.size.seeds[:1]
+            missing += [f"{name}, seed {seed}" for seed in wanted if seed not in row["seeds"]]
+            own.append({**row, "model": told, "trained": trained, "rates": tried(lab, name) if trained else []})
+            units[row["row"]] = found
+        rows += with_rivals(own, units, lambda row: row["kind"] in RIVALS) if trained else own
+    return rows, [*missing, *failed]
+
+
+def rows_of(lab: Lab, trained: bool) -> list[tuple[str, int]]:
+    names = list(entrants(lab)) if trained else needs_no_training(lab)
+    return [(PLAIN, overlap) for overlap in overlaps(lab)] + [(name, 0) for name in names if name != PLAIN]
+
+
+def tried(lab: Lab, name: str) -> list[dict[str, Any]]:
+    losses = valid_losses(rotary_tuning(lab, name))
+    return [{"learning_rate": rate, "valid_loss": loss} for rate, loss in losses.items()]
+
+
+register(
+    Experiment(
+        name="rotary",
+        title="Whether recurrence pays on a model with rotary positions",
+        source=OURS,
+        layout="mechanisms",
+        units=lambda lab: [],
+        rows=rotary_rows,
+        after=Stage.NOTHING,
+        differences=("The papers' models have absolute positions; model, mechanisms and budgets are ours.",),
+    )
+)

@@ -1,0 +1,195 @@
+"""What is learned with how many fine-tuning tokens, and what starts fast."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from recurrify.experiments.beyond import OURS, PLAIN, finish_in_turn, memory_row
+from recurrify.experiments.catalogue import KINDS, Experiment, Rows, register
+from recurrify.experiments.lab import Lab
+from recurrify.experiments.rows import SPLITS
+from recurrify.experiments.unit import Unit
+from recurrify.results import load_result
+
+WARM_UP_SHARE = 10
+"""A warm-up takes at most one step in so many of a run."""
+
+
+# ---- how many tokens -------------------------------------------------------------------------------------
+
+
+def steps(lab: Lab, tokens: int) -> int:
+    training = lab.size.training
+    return max(1, tokens // (training["batch"] * training.get("accumulate", 1) * training["windows"] * lab.size.window))
+
+
+def warm_up(lab: Lab, tokens: int) -> int:
+    """The size's own, but for runs so short that it would take much of them."""
+    return max(1, min(lab.size.training.get("warmup_steps", 100), steps(lab, tokens) // WARM_UP_SHARE))
+
+
+def counted_unit(lab: Lab, kind: str, tokens: int) -> Unit:
+    """A run of its own for each length: its learning rate falls to nothing at its end."""
+    return lab.unit(
+        "books",
+        kind,
+        seed=lab.size.seeds[0],
+        label=f"{kind}-of-{tokens}-tokens",
+        max_tokens=tokens,
+        epochs=1000.0,
+        schedule="cosine",
+        warmup_steps=warm_up(lab, tokens),
+        valid_every=max(1, tokens // 4),
+        patience=0,
+    )
+
+
+def token_units(lab: Lab) -> list[Unit]:
+    """The longest first, so that none of them runs on alone at the end."""
+    wanted = [lab.wanted(split, 0) for split in SPLITS]
+    counts = sorted(lab.size.beyond.token_counts, reverse=True)
+    return [counted_unit(lab, kind, tokens).with_scores(wanted) for tokens in counts for kind in KINDS]
+
+
+def token_rows(lab: Lab) -> tuple[Rows, list[str]]:
+    rows: Rows = []
+    missing = []
+    for tokens in lab.size.beyond.token_counts:
+        plain = [counted_unit(lab, PLAIN, tokens)]
+        for kind in KINDS:
+            row = memory_row("books", kind, [counted_unit(lab, kind, tokens)], plain)
+            if row is None:
+                missing.append(f"{kind}, {tokens:,} tokens")
+            else:
+                rows.append({**row, "kind": kind, "wanted_tokens": tokens})
+    return rows, missing
+
+
+register(
+    Experiment(
+        name="tokens",
+        title="What is learned with how many fine-tuning tokens",
+        source=OURS,
+        layout="tokens",
+        units=token_units,
+        rows=token_rows,
+    )
+)
+
+
+# ---- what starts fast ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Start:
+    kind: str
+    """Whose mechanism and learning rate it takes."""
+    about: str
+    changed: dict[str, Any] = field(default_factory=dict)
+    """In the mechanism."""
+    added_rate: float | None = None
+    """The added weights' learning rate, as a multiple of the base's; None is the size's own."""
+    curriculum: bool = False
+    """Whether training sequences grow."""
+    only: str | None = None
+    """The mechanism without which it means nothing."""
+
+
+STARTS = {
+    "plain": Start("plain", "plain windows"),
+    "carry": Start("carry", "as in the paper, started neutral"),
+    "carry-random-start": Start("carry", "started at random", {"neutral_start": False}),
+    "carry-standardized": Start("carry", "inputs standardised", {"standardize": True}),
+    "carry-rate-x1": Start("carry", "added weights learn at the base's rate", added_rate=1.0),
+    "carry-rate-x20": Start("carry", "added weights learn at 20 times the base's rate", added_rate=20.0),
+    "carry-standardized-rate-x20": Start("carry", "both of these", {"standardize": True}, added_rate=20.0),
+    "carry-curriculum": Start("carry", "training sequences grow", curriculum=True),
+    "best": Start("best", "the best found, started neutral"),
+    "best-copies": Start("best", "started as copies of what slots come from", {"neutral_start": False}),
+    "best-gated": Start("best", "with gates, which start closed", {"gated": True}, only="tail"),
+    "best-rate-x1": Start("best", "added weights learn at the base's rate", added_rate=1.0),
+    "best-rate-x20": Start("best", "added weights learn at 20 times the base's rate", added_rate=20.0),
+    "best-curriculum": Start("best", "training sequences grow", curriculum=True),
+}
+
+
+def starts(lab: Lab) -> dict[str, Start]:
+    best = lab.recurrence("best")["mechanism"]
+    return {name: start for name, start in STARTS.items() if start.only in (None, best)}
+
+
+def stages(lab: Lab, name: str) -> list[Unit]:
+    """One run; with a curriculum several, each going on with the model that the one before left."""
+    start, beyond = STARTS[name], lab.size.beyond
+    plan = beyond.curriculum if start.curriculum else ((lab.size.training["windows"], 1.0),)
+    units: list[Unit] = []
+    for number, (windows, share) in enumerate(plan):
+        tokens = round(share * beyond.start_tokens)
+        settings: dict[str, Any] = {
+            "max_tokens": tokens,
+            "epochs": 1000.0,
+            "schedule": "constant_with_warmup",
+            "warmup_steps": warm_up(lab, tokens),
+            "valid_every": max(1, beyond.start_tokens // beyond.start_points),
+            "patience": 0,
+            "windows": windows,
+            # The same tokens in a step.
+            "batch": max(1, lab.size.training["batch"] * lab.size.training["windows"] // windows),
+        }
+        if start.added_rate is not None:
+            settings["added_learning_rate"] = start.added_rate * lab.learning_rate(start.kind)
+        label = f"start-{name}-{number + 1}" if start.curriculum else f"start-{name}"
+        recurrence = lab.recurrence(start.kind) | start.changed
+        unit = lab.unit(
+            "books", start.kind, seed=lab.size.seeds[0], label=label, recurrence=recurrence, **settings
+        ).with_scores([lab.wanted("valid", 0)])
+        if units:
+            unit = replace(unit, settings=replace(unit.settings, model=str(units[-1].run_folder / "model")))
+        units.append(unit)
+    return units
+
+
+def start_round(lab: Lab, number: int) -> list[Unit]:
+    """The stage of this number of every start that has one."""
+    return [found[number] for name in starts(lab) if len(found := stages(lab, name)) > number]
+
+
+def start_rows(lab: Lab) -> tuple[Rows, list[str]]:
+    rounds = range(len(lab.size.beyond.curriculum))
+    failed = finish_in_turn(lab, [lambda number=number: start_round(lab, number) for number in rounds])  # type: ignore[misc]
+    rows: Rows = []
+    missing = []
+    plain = stages(lab, PLAIN)
+    for name, start in starts(lab).items():
+        units = stages(lab, name)
+        row = memory_row("books", name, [units[-1]], plain, splits=("valid",))
+        if row is None:
+            missing.append(name)
+            continue
+        rows.append({**row, "kind": start.kind, "about": start.about, "curve": curve(units)})
+    return rows, [*missing, *failed]
+
+
+def curve(units: list[Unit]) -> list[list[float]]:
+    """Training tokens and validation losses of a run, or of several that go on with each other."""
+    points: list[list[float]] = []
+    before = 0
+    for unit in units:
+        run = load_result(unit.run_file)
+        per_step = run["tokens"] / run["steps"]
+        points += [
+            [before + entry["step"] * per_step, entry["eval_loss"]] for entry in run["history"] if "eval_loss" in entry
+        ]
+        before += run["tokens"]
+    return points
+
+
+register(
+    Experiment(
+        name="starts",
+        title="What starts fast: the first fine-tuning tokens",
+        source=OURS,
+        layout="starts",
+        units=lambda lab: start_round(lab, 0),
+        rows=start_rows,
+    )
+)

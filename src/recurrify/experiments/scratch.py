@@ -1,0 +1,256 @@
+"""The language models of the reproduction that failed, by its own protocol: one text, order, budget and seed for all.
+
+Each run is one of `recurrify train --arch`, in a folder of its own below the size's: a stopped one goes on, a finished
+one is never done again.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from recurrify.errors import UserError
+from recurrify.experiments.catalogue import Experiment, Rows, Stage, register
+from recurrify.experiments.lab import Lab
+from recurrify.jobs import RESULT_FILE, Say, train_scratch
+from recurrify.jobs.side_by_side import INTERRUPTED, Task, run_side_by_side
+from recurrify.report.scratch_published import REPRODUCTION
+from recurrify.results import load_result, write_whole
+from recurrify.train.scratch_settings import ScratchSettings
+
+FOLDER = "scratch"
+"""Below the size's own folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScratchStudy:
+    """What every model gets alike. The defaults are the reproduction's protocol, at the sizes paper and small."""
+
+    seeds: tuple[int, ...] = (0,)
+    """Each model is trained once with each."""
+    symbols: str = "bytes-without-newlines"
+    """As Transformer-XL's code reads enwik8."""
+    steps: int = 20_000
+    """Updates of the weights."""
+    batch: int = 22
+    """Lanes."""
+    length: int = 512
+    """Symbols of a segment, and positions of memory."""
+    learning_rate: float = 2.5e-4
+    """At its start; it falls to 0 along a cosine."""
+    eval_batch: int | None = None
+    """Lanes in validation and test; None: as in training."""
+    valid_every: int = 22_528_000
+    """Symbols between two validations: 2,000 steps."""
+    valid_tokens: int = 500_000
+    """The first so many symbols of the validation part."""
+    test_tokens: int | None = None
+    """At the end, the first so many symbols of the validation and of the test part; None: all of both."""
+    layers: int = 14
+    """Half as many in the small models."""
+    width: int = 512
+    """Of the hidden states."""
+    small_widths: tuple[int, ...] = (256, 8)
+    """Of the small models: the script's, and the text's."""
+    heads: int = 8
+    """Attention heads."""
+    head_width: int = 64
+    """Width of a head."""
+    inner: int = 2048
+    """Width inside the feed-forward parts."""
+    block: int = 128
+    """Positions after which the Block-Recurrent Transformer writes its states."""
+    states: int = 512
+    """Its state vectors."""
+
+    def __post_init__(self) -> None:
+        for name in ("seeds", "small_widths"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+
+    def shape(self, arch: str, **own: Any) -> dict[str, Any]:
+        """The settings of an architecture, `own` in place of the common ones."""
+        common = {name: getattr(self, name) for name in ("layers", "width", "heads", "head_width", "inner")}
+        if arch in ("brt", "rsa-brt"):
+            common |= {"window": self.length, "block": self.block, "states": self.states}
+        else:
+            common["memory_length"] = self.length
+        return common | own
+
+
+class Entrant(NamedTuple):
+    name: str
+    arch: str
+    shape: Mapping[str, Any]
+
+
+def protocol(study: ScratchStudy) -> list[Entrant]:
+    return [Entrant(arch, arch, study.shape(arch)) for arch in ("xl", "rsa-xl", "brt")]
+
+
+def small(study: ScratchStudy) -> list[Entrant]:
+    return [
+        Entrant(f"{arch}-small-{width}", arch, study.shape(arch, layers=max(1, study.layers // 2), width=width))
+        for width in study.small_widths
+        for arch in ("xl", "rsa-xl")
+    ]
+
+
+@dataclass(frozen=True)
+class ScratchRun:
+    """One model and seed. `folder` is the size's."""
+
+    folder: Path
+    entrant: Entrant
+    settings: ScratchSettings
+
+    @property
+    def name(self) -> str:
+        return f"{self.entrant.name}-s{self.settings.seed}"
+
+    @property
+    def file(self) -> str:
+        """Below the size's folder."""
+        return f"{FOLDER}/{self.name}/{RESULT_FILE}"
+
+    def result(self) -> dict[str, Any] | None:
+        """What this very run left; one with other settings in its place is refused, never taken for it."""
+        there = ScratchSettings.read(self.settings.out)
+        if there is None:
+            return None
+        replace(self.settings, data_checksum=there.data_checksum).check_same_run(there)
+        path = self.folder / self.file
+        return load_result(path) if path.is_file() else None
+
+    def row(self, result: dict[str, Any]) -> dict[str, Any]:
+        return {"name": self.name, "label": self.entrant.name, "files": [self.file], **result}
+
+    def task(self) -> Task:
+        """The same in a process of its own."""
+        path = self.folder / "logs" / f"{FOLDER}-{self.name}.json"
+        write_whole(path, json.dumps(self.settings.to_dict(), indent=1).encode())
+        arguments = ("-c", "from recurrify.experiments.scratch import main; main()", str(path))
+        return Task(self.name, arguments, self.folder / "logs" / f"{FOLDER}-{self.name}.log")
+
+
+def runs_of(lab: Lab, entrants: list[Entrant], study: ScratchStudy) -> list[ScratchRun]:
+    """All models with the first seed, then all with the second: whenever it stops, there is something to compare."""
+    known = {entry.name for entry in fields(ScratchSettings)}
+    shared = {name: value for name, value in asdict(study).items() if name in known}
+    return [
+        ScratchRun(
+            lab.folder,
+            entrant,
+            ScratchSettings(
+                out=str(lab.folder / FOLDER / f"{entrant.name}-s{seed}"),
+                arch=entrant.arch,
+                data=lab.source(lab.size.thesis),
+                settings=dict(entrant.shape),
+                seed=seed,
+                **shared,
+            ),
+        )
+        for seed in study.seeds
+        for entrant in entrants
+    ]
+
+
+def rows_of(runs: list[ScratchRun], lab: Lab) -> tuple[Rows, list[str]]:
+    """Run what is missing; one row for each run, with its curves."""
+    failed = _finish([run for run in runs if run.result() is None], lab)
+    found = [(run, run.result()) for run in runs]
+    rows = [run.row(result) for run, result in found if result is not None]
+    return rows, [*(run.name for run, result in found if result is None), *failed]
+
+
+def _finish(waiting: list[ScratchRun], lab: Lab) -> list[str]:
+    """In this process or several side by side; returns a sentence for each run that failed."""
+    if lab.jobs == 1:
+        for run in waiting:
+            left = None if lab.deadline is None else (lab.deadline - time.monotonic()) / 60
+            if left is not None and left <= 0:
+                break
+            if not _train(replace(run.settings, max_minutes=left), run.name, lab.say):
+                break
+        return []
+    outcome = run_side_by_side([run.task() for run in waiting], lab.jobs, lab.say, lab.deadline)
+    for failure in outcome.failures:
+        lab.say(failure)
+    return outcome.failures
+
+
+def _train(settings: ScratchSettings, name: str, say: Say, show_progress: bool = True) -> bool:
+    """Whether it reached its end."""
+    result = train_scratch(settings, lambda text: say(f"{name}: {text}"), show_progress)
+    if result["finished"]:
+        say(f"{name}: {result['test']['bits_per_symbol']:.4f} bits per {result['unit']} on the test part")
+    return bool(result["finished"])
+
+
+def main() -> None:
+    """Do the run that a file describes, in a process of its own."""
+    from recurrify.console import say
+
+    path = Path(sys.argv[1])
+    try:
+        settings = ScratchSettings.from_dict(load_result(path))
+        finished = _train(settings, Path(settings.out).name, say, show_progress=False)
+    except UserError as error:
+        sys.exit(f"Error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    sys.exit(0 if finished else INTERRUPTED)
+
+
+def protocol_rows(lab: Lab) -> tuple[Rows, list[str]]:
+    study = ScratchStudy(**lab.size.scratch)
+    return rows_of(runs_of(lab, protocol(study), study), lab)
+
+
+def small_rows(lab: Lab) -> tuple[Rows, list[str]]:
+    study = ScratchStudy(**lab.size.scratch)
+    return rows_of(runs_of(lab, small(study), study), lab)
+
+
+SCORING = (
+    "Every symbol of the test part is scored in segments and with memory as in training; the reproduction's script "
+    "ends with segments of 80 and a memory of 2,100, and which of its scores it prints is not said."
+)
+register(
+    Experiment(
+        name="rsa-enwik8",
+        title="Transformer-XL, RSA-XL and the Block-Recurrent Transformer by the protocol of their reproduction",
+        source=f"{REPRODUCTION}; target and memory of 512, batch 22, Adam 2.5e-4 without warm-up",
+        layout="scratch",
+        units=lambda lab: [],
+        rows=protocol_rows,
+        after=Stage.NOTHING,
+        differences=(
+            "All models see the same text in the same order for as many steps; the reproduction gave RSA-XL half of "
+            "its baseline's steps, and the Block-Recurrent Transformer a tenth of 400,000.",
+            "How many states the Block-Recurrent Transformer had, how wide its inner layers were and when it wrote its "
+            "states was not published: that is ours.",
+            SCORING,
+        ),
+        alone=True,
+    )
+)
+register(
+    Experiment(
+        name="rsa-small",
+        title="RSA-XL-Small, and beside it the Transformer-XL of its size that the reproduction left out",
+        source=f"{REPRODUCTION}, and section 3.2",
+        layout="scratch",
+        units=lambda lab: [],
+        rows=small_rows,
+        after=Stage.NOTHING,
+        differences=(
+            "The report says that the width was lowered to 8, the script that it names has 256: both are here.",
+            "The baseline of the same size is ours: none was published.",
+            SCORING,
+        ),
+        alone=True,
+    )
+)

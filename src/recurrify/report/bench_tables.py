@@ -1,0 +1,165 @@
+"""The tables of a benchmark as plain strings, for the page and the terminal alike."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from recurrify.report import numbers
+from recurrify.report.tables import Table
+
+Row = Mapping[str, Any]
+
+
+def bench_tables(parts: Mapping[str, Row]) -> list[Table]:
+    """Every part's, in the order in which they are measured."""
+    made: list[Table | None] = [_ceilings(parts.get("ceilings") or {})]
+    for group in (parts.get("training") or {}).get("groups") or []:
+        made += [_training(group), _ratios(f"Ratios of training, batch {group['batch']}", group)]
+    made.append(_checks(parts))
+    made.append(_lengths(parts.get("lengths") or {}))
+    for name, table in (("generation", _generation), ("evaluation", _evaluation), ("naive", _naive), ("peers", _peers)):
+        result = parts.get(name) or {}
+        made += [table(result), _ratios(f"Ratios: {name}", result)]
+    return [table for table in made if table is not None]
+
+
+def _table(caption: str, header: str, rows: Sequence[Sequence[str]], text_columns: int = 1) -> Table | None:
+    """`header` has its columns between bars."""
+    return Table(caption, header.split("|"), [list(row) for row in rows], text_columns) if rows else None
+
+
+def _rate(row: Row) -> str:
+    """Tokens per second, or why there are none."""
+    value = numbers.finite(row.get("tokens_per_second"))
+    return str(row.get("trouble") or numbers.MISSING) if value is None else numbers.count(value)
+
+
+def _share(row: Row) -> str:
+    return numbers.percent(numbers.finite(row.get("share_of_ceiling")))
+
+
+def _gibibytes(value: Any) -> str:
+    size = numbers.finite(value)
+    return numbers.MISSING if size is None else f"{size / 2**30:.2f}"
+
+
+def _ceilings(result: Row) -> Table | None:
+    rows = [
+        (
+            str(row.get("what")),
+            numbers.large(numbers.finite(row.get("flops_per_second"))),
+            numbers.large(numbers.finite(row.get("bytes_per_second"))),
+        )
+        for row in result.get("rows") or []
+    ]
+    return _table(f"Ceilings, {result.get('dtype')}", "what|FLOP/s|bytes/s", rows)
+
+
+def _training(group: Row) -> Table | None:
+    rows = [
+        (
+            f"{row.get('kind')}, {row.get('way')}{', checkpointed' if row.get('checkpoint') else ''}",
+            numbers.count(row.get("rows_at_once")),
+            _rate(row),
+            _share(row),
+            _gibibytes(row.get("peak_bytes")),
+        )
+        for row in group.get("rows") or []
+    ]
+    caption = f"Training, batch {group.get('batch')}: {group.get('windows')} windows of {group.get('window')} tokens"
+    return _table(caption, "model and way|rows at once|tokens/s|of the ceiling|peak GiB", rows)
+
+
+def _checks(parts: Mapping[str, Row]) -> Table | None:
+    rows = []
+    for part, result in parts.items():
+        for check in result.get("checks") or []:
+            batch = f", batch {check['batch']}" if "batch" in check else ""
+            measures = [
+                f"{key.replace('_', ' ')} {value:.2g}"
+                for key, value in check.items()
+                if key not in ("name", "passed", "batch") and value is not None
+            ]
+            told = "; ".join(measures) or "not finite"
+            rows.append((f"{part}{batch}", str(check["name"]), told, "right" if check["passed"] else "WRONG"))
+    return _table("Checked first", "part|what|difference|result", rows, text_columns=4)
+
+
+def _lengths(result: Row) -> Table | None:
+    rows = [
+        (
+            str(row.get("name")),
+            str(row.get("way")),
+            numbers.count(row.get("tokens")),
+            _rate(row),
+            _share(row),
+            _gibibytes(row.get("peak_bytes")),
+        )
+        for row in result.get("rows") or []
+    ]
+    header = "model|way|tokens|tokens/s|of the ceiling|peak GiB"
+    return _table("One sequence, by its length", header, rows, text_columns=2)
+
+
+def _generation(result: Row) -> Table | None:
+    found: list[Row] = list(result.get("rows") or [])
+    prompts = sorted({int(row["prompt"]) for row in found})
+    cells = {(row["name"], row["prompt"]): row for row in found}
+    rows = [
+        (str(name), *(_milliseconds(cells.get((name, prompt))) for prompt in prompts))
+        for name in dict.fromkeys(row["name"] for row in found)
+    ]
+    header = "|".join(["who", *(f"after {prompt:,}" for prompt in prompts)])
+    return _table("Milliseconds for a generated token, after so many", header, rows)
+
+
+def _milliseconds(row: Row | None) -> str:
+    if row is None:
+        return "past its context"
+    value = numbers.finite(row.get("seconds_per_token"))
+    return str(row.get("trouble") or numbers.MISSING) if value is None else f"{1000 * value:.2f}"
+
+
+def _evaluation(result: Row) -> Table | None:
+    rows = [
+        (
+            str(row.get("name")),
+            numbers.count(row.get("lanes")),
+            _rate(row),
+            _share(row),
+            numbers.fixed(numbers.finite(row.get("seconds_for_all")), 1),
+        )
+        for row in result.get("rows") or []
+    ]
+    return _table("Scoring documents", "model|lanes|tokens/s|of the ceiling|seconds for all", rows)
+
+
+def _naive(result: Row) -> Table | None:
+    rows = [
+        (str(row.get("name")), numbers.count(row.get("batch")), _rate(row), _share(row), _gibibytes(row["peak_bytes"]))
+        for row in result.get("rows") or []
+    ]
+    return _table("Training the paper's mechanism", "who|batch|tokens/s|of the ceiling|peak GiB", rows)
+
+
+def _peers(result: Row) -> Table | None:
+    rows = [
+        (
+            str(row.get("name")),
+            numbers.count(row.get("layers")),
+            numbers.large(numbers.finite(row.get("body_weights"))),
+            numbers.large(numbers.finite(row.get("weights"))),
+            _rate(row),
+            _gibibytes(row.get("peak_bytes")),
+        )
+        for row in result.get("rows") or []
+    ]
+    header = "who|layers|weights of the layers|all weights|tokens/s|peak GiB"
+    return _table("Training beside the field's packages, nobody compiled", header, rows)
+
+
+def _ratios(caption: str, result: Row) -> Table | None:
+    rows = [
+        (str(row["name"]), numbers.fixed(row["ratio"], 2), f"{row['low']:.2f} to {row['high']:.2f}")
+        for row in result.get("ratios") or []
+    ]
+    return _table(caption, "ratio of speeds|median|range", rows)

@@ -1,0 +1,243 @@
+"""What goes beyond the papers: every mechanism against all FLOPs, and whether its memory pays."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from recurrify.report import numbers
+from recurrify.report.experiments_beyond_plots import describe_front, draw_front
+from recurrify.report.experiments_beyond_rows import PLAIN, MemoryRow, corpora, front, memory_rows
+from recurrify.report.experiments_beyond_training import frozen_blocks, start_blocks, token_blocks
+from recurrify.report.experiments_blocks import Block, Bullets, Fold, Paragraph, Plot, Plots, TableBlock
+from recurrify.report.experiments_data import SPLITS, Experiment
+from recurrify.report.experiments_statement import listed
+from recurrify.report.experiments_tables import Linker
+from recurrify.report.plots import svg
+from recurrify.report.tables import Table
+
+PAPERS = "carry-1"
+"""The paper's own mechanism, by its name in the rows."""
+DOUBLE = 2.0
+"""How many times the paper's gain the best is meant to reach."""
+
+
+def beyond_makers(experiment: Experiment, linker: Linker) -> dict[str, Callable[[], list[Block]]]:
+    """The layouts of this part, by name."""
+    return {
+        "mechanisms": lambda: mechanism_blocks(experiment, linker),
+        "tokens": lambda: token_blocks(experiment, linker),
+        "starts": lambda: start_blocks(experiment, linker),
+        "frozen": lambda: frozen_blocks(experiment, linker),
+    }
+
+
+def mechanism_blocks(experiment: Experiment, linker: Linker) -> list[Block]:
+    rows = memory_rows(experiment)
+    tuned = [row for row in rows if row.content.get("trained") is not False]
+    if not tuned:
+        return []
+    caption = (
+        "Lower and further left is better; both scales logarithmic. Numbers beside points: the overlap of plain "
+        "windows, the size of a memory. Grey step: the Pareto front. Everything is counted: head, module and slots."
+    )
+    plots = [
+        Plot(drawn, describe_front(own), caption)
+        for number, (corpus, own) in enumerate(corpora(tuned).items())
+        if (drawn := svg(draw_front, (corpus, own), f"{experiment.anchor}-{number}", 5.0)) is not None
+    ]
+    table, files = size_table(tuned, linker)
+    blocks: list[Block] = [*_model(rows), *_findings(tuned), TableBlock(table, files), Plots(plots)]
+    rivals = rival_table(tuned)
+    if rivals is not None:
+        blocks.append(Fold("Intervals, and each beside the best rival that costs no more", [TableBlock(rivals)]))
+    bare = [row for row in rows if row not in tuned]
+    if bare:
+        blocks.append(Fold("Without any fine-tuning", [TableBlock(*size_table(bare, linker))]))
+    rates = rate_table(tuned)
+    return [*blocks, *([Fold("Learning rates tried", [TableBlock(rates)])] if rates is not None else [])]
+
+
+def _model(rows: Sequence[MemoryRow]) -> list[Block]:
+    named = next((row.content["model"] for row in rows if row.content.get("model")), None)
+    return [] if named is None else [Paragraph(f"The base: {named}, windows of {rows[0].row.window}.")]
+
+
+# ---- sentences -------------------------------------------------------------------------------------------
+
+
+def _findings(rows: Sequence[MemoryRow]) -> list[Block]:
+    several = len(corpora(rows)) > 1
+    told: list[str] = []
+    for corpus, own in corpora(rows).items():
+        sentences = [sentence for sentence in (pays(own), compared(own), on_front(own)) if sentence]
+        opening = f"{corpus.capitalize()}: " if several else ""
+        told += [opening + (sentence if several else sentence[:1].upper() + sentence[1:]) for sentence in sentences]
+    return [Bullets(told)]
+
+
+def _learned(rows: Sequence[MemoryRow]) -> list[MemoryRow]:
+    """The rows of a memory that was learned, best first."""
+    found = [row for row in rows if row.row.kind not in (PLAIN, "kv") and row.perplexity is not None]
+    return sorted(found, key=lambda row: row.perplexity or 0.0)
+
+
+def pays(rows: Sequence[MemoryRow]) -> str:
+    """Whether any learned memory beats, beyond noise, what needs none and costs no more."""
+    priced = [row for row in _learned(rows) if row.rival is not None]
+    if not priced:
+        return "whether recurrence pays cannot be said yet: it has not been compared."
+    best = max(priced, key=lambda row: row.rival.gain.relative if row.rival else 0.0)
+    rival = best.rival
+    assert rival is not None
+    interval = numbers.percent_range(rival.gain.interval, signed=True)
+    ahead = f"{best.row.label} against {rival.name}: {numbers.percent(rival.gain.relative, signed=True)} ({interval})"
+    winners = [
+        row.row.label for row in priced if row.rival and row.rival.gain.relative > 0 and not row.rival.gain.within_noise
+    ]
+    if not winners:
+        return (
+            "recurrence does not pay: no learned memory beats, beyond noise, the best rival that costs no more FLOPs. "
+            f"The closest is {ahead}."
+        )
+    share = f"{len(winners)} of {len(priced)} learned memories"
+    return f"recurrence pays: {share} beat the best rival that costs no more FLOPs. The furthest ahead is {ahead}."
+
+
+def compared(rows: Sequence[MemoryRow]) -> str | None:
+    """The best beside the paper's mechanism, and which plain windows are better, whatever they cost."""
+    learned = _learned(rows)
+    split = rows[0].split
+    if not learned or split not in learned[0].row.gains:
+        return None
+    best = learned[0]
+    gain = best.row.gains[split].relative
+    told = f"the best is {best.row.label}, {numbers.percent(gain, signed=True)} over plain windows without overlap"
+    papers = next((row for row in learned if row.row.label == PAPERS and split in row.row.gains), None)
+    if papers is not None and papers is not best:
+        theirs = papers.row.gains[split]
+        told += f"; the paper's mechanism gains {numbers.percent(theirs.relative, signed=True)}"
+        if theirs.within_noise:
+            told += ", which is within noise"
+        elif theirs.relative > 0:
+            times = gain / theirs.relative
+            told += f", so that is {times:.1f} times as much ({'' if times >= DOUBLE else 'not '}double)"
+    better = [
+        (*row.point, row.row.overlap)
+        for row in rows
+        if row.row.kind == PLAIN and row.point is not None and best.point is not None and row.point[1] < best.point[1]
+    ]
+    if not better or best.point is None:
+        return f"{told}. No plain windows that were run are better, at any overlap."
+    flops, _, overlap = min(better)
+    where = f"an overlap of {overlap}, where they take {flops / best.point[0]:.2f} times its FLOPs"
+    return f"{told}. Plain windows are better from {where}."
+
+
+def on_front(rows: Sequence[MemoryRow]) -> str | None:
+    found = [row.name for row in front(rows)]
+    return f"on the Pareto front lie {listed(found)}." if found else None
+
+
+# ---- tables ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A line of the table: a model at an overlap, with its row in each corpus."""
+
+    name: str
+    overlap: int | None
+    rows: Mapping[str, MemoryRow]
+
+    @property
+    def first(self) -> MemoryRow:
+        return next(iter(self.rows.values()))
+
+
+def _settings(rows: Sequence[MemoryRow]) -> list[Setting]:
+    found: dict[tuple[str, int | None], dict[str, MemoryRow]] = {}
+    for row in rows:
+        found.setdefault((row.row.label, row.row.overlap), {})[row.corpus] = row
+    return [Setting(name, overlap, own) for (name, overlap), own in found.items()]
+
+
+def size_table(rows: Sequence[MemoryRow], linker: Linker) -> tuple[Table, list[list[Any]]]:
+    """One table: what each memory takes, and what it gains on each text."""
+    settings, texts = _settings(rows), list(corpora(rows))
+    fronts = {text: front(own) for text, own in corpora(rows).items()}
+    columns: list[tuple[str, list[str]]] = [
+        ("model", [setting.name for setting in settings]),
+        ("on the front", [_fronts(setting, fronts) for setting in settings]),
+        ("overlap", [str(setting.overlap) for setting in settings]),
+        ("numbers passed on", [numbers.count(one.first.content.get("state_floats")) for one in settings]),
+        ("added weights", [numbers.count(one.first.content.get("added_parameters")) for one in settings]),
+        ("FLOPs per token", [numbers.large(setting.first.flops) for setting in settings]),
+        ("more than plain", [numbers.percent(setting.first.extra_share, signed=True) for setting in settings]),
+    ]
+    for text in texts:
+        own = [setting.rows.get(text) for setting in settings]
+        prefix = f"{text}: " if len(texts) > 1 else ""
+        columns += [
+            (f"{prefix}perplexity", [numbers.perplexity(row.perplexity if row else None) for row in own]),
+            (f"{prefix}gain", [row.short_gain if row else numbers.MISSING for row in own]),
+            (f"{prefix}± over seeds", [numbers.perplexity(row.spread if row else None) for row in own]),
+        ]
+    kept = [(name, cells) for name, cells in columns if set(cells) != {numbers.MISSING}]
+    cells = [list(line) for line in zip(*(cells for _, cells in kept), strict=True)]
+    files = [
+        linker.files(
+            [name for row in setting.rows.values() for name in row.row.runs],
+            [name for row in setting.rows.values() for name in row.files],
+        )
+        for setting in settings
+    ]
+    split = SPLITS.get(rows[0].split, rows[0].split)
+    caption = f"Perplexity per word, {split} split; gains over plain windows without overlap; all FLOPs counted"
+    return Table(caption, [name for name, _ in kept], cells, text_columns=2), files
+
+
+def _fronts(setting: Setting, fronts: Mapping[str, Sequence[MemoryRow]]) -> str:
+    found = [text for text, row in setting.rows.items() if row in fronts[text]]
+    if not found:
+        return ""
+    return "✓" if len(found) == len(fronts) else f"✓ {listed(found)}"
+
+
+def rival_table(rows: Sequence[MemoryRow]) -> Table | None:
+    cells = [
+        [
+            row.row.label,
+            row.corpus,
+            row.gain,
+            row.rival.name,
+            numbers.percent(row.rival.gain.relative, signed=True),
+            numbers.percent_range(row.rival.gain.interval, signed=True),
+            "within noise" if row.rival.gain.within_noise else "better" if row.rival.gain.relative > 0 else "worse",
+            numbers.large(row.flops),
+            numbers.large(row.rival.flops),
+        ]
+        for row in rows
+        if row.rival is not None
+    ]
+    header = ["model", "text", "gain over plain windows without overlap", "best rival that costs no more"]
+    header += ["gain over it", "95 % interval", "verdict"]
+    header += ["FLOPs per token", "the rival's"]
+    caption = "Drop of perplexity per word with 95 % intervals, test split, seeds that both have"
+    return Table(caption, header, cells, text_columns=4) if cells else None
+
+
+def rate_table(rows: Sequence[MemoryRow]) -> Table | None:
+    """What was tried for each kind of memory, the chosen one marked."""
+    tried = {row.row.kind: row.rates for row in rows if row.rates}
+    cells = [
+        [
+            kind.replace("_", " "),
+            "✓ chosen" if loss == min(loss for _, loss in rates) else "",
+            numbers.rate(rate),
+            numbers.fixed(loss, 4),
+        ]
+        for kind, rates in tried.items()
+        for rate, loss in rates
+    ]
+    header = ["model", "chosen", "learning rate", "validation loss"]
+    return Table("Learning rates of the base, the same candidates for each", header, cells, 2) if cells else None

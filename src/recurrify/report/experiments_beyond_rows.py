@@ -1,0 +1,124 @@
+"""Rows that tell what a memory takes, as the report reads them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from recurrify.report import numbers
+from recurrify.report.experiments_data import Experiment, Gain, Row, entries, facts, gain_of, words
+from recurrify.report.experiments_front import Point, pareto_front
+
+PLAIN = "plain"
+
+
+@dataclass(frozen=True)
+class Rival:
+    """What costs no more and needs no memory that is learned."""
+
+    name: str
+    flops: float | None
+    gain: Gain
+
+
+@dataclass(frozen=True, eq=False)
+class MemoryRow:
+    row: Row
+    split: str
+    content: Mapping[str, Any]
+
+    @property
+    def corpus(self) -> str:
+        return words(self.content.get("corpus")) or "text"
+
+    @property
+    def name(self) -> str:
+        return f"plain at overlap {self.row.overlap}" if self.row.kind == PLAIN else self.row.label
+
+    @property
+    def perplexity(self) -> float | None:
+        return self.row.perplexity(self.split)
+
+    @property
+    def spread(self) -> float | None:
+        score = self.row.scores.get(self.split)
+        return None if score is None else score.spread
+
+    @property
+    def files(self) -> list[str]:
+        score = self.row.scores.get(self.split)
+        return [] if score is None else score.files
+
+    @property
+    def flops(self) -> float | None:
+        """All counted."""
+        return self.row.full_flops
+
+    @property
+    def point(self) -> tuple[float, float] | None:
+        """FLOPs and perplexity, where it has both."""
+        return None if self.flops is None or self.perplexity is None else (self.flops, self.perplexity)
+
+    @property
+    def extra_share(self) -> float | None:
+        return numbers.finite(self.content.get("extra_share"))
+
+    @property
+    def gain(self) -> str:
+        """The gain and its interval as a cell."""
+        found = self.row.gains.get(self.split)
+        return numbers.MISSING if found is None else told_gain(found)
+
+    @property
+    def short_gain(self) -> str:
+        """The same without the interval."""
+        found = self.row.gains.get(self.split)
+        if found is None:
+            return numbers.MISSING
+        told = numbers.percent(found.relative, signed=True)
+        return f"{told}, within noise" if found.within_noise else told
+
+    @property
+    def rival(self) -> Rival | None:
+        found = facts(self.content.get("rival"))
+        gain = gain_of(found)
+        if gain is None:
+            return None
+        label = words(found.get("label"))
+        name = f"plain at overlap {found.get('overlap')}" if words(found.get("kind")) == PLAIN else label
+        return Rival(name, numbers.finite(found.get("full_flops_per_token")), gain)
+
+    @property
+    def rates(self) -> list[tuple[float, float]]:
+        """Learning rates that were tried, with their validation losses."""
+        pairs = [
+            (numbers.finite(facts(one).get("learning_rate")), numbers.finite(facts(one).get("valid_loss")))
+            for one in entries(self.content.get("rates"))
+        ]
+        return sorted((rate, loss) for rate, loss in pairs if rate is not None and loss is not None)
+
+
+def told_gain(gain: Gain) -> str:
+    told = numbers.percent(gain.relative, signed=True)
+    if gain.interval is not None:
+        told += f" ({numbers.percent_range(gain.interval, signed=True)})"
+    return f"{told}, within noise" if gain.within_noise else told
+
+
+def memory_rows(experiment: Experiment) -> list[MemoryRow]:
+    pairs = zip(experiment.rows, experiment.raw_rows, strict=True)
+    return [MemoryRow(row, experiment.split, content) for row, content in pairs]
+
+
+def corpora(rows: Sequence[MemoryRow]) -> dict[str, list[MemoryRow]]:
+    found: dict[str, list[MemoryRow]] = {}
+    for row in rows:
+        found.setdefault(row.corpus, []).append(row)
+    return found
+
+
+def front(rows: Sequence[MemoryRow]) -> list[MemoryRow]:
+    """The rows that no other dominates, from the cheapest to the best."""
+    points = {
+        Point(row.row.label, row.row.window, row.row.overlap, *row.point): row for row in rows if row.point is not None
+    }
+    return [points[point] for point in pareto_front(list(points))]

@@ -1,0 +1,256 @@
+"""Runs of `recurrify train --arch` as a report reads them, sorted into those that compare. Any key may be missing."""
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from recurrify.report import numbers
+from recurrify.report.experiments_data import entries, facts, words
+from recurrify.report.html_parts import Link
+from recurrify.report.scratch_published import CORPORA
+
+MODELS = {
+    "xl": "Transformer-XL",
+    "rsa-xl": "RSA-XL",
+    "brt": "Block-Recurrent",
+    "rsa-brt": "RSA-BRT",
+    "transformer": "transformer",
+    "rsa": "RSA",
+    "lstm": "LSTM",
+    "gru": "GRU",
+}
+PARTNERS = {"rsa-xl": "xl", "rsa-brt": "brt", "rsa": "transformer"}
+"""Who is whom without recurrence."""
+OTHERWISE_ALIKE = (
+    "learning_rate",
+    "schedule",
+    "warmup_steps",
+    "weight_decay",
+    "clip",
+    "eval_settings",
+    "eval_batch",
+    "precision",
+)
+"""What makes another row of a table, beside the architecture and its settings."""
+
+
+class Point(NamedTuple):
+    step: float
+    minutes: float | None
+    """Of training, without validating and saving; None where nobody wrote them down."""
+    bits: float
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    name: str
+    content: Mapping[str, Any]
+    link: Link | None = None
+    """To the result's own file."""
+
+    @cached_property
+    def config(self) -> Mapping[str, Any]:
+        return facts(facts(self.content.get("provenance")).get("config"))
+
+    @property
+    def arch(self) -> str:
+        return words(self.content.get("arch")) or words(self.config.get("arch"))
+
+    @property
+    def unit(self) -> str:
+        return words(self.content.get("unit")) or "symbol"
+
+    @property
+    def shape(self) -> Mapping[str, Any]:
+        return facts(self.content.get("model"))
+
+    @property
+    def corpus(self) -> str:
+        """enwik8 or text8 whatever the file, else the last part of what was named."""
+        data = words(self.config.get("data"))
+        head = data.partition(":")[0]
+        return head if head in CORPORA else Path(data).name or "unnamed"
+
+    @property
+    def seed(self) -> str:
+        return words(self.config.get("seed"))
+
+    @property
+    def device(self) -> str:
+        machine = facts(facts(self.content.get("provenance")).get("machine"))
+        return words(machine.get("gpu") or machine.get("cpu"))
+
+    def score(self, part: str) -> float | None:
+        return numbers.finite(facts(self.content.get(part)).get("bits_per_symbol"))
+
+    def number(self, key: str) -> float | None:
+        return numbers.finite(self.content.get(key))
+
+    @property
+    def seconds_per_step(self) -> float | None:
+        pace = self.number("tokens_per_second")
+        sizes = [numbers.finite(self.config.get(name)) for name in ("batch", "length")]
+        if not pace or None in sizes:
+            return None
+        return math.prod(size for size in sizes if size is not None) / pace
+
+    @property
+    def gpu_bytes(self) -> float | None:
+        return self.number("peak_gpu_bytes") or self._peak("gpu")
+
+    @property
+    def process_bytes(self) -> float | None:
+        return self._peak("cpu")
+
+    def _peak(self, where: str) -> float | None:
+        return numbers.finite(facts(facts(self.content.get("provenance")).get("peak_memory_bytes")).get(where))
+
+    def curve(self, which: str) -> list[Point]:
+        """`which` is training or validation; in bits per symbol, by step."""
+        found = []
+        for point in entries(facts(self.content.get("history")).get(which)):
+            step, loss = (numbers.finite(facts(point).get(key)) for key in ("step", "loss"))
+            seconds = numbers.finite(facts(point).get("training_seconds"))
+            if step is not None and step > 0 and loss is not None:
+                found.append(Point(step, None if seconds is None else seconds / 60, loss / math.log(2)))
+        return sorted(found, key=lambda point: point.step)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Runs that differ in their seed alone."""
+
+    label: str
+    runs: Sequence[TrainingRun]
+
+    @property
+    def first(self) -> TrainingRun:
+        return self.runs[0]
+
+    def scores(self, part: str) -> dict[str, float]:
+        """By seed."""
+        return {run.seed: score for run in self.runs if (score := run.score(part)) is not None}
+
+    def mean(self, part: str) -> float | None:
+        scores = list(self.scores(part).values())
+        return statistics.mean(scores) if scores else None
+
+    def spread(self, part: str) -> float | None:
+        scores = list(self.scores(part).values())
+        return statistics.stdev(scores) if len(scores) > 1 else None
+
+    def average(self, values: Iterable[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        return statistics.mean(known) if known else None
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What runs must have in common, or their numbers say nothing about each other."""
+
+    data: str
+    checksum: str
+    symbols: str
+    vocabulary: str
+    steps: str
+    batch: str
+    length: str
+
+    @classmethod
+    def of(cls, run: TrainingRun) -> "Conditions":
+        return cls(
+            data=run.corpus,
+            checksum=words(run.config.get("data_checksum"))[:8],
+            symbols=Path(words(run.config.get("symbols"))).name or f"{run.unit}s",
+            vocabulary=numbers.count(run.content.get("vocabulary")),
+            steps=numbers.count(run.content.get("steps")),
+            batch=numbers.count(run.config.get("batch")),
+            length=numbers.count(run.config.get("length")),
+        )
+
+    @property
+    def told(self) -> str:
+        return (
+            f"{self.data} as {self.symbols.replace('-', ' ')} ({self.vocabulary} symbols), "
+            f"{self.steps} steps of {self.batch} × {self.length}"
+        )
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that compare."""
+
+    conditions: Conditions
+    variants: Sequence[Variant]
+
+    @property
+    def first(self) -> TrainingRun:
+        return self.variants[0].first
+
+    @property
+    def unit(self) -> str:
+        return self.first.unit
+
+    @property
+    def runs(self) -> list[TrainingRun]:
+        return [run for variant in self.variants for run in variant.runs]
+
+
+def grouped(runs: Sequence[TrainingRun]) -> list[Group]:
+    """Those with the same conditions together, in the order in which they were named."""
+    by_conditions: dict[Conditions, list[TrainingRun]] = {}
+    for run in runs:
+        by_conditions.setdefault(Conditions.of(run), []).append(run)
+    return [Group(conditions, _variants(own)) for conditions, own in by_conditions.items()]
+
+
+def differing(groups: Sequence[Group]) -> list[str]:
+    """In what the groups differ, each with its values, as words."""
+    told = []
+    names = {"data": "data", "symbols": "symbols", "vocabulary": "vocabulary", "steps": "steps"}
+    names |= {"batch": "lanes", "length": "length of a segment"}
+    for key, name in names.items():
+        values = list(dict.fromkeys(getattr(group.conditions, key) for group in groups))
+        if len(values) > 1:
+            told.append(f"{name} ({', '.join(values)})")
+    names_alike = len({group.conditions.data for group in groups}) == 1
+    checksums = list(dict.fromkeys(group.conditions.checksum for group in groups))
+    if names_alike and len(checksums) > 1:
+        told.append(f"the text itself, under one name (checksums {', '.join(checksums)})")
+    return told
+
+
+def _variants(runs: Sequence[TrainingRun]) -> list[Variant]:
+    found: dict[str, list[TrainingRun]] = {}
+    for run in runs:
+        found.setdefault(repr(sorted(traits(run).items())), []).append(run)
+    order = list(MODELS)
+    kept = sorted(found.values(), key=lambda own: order.index(own[0].arch) if own[0].arch in order else len(order))
+    return [Variant(_label(own[0], [one[0] for one in kept]), own) for own in kept]
+
+
+def traits(run: TrainingRun, without_recurrence: bool = False) -> dict[str, Any]:
+    """All of a run's settings that its scores may depend on but for its seed and its group's conditions."""
+    settings = facts(run.config.get("settings"))
+    own = {name: value for name, value in settings.items() if not (without_recurrence and name.startswith("rsa."))}
+    shared = {name: run.config.get(name) for name in OTHERWISE_ALIKE}
+    return ({} if without_recurrence else {"arch": run.arch}) | own | shared
+
+
+def _label(run: TrainingRun, others: Sequence[TrainingRun]) -> str:
+    """The model's name, and what sets it apart from the others of that name."""
+    name = MODELS.get(run.arch, run.arch or "unnamed")
+    rivals = [traits(other) for other in others if other is not run and other.arch == run.arch]
+    mine = traits(run)
+    apart = [key for key in mine if any(rival.get(key) != mine[key] for rival in rivals)]
+    return ", ".join([name, *(f"{key.replace('_', ' ')} {_value(mine[key])}" for key in apart)])
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, list):
+        return "(" + ", ".join(_value(one) for one in value) + ")"
+    return f"{value:g}" if isinstance(value, float) else words(value) or "none"

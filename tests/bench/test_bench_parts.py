@@ -1,0 +1,229 @@
+"""What a benchmark counts, checks and leaves out, on models that are too small to be worth timing."""
+
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from recurrify.bench import generation
+from recurrify.bench.bench import Bench
+from recurrify.bench.checks import EXACT, Seen, compare, observe
+from recurrify.bench.evaluation import measure_evaluation
+from recurrify.bench.generation import Clock, measure_generation
+from recurrify.bench.models import random_tokens
+from recurrify.bench.naive import measure_naive
+from recurrify.bench.peers import PEERS, body_weights, measure_peers
+from recurrify.bench.sizes import SIZES, Size
+from recurrify.bench.stepping import Ours, Theirs
+from recurrify.bench.timing import DOES_NOT_FIT, NO_TIME, Entrant, NotMeasuredError, Turns, ratio
+from recurrify.bench.training import measure_training, ratios, rows_that_fit
+
+CPU = torch.device("cpu")
+MINI = replace(
+    SIZES["tiny"],
+    vocabulary=41,
+    width=16,
+    layers=2,
+    heads=2,
+    positions=40,
+    window=8,
+    windows=3,
+    batches=(1, 2),
+    tail=4,
+    lengths=(2, 4),
+    prompts=(1, 20, 100),
+    documents=3,
+    document_tokens=40,
+    rounds=1,
+    matrices=(32,),
+    copied_bytes=2**16,
+)
+
+
+@contextmanager
+def no_bar(name: str, total: int) -> Any:
+    yield lambda done: None
+
+
+def mini_bench(size: Size = MINI, **more: Any) -> Bench:
+    more = {"ways": ("eager",), "ceiling": 1e12, "batches": size.batches, **more}
+    return Bench(size, CPU, lambda text: None, no_bar, **more)
+
+
+class TestOperations:
+    @pytest.mark.parametrize("kind", ["transformers", "plain"])
+    def test_a_step_takes_what_torch_counts(self, kind: str) -> None:
+        """torch's counter sees the products of eager attention, and knows nothing of masks: it counts all pairs of
+        positions, we the causal half."""
+        stepper = Theirs(MINI, CPU) if kind == "transformers" else Ours(MINI, kind, CPU)
+        base = stepper.model if kind == "transformers" else stepper.recurrent.base
+        base.set_attn_implementation("eager")
+        ids = random_tokens(MINI, 2, MINI.window, CPU)
+        with FlopCounterMode(display=False) as counter:
+            stepper.backward(stepper.rows_of(ids))
+        # The head's logits are not kept and are computed a second time.
+        again = 2 * MINI.width * MINI.vocabulary * ids.numel() if kind == "plain" else 0
+        masked = 3 * 2 * MINI.window**2 * MINI.width * MINI.layers * len(ids)
+        counted = counter.get_total_flops() - again - masked
+        assert stepper.flops_per_token * ids.numel() == pytest.approx(counted)
+
+    def test_shares_are_of_the_ceiling(self) -> None:
+        group = measure_training(mini_bench(replace(MINI, rounds=3), batches=(2,)))["groups"][0]
+        for row in group["rows"]:
+            assert row["tokens"] == 2 * 3 * 8
+            rate = row["tokens"] / sorted(row["seconds"])[0]
+            slowest = row["tokens"] / sorted(row["seconds"])[-1]
+            share = row["share_of_ceiling"] * 1e12 / row["flops_per_token"]
+            assert slowest <= share <= rate
+            assert row["tokens_per_second"] == pytest.approx(share)
+
+    def test_peers_are_matched_by_their_layers(self) -> None:
+        per_layer = 12 * MINI.width**2
+        added = Ours(MINI, "carry", CPU).recurrent
+        assert body_weights(added.base) == MINI.layers * per_layer
+
+
+class TestChecks:
+    def test_every_way_is_checked_and_right(self) -> None:
+        result = measure_training(mini_bench(batches=(2,)))
+        names = [check["name"] for check in result["checks"]]
+        assert names == ["plain, eager, against transformers"] + [
+            f"{kind}, eager, checkpointed" for kind in ("plain", "carry", "tail")
+        ]
+        assert all(check["passed"] for check in result["checks"])
+        assert all(check["relative_gradient_difference"] < 1e-5 for check in result["checks"])
+
+    def test_what_differs_does_not_pass_and_is_not_timed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        loss = Ours.loss
+
+        def wrong(self: Ours, ids: Tensor, inside_windows: bool = False) -> Tensor:
+            return loss(self, ids, inside_windows) * (1.01 if self.recurrent.recurrence.checkpoint else 1)
+
+        monkeypatch.setattr(Ours, "loss", wrong)
+        result = measure_training(mini_bench(batches=(1,)))
+        assert [check["passed"] for check in result["checks"]] == [True, False, False, False]
+        for row in result["groups"][0]["rows"]:
+            assert row["trouble"] == ("wrong results" if row["checkpoint"] else None)
+            assert bool(row["seconds"]) != row["checkpoint"]
+
+    def test_old_weights_are_found_out(self) -> None:
+        """A captured step that never sees the update has the right gradient and the wrong losses."""
+        stepper = Ours(MINI, "carry", CPU)
+        ids = random_tokens(MINI, 2, 3 * MINI.window, CPU)
+        seen = observe(stepper, ids)
+        assert len(seen.losses) == 3
+        stale = Seen([seen.losses[0]] * 3, seen.gradients)
+        assert compare("same", seen, observe(stepper, ids), EXACT)["passed"]
+        assert not compare("stale", seen, stale, EXACT)["passed"]
+
+    def test_another_gradient_or_none_does_not_pass(self) -> None:
+        seen = Seen([1.0], {"a": torch.ones(3), "b": torch.ones(2)})
+        slightly = {"a": torch.ones(3), "b": torch.tensor([1.0, 1.01])}
+        check = compare("slightly", seen, Seen([1.0], slightly), EXACT)
+        assert check["relative_gradient_difference"] == pytest.approx(0.01 / 5**0.5, rel=1e-4)
+        assert not check["passed"]
+        assert not compare("missing", seen, Seen([1.0], {"a": torch.ones(3)}), EXACT)["passed"]
+        assert not compare("nan", seen, Seen([float("nan")], seen.gradients), EXACT)["passed"]
+
+    def test_the_naive_loop_computes_the_same(self) -> None:
+        result = measure_naive(mini_bench())
+        assert result["checks"][0]["relative_gradient_difference"] < 1e-5
+        assert [row["name"] for row in result["rows"]] == ["naive loop", "ours, eager"]
+
+    def test_lanes_score_what_documents_alone_do(self) -> None:
+        result = measure_evaluation(mini_bench())
+        assert [check["passed"] for check in result["checks"]] == [True] * 3
+        by = {(row["name"], row["lanes"]): row for row in result["rows"]}
+        assert by["carry", 3]["tokens"] == 3 * 39
+        assert by["carry", 1]["tokens"] == 2 * 39
+
+
+class TestTurns:
+    def test_all_take_turns_and_trouble_stops_nobody_else(self) -> None:
+        order: list[str] = []
+
+        def too_large() -> None:
+            order.append("large")
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+        def refused() -> None:
+            raise NotMeasuredError("wrong results")
+
+        entrants = [
+            Entrant("first", lambda: order.append("first"), rest=lambda: order.append("rest")),
+            Entrant("large", too_large),
+            Entrant("refused", lambda: order.append("never"), wake=refused),
+            Entrant("last", lambda: order.append("last")),
+        ]
+        found = Turns(CPU, rounds=2, warm_ups=1).take(entrants)
+        assert order == ["first", "first", "rest", "large", "last", "last", "first", "rest", "last"]
+        assert [timed.trouble for timed in found] == [None, DOES_NOT_FIT, "wrong results", None]
+        assert [len(timed.seconds) for timed in found] == [2, 0, 0, 2]
+
+    def test_an_error_that_nobody_expects_is_not_hidden(self) -> None:
+        with pytest.raises(ZeroDivisionError):
+            Turns(CPU, rounds=1).take([Entrant("broken", lambda: 1 / 0)])
+
+    def test_no_time_keeps_what_there_is(self) -> None:
+        left = iter([False, False, False, True, True])
+        found = Turns(CPU, 2, out_of_time=lambda: next(left)).take([Entrant("a", int), Entrant("b", int)])
+        assert [(len(one.seconds), one.trouble) for one in found] == [(2, None), (1, NO_TIME)]
+
+    def test_a_ratio_is_the_median_of_turns(self) -> None:
+        found = ratio("ours / theirs", [1.0, 2.0, 4.0], [3.0, 4.0, 4.0])
+        assert found == {"name": "ours / theirs", "ratio": 2.0, "low": 1.0, "high": 3.0}
+
+    def test_what_is_compared_with_what(self) -> None:
+        rows = [
+            {"kind": kind, "way": way, "checkpoint": False, "seconds": [1.0 + len(kind)]}
+            for kind in ("transformers", "plain", "carry")
+            for way in ("eager", "compiled")
+        ] + [{"kind": "carry", "way": "graphs", "checkpoint": False, "seconds": [1.0]}]
+        names = [one["name"] for one in ratios(rows)]
+        assert "carry, compiled / plain, compiled" in names
+        assert "carry, graphs / transformers, compiled" in names
+        assert "carry, eager / transformers, compiled" not in names
+
+
+class TestRowsThatFit:
+    def test_straight_from_a_smaller_batch(self) -> None:
+        known = [{"peak_bytes": 30, "fixed_bytes": 10, "rows_at_once": 2}]
+        assert rows_that_fit(16, known, room=10 + 16 * 10) == 16
+        assert rows_that_fit(16, known, room=10 + 16 * 10 - 1) == 8
+        assert rows_that_fit(16, known, room=0) == 1
+
+    def test_nothing_known(self) -> None:
+        assert rows_that_fit(16, [{"peak_bytes": None, "fixed_bytes": 10, "rows_at_once": 2}], room=0) == 16
+
+
+class TestGeneration:
+    def test_reading_the_prompt_does_not_count(self) -> None:
+        clock = Clock()
+        clock.times = [0.0, 100.0, 101.0, 103.0, 106.0]
+        assert clock.seconds_per_token() == 2.0
+
+    def test_who_is_measured_where(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(generation, "ROUNDS", 1)
+        result = measure_generation(mini_bench())
+        assert result["checks"][0]["passed"]
+        prompts: dict[str, list[int]] = {}
+        for row in result["rows"]:
+            assert len(row["seconds"]) == 1
+            prompts.setdefault(row["name"], []).append(row["prompt"])
+        assert prompts.pop("transformers' generate") == [1, 20]  # 31 is the most that leaves room
+        assert len(prompts) == 6
+        assert all(found == [1, 20, 100] for found in prompts.values())
+
+
+def test_peers_that_are_not_installed_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recurrify.bench.peers.find_spec", lambda name: None)
+    told: list[str] = []
+    bench = mini_bench()
+    bench.say = told.append
+    result = measure_peers(bench)
+    assert [row["name"] for row in result["rows"]] == [peer.package for peer in PEERS] + ["carry", "tail"]
+    assert "pip install recurrent-memory-transformer-pytorch block-recurrent-transformer-pytorch" in told[0]

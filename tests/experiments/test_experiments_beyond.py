@@ -1,0 +1,331 @@
+"""What goes beyond the papers: which runs are made, what is chosen, and rows worked out from made-up runs."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recurrify.commands.experiment import _chosen, _size
+from recurrify.errors import UserError
+from recurrify.evaluate import Evaluation, interval, relative_gain
+from recurrify.experiments import (
+    BEYOND,
+    SIZES,
+    Lab,
+    beyond,
+    beyond_frozen,
+    beyond_mechanisms,
+    beyond_rotary,
+    beyond_tokens,
+)
+from recurrify.experiments import rows as rows_module
+from recurrify.experiments.beyond_sizes import tail
+from recurrify.experiments.pool import Outcome
+from recurrify.experiments.unit import Unit, do_unit
+from recurrify.recurrence import recurrence_config
+from recurrify.results import save_result
+from support.runs import model_folder, weights_of
+
+TOKENS, WORDS = np.array([100, 300]), np.array([50, 150])
+LOSSES = {"none": 3.0, "carry": 2.98, "tail": 2.9, "memory_tokens": 2.95, "kv": 2.85}
+FLOPS = {"none": 1000.0, "carry": 1010.0, "tail": 1700.0, "memory_tokens": 1200.0, "kv": 1100.0}
+FEW = {"samples": 20}
+BEST_RATE = 1e-2
+"""Where every made-up run is at its best."""
+
+
+def loss_of(unit: Unit, overlap: int) -> float:
+    """By mechanism, seed and learning rate; a frozen base loses 0.02 beside, overlap helps plain windows."""
+    settings = unit.settings
+    away = 0.1 * abs(math.log10(settings.learning_rate / BEST_RATE))
+    frozen = 0.02 if settings.freeze_base else 0.0
+    return LOSSES[settings.recurrence["mechanism"]] + away + frozen - 0.03 * overlap + 0.001 * settings.seed
+
+
+def flops_of(unit: Unit, overlap: int) -> float:
+    return FLOPS[unit.settings.recurrence["mechanism"]] * 8 / (8 - overlap)
+
+
+def pretend(unit: Unit) -> None:
+    """Leave what a finished unit leaves."""
+    mechanism = unit.settings.recurrence["mechanism"]
+    config = replace(unit.settings, recurrence=recurrence_config(unit.settings.recurrence).to_dict())
+    memory = {
+        "added_parameters": 250,
+        "state_floats": 16,
+        "extra_flops_per_token": FLOPS[mechanism] - FLOPS["none"],
+        "extra_share": 0.5,
+    }
+    history = [{"step": 1, "loss": 9.0}, {"step": 2, "eval_loss": 3.0}, {"step": 4, "eval_loss": 2.5}]
+    run = {"memory": memory, "tokens": 80, "steps": 4, "history": history, "provenance": {"config": config.to_dict()}}
+    save_result(unit.run_file, run)
+    for wanted in unit.wanted:
+        nll = loss_of(unit, wanted.overlap) * TOKENS
+        sizes = {"tokens": TOKENS, "words": WORDS, "characters": TOKENS, "bytes": TOKENS}
+        found = Evaluation(8, wanted.overlap, ("a", "b"), nll, **sizes, loss_by_position=(), loss_by_window=())
+        costs = dict.fromkeys(("flops_per_token", "full_flops_per_token"), flops_of(unit, wanted.overlap))
+        save_result(unit.score_file(wanted), {**costs, "tokens": wanted.tokens, "evaluation": found.to_dict()})
+
+
+@pytest.fixture(autouse=True)
+def _few_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Intervals are not what is tested here."""
+    monkeypatch.setattr(rows_module, "interval", partial(interval, **FEW))
+    for module in (rows_module, beyond):
+        monkeypatch.setattr(module, "relative_gain", lambda *sides, **more: relative_gain(*sides, **more | FEW))
+
+
+@pytest.fixture
+def rounds(monkeypatch: pytest.MonkeyPatch) -> list[list[Unit]]:
+    """The units of each round, pretended instead of run."""
+    seen: list[list[Unit]] = []
+
+    def finish(lab: Lab, units: Iterable[Unit]) -> Outcome:
+        seen.append(list(units))
+        for unit in seen[-1]:
+            pretend(unit)
+        return Outcome(True, [])
+
+    monkeypatch.setattr(Lab, "finish", finish)
+    return seen
+
+
+def perplexity(loss: float) -> float:
+    return math.exp(loss * TOKENS.sum() / WORDS.sum())
+
+
+def by_name(rows: list[dict[str, Any]], **where: Any) -> dict[tuple[str, int], dict[str, Any]]:
+    return {
+        (row["label"], row["overlap"]): row for row in rows if all(row[key] == value for key, value in where.items())
+    }
+
+
+# ---- mechanisms ------------------------------------------------------------------------------------------
+
+
+def test_mechanisms_take_the_rate_that_validates_best_and_share_the_tables_runs(
+    lab: Lab, rounds: list[list[Unit]]
+) -> None:
+    rows, missing = beyond_mechanisms.mechanism_rows(lab)
+    assert missing == []
+    assert {unit.settings.data for unit in rounds[0]} == {lab.source("wiki")}
+    assert {unit.settings.max_tokens for unit in rounds[0]} == {lab.size.tuning_tokens}
+    found = by_name(rows, corpus="books")
+    assert set(found) == {("plain", o) for o in (0, 3, 5)} | {
+        (name, 0) for name in ("carry-1", "tail-3", "memory-tokens-2")
+    }
+    assert found["carry-1", 0]["runs"] == ["books-carry-w8-o0-s0", "books-carry-w8-o0-s1"]
+    assert found["tail-3", 0]["runs"] == ["books-best-w8-o0-s0", "books-best-w8-o0-s1"]
+    memory = found["memory-tokens-2", 0]
+    assert memory["runs"] == ["books-memory-tokens-2-w8-o0-s0-lr0.01"]
+    assert (memory["learning_rate"], memory["added_learning_rate"]) == (BEST_RATE, 2 * BEST_RATE)
+    assert [one["learning_rate"] for one in memory["rates"]] == [1e-3, 1e-2]
+    assert found["plain", 3]["seeds"] == [0]
+
+
+def test_rows_tell_what_a_memory_takes_and_gains(lab: Lab, rounds: list[list[Unit]]) -> None:
+    found = by_name(beyond_mechanisms.mechanism_rows(lab)[0], corpus="wiki")
+    memory = found["memory-tokens-2", 0]
+    assert memory["scores"]["test"]["perplexity_per_word"] == pytest.approx(perplexity(2.95))
+    assert memory["gain"]["test"]["relative_gain"] == pytest.approx(1 - perplexity(2.95) / perplexity(3.0))
+    assert (memory["state_floats"], memory["extra_flops_per_token"]) == (16, pytest.approx(200))
+    assert memory["extra_share"] == pytest.approx(0.2)
+    # Overlap 3 costs 8 / 5 of none.
+    assert found["plain", 3]["extra_share"] == pytest.approx(0.6)
+    assert found["plain", 3]["gain"]["test"]["relative_gain"] == pytest.approx(1 - perplexity(2.91) / perplexity(3.0))
+    assert found["carry-1", 0]["scores"]["test"]["spread"] > 0
+
+
+def test_the_rival_is_the_best_that_costs_no_more(lab: Lab, rounds: list[list[Unit]]) -> None:
+    found = by_name(beyond_mechanisms.mechanism_rows(lab)[0], corpus="books")
+    # Overlap 3 costs 1600, overlap 5 costs 2667.
+    assert found["memory-tokens-2", 0]["rival"]["overlap"] == 0
+    rival = found["tail-3", 0]["rival"]
+    assert (rival["overlap"], rival["seeds"]) == (3, 1)
+    assert rival["relative_gain"] == pytest.approx(1 - perplexity(2.9) / perplexity(2.91))
+    assert found["plain", 3]["rival"] is None
+
+
+def test_without_a_learning_rate_a_row_is_missing_and_what_failed_is_told(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def finish(lab: Lab, units: Iterable[Unit]) -> Outcome:
+        for unit in units:
+            if "rate-memory-tokens-2" not in unit.name:
+                pretend(unit)
+        return Outcome(True, ["books-x failed"])
+
+    monkeypatch.setattr(Lab, "finish", finish)
+    rows, missing = beyond_mechanisms.mechanism_rows(lab)
+    assert "books, memory-tokens-2, overlap 0" in missing
+    assert "books-x failed" in missing
+    assert ("tail-3", 0) in by_name(rows, corpus="books")
+
+
+def test_rounds_end_where_time_does(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(Lab, "finish", lambda lab, units: Outcome(False, []))
+    beyond.finish_in_turn(lab, [lambda: asked.append(1) or [], lambda: asked.append(2) or []])  # type: ignore[func-returns-value]
+    assert asked == [1]
+
+
+# ---- frozen ----------------------------------------------------------------------------------------------
+
+
+def test_frozen_runs_train_only_what_was_added_at_a_rate_of_their_own(lab: Lab, rounds: list[list[Unit]]) -> None:
+    rows, missing = beyond_frozen.frozen_rows(lab)
+    assert missing == []
+    found = {(row["label"], row["trained"]): row for row in rows}
+    frozen = found["memory-tokens-2", "frozen"]
+    units = {unit.name: unit.settings for unit in rounds[1]}
+    settings = units[frozen["runs"][0]]
+    assert settings.freeze_base
+    assert settings.learning_rate == settings.added_learning_rate == 1e-2
+    assert not units[found["memory-tokens-2", "trained"]["runs"][0]].freeze_base
+    assert frozen["added_kilobytes"] == 1.0
+    # The base as it is and the trained one are equally good here, so both gains are over a loss of 3.
+    gains = [1 - perplexity(loss) / perplexity(3.0) for loss in (2.97, 2.95)]
+    assert frozen["remaining"] == pytest.approx(gains[0] / gains[1])
+    assert found["plain", "base"]["gain"] is None
+
+
+def test_the_base_that_is_said_to_be_untouched_is(lab: Lab) -> None:
+    unit = beyond_frozen.base_unit(lab)
+    assert do_unit(unit, lambda text: None, show_progress=False)
+    ours, base = weights_of(unit.run_folder), weights_of(Path(lab.base()).parent / "base-as-run")
+    assert base
+    assert all((ours[f"base.{name}"] == value).all() for name, value in base.items())
+
+
+@pytest.fixture(autouse=True)
+def _base_as_run(lab: Lab) -> None:
+    """The base's weights where `weights_of` looks for those of a run."""
+    folder = Path(lab.base()).parent / "base-as-run" / "model"
+    if not folder.exists():
+        folder.parent.mkdir()
+        folder.symlink_to(lab.base())
+
+
+# ---- tokens and starts -----------------------------------------------------------------------------------
+
+
+def test_each_length_is_a_run_of_its_own_beside_plain_of_the_same_length(lab: Lab, rounds: list[list[Unit]]) -> None:
+    units = beyond_tokens.token_units(lab)
+    assert [unit.settings.max_tokens for unit in units] == [300] * 3 + [100] * 3
+    assert {unit.settings.schedule for unit in units} == {"cosine"}
+    lab.finish(units)
+    rows, missing = beyond_tokens.token_rows(lab)
+    assert missing == []
+    assert [(row["wanted_tokens"], row["kind"]) for row in rows] == [
+        (tokens, kind) for tokens in (100, 300) for kind in ("plain", "carry", "best")
+    ]
+    assert rows[1]["gain"]["test"]["relative_gain"] == pytest.approx(1 - perplexity(2.98) / perplexity(3.0))
+
+
+def test_warm_ups_take_little_of_short_runs(lab: Lab) -> None:
+    lab.size = replace(SIZES["small"], best_from=())
+    # 4 sequences of 20 windows of 300 tokens: 42 steps in a million tokens, 417 in ten.
+    assert [beyond_tokens.warm_up(lab, tokens) for tokens in (1_000_000, 10_000_000, 100_000_000)] == [4, 41, 50]
+
+
+def test_a_curriculum_goes_on_with_what_it_has_with_as_many_tokens_in_a_step(
+    lab: Lab, rounds: list[list[Unit]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = {name: beyond_tokens.STARTS[name] for name in ("plain", "carry-curriculum", "carry-rate-x20", "best-gated")}
+    monkeypatch.setattr(beyond_tokens, "STARTS", short)
+    first, second = beyond_tokens.stages(lab, "carry-curriculum")
+    assert second.settings.model == str(first.run_folder / "model")
+    assert [(one.settings.windows, one.settings.batch) for one in (first, second)] == [(2, 6), (3, 4)]
+    assert first.settings.max_tokens + second.settings.max_tokens == 200
+    rows, missing = beyond_tokens.start_rows(lab)
+    assert missing == []
+    assert [unit.name for unit in rounds[1]] == [second.name]
+    found = {row["label"]: row for row in rows}
+    assert found["plain"]["curve"] == [[40, 3.0], [80, 2.5]]
+    assert found["carry-curriculum"]["curve"] == [[40, 3.0], [80, 2.5], [120, 3.0], [160, 2.5]]
+    assert found["carry-rate-x20"]["added_learning_rate"] == pytest.approx(20 * lab.learning_rate("carry"))
+
+
+def test_a_second_stage_trains_the_model_of_the_first(lab: Lab) -> None:
+    first, second = beyond_tokens.stages(lab, "carry-curriculum")
+    assert all(do_unit(unit, lambda text: None, show_progress=False) for unit in (first, second))
+    before, after = weights_of(first.run_folder), weights_of(second.run_folder)
+    assert before.keys() == after.keys()
+    name = "mechanism.network.0.weight"
+    # Far nearer to the first stage's than one random start is to another.
+    assert (after[name] - before[name]).abs().mean() < 0.2 * before[name].abs().mean()
+    assert beyond_tokens.curve([first, second])[-1][0] > 150
+
+
+# ---- rotary ----------------------------------------------------------------------------------------------
+
+
+def test_a_rotary_model_has_kept_keys_and_values_for_a_rival(lab: Lab, rounds: list[list[Unit]]) -> None:
+    rows, missing = beyond_rotary.rotary_rows(lab)
+    assert missing == []
+    tuned, bare = by_name(rows, trained=True), by_name(rows, trained=False)
+    # A tail of 9 does not fit into windows of 8.
+    assert set(tuned) == {("plain", o) for o in (0, 3, 5)} | {("tail-3", 0), ("kv-window", 0)}
+    assert set(bare) == {("plain", o) for o in (0, 3, 5)} | {("kv-window", 0)}
+    kept = next(unit for unit in rounds[1] if unit.name == tuned["kv-window", 0]["runs"][0])
+    assert kept.settings.recurrence["keep"] == 8 - 4
+    assert kept.settings.model == str(lab.folder / "rotary-base")
+    rival = tuned["tail-3", 0]["rival"]
+    assert (rival["label"], rival["relative_gain"]) == (
+        "kv-window",
+        pytest.approx(1 - perplexity(2.9) / perplexity(2.85)),
+    )
+    assert {unit.settings.max_tokens for unit in rounds[1] if "untouched" in unit.name} == {1}
+
+
+def test_a_model_without_rotary_positions_is_refused(lab: Lab, tmp_path: Path) -> None:
+    lab.size = replace(lab.size, beyond=replace(lab.size.beyond, rotary_model=str(model_folder(tmp_path / "gpt2"))))
+    with pytest.raises(UserError, match="is a model without rotary positions"):
+        beyond_rotary.rotary_rows(lab)
+
+
+# ---- sizes and names -------------------------------------------------------------------------------------
+
+
+def test_the_small_size_takes_as_many_tokens_as_is_said(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And fits into 25 minutes at 1.2 M tokens per second."""
+    monkeypatch.setattr(beyond, "chosen_rate", lambda tried: min(tried))
+    monkeypatch.setattr(beyond_frozen, "chosen_rate", lambda tried: min(tried))
+    lab.size = replace(SIZES["small"], base="gpt2", best_from=(), best=tail(16))
+    kinds = {unit.name for of in ("carry", "tail") for unit in beyond.tuning(lab, of).values()}  # of `learning-rates`
+    units = {
+        "mechanisms": [*beyond_mechanisms.rate_units(lab), *beyond_mechanisms.main_units(lab)],
+        "tokens": beyond_tokens.token_units(lab),
+        "starts": [unit for name in beyond_tokens.STARTS for unit in beyond_tokens.stages(lab, name)],
+        "frozen": [*beyond_frozen.rate_units(lab), *beyond_frozen.main_units(lab)],
+    }
+    counts = {}
+    seen = set(kinds)
+    for name, own in units.items():
+        new = {unit.name: unit.settings.max_tokens or 0 for unit in own if unit.name not in seen}
+        seen |= set(new)
+        counts[name] = round(sum(new.values()) / 1e6)
+    assert counts == {"mechanisms": 676, "tokens": 432, "starts": 70, "frozen": 171}
+    assert sum(counts.values()) * 1e6 / 1.2e6 < 25 * 60
+    monkeypatch.setattr(beyond_rotary, "positions", lambda name: 1024)
+    monkeypatch.setattr(beyond_rotary, "chosen_rate", lambda tried: min(tried))
+    rotary = beyond_rotary.rotary_lab(lab)
+    assert rotary.size.window == 300
+    own = {unit.name: unit for unit in (*beyond_rotary.rate_units(rotary), *beyond_rotary.main_units(rotary))}
+    assert sum(unit.settings.max_tokens or 0 for unit in own.values()) == pytest.approx(102.5e6, rel=1e-3)
+
+
+def test_groups_of_names_are_spelled_out_once() -> None:
+    assert _chosen(["table2", "beyond", "tokens"]) == ["table2", *BEYOND]
+    assert not set(_chosen(["all"])) & set(BEYOND)
+    assert "table3" not in _chosen(["all"])
+
+
+def test_the_model_of_rotary_can_be_named() -> None:
+    assert _size("tiny", "some/model").beyond.rotary_model == "some/model"
+    assert _size("small", None).beyond.rotary_model == "HuggingFaceTB/SmolLM2-135M"

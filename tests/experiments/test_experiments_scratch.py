@@ -1,0 +1,114 @@
+"""The reproduction's protocol as one thing: the same for every model, run once, stopped and gone on with."""
+
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from recurrify import UserError
+from recurrify.experiments import SIZES, Lab, scratch
+from recurrify.experiments.scratch import ScratchStudy, protocol, protocol_rows, runs_of, small, small_rows
+from recurrify.jobs.side_by_side import Outcome, Task
+from recurrify.models.language import count_parameters, language_model
+from recurrify.results import load_result
+from recurrify.train.scratch_settings import ScratchSettings
+
+
+@pytest.fixture
+def text_lab(lab: Lab, tmp_path: Path) -> Lab:
+    path = tmp_path / "text.txt"
+    path.write_text("".join(f"{number} and {number * number % 97} make more.\n" for number in range(120)))
+    return replace(lab, wiki=str(path))
+
+
+def test_the_defaults_are_the_protocol(lab: Lab) -> None:
+    """14 layers of 512, target = memory = 512, 22 lanes, 20,000 steps; the published numbers of parameters."""
+    study = ScratchStudy()
+    runs = {run.entrant.name: run.settings for run in runs_of(lab, protocol(study), study)}
+    assert list(runs) == ["xl", "rsa-xl", "brt"]
+    for settings in runs.values():
+        assert (settings.steps, settings.batch, settings.length) == (20_000, 22, 512)
+        assert (settings.learning_rate, settings.schedule, settings.warmup_steps) == (2.5e-4, "cosine", 0)
+        assert settings.symbols == "bytes-without-newlines"
+        assert settings.valid_steps == 2_000
+        assert (settings.settings["layers"], settings.settings["width"]) == (14, 512)
+    assert runs["xl"].settings["memory_length"] == runs["brt"].settings["window"] == 512
+    with torch.device("meta"):
+        counts = {
+            name: count_parameters(language_model(one.arch, 204, target_length=512, **one.settings))
+            for name, one in runs.items()
+            if name != "brt"
+        }
+    assert counts == {"xl": 47_880_396, "rsa-xl": 47_880_466}
+    apart = {"arch", "settings", "out"}
+    alike = [{key: value for key, value in asdict(one).items() if key not in apart} for one in runs.values()]
+    assert alike[0] == alike[1] == alike[2]
+
+
+def test_the_small_models_have_half_the_layers_and_both_widths(lab: Lab) -> None:
+    shapes = {one.name: (one.arch, one.shape["layers"], one.shape["width"]) for one in small(ScratchStudy())}
+    assert shapes == {
+        "xl-small-256": ("xl", 7, 256),
+        "rsa-xl-small-256": ("rsa-xl", 7, 256),
+        "xl-small-8": ("xl", 7, 8),
+        "rsa-xl-small-8": ("rsa-xl", 7, 8),
+    }
+
+
+@pytest.mark.parametrize("name", ["paper", "small"])
+def test_full_sizes_are_the_protocol_on_enwik8(name: str, tmp_path: Path) -> None:
+    lab = Lab(SIZES[name], tmp_path, lambda text: None)
+    study = ScratchStudy(**lab.size.scratch)
+    assert replace(study, seeds=(0,)) == ScratchStudy()
+    assert {run.settings.data for run in runs_of(lab, protocol(study), study)} == {"enwik8"}
+
+
+def test_stopped_and_gone_on_with(text_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.monotonic()
+    rows, missing = protocol_rows(replace(text_lab, deadline=now - 1))
+    assert (rows, missing) == ([], ["xl-s0", "rsa-xl-s0", "brt-s0", "xl-s1", "rsa-xl-s1", "brt-s1"])
+    rows, missing = protocol_rows(text_lab)
+    assert missing == []
+    assert [row["name"] for row in rows] == ["xl-s0", "rsa-xl-s0", "brt-s0", "xl-s1", "rsa-xl-s1", "brt-s1"]
+    for row in rows:
+        kept = load_result(text_lab.folder / row["files"][0])
+        assert row["test"] == kept["test"]
+        assert row["test"]["symbols"] == 49
+        assert [point["step"] for point in row["history"]["training"]] == [1, 2, 3]
+        times = [point["training_seconds"] for point in row["history"]["training"]]
+        assert 0 < times[0] < times[1] < times[2] == row["training_seconds"]
+    assert rows[0]["test"] != rows[3]["test"]
+    assert len({row["provenance"]["data_checksum"] for row in rows}) == 1
+    monkeypatch.setattr(scratch, "train_scratch", lambda *_: pytest.fail("done again"))
+    again, _ = protocol_rows(text_lab)
+    assert [row["test"] for row in again] == [row["test"] for row in rows]
+    text_lab.size = replace(text_lab.size, scratch=text_lab.size.scratch | {"steps": 4})
+    with pytest.raises(UserError, match="steps=3 there, 4 now"):
+        protocol_rows(text_lab)
+
+
+def test_side_by_side(text_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each in a process of its own, which is told everything by a file."""
+    text_lab.size = replace(text_lab.size, scratch=text_lab.size.scratch | {"seeds": (0,), "small_widths": (8,)})
+    text_lab.jobs = 2
+    asked: list[Task] = []
+
+    def run(tasks: list[Task], jobs: int, say: object, deadline: float | None) -> Outcome:
+        asked.extend(tasks)
+        for task in tasks:
+            monkeypatch.setattr(sys, "argv", ["-c", task.arguments[-1]])
+            with pytest.raises(SystemExit) as end:
+                scratch.main()
+            assert end.value.code == 0
+        return Outcome(True, [])
+
+    monkeypatch.setattr(scratch, "run_side_by_side", run)
+    rows, missing = small_rows(text_lab)
+    assert [task.name for task in asked] == [row["name"] for row in rows] == ["xl-small-8-s0", "rsa-xl-small-8-s0"]
+    assert missing == []
+    settings = ScratchSettings.read(text_lab.folder / "scratch" / "xl-small-8-s0")
+    assert settings is not None
+    assert (settings.settings["layers"], settings.settings["width"]) == (1, 8)

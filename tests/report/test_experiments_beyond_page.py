@@ -1,0 +1,158 @@
+"""The page's sections on what goes beyond the papers: their numbers, what they say of them, their plots."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from experiment_results import experiment, score, write_size
+from test_experiments_page import Page, written
+
+from recurrify.results import save_result
+
+Facts = dict[str, Any]
+PLAIN = {0: 100.0, 10: 96.0, 50: 94.0}
+"""Perplexities by overlap."""
+
+
+def gained(gain: float, noise: float = 0.005, **more: Any) -> Facts:
+    ends = [gain - noise, gain + noise]
+    return {"relative_gain": gain, "interval": ends, "within_noise": ends[0] <= 0 <= ends[1], "seeds": 1, **more}
+
+
+def memory_row(kind: str, label: str, perplexity: float, flops: float, overlap: int = 0, **more: Any) -> Facts:
+    name = f"{label}-o{overlap}"
+    return {
+        "kind": kind,
+        "label": label,
+        "window": 300,
+        "overlap": overlap,
+        "seeds": [0],
+        "corpus": "books",
+        "scores": {"test": score(perplexity, [0], [f"scores/{name}.json"], 8)},
+        "gain": None if kind == "plain" else {"test": gained(1 - perplexity / 100)},
+        "full_flops_per_token": flops,
+        "extra_share": flops / 1e8 - 1,
+        "state_floats": 0 if kind == "plain" else 4096,
+        "added_parameters": 0 if kind == "plain" else 50_000,
+        "rates": [] if kind == "plain" else [{"learning_rate": 1e-4, "valid_loss": 3.2}],
+        "rival": None,
+        "runs": [name],
+        **more,
+    }
+
+
+def mechanism_rows(tail: float, rival_gain: float) -> list[Facts]:
+    plain = [memory_row("plain", "plain", value, 1e8 * 300 / (300 - o), o) for o, value in PLAIN.items()]
+    rival = {"label": "plain", "kind": "plain", "overlap": 10, "full_flops_per_token": 1.03e8}
+    return [
+        *plain,
+        memory_row("carry", "carry-1", 98.0, 1.01e8, rival={**rival, **gained(-0.02)}),
+        memory_row("tail", "tail-64", tail, 1.15e8, rival={**rival, **gained(rival_gain)}),
+    ]
+
+
+def page_of(tmp_path: Path, layout: str, rows: list[Facts]) -> Page:
+    write_size(tmp_path / "root" / "small", [experiment("ours", layout, "Ours", rows, hyperparameters=None)])
+    return written(tmp_path / "root", tmp_path / "out")
+
+
+def test_one_table_holds_what_each_memory_takes_and_gains_on_each_text(tmp_path: Path) -> None:
+    books = mechanism_rows(92.0, 0.042)
+    wiki = [{**row, "corpus": "wiki"} for row in mechanism_rows(97.0, -0.01)]
+    page = page_of(tmp_path, "mechanisms", [*books, *wiki])
+    shown = page.table("Perplexity per word, test split")
+    assert [(row["model"], row["overlap"]) for row in shown] == [
+        *[("plain", str(overlap)) for overlap in PLAIN],
+        ("carry-1", "0"),
+        ("tail-64", "0"),
+    ]
+    tail = shown[-1]
+    assert (tail["numbers passed on"], tail["added weights"], tail["more than plain"]) == ("4,096", "50,000", "+15.0 %")
+    assert (tail["books: perplexity"], tail["books: gain"]) == ("92.00", "+8.0 %")
+    assert (tail["wiki: perplexity"], tail["wiki: gain"]) == ("97.00", "+3.0 %")
+    assert tail["on the front"] == "✓ books"
+    # On both texts overlap 10 is cheaper than the tail, and on wiki better too.
+    assert [row["on the front"] for row in shown[:4]] == ["✓", "✓", "✓ wiki", "✓"]
+    assert len(page.descriptions) == 2
+    assert "tail-64: 92.00 at 115 M FLOPs per token" in page.descriptions[0]
+
+
+def test_it_is_said_whether_recurrence_pays_and_by_how_much_the_paper_is_passed(tmp_path: Path) -> None:
+    page = page_of(tmp_path, "mechanisms", mechanism_rows(92.0, 0.042))
+    words = page.words.replace("\xa0", " ")
+    assert (
+        "Recurrence pays: 1 of 2 learned memories beat the best rival that costs no more FLOPs. The furthest ahead is "
+        "tail-64 against plain at overlap 10: +4.2 % (+3.7 % to +4.7 %)."
+    ) in words
+    assert "the paper's mechanism gains +2.0 %, so that is 4.0 times as much (double)" in words
+    assert "No plain windows that were run are better, at any overlap." in words
+    rivals = page.table("Drop of perplexity per word")
+    assert [(row["model"], row["verdict"]) for row in rivals] == [("carry-1", "worse"), ("tail-64", "better")]
+
+
+def test_where_it_does_not_pay_that_is_said(tmp_path: Path) -> None:
+    page = page_of(tmp_path, "mechanisms", mechanism_rows(95.0, 0.003))
+    words = page.words.replace("\xa0", " ")
+    assert "Recurrence does not pay: no learned memory beats, beyond noise, the best rival" in words
+    assert "The closest is tail-64 against plain at overlap 10: +0.3 % (−0.2 % to +0.8 %)." in words
+    # Overlap 50 costs 1.2e8.
+    assert "Plain windows are better from an overlap of 50, where they take 1.04 times its FLOPs." in words
+
+
+def test_models_that_were_not_tuned_stand_apart(tmp_path: Path) -> None:
+    rows = [{**row, "model": "some/model", "trained": True} for row in mechanism_rows(92.0, 0.042)]
+    bare = memory_row("kv", "kv-64", 150.0, 1.02e8, model="some/model", trained=False)
+    page = page_of(tmp_path, "mechanisms", [*rows, bare])
+    assert "The base: some/model, windows of 300." in page.words
+    assert "Without any fine-tuning" in page.words
+    assert "kv-64" not in page.descriptions[0]
+
+
+def test_gains_by_tokens_are_told(tmp_path: Path) -> None:
+    rows = []
+    for tokens, plain, carry in ((1_000_000, 100.0, 99.0), (10_000_000, 95.0, 90.0)):
+        rows.append(memory_row("plain", "plain", plain, 1e8, wanted_tokens=tokens))
+        gain = {"test": gained(1 - carry / plain)}
+        rows.append(memory_row("carry", "carry", carry, 1e8, wanted_tokens=tokens, gain=gain))
+    page = page_of(tmp_path, "tokens", rows)
+    words = page.words.replace("\xa0", " ")
+    assert "recurrent: the gain grows with tokens, from +1.0 % after 1 M to +5.3 % after 10 M." in words
+    shown = page.table("Perplexity per word, test split, one seed")
+    assert [row["fine-tuning tokens"] for row in shown] == ["1 M", "10 M"] * 2
+    assert any(
+        "gain against fine-tuning tokens. recurrent: 1.0 % at 1 M, 5.3 % at 10 M" in t for t in page.descriptions
+    )
+
+
+def test_starts_are_compared_with_plain_at_the_same_tokens(tmp_path: Path) -> None:
+    plain = memory_row("plain", "plain", 100.0, 1e8, curve=[[100, 3.0], [200, 2.8], [400, 2.6]], about="plain windows")
+    quick = memory_row("carry", "carry-quick", 99.0, 1e8, curve=[[100, 2.9], [300, 2.69], [400, 2.6]], about="quick")
+    slow = memory_row("carry", "carry-slow", 98.0, 1e8, curve=[[100, 3.1], [400, 2.5]], about="slow")
+    page = page_of(tmp_path, "starts", [plain, quick, slow])
+    words = page.words.replace("\xa0", " ")
+    assert "at the first validation is carry-quick (+0.1000 nats per token), at the end carry-slow (+0.1000)" in words
+    shown = page.table("Validation loss in nats per token")
+    assert shown[0]["300 tokens"] == "2.7000"
+    assert (shown[2]["what differs"], shown[2]["200 tokens"]) == ("slow", "2.9000")
+
+
+def test_what_remains_on_a_frozen_base_is_told_with_its_size(tmp_path: Path) -> None:
+    rows = [
+        memory_row("plain", "plain", 120.0, 1e8, trained="base", added_kilobytes=0.0),
+        memory_row("tail", "tail-64", 108.0, 1e8, trained="frozen", added_kilobytes=200.0, remaining=0.6),
+    ]
+    page = page_of(tmp_path, "frozen", rows)
+    words = page.words.replace("\xa0", " ")
+    assert "tail-64, 200 kB of added weights: −8.0 % (−8.5 % to −7.5 %); 60.0 % of the gain remains." in words
+    assert page.table("Perplexity per word")[1]["what was trained"] == "added weights alone"
+
+
+@pytest.mark.parametrize("layout", ["mechanisms", "tokens", "starts", "frozen"])
+def test_odd_rows_are_shown_as_far_as_they_go(tmp_path: Path, layout: str) -> None:
+    evil = "</td><script>alert(1)</script>$\\frac{"
+    odd = memory_row(evil, evil, 99.0, 1e8, corpus=evil, about=evil, trained=evil, model=evil, rival=evil, rates=[None])
+    odd |= {"curve": [[1, None], [2, 3.0], "x"], "wanted_tokens": 5, "remaining": "?", "added_kilobytes": None}
+    rows = [odd, {"kind": evil}, {**odd, "scores": None, "full_flops_per_token": None}]
+    save_result(tmp_path / "root" / "small" / "a.json", experiment("a", layout, "Ours", rows))
+    page = written(tmp_path / "root", tmp_path / "out")
+    assert "<script" not in page.html

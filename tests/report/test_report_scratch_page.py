@@ -1,0 +1,283 @@
+"""The page of runs from scratch: its numbers are those of the files, and what does not compare is told apart."""
+
+import math
+import re
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+from experiment_results import experiment
+from test_experiments_page import Page
+
+from recurrify.errors import UserError
+from recurrify.report import scratch_blocks as blocks
+from recurrify.report.experiments_data import Experiment, SizeResults
+from recurrify.report.experiments_html import html_page
+from recurrify.report.experiments_tables import Linker
+from recurrify.report.scratch_blocks import scratch_blocks
+from recurrify.report.scratch_page import write_training_page
+from recurrify.report.scratch_published import CORPORA, PUBLISHED, published_for
+from recurrify.results import save_result
+from support.commands import invoke
+
+Facts = dict[str, Any]
+BITS = {"xl": 1.25, "rsa-xl": 1.22, "brt": 1.31}
+PACE = {"xl": 450_000.0, "rsa-xl": 400_000.0, "brt": 500_000.0}
+
+
+def result(arch: str, seed: int = 0, bits: float | None = None, **config: Any) -> Facts:
+    """A made-up run of the protocol: no number in it was measured."""
+    settings = {"layers": 14, "width": 512, "memory_length": 512} | config.pop("settings", {})
+    whole = {
+        "out": "runs/one",
+        "arch": arch,
+        "data": "enwik8",
+        "symbols": "bytes-without-newlines",
+        "steps": 20_000,
+        "batch": 22,
+        "length": 512,
+        "learning_rate": 2.5e-4,
+        "settings": settings,
+        "seed": seed,
+        "data_checksum": "ab12" * 16,
+    } | config
+    end = (BITS[arch] if bits is None else bits) + 0.004 * seed
+    steps = [whole["steps"] * part // 50 for part in range(1, 51)]
+    seconds = whole["batch"] * whole["length"] / PACE[arch]
+
+    def point(step: int, more: float) -> Facts:
+        loss = math.log(2) * (
+            end + more + 6 * math.exp(-50 * step / whole["steps"]) + 0.4 * (1 - step / whole["steps"])
+        )
+        return {"step": step, "loss": loss, "training_seconds": round(30 + seconds * step, 3)}
+
+    scored = {"bits_per_symbol": end, "loss": end * math.log(2), "symbols": 4_900_000}
+    return {
+        "kind": "scratch",
+        "finished": True,
+        "arch": arch,
+        "model": settings,
+        "parameters": {"xl": 47_880_396, "rsa-xl": 47_880_466, "brt": 50_000_000}[arch],
+        "unit": "byte",
+        "vocabulary": 204,
+        "steps": whole["steps"],
+        "tokens_per_second": PACE[arch],
+        "training_seconds": 30 + seconds * whole["steps"],
+        "peak_gpu_bytes": 12 * 2**30,
+        "history": {
+            "training": [point(step, 0.05) for step in steps],
+            "validation": [point(step, 0.0) | {"bits_per_symbol": 0.0} for step in steps[4::5]],
+        },
+        "validation": scored | {"bits_per_symbol": end + 0.01},
+        "test": scored,
+        "provenance": {
+            "config": whole,
+            "machine": {"gpu": "Example GPU", "cpu": "Example CPU"},
+            "peak_memory_bytes": {"cpu": 3 * 2**30, "gpu": 20 * 2**30},
+        },
+    }
+
+
+def write_runs(folder: Path, results: dict[str, Facts]) -> list[Path]:
+    for name, content in results.items():
+        save_result(folder / name / "result.json", content)
+    return [folder / name for name in results]
+
+
+def page_of(paths: list[Path], out: Path) -> Page:
+    write_training_page(paths, out)
+    return Page((out / "index.html").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def protocol(tmp_path_factory: pytest.TempPathFactory) -> tuple[Page, Path]:
+    folder = tmp_path_factory.mktemp("protocol")
+    results = {f"{arch}-s{seed}": result(arch, seed) for arch in ("brt", "rsa-xl", "xl") for seed in (0, 1, 2)}
+    write_runs(folder / "runs", results)
+    return page_of([folder / "runs"], folder / "out"), folder / "out"
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plots take most of the time of a page."""
+    monkeypatch.setattr(blocks, "svg", lambda *_: "<svg></svg>")
+
+
+class TestTable:
+    def test_seeds_become_one_row_beside_the_published(self, protocol: tuple[Page, Path]) -> None:
+        rows = protocol[0].table(
+            "At the end, mean ± standard deviation over seeds; enwik8 as bytes without newlines (204 symbols)"
+        )
+        assert [row["model"] for row in rows] == ["Transformer-XL", "RSA-XL", "Block-Recurrent"]
+        xl = rows[0]
+        scores = [1.25, 1.254, 1.258]
+        assert xl["test, bits per byte"] == f"{statistics.mean(scores):.4f} ± {statistics.stdev(scores):.4f}"
+        assert (xl["published"], xl["after steps"], xl["seeds"]) == ("1.26", "20,000", "3")
+        assert (rows[1]["published"], rows[1]["after steps"]) == ("5.07", "10,000")
+        assert (xl["parameters"], xl["bytes per second"]) == ("47,880,396", "450 k")
+        # 22 · 512 symbols at 450,000 a second.
+        assert xl["ms per step"] == "25.0"
+        assert xl["peak memory, GPU"] == "12.00 GiB"
+        assert xl["files"] == "seed 0 1 2"
+
+    def test_every_published_number_has_its_source(self, protocol: tuple[Page, Path]) -> None:
+        rows = protocol[0].table("Published on enwik8")
+        told = {(row["model"], row["bits per character"]) for row in rows}
+        expected = {
+            ("Transformer-XL", "1.26"),
+            ("RSA-XL", "5.07"),
+            ("RSA-XL-Small", "3.93"),
+            ("Block-Recurrent", "1.29"),
+        }
+        expected |= {("Block-Recurrent", "1.0746"), ("RSA-BRT", "1.0683"), ("Transformer-XL, 12 layers", "1.06")}
+        assert told == expected
+        assert all(row["source"] for row in rows)
+        assert sum("Table 2" in row["source"] for row in rows) == 4
+
+    def test_markdown_says_the_same(self, protocol: tuple[Page, Path]) -> None:
+        text = (protocol[1] / "report.md").read_text(encoding="utf-8")
+        assert "| RSA-XL | 1.2240 ± 0.0040 | 5.07 | 10,000 | 1.2340 ± 0.0040 |" in text
+        assert "Line plot of the validation score in bits per byte against time." in text
+
+
+@pytest.mark.usefixtures("undrawn")
+class TestSentences:
+    def test_recurrence_is_held_against_its_own_baseline_seed_by_seed(self, protocol: tuple[Page, Path]) -> None:
+        assert (
+            "RSA-XL has 1.2240 bits per byte on the test part, 0.0300 lower than Transformer-XL with 1.2540 (3 seeds, "
+            "lower in 3 of them, standard deviation 0.0000)."
+        ) in protocol[0].words
+        assert "Lowest on the test part: RSA-XL with 1.2240 bits per byte." in protocol[0].words
+        assert "Block-Recurrent: 1.314, higher than the reproduction's 1.29" in protocol[0].words
+
+    def test_one_seed_claims_nothing(self, tmp_path: Path) -> None:
+        paths = write_runs(tmp_path, {"a": result("xl"), "b": result("rsa-xl", bits=1.27)})
+        words = page_of(paths, tmp_path / "out").words
+        assert "0.0200 higher than Transformer-XL with 1.2500 (one seed, which cannot tell this from chance)" in words
+
+    def test_a_baseline_of_another_shape_is_none(self, tmp_path: Path) -> None:
+        paths = write_runs(tmp_path, {"a": result("xl", settings={"width": 256}), "b": result("rsa-xl")})
+        page = page_of(paths, tmp_path / "out")
+        assert "than Transformer-XL" not in page.words
+        assert [row.get("published") for row in page.table("At the end")] == ["–", "5.07"]
+
+
+@pytest.mark.usefixtures("undrawn")
+class TestApart:
+    @pytest.mark.parametrize(
+        ("changed", "words"),
+        [
+            ({"steps": 10_000}, "They differ in steps (20,000, 10,000)."),
+            ({"symbols": "bytes"}, "They differ in symbols (bytes-without-newlines, bytes)."),
+            ({"data": "text8", "data_checksum": "cd"}, "They differ in data (enwik8, text8)."),
+            ({"batch": 44}, "They differ in lanes (22, 44)."),
+            ({"data_checksum": "cd34"}, "the text itself, under one name (checksums ab12ab12, cd34)"),
+        ],
+        ids=["steps", "symbols", "data", "batch", "checksum"],
+    )
+    def test_other_conditions_are_told_and_never_in_one_table(self, changed: Facts, words: str, tmp_path: Path) -> None:
+        other = result("rsa-xl", **changed) | ({"steps": changed["steps"]} if "steps" in changed else {})
+        page = page_of(write_runs(tmp_path, {"a": result("xl"), "b": other}), tmp_path / "out")
+        assert "These runs are of 2 kinds" in page.words
+        assert words in page.words
+        assert [len(page.table("At the end", number)) for number in (0, 1)] == [1, 1]
+        assert "lower than Transformer-XL" not in page.words
+        assert len(page.descriptions) == 8
+
+    def test_runs_of_one_architecture_are_told_apart_by_their_settings(self, tmp_path: Path) -> None:
+        runs = {"a": result("xl"), "b": result("xl", settings={"width": 256}), "c": result("xl", learning_rate=1e-3)}
+        rows = page_of(write_runs(tmp_path, runs), tmp_path / "out").table("At the end")
+        assert [row["model"] for row in rows] == [
+            "Transformer-XL, width 512, learning rate 0.00025",
+            "Transformer-XL, width 256, learning rate 0.00025",
+            "Transformer-XL, width 512, learning rate 0.001",
+        ]
+
+    def test_a_text_without_published_numbers(self, tmp_path: Path) -> None:
+        page = page_of(write_runs(tmp_path, {"a": result("xl", data="/books/one.txt")}), tmp_path / "out")
+        assert "Nothing was published for this text" in page.words
+        assert "published" not in page.table("At the end")[0]
+        assert "/books" not in page.words
+
+    def test_newlines_that_papers_leave_out(self, tmp_path: Path) -> None:
+        page = page_of(write_runs(tmp_path, {"a": result("xl", symbols="bytes")}), tmp_path / "out")
+        assert "leave newlines out, with 204 symbols; these runs read bytes." in page.words
+
+
+def test_plots_take_the_colours_of_the_page(protocol: tuple[Page, Path]) -> None:
+    page = protocol[0]
+    plots = re.findall(r"<svg.*?</svg>", page.html, flags=re.DOTALL)
+    assert len(plots) == 4
+    assert all("var(--ink)" in plot and not re.search(r"(?:fill|stroke): #", plot) for plot in plots)
+    assert len(page.ids) == len(set(page.ids))
+    # 1.26 and 1.29 lie where the validation curves are, 5.07 far above them.
+    assert "Transformer-XL, reproduction 1.26" in plots[2]
+    assert "5.07" not in plots[2]
+    told = page.descriptions[3]
+    # Seed 2 ends at 1.258; 30 s and 20,000 steps of 25.03 ms are 8.84 min.
+    assert "Transformer-XL: after 1.33 min" in told
+    assert "then after 8.84 min 1.250 to 1.258 over seeds" in told
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_an_experiment_shows_its_runs_and_what_it_is_about(tmp_path: Path) -> None:
+    rows = [{"name": f"{arch}-s0", "files": [f"scratch/{arch}-s0/result.json"], **result(arch)} for arch in BITS]
+    save_result(tmp_path / "small" / "scratch" / "xl-s0" / "result.json", rows[0])
+    shown = Experiment(tmp_path / "small" / "rsa.json", experiment("rsa-enwik8", "scratch", "RSA", rows))
+    linker = Linker(SizeResults("small", tmp_path / "small", [shown]), tmp_path / "out")
+    page = Page(html_page("Title", scratch_blocks(shown, linker)))
+    assert len(page.table("At the end, one seed")) == 3
+    assert page.links == ["../small/scratch/xl-s0/result.json"]
+    assert len(page.table("Published on enwik8")) == 7
+
+
+def test_published_numbers_stand_beside_models_of_their_size_only() -> None:
+    small, tiny = {"layers": 7, "width": 256}, {"layers": 7, "width": 64}
+    found = published_for("rsa-xl", small, "enwik8")
+    assert found is not None
+    assert (found.model, found.enwik8, found.text8) == ("RSA-XL-Small", 3.93, 3.19)
+    assert published_for("rsa-xl", tiny, "enwik8") is None
+    assert published_for("lstm", {}, "enwik8") is None
+    assert all(any(entry.bits(corpus) for corpus in CORPORA) and entry.source for entry in PUBLISHED)
+
+
+@pytest.mark.usefixtures("undrawn")
+class TestRefusals:
+    def test_no_run(self, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match=r"There is no run in '.*nothing'"):
+            write_training_page([tmp_path / "nothing"], tmp_path / "out")
+        with pytest.raises(UserError, match="holds neither a run"):
+            write_training_page([tmp_path], tmp_path / "out")
+
+    def test_another_kind_of_result(self, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match=r"its kind is 'demo'"):
+            write_training_page(write_runs(tmp_path, {"a": {"kind": "demo"}}), tmp_path / "out")
+
+    def test_runs_on_their_way_are_named(self, tmp_path: Path) -> None:
+        (tmp_path / "begun").mkdir()
+        (tmp_path / "begun" / "run.json").write_text("{}")
+        with pytest.raises(UserError, match=r"None of these runs has finished \(begun\)"):
+            write_training_page([tmp_path / "begun"], tmp_path / "out")
+        paths = [*write_runs(tmp_path, {"a": result("xl")}), tmp_path / "begun"]
+        assert "Not finished, and not shown: begun." in page_of(paths, tmp_path / "out").words
+
+
+def test_odd_results_are_shown_as_far_as_they_go(tmp_path: Path) -> None:
+    evil = "</td><script>alert(1)</script>$\\frac{"
+    odd = {"kind": "scratch", "arch": evil, "unit": evil, "history": {"training": [{"step": 1, "loss": None}, 3]}}
+    old = result("xl")
+    for point in old["history"]["training"]:
+        del point["training_seconds"]
+    page = page_of(write_runs(tmp_path, {"odd": odd, "empty": {"kind": "scratch"}, "old": old}), tmp_path / "out")
+    assert "<script" not in page.html
+    assert len(page.descriptions) == 2  # of the old one, against steps
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_command(tmp_path: Path) -> None:
+    write_runs(tmp_path / "runs", {"a": result("xl"), "b": result("rsa-xl")})
+    said = invoke("train-report", tmp_path / "runs", "--out", tmp_path / "out")
+    assert re.search(r"Transformer-XL +1\.2500", said)
+    assert f"page: {tmp_path / 'out' / 'index.html'}" in said.replace("\n", "")
+    assert (tmp_path / "out" / "report.md").is_file()
