@@ -22,6 +22,7 @@ from recurrify.errors import UserError
 from recurrify.evaluate import Evaluation
 from recurrify.jobs import evaluation_rows, gain_row, pick_device, read_text, train_run
 from recurrify.recurrence import RecurrentForCausalLM, load_model, own_windows, recurrence_config
+from recurrify.recurrence.graphed_generation import graph_generation
 from recurrify.report import summary
 from recurrify.results import provenance, save_result
 from recurrify.train import TrainSettings, uses_bf16
@@ -308,12 +309,17 @@ def generate(
     top_p: options.TopP = 0.95,
     beams: options.Beams = 1,
     seed: options.SamplingSeed = 0,
+    graphs: options.Graphs = False,
     device: options.Device = "auto",
 ) -> None:
     """Continue a text, as far as you like, streamed as it is written."""
     text = _prompt_text(prompt, prompt_file)
     loaded, tokenizer = load_model(model)
     loaded = loaded.to(pick_device(device)).eval()
+    if graphs:
+        if loaded.device.type != "cuda":
+            raise UserError(f"--graphs are for CUDA GPUs, but the model is on {loaded.device.type}: leave them out.")
+        graph_generation(loaded)
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:

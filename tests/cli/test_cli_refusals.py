@@ -312,6 +312,10 @@ class TestDevice:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
         assert "no usable CUDA GPU" in refused("evaluate", base, "--data", texts, "--device", "cuda")
 
+    def test_no_gpu_for_graphs(self, refused: Refused, base: Path) -> None:
+        sentence = refused("generate", base, "--prompt", "w5", "--graphs", "--device", "cpu")
+        assert "--graphs are for CUDA GPUs" in sentence
+
 
 class TestPrompt:
     def test_neither(self, refused: Refused, base: Path) -> None:

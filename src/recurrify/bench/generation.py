@@ -18,13 +18,13 @@ from recurrify.bench.bench import Bench
 from recurrify.bench.memory import free_memory
 from recurrify.bench.models import (
     base_model,
-    half,
     random_tokens,
     recurrent_model,
     rotary_model,
     rotary_sizes,
 )
 from recurrify.bench.timing import NO_TIME, Row, ratio, trouble_of
+from recurrify.recurrence.graphed_generation import graph_generation
 
 OVERLAPS = (0.5, 0.9)
 """Shares of a window that are run again when it is full."""
@@ -33,6 +33,9 @@ ANEW_TOKENS = 8
 ROUNDS = 3
 """Interleaved repeats: each of them is a whole window of tokens."""
 THEIRS = "transformers' generate"
+PLAINLY = "ours, carry"
+GRAPHS = "ours, carry, graphs"
+ROTARY = "rotary: ours, kept keys and values"
 
 
 class Clock(BaseStreamer):
@@ -126,11 +129,11 @@ def _writers(bench: Bench) -> list[Writer]:
     new = size.window + 1
 
     def by_generate(model: Any, **more: Any) -> Callable[[Tensor], float]:
-        model.eval()
+        as_generated(model)
 
         def write(prompt: Tensor) -> float:
             clock = Clock()
-            with torch.inference_mode(), half(device):
+            with torch.inference_mode():
                 model.generate(
                     prompt,
                     attention_mask=torch.ones_like(prompt),
@@ -145,11 +148,15 @@ def _writers(bench: Bench) -> list[Writer]:
 
         return write
 
-    base = base_model(size, device).eval()
+    base = base_model(size, device)
     writers = [
         Writer(THEIRS, by_generate(base), most=size.positions - new),
-        Writer("ours, carry", by_generate(recurrent_model(base_model(size, device), size, "carry"))),
+        Writer(PLAINLY, by_generate(recurrent_model(base_model(size, device), size, "carry"))),
     ]
+    if device.type == "cuda":
+        captured = recurrent_model(base_model(size, device), size, "carry")
+        graph_generation(captured)
+        writers.append(Writer(GRAPHS, by_generate(captured)))
     for share in OVERLAPS:
         overlap = int(share * size.window)
         model = recurrent_model(base_model(size, device), size, "plain", overlap=overlap)
@@ -161,8 +168,15 @@ def _writers(bench: Bench) -> list[Writer]:
     theirs = by_generate(MistralForCausalLM(rolling).to(device), prefill_chunk_size=size.window)
     writers.append(Writer("rotary: transformers' generate, rolling cache", theirs))
     ours = recurrent_model(rotary_model(size, device), size, "kv")
-    writers.append(Writer("rotary: ours, kept keys and values", by_generate(ours)))
+    writers.append(Writer(ROTARY, by_generate(ours)))
     return writers
+
+
+def as_generated(model: Any) -> None:
+    """As one loads a model to generate: on a GPU in half precision, weights and all."""
+    model.eval()
+    if model.device.type == "cuda":
+        model.to(torch.bfloat16)
 
 
 def _of_last_window(write: Callable[[Tensor], float], window: int) -> Callable[[Tensor], float]:
@@ -177,7 +191,7 @@ def _window_anew(bench: Bench, base: Any) -> Callable[[Tensor], float]:
         clock = Clock()
         clock.put(prompt)
         text = prompt[:, -bench.size.window :]
-        with torch.inference_mode(), half(bench.device):
+        with torch.inference_mode():
             for _ in range(ANEW_TOKENS + 1):
                 newest = base(text, use_cache=False, logits_to_keep=1).logits[:, -1:].argmax(-1)
                 text = torch.cat([text, newest], dim=1)[:, -bench.size.window :]
@@ -203,12 +217,14 @@ def _ratios(rows: list[Row]) -> list[Row]:
     """Ours against the others at each prompt, and the last prompt against the first."""
     by = {(row["name"], row["prompt"]): row["seconds"] for row in rows}
     found: list[Row | None] = []
-    for (name, prompt), seconds in by.items():
-        ours = by.get(("rotary: ours, kept keys and values" if name.startswith("rotary") else "ours, carry", prompt))
-        if ours and seconds and ours is not seconds:
-            found.append(ratio(f"ours / {name}, after {prompt:,} tokens", ours, seconds))
-    prompts = sorted({prompt for name, prompt in by if name == "ours, carry"})
-    first, last = by.get(("ours, carry", prompts[0])), by.get(("ours, carry", prompts[-1]))
-    if first and last:
-        found.append(ratio(f"ours after {prompts[-1]:,} tokens / after {prompts[0]:,}", last, first))
+    for ours in (PLAINLY, GRAPHS, ROTARY):
+        prompts = [prompt for name, prompt in by if name == ours and by[name, prompt]]
+        for name, prompt in by:
+            kin = name.startswith("rotary") == ours.startswith("rotary")
+            if kin and prompt in prompts and by[name, prompt] and name not in (ours, GRAPHS):
+                pair = by[ours, prompt], by[name, prompt]
+                found.append(ratio(f"{ours} / {name}, after {prompt:,} tokens", *pair))
+        if len(prompts) > 1:
+            first, last = min(prompts), max(prompts)
+            found.append(ratio(f"{ours}, after {last:,} tokens / after {first:,}", by[ours, last], by[ours, first]))
     return [one for one in found if one is not None]

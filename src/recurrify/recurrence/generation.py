@@ -13,6 +13,7 @@ from transformers import Cache, DynamicCache
 
 from recurrify.errors import UserError
 from recurrify.recurrence.families import as_mask, run_backbone
+from recurrify.recurrence.graphed_generation import DecodingGraphs
 from recurrify.recurrence.mechanism import Past
 from recurrify.recurrence.model import RecurrentPreTrainedModel
 from recurrify.state import State
@@ -28,6 +29,7 @@ class RecurrentCache(Cache):
         self.buffers: WindowBuffers | None = None
         self.filled = torch.zeros(state.rows, dtype=torch.bool)
         """Rows whose open window stands in the buffers; the others are run anew at the next step."""
+        self.graphs = DecodingGraphs()
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.seen
@@ -43,6 +45,7 @@ class RecurrentCache(Cache):
         self.filled = self.filled[beam_idx.cpu()]
         if self.buffers is not None:
             self.buffers.select(beam_idx)
+        self.graphs = DecodingGraphs()  # those there were read what lay elsewhere
 
     def batch_select_indices(self, indices: Tensor) -> None:
         self.reorder_cache(indices)
@@ -116,7 +119,7 @@ def one_step(model: RecurrentPreTrainedModel, tokens: Tensor, cache: RecurrentCa
         cache.buffers = WindowBuffers(model.recurrence.window, slots, state.rows)
     going_on, anew = cache.filled, ~cache.filled
     if bool(going_on.all()):
-        hidden = _decode(model, state, cache.buffers, going_on)
+        hidden = _decode_all(model, state, tokens, cache)
     elif bool(anew.all()):
         hidden = _run_anew(model, state, cache.buffers, anew)
     else:
@@ -140,28 +143,55 @@ def _append(state: State, tokens: Tensor) -> Tensor:
     return held
 
 
+def _decode_all(model: RecurrentPreTrainedModel, state: State, tokens: Tensor, cache: RecurrentCache) -> Tensor:
+    buffers, live = cache.buffers, state.live
+    assert buffers is not None
+
+    def decode(tokens: Tensor, places: Tensor, memory: Tensor | None) -> Tensor:
+        return _one_token(model, tokens, places, memory, live, torch.arange(len(tokens), device=tokens.device), buffers)
+
+    replayed = cache.graphs.take(model, state, tokens, decode)
+    return _decode(model, state, buffers, cache.filled) if replayed is None else replayed
+
+
 def _decode(model: RecurrentPreTrainedModel, state: State, buffers: WindowBuffers, rows: Tensor) -> Tensor:
     """The newest token of these rows, against what their windows hold so far."""
     active = rows.nonzero()[:, 0]
     places = (state.lengths[active] - 1).to(model.device)
     active = active.to(model.device)
+    memory = None if state.memory is None else state.memory[active]
+    tokens = state.tokens[active].gather(1, places[:, None])
+    return _one_token(model, tokens, places, memory, state.live[rows], active, buffers)
+
+
+def _one_token(
+    model: RecurrentPreTrainedModel,
+    tokens: Tensor,
+    places: Tensor,
+    memory: Tensor | None,
+    live: Tensor,
+    active: Tensor,
+    buffers: WindowBuffers,
+) -> Tensor:
+    """Tokens (A, 1) at these places of the active rows' windows; `live` is on the CPU."""
     buffers.active, buffers.places = active, places
-    traffic = model.traffic(state.live[rows])
+    anybody = bool(live.any())
+    traffic = model.traffic(live if anybody else torch.ones_like(live))
     traffic.cached_slots = buffers.slots
     first = model.mechanism.first_position() if model.mechanism is not None else 0
     allowed = torch.arange(buffers.window, device=model.device)[None] <= places[:, None]
     past = Past(None, None)
-    if not bool(state.live[rows].any()):
+    if not anybody:  # made on the device: a graph cannot wait for what comes from the host
         traffic.live = torch.zeros(len(active), dtype=torch.bool, device=model.device)
-    elif model.mechanism is not None and state.memory is not None:
-        past = Past(state.memory[active], traffic.live)
+    elif model.mechanism is not None and memory is not None:
+        past = Past(memory, traffic.live)
         traffic.recall = model.mechanism.recall(past)
     if model.mechanism is not None:
         traffic.mix = model.mechanism.mix(past, tokens=places)
     return run_backbone(
         model.base,
         traffic,
-        input_ids=state.tokens[active].gather(1, places[:, None]),
+        input_ids=tokens,
         position_ids=places[:, None] + first,
         attention_mask=as_mask(allowed, traffic.additive, model.dtype)[:, None, None],
         past_key_values=buffers,

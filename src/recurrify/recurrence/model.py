@@ -96,6 +96,8 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         """What `recurrify.recurrence.compiled` puts here runs the windows that training repeats."""
         self.graphed_steps: Any = None
         """What `recurrify.recurrence.graphed` puts here runs the steps that training repeats."""
+        self.graphs_generation = False
+        """Whether `recurrify.recurrence.graphed_generation` was asked for."""
         attach(base)
         if self._comes_trained and self.mechanism is not None:
             neutral = neutral_inputs(base)
