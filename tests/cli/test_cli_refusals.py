@@ -228,6 +228,11 @@ class TestRecurrence:
             (["--tail", 3], ("'carry'", "no setting 'tail'")),
             (["--compile", "maybe"], ("`compile`", "'maybe'")),
             (["--memory-budget", 1.5], ("`memory_budget`", "1.5")),
+            (["--memory-budget", 0.5], ("`memory_budget` is 0.5", "--no-checkpoint")),
+            (
+                ["--memory-budget", 0.5, "--no-checkpoint", "--compile", "off"],
+                ("`memory_budget` is 0.5", "`compile` off"),
+            ),
             pytest.param(
                 ["--compile", "graphs"],
                 ("`compile` is graphs", "no usable CUDA GPU"),

@@ -170,6 +170,11 @@ def test_few_numbers_of_windows_serve_all(model: RecurrentForCausalLM) -> None:
     assert sorted(key.windows for key in model.graphed_steps.steps) == [17, 19]
 
 
+def exchange(module: torch.nn.Module, name: str) -> None:
+    """Another parameter that lies where the old one lay."""
+    module.register_parameter(name, torch.nn.Parameter(module.get_parameter(name).data))
+
+
 def test_weights_that_moved_are_captured_anew(model: RecurrentForCausalLM) -> None:
     ids = text(2, 24)
     steps(model, ids, graphed.SEEN_BEFORE + 1)
@@ -179,9 +184,16 @@ def test_weights_that_moved_are_captured_anew(model: RecurrentForCausalLM) -> No
     steps(model, ids)
     (other,) = model.graphed_steps.steps.values()
     assert other is not old
-    model.base.requires_grad_(False)
-    steps(model, ids)
-    assert other not in model.graphed_steps.steps.values()
+    for change in (
+        lambda: model.base.requires_grad_(False),
+        lambda: setattr(weight, "data", weight.data.clone()),  # frozen by now
+        lambda: exchange(model.base.transformer.wpe, "weight"),
+        lambda: model.base.transformer.drop.eval(),
+    ):
+        (other,) = model.graphed_steps.steps.values()
+        change()
+        steps(model, ids)
+        assert other not in model.graphed_steps.steps.values()
 
 
 def test_steps_on_a_cpu_are_never_captured() -> None:
@@ -202,7 +214,7 @@ def test_stand_ins_take_the_place_of_the_weights_and_leave_it() -> None:
     with graphed.stand_ins(model) as others:
         found = torch.autograd.grad(model(ids, labels=ids).loss, others, allow_unused=True)
         assert all(mine is not other for mine, other in zip(own, graphed.trained(model), strict=True))
-        assert graphed.places(others) == graphed.places(own)
+        assert [one.data_ptr() for one in others] == [one.data_ptr() for one in own]
     assert all(mine is other for mine, other in zip(own, graphed.trained(model), strict=True))
     assert len(own) == len(others)
     assert sum(one is not None for one in wanted) > 20

@@ -23,7 +23,7 @@ def logits(model: torch.nn.Module, ids: Tensor, **more: object) -> tuple[Tensor,
 class Captures(list[Callable[[], Tensor]]):
     """Stands in for graphs, which need a GPU: runs what would be captured, on the very same tensors."""
 
-    def __call__(self, function: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    def __call__(self, function: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
         self.append(function)
         return function
 

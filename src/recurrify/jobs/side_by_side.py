@@ -110,20 +110,20 @@ def _ending_in_order() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _last_lines(done: _Running) -> list[str]:
+def _what_happened(done: _Running) -> str:
+    """The last line that names an error, which advice of several lines may follow; or else the last line."""
     said = done.task.log.read_bytes()[done.earlier :]
-    return said.decode("utf-8", errors="replace").strip().splitlines()[-LAST_LINES:]
+    lines = said.decode("utf-8", errors="replace").strip().splitlines()[-LAST_LINES:] or ["no message"]
+    return next((line for line in reversed(lines) if re.match(r"[\w.]*(Error|Exception)\b", line)), lines[-1])
 
 
 def _had_no_room(done: _Running) -> bool:
-    return any(sign in line for line in _last_lines(done) for sign in NO_ROOM)
+    told = _what_happened(done)
+    return any(sign in told for sign in NO_ROOM)
 
 
 def _failure(done: _Running) -> str:
-    lines = _last_lines(done) or ["no message"]
-    # Advice of many lines may follow what happened.
-    told = next((line for line in reversed(lines) if re.match(r"[\w.]*(Error|Exception)\b", line)), lines[-1])
-    return f"{done.task.name} ended with {told!r}, see {done.task.log}"
+    return f"{done.task.name} ended with {_what_happened(done)!r}, see {done.task.log}"
 
 
 def _start(task: Task, jobs: int) -> _Running:

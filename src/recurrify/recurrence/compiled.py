@@ -5,6 +5,8 @@ batch and everything outside training run as they are instead of being compiled 
 """
 
 from collections.abc import Callable
+from functools import cache
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -21,13 +23,13 @@ COMPILATIONS = 64
 
 
 def compile_windows(model: RecurrentPreTrainedModel, rows: int | None = None, memory_budget: float = 1.0) -> None:
-    """Compile the model's training windows, once; it computes what it did, within rounding.
+    """Compile the model's training windows; it computes what it did, within rounding.
 
     `rows` is the size of a batch that training repeats; without it, that of the first batch. `memory_budget` is the
     share of a window's activations that are kept for the backward pass: the rest, what is cheapest, is computed again.
     """
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, COMPILATIONS)
-    if model.family.causal and model.compiled_window is None:
+    if model.family.causal:
         model.compiled_window = CompiledWindow(model, rows, memory_budget)
 
 
@@ -38,7 +40,7 @@ class CompiledWindow:
         self.model = model
         self.rows = rows
         self.memory_budget = memory_budget
-        self.compiled: Callable[..., Any] = torch.compile(run_full_window, dynamic=False)
+        self.compiled: Callable[..., Any] = torch.compile(window_function(memory_budget), dynamic=False)
 
     def takes(self, tokens: Tensor, live: Tensor) -> bool:
         """Whether this is the window that training repeats; the first one decides on the number of rows."""
@@ -68,6 +70,14 @@ class CompiledWindow:
         with functorch_config.patch(activation_memory_budget=self.memory_budget):
             losses, written, summary = self.compiled(self.model, tokens, targets, memory, statistics, first, writes)
         return losses[:, :scored], written, summary
+
+
+@cache
+def window_function(memory_budget: float) -> Callable[..., Any]:
+    """`run_full_window` under a code object of its own for each budget: what torch has compiled it finds by that, and
+    does not ask for the budget that it had then."""
+    code = run_full_window.__code__.replace(co_name=f"run_full_window_within_{memory_budget:g}")
+    return FunctionType(code, run_full_window.__globals__, code.co_name)
 
 
 def run_full_window(

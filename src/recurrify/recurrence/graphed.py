@@ -6,6 +6,7 @@ captured: batches of the usual number of rows that begin their documents. Rows m
 them is not scored, and nothing that is looks ahead. Everything else runs as it is.
 """
 
+import gc
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -52,7 +53,7 @@ class GraphedSteps:
         self.model = model
         self.seen: Counter[Key] = Counter()
         self.most_windows = 0
-        self.places: tuple[int, ...] = ()
+        self.built: tuple[Any, ...] = ()
         self.steps: dict[Key, GraphedStep] = {}
         self.clock = Clock()
 
@@ -67,10 +68,10 @@ class GraphedSteps:
             return False  # a single window may have nothing to learn from
         if bool(state.live.any()) or bool(state.lengths.any()):
             return False
-        here = places(trained(model))
-        if here != self.places:  # the weights have moved or another choice of them is trained
+        built = as_built(model)
+        if built != self.built:  # weights have moved or were exchanged, others are trained, dropout was switched
             self.steps.clear()
-            self.places = here
+            self.built = built
         self.most_windows = max(self.most_windows, self._windows(packed))
         key = self._key(packed)
         self.seen[key] += 1
@@ -153,8 +154,11 @@ def trained(model: torch.nn.Module) -> list[torch.nn.Parameter]:
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
-def places(parameters: list[torch.nn.Parameter]) -> tuple[int, ...]:
-    return tuple(parameter.data_ptr() for parameter in parameters)
+def as_built(model: torch.nn.Module) -> tuple[Any, ...]:
+    """What a graph takes for granted: where weights and buffers lie, which of them learn, which parts are training."""
+    weights = [(id(one), one.data_ptr(), one.requires_grad) for one in model.parameters()]
+    buffers = [one.data_ptr() for one in model.buffers()]
+    return *weights, *buffers, *(module.training for module in model.modules())
 
 
 @contextmanager
@@ -212,10 +216,11 @@ class GraphedStep:
         self.tokens, self.targets = tokens.clone(), targets.clone()
         if clock.memory is None:
             clock.memory = torch.cuda.graph_pool_handle()
+        gc.collect()  # garbage of CUDA's that is thrown away during a capture ends it
         half = torch.is_autocast_enabled("cuda")
         # A cached cast of a weight would be captured once and never be made anew.
         cast = torch.autocast("cuda", torch.get_autocast_dtype("cuda"), enabled=half, cache_enabled=False)
-        with cast, stand_ins(model) as parameters:
+        with cast, torch.cuda.device(tokens.device), stand_ins(model) as parameters:
             self._warm_up(model, run, parameters)
             self.forward_graph, self.backward_graph = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
             with torch.cuda.graph(self.forward_graph, pool=clock.memory):

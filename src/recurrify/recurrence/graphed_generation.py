@@ -5,6 +5,7 @@ and writes stays where it was: the newest tokens, their places, and a copy of th
 full.
 """
 
+import gc
 from collections.abc import Callable
 
 import torch
@@ -60,7 +61,7 @@ class DecodingGraph:
         self.places = (state.lengths - 1).to(tokens.device)
         self.copied = state.memory
         self.memory = None if state.memory is None else state.memory.clone()
-        self.run = capture(lambda: decode(self.tokens, self.places, self.memory))
+        self.run = capture(lambda: decode(self.tokens, self.places, self.memory), tokens.device)
 
     def replay(self, state: State, tokens: Tensor) -> Tensor:
         self.tokens.copy_(tokens)
@@ -71,8 +72,14 @@ class DecodingGraph:
         return self.run().clone()
 
 
-def capture(function: Callable[[], Tensor]) -> Callable[[], Tensor]:
+def capture(function: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
     """The function's kernels as a graph: calling it runs them again and gives the tensor that they write."""
+    gc.collect()  # garbage of CUDA's that is thrown away during a capture ends it
+    with torch.cuda.device(device):
+        return _capture(function)
+
+
+def _capture(function: Callable[[], Tensor]) -> Callable[[], Tensor]:
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

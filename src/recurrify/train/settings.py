@@ -103,6 +103,11 @@ class TrainSettings(TrainerSettings):
             raise UserError(
                 f"`memory_budget` is a share, from 0 (compute all again) to 1 (keep all): got {self.memory_budget!r}."
             )
+        if self.memory_budget < 1 and self.recurrence.get("checkpoint"):
+            raise UserError(
+                f"`memory_budget` is {self.memory_budget:g}, but checkpointed windows keep nothing at all: add "
+                "--no-checkpoint, or leave the budget out."
+            )
         self.check_choice("schedule", *SCHEDULES)
         mechanism = self.recurrence.get("mechanism")
         learns = mechanism not in ("none", "kv")

@@ -135,6 +135,11 @@ def train(
     if uses_compile(settings.compile):
         prepare = graph_steps if settings.compile == "graphs" else compile_windows
         prepare(model, settings.batch, settings.memory_budget)
+    elif settings.memory_budget < 1:
+        raise UserError(
+            f"`memory_budget` is {settings.memory_budget:g}, but only compiled windows have one, and with "
+            f"`compile` {settings.compile} they are not compiled here: set it to on, or leave the budget out."
+        )
     args = training_arguments(settings, sequences, validate is not None)
     per_step = tokens_per_step(settings, sequences, args.world_size)
     if show_progress and settings.warmup_steps >= args.max_steps:
