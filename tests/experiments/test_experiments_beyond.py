@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,12 +24,15 @@ from recurrify.experiments import (
     beyond_rotary,
     beyond_tokens,
 )
+from recurrify.experiments import lab as lab_module
 from recurrify.experiments import rows as rows_module
 from recurrify.experiments.beyond_sizes import tail
+from recurrify.experiments.catalogue import EXPERIMENTS, Experiment, Stage
 from recurrify.experiments.pool import Outcome
+from recurrify.experiments.running import run_experiments
 from recurrify.experiments.unit import Unit, do_unit
 from recurrify.recurrence import recurrence_config
-from recurrify.results import save_result
+from recurrify.results import load_result, save_result
 from support.runs import model_folder, weights_of
 
 TOKENS, WORDS = np.array([100, 300]), np.array([50, 150])
@@ -329,3 +333,32 @@ def test_groups_of_names_are_spelled_out_once() -> None:
 def test_the_model_of_rotary_can_be_named() -> None:
     assert _size("tiny", "some/model").beyond.rotary_model == "some/model"
     assert _size("small", None).beyond.rotary_model == "HuggingFaceTB/SmolLM2-135M"
+
+
+def test_a_run_that_failed_counts_until_it_is_done(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever round it belongs to: `experiment run` ends with these failures."""
+    failure = "a ended with 'no numbers', see a.log"
+    outcomes = iter([Outcome(True, [failure]), Outcome(False, []), Outcome(True, [])])
+    monkeypatch.setattr(lab_module, "do_units", lambda *_: next(outcomes))
+    a, b = (SimpleNamespace(name=name, is_xlnet=False) for name in "ab")
+    found = []
+    for units in ([a], [b], [a, b]):
+        lab.finish(units)  # type: ignore[arg-type]
+        found.append((lab.failures, lab.stopped))
+    assert found == [([failure], False), ([failure], True), ([], False)]
+
+
+def test_failures_of_later_rounds_fail_the_command(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    def rows(lab: Lab) -> Any:
+        lab.failures = ["books-carry ended with 'no numbers', see its log"]
+        return [{"row": "one"}], ["another"]
+
+    experiment = Experiment(
+        "late", "Late", beyond.OURS, "mechanisms", lambda lab: [], rows, Stage.NOTHING, one_recipe=False
+    )
+    monkeypatch.setitem(EXPERIMENTS, "late", experiment)
+    with pytest.raises(UserError, match=r"1 runs failed: books-carry ended with"):
+        run_experiments(["late"], lab)
+    written = load_result(lab.folder / "late.json")
+    assert written["missing"] == ["another"]
+    assert written["hyperparameters"] == []

@@ -281,3 +281,20 @@ def test_the_command(tmp_path: Path) -> None:
     assert re.search(r"Transformer-XL +1\.2500", said)
     assert f"page: {tmp_path / 'out' / 'index.html'}" in said.replace("\n", "")
     assert (tmp_path / "out" / "report.md").is_file()
+
+
+def test_a_part_of_the_test_text_is_not_compared_with_all_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks, "svg", lambda *_: "<svg></svg>")
+    write_runs(tmp_path / "runs", {"xl": result("xl"), "rsa": result("rsa-xl", test_tokens=1000)})
+    write_training_page([tmp_path / "runs"], tmp_path / "page")
+    page = (tmp_path / "page" / "report.md").read_text()
+    assert "tested symbols (1,000, all)" in page
+    assert "lower than Transformer-XL" not in page
+
+
+def test_a_seed_given_twice_is_refused(tmp_path: Path) -> None:
+    write_runs(tmp_path / "runs", {"one": result("xl", bits=1.2), "copy": result("xl", bits=1.4)})
+    with pytest.raises(UserError, match=r"same settings and the same seed, 0: give one"):
+        write_training_page([tmp_path / "runs"], tmp_path / "page")

@@ -128,6 +128,7 @@ register(
         name="frozen",
         title="A frozen base: only what was added is trained",
         source=OURS,
+        one_recipe=False,
         layout="frozen",
         units=rate_units,
         rows=frozen_rows,

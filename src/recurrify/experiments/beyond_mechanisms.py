@@ -91,6 +91,7 @@ register(
         name="mechanisms",
         title="Every mechanism at several sizes: perplexity against all FLOPs",
         source=OURS,
+        one_recipe=False,
         layout="mechanisms",
         units=rate_units,
         rows=mechanism_rows,

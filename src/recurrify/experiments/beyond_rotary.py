@@ -210,6 +210,7 @@ register(
         name="rotary",
         title="Whether recurrence pays on a model with rotary positions",
         source=OURS,
+        one_recipe=False,
         layout="mechanisms",
         units=lambda lab: [],
         rows=rotary_rows,

@@ -69,6 +69,7 @@ register(
         name="tokens",
         title="What is learned with how many fine-tuning tokens",
         source=OURS,
+        one_recipe=False,
         layout="tokens",
         units=token_units,
         rows=token_rows,
@@ -165,7 +166,8 @@ def start_rows(lab: Lab) -> tuple[Rows, list[str]]:
         if row is None:
             missing.append(name)
             continue
-        rows.append({**row, "kind": start.kind, "about": start.about, "curve": curve(units)})
+        tokens = sum(load_result(unit.run_file)["tokens"] for unit in units)
+        rows.append({**row, "kind": start.kind, "about": start.about, "tokens": tokens, "curve": curve(units)})
     return rows, [*missing, *failed]
 
 
@@ -188,6 +190,7 @@ register(
         name="starts",
         title="What starts fast: the first fine-tuning tokens",
         source=OURS,
+        one_recipe=False,
         layout="starts",
         units=lambda lab: start_round(lab, 0),
         rows=start_rows,

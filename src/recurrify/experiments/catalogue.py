@@ -48,6 +48,8 @@ class Experiment:
     """What has to be there before it can run."""
     differences: tuple[str, ...] | None = None
     """How it differs from what was published; None: as the size says."""
+    one_recipe: bool = True
+    """Whether its runs share settings that can be told beside the published ones."""
     alone: bool = False
     """Whether making the rows takes a device to itself, and time."""
     later: str | None = None

@@ -36,6 +36,10 @@ class Lab:
     deadline: float | None = None
     """A `time.monotonic()` at which to stop, saved and ready to go on."""
     rates: dict[str, float] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+    """A sentence for each run that failed and has not been done since."""
+    stopped: bool = False
+    """Whether time ran out before the last runs that were asked for were done."""
 
     @property
     def folder(self) -> Path:
@@ -145,7 +149,11 @@ class Lab:
         for unit in units:
             known = merged.get(unit.name)
             merged[unit.name] = unit if known is None else known.with_scores(unit.wanted)
-        return do_units(sorted(merged.values(), key=_turn), self.jobs, self.say, self.deadline)
+        outcome = do_units(sorted(merged.values(), key=_turn), self.jobs, self.say, self.deadline)
+        others = [failure for failure in self.failures if failure.split(" ended with ")[0] not in merged]
+        self.failures = others + outcome.failures
+        self.stopped = not outcome.finished
+        return outcome
 
 
 def chosen_rates(rows: Iterable[dict[str, Any]]) -> dict[str, float]:

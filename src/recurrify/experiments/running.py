@@ -55,9 +55,10 @@ def run_experiments(names: Sequence[str], lab: Lab) -> list[Path]:
         if outcome.finished or not experiment.alone:
             lab.say(f"{experiment.name}: {experiment.title}")
             written += _write(experiment, lab, started)
-    if not outcome.finished:
+    # Rows may have needed runs of their own.
+    if not outcome.finished or lab.stopped:
         lab.say(STOPPED)
-    _check(outcome)
+    _check(Outcome(True, lab.failures))
     return written
 
 
@@ -77,7 +78,7 @@ def _write(experiment: Experiment, lab: Lab, started: float) -> list[Path]:
         return []
     if experiment.name == CHOICE and missing:
         raise UserError(f"Learning rates cannot be chosen yet: {len(missing)} runs are missing; run it again.")
-    units = experiment.units(lab)
+    units = experiment.units(lab) if experiment.one_recipe else []
     config = {
         "experiment": experiment.name,
         "size": lab.size.name,

@@ -215,8 +215,9 @@ def small_rows(lab: Lab) -> tuple[Rows, list[str]]:
 
 
 SCORING = (
-    "Every symbol of the test part is scored in segments and with memory as in training; the reproduction's script "
-    "ends with segments of 80 and a memory of 2,100, and which of its scores it prints is not said."
+    "The test part (at size tiny its beginning) is scored in segments and with memory as in training; the "
+    "reproduction's script ends with segments of 80 and a memory of 2,100, and which of its scores it prints is not "
+    "said."
 )
 register(
     Experiment(

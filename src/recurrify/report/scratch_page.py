@@ -25,7 +25,10 @@ TERMS = [
         "minus the binary logarithm of the probability of what came next, on average: what papers on enwik8 call bits "
         "per character. Lower is better.",
     ),
-    ("test, validation", "every symbol of the part but its first, read once, the state carried along."),
+    (
+        "test, validation",
+        "every symbol of the part but its first, unless fewer are named, read once, the state carried along.",
+    ),
     ("step", "one update of the weights."),
     ("ms per step", "of training alone, the first steps left out, in which things are compiled."),
 ]

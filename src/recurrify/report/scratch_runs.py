@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from recurrify.errors import UserError
 from recurrify.report import numbers
 from recurrify.report.experiments_data import entries, facts, words
 from recurrify.report.html_parts import Link
@@ -159,6 +160,8 @@ class Conditions:
     steps: str
     batch: str
     length: str
+    tested: str
+    """Symbols of the test part that were scored, or all."""
 
     @classmethod
     def of(cls, run: TrainingRun) -> "Conditions":
@@ -170,6 +173,7 @@ class Conditions:
             steps=numbers.count(run.content.get("steps")),
             batch=numbers.count(run.config.get("batch")),
             length=numbers.count(run.config.get("length")),
+            tested="all" if run.config.get("test_tokens") is None else numbers.count(run.config.get("test_tokens")),
         )
 
     @property
@@ -177,6 +181,7 @@ class Conditions:
         return (
             f"{self.data} as {self.symbols.replace('-', ' ')} ({self.vocabulary} symbols), "
             f"{self.steps} steps of {self.batch} × {self.length}"
+            + ("" if self.tested == "all" else f", tested on the first {self.tested} symbols")
         )
 
 
@@ -212,7 +217,7 @@ def differing(groups: Sequence[Group]) -> list[str]:
     """In what the groups differ, each with its values, as words."""
     told = []
     names = {"data": "data", "symbols": "symbols", "vocabulary": "vocabulary", "steps": "steps"}
-    names |= {"batch": "lanes", "length": "length of a segment"}
+    names |= {"batch": "lanes", "length": "length of a segment", "tested": "tested symbols"}
     for key, name in names.items():
         values = list(dict.fromkeys(getattr(group.conditions, key) for group in groups))
         if len(values) > 1:
@@ -227,7 +232,13 @@ def differing(groups: Sequence[Group]) -> list[str]:
 def _variants(runs: Sequence[TrainingRun]) -> list[Variant]:
     found: dict[str, list[TrainingRun]] = {}
     for run in runs:
-        found.setdefault(repr(sorted(traits(run).items())), []).append(run)
+        alike = found.setdefault(repr(sorted(traits(run).items())), [])
+        twin = next((other for other in alike if other.seed == run.seed), None)
+        if twin is not None:
+            raise UserError(
+                f"{twin.name} and {run.name} have the same settings and the same seed, {run.seed}: give one of them."
+            )
+        alike.append(run)
     order = list(MODELS)
     kept = sorted(found.values(), key=lambda own: order.index(own[0].arch) if own[0].arch in order else len(order))
     return [Variant(_label(own[0], [one[0] for one in kept]), own) for own in kept]
