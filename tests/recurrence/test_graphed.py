@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from recurrify import CarryConfig, NoRecurrence, RecurrentForCausalLM, TailConfig, UserError, add_recurrence
-from recurrify.recurrence import graphed
+from recurrify.recurrence import CompressConfig, MemoryTokensConfig, SummaryConfig, graphed
 from recurrify.recurrence.graphed import GraphedSteps, graph_steps
 from recurrify.recurrence.packing import pack
 from recurrify.state import State
@@ -18,6 +18,13 @@ CONFIGS = {
     "carry": CarryConfig(window=8, overlap=3, standardize=True),
     "tail": TailConfig(window=8, tail=4, pooled_slots=1),
 }
+OTHERS = {
+    "gated tail": TailConfig(window=8, tail=4, gated=True),
+    "memory tokens": MemoryTokensConfig(window=8, tokens=3),
+    "summary": SummaryConfig(window=8, tokens=2),
+    "compress": CompressConfig(window=8, tokens=2, size=4),
+}
+"""Tried on a GPU only; by what would be captured they differ in nothing."""
 
 
 class Recorded:
@@ -228,10 +235,11 @@ def test_stand_ins_take_the_place_of_the_weights_and_leave_it() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", CONFIGS | OTHERS)
 def test_replayed_updates_are_the_updates(name: str) -> None:
     """Losses, gradients, statistics and weights over several updates, two batches to each."""
-    model = add_recurrence(tiny("gpt2"), CONFIGS[name]).cuda().train()
+    family, config = ("llama", OTHERS[name]) if name in OTHERS else ("gpt2", CONFIGS[name])
+    model = add_recurrence(tiny(family), config).cuda().train()
     twin = copy.deepcopy(model)
     graph_steps(twin)
     optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (model, twin)]

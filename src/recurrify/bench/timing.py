@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,7 +53,11 @@ class Timed:
 
 
 class Turns:
-    """Runs entrants in turns; what fails for a known reason leaves the others in peace."""
+    """Runs entrants in turns; what fails for a known reason leaves the others in peace.
+
+    Memory is measured before the first turn and in no turn: it takes an allocator that has nothing in store, and to
+    fill its store takes time, from which the graphs alone, with their own, would be spared.
+    """
 
     def __init__(
         self,
@@ -66,34 +70,54 @@ class Turns:
         self.device, self.rounds, self.warm_ups = device, rounds, warm_ups
         self.out_of_time, self.advance = out_of_time, advance
 
-    def take(self, entrants: Sequence[Entrant]) -> list[Timed]:
-        found = [Timed() for _ in entrants]
-        for turn in range(self.rounds):
+    def take(
+        self,
+        entrants: Sequence[Entrant],
+        earlier: Sequence[Mapping[str, Any] | None] | None = None,
+        keep: Callable[[list[Timed]], None] = lambda found: None,
+    ) -> list[Timed]:
+        """`earlier` are the rows of an unfinished run, to go on from; `keep` is told what there is after each round."""
+        found = whole_rounds(earlier or [None] * len(entrants))
+        # All rounds of some may have been taken before; they are not woken again.
+        for turn in range(-1, self.rounds):
             for entrant, timed in zip(entrants, found, strict=True):
-                if timed.trouble is None and self.out_of_time():
-                    timed.trouble = NO_TIME
-                if timed.trouble is None:
-                    self._turn(entrant, timed, first=turn == 0)
+                if len(timed.seconds) < (turn + 1 if turn >= 0 else self.rounds):
+                    self._attempt(entrant, timed, self._measure_memory if turn < 0 else self._measure_time)
                 self.advance(1)
+            if turn >= 0:
+                keep(found)
         return found
 
-    def _turn(self, entrant: Entrant, timed: Timed, first: bool) -> None:
-        try:
-            if first and entrant.holds_graphs:
-                memory, own = PeakMemory(self.device, reserved=True), entrant.own_bytes()
-            entrant.wake()
-            for _ in range(self.warm_ups if first else 0):
-                entrant.run()
-            wait(self.device)
-            if first and not entrant.holds_graphs:
-                memory, own = PeakMemory(self.device), entrant.own_bytes()
-            started = time.perf_counter()
+    def _measure_memory(self, entrant: Entrant, timed: Timed) -> None:
+        if entrant.holds_graphs:
+            memory, own = PeakMemory(self.device, reserved=True), entrant.own_bytes()
+        entrant.wake()
+        for _ in range(self.warm_ups):
             entrant.run()
-            wait(self.device)
-            timed.seconds.append(time.perf_counter() - started)
-            if first:
-                beyond = memory.so_far()
-                timed.peak_bytes = None if beyond is None else beyond + own
+        wait(self.device)
+        if not entrant.holds_graphs:
+            memory, own = PeakMemory(self.device), entrant.own_bytes()
+        entrant.run()
+        wait(self.device)
+        beyond = memory.so_far()
+        timed.peak_bytes = None if beyond is None else beyond + own
+
+    def _measure_time(self, entrant: Entrant, timed: Timed) -> None:
+        entrant.wake()
+        entrant.run()  # fills the allocator's store, which nobody may empty before the clock
+        wait(self.device)
+        started = time.perf_counter()
+        entrant.run()
+        wait(self.device)
+        timed.seconds.append(time.perf_counter() - started)
+
+    def _attempt(self, entrant: Entrant, timed: Timed, measure: Callable[[Entrant, Timed], None]) -> None:
+        if timed.trouble is None and self.out_of_time():
+            timed.trouble = NO_TIME
+        if timed.trouble is not None:
+            return
+        try:
+            measure(entrant, timed)
         except Exception as error:
             timed.trouble = trouble_of(error)
             if timed.trouble is None:
@@ -102,6 +126,29 @@ class Turns:
             entrant.rest()
         thoroughly = entrant.holds_graphs or timed.trouble is not None
         free_memory(self.device, thoroughly)  # not in `finally`: the error holds on to what did not fit
+
+
+def whole_rounds(rows: Sequence[Mapping[str, Any] | None]) -> list[Timed]:
+    """What an unfinished run has left of each: the rounds in which all had their turn, so that ratios stay within one
+    run. Who had no time has it now."""
+    found = []
+    for row in rows:
+        timed = Timed() if row is None else Timed(list(row["seconds"]), row.get("peak_bytes"), row["trouble"])
+        timed.trouble = None if timed.trouble == NO_TIME else timed.trouble
+        found.append(timed)
+    counts = [len(timed.seconds) for timed in found if timed.trouble is None]
+    for timed in found if counts else ():
+        del timed.seconds[min(counts) :]
+    return found
+
+
+def still_missing(names: Iterable[str], found: Iterable[Timed], rounds: int) -> list[str]:
+    """Whose turns are not all taken, for no reason but that it is not done yet."""
+    return [
+        name
+        for name, timed in zip(names, found, strict=True)
+        if timed.trouble is None and len(timed.seconds) < rounds
+    ]
 
 
 class NotMeasuredError(Exception):
