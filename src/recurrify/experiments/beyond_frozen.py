@@ -113,7 +113,7 @@ def frozen_rows(lab: Lab) -> tuple[Rows, list[str]]:
 def _remaining(gains: dict[str, Any]) -> float | None:
     """The share of a gain that is there without training the base; a gain within noise has no share."""
     whole, left = gains.get("trained"), gains.get("frozen")
-    if whole is None or left is None or whole["within_noise"] or whole["relative_gain"] <= 0:
+    if whole is None or left is None or whole["within_noise"] or left["within_noise"] or whole["relative_gain"] <= 0:
         return None
     return float(left["relative_gain"] / whole["relative_gain"])
 

@@ -11,10 +11,10 @@ from recurrify.experiments import published
 from recurrify.experiments.catalogue import EXPERIMENTS, KINDS, Experiment, Stage, experiment_named
 from recurrify.experiments.lab import CHOICE, VARIANTS, Lab, chosen_rates
 from recurrify.experiments.pool import Outcome
+from recurrify.experiments.unit import Unit
 from recurrify.experiments.variants import candidate_units
 from recurrify.recurrence import CarryConfig
 from recurrify.results import provenance, save_result
-from recurrify.train import TrainSettings
 
 STOPPED = "stopped before the end: the same command goes on from here"
 
@@ -93,7 +93,7 @@ def _write(experiment: Experiment, lab: Lab, started: float) -> list[Path]:
         "title": experiment.title,
         "source": experiment.source,
         "differences": list(lab.size.differences if experiment.differences is None else experiment.differences),
-        "hyperparameters": hyperparameters(lab, units[-1].settings, rows) if units else [],
+        "hyperparameters": hyperparameters(lab, units, rows) if units else [],
         "layout": experiment.layout,
         "rows": rows,
         "missing": missing,
@@ -104,8 +104,13 @@ def _write(experiment: Experiment, lab: Lab, started: float) -> list[Path]:
     return [path]
 
 
-def hyperparameters(lab: Lab, used: TrainSettings, rows: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
-    """Published beside ours, read off the settings of one of the experiment's own runs."""
+def hyperparameters(lab: Lab, units: Sequence[Unit], rows: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
+    """Published beside ours, read off the settings of one of the experiment's own runs, with the usual window."""
+    usual = [unit for unit in units if unit.settings.recurrence["window"] == lab.size.window]
+    used = (usual or units)[-1].settings
+    seeds = len({unit.settings.seed for unit in units})
+    times = lab.size.added_rate
+    often = used.max_tokens is None or used.valid_every < used.max_tokens
     rates = lab.rates or chosen_rates([row for row in rows if "chosen" in row])
     told = ", ".join(f"{kind} {rate:g}" for kind, rate in rates.items())
     length = f"{used.epochs:g} epochs" if used.max_tokens is None else f"{used.max_tokens:,} tokens"
@@ -118,13 +123,13 @@ def hyperparameters(lab: Lab, used: TrainSettings, rows: Sequence[dict[str, Any]
         "length": length,
         "optimiser": f"AdamW, weight decay {used.weight_decay:g}",
         "learning rate": f"{told}; candidates {', '.join(f'{rate:g}' for rate in lab.size.candidates)}",
-        "learning rate of what was added": f"{lab.size.added_rate:g} × the base's",
+        "learning rate of what was added": "the same" if times == 1 else f"{times:g} × the base's",
         "schedule": f"linear warm-up over {used.warmup_steps} steps, then {used.schedule.removesuffix('_with_warmup')}",
-        "validation": f"every {used.valid_every:,} tokens, first {used.valid_tokens:,} tokens of each document, "
+        "validation": f"{f'every {used.valid_every:,} tokens' if often else 'at the end'}, first {used.valid_tokens:,} tokens of each document, "
         "best weights kept",
         "network": f"{CarryConfig.hidden_layers} hidden layers of {CarryConfig.hidden_size}",
         "insertion layer": str(CarryConfig.insert_layer),
-        "seeds": f"{len(lab.size.seeds)} without overlap, 1 elsewhere",
+        "seeds": f"{seeds} without overlap, 1 elsewhere" if seeds > 1 else "1",
     }
     known = published.HYPERPARAMETERS
     lines = [{"name": name, "published": value, "ours": ours[name]} for name, value in known.items()]

@@ -106,7 +106,7 @@ SIZES = {
         ),
         Size(
             name="small",
-            purpose="a base of 34 M parameters pretrained here, novels and enwik8: half an hour on one large GPU",
+            purpose="a base of 34 M parameters pretrained here, novels and enwik8: for one large GPU",
             base=None,
             pretraining={
                 "vocabulary": 16_384,

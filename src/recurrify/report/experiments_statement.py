@@ -16,6 +16,8 @@ TINY_WARNING = (
 )
 NO_INTERVAL = " (means over seeds; the difference has no interval)"
 PUBLISHED_OVERLAP, PUBLISHED_WINDOW = 30, 300
+FEWEST_WINDOWS = 2
+"""Sizes of windows before a front says anything."""
 
 
 def headline(results: SizeResults) -> str:
@@ -207,7 +209,10 @@ def _recurrent_share(points: Sequence[Point], front: Sequence[Point]) -> str:
         total = sum(point.kind == kind for point in points)
         if total:
             shares.append(f"{sum(point.kind == kind for point in front)} of {total} {name}")
-    return f"That is {' and '.join(shares)}." if shares else "No recurrent point has been run."
+    if not shares:
+        return "No recurrent point has been run."
+    few = " Too few have been run to say more." if len({point.window for point in points}) < FEWEST_WINDOWS else ""
+    return f"That is {' and '.join(shares)}.{few}"
 
 
 def listed(names: Iterable[str]) -> str:
