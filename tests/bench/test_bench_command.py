@@ -31,7 +31,10 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return measure
 
-    made = {name: Part(name, named(name), name not in ("ceilings", "peers")) for name in ("ceilings", "naive", "peers")}
+    made = {
+        name: Part(name, named(name), name not in ("ceilings", "peers"), goes_on=False)
+        for name in ("ceilings", "naive", "peers")
+    }
     monkeypatch.setattr(running, "PARTS", made)
     return ran
 
@@ -68,6 +71,35 @@ def test_training_goes_on_with_the_batches_that_are_missing(monkeypatch: pytest.
     assert all(row[3] == "right" for row in tables["Checked first"].rows)
 
 
+@pytest.mark.parametrize(
+    ("part", "options"),
+    [
+        ("naive", ["--ways", "eager,compiled"]),
+        ("training", ["--ways", "compiled"]),
+        ("training", ["--batches", "2"]),
+    ],
+    ids=["ways of naive", "ways of training", "batches of training"],
+)
+def test_what_the_file_lacks_is_measured(
+    part: str, options: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ran: list[Any] = []
+
+    def measure(bench: Any, earlier: Any = None) -> dict[str, Any]:
+        ran.append(bench.ways)
+        groups = [{"batch": batch, "ways": bench.ways, "rows": [], "checks": []} for batch in bench.batches]
+        return {"ways": bench.ways, "checks": [], **({"groups": groups} if part == "training" else {"rows": []})}
+
+    monkeypatch.setitem(running.PARTS, part, running.PARTS[part]._replace(measure=measure, needs_ceiling=False))
+    command = ["bench", part, "--size", "tiny", "--device", "cpu", "--out", tmp_path]
+    invoke(*command, "--ways", "eager", "--batches", "1")
+    invoke(*command, "--ways", "eager", "--batches", "1")
+    assert len(ran) == 1
+    asked = {"--ways": "eager", "--batches": "1", options[0]: options[1]}
+    invoke(*command, *[word for pair in asked.items() for word in pair])
+    assert len(ran) == 2
+
+
 def test_no_time_is_no_failure(parts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     invoke("bench", "peers", "--device", "cpu", "--out", tmp_path)
     monkeypatch.setattr(running.Bench, "out_of_time", lambda self: True)
@@ -101,11 +133,12 @@ class TestRefusals:
             (["speed"], "There is no part 'speed': there are ceilings, training, lengths, generation,"),
             (["--size", "huge"], "There is no size 'huge': there are auto, tiny, small, gpt2."),
             (["--ways", "eager,magic"], "There is no way 'magic' of training"),
+            (["--ways", "graphs", "--device", "cpu"], "Graphs are for CUDA GPUs, and this is a CPU"),
             (["--batches", "0"], "at least 1 sequence: got 0"),
             (["--batches", "few"], "`--batches` must be whole numbers"),
             (["--page"], "There are no results of a benchmark"),
         ],
-        ids=["part", "size", "way", "batch", "words", "page"],
+        ids=["part", "size", "way", "graphs", "batch", "words", "page"],
     )
     def test_bad_input(self, refused: Refused, options: list[str], words: str, tmp_path: Path) -> None:
         assert words in refused("bench", "--device", "cpu", "--out", tmp_path, *options)
@@ -118,6 +151,19 @@ class TestRefusals:
         invoke("bench", "peers", "--size", "tiny", "--device", "cpu", "--out", tmp_path)
         told = refused("bench", "peers", "--size", "small", "--device", "cpu", "--out", tmp_path)
         assert "was measured with size tiny, not small: choose another --out" in told
+
+    def test_a_folder_of_another_device(
+        self, refused: Refused, parts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        options = ["bench", "naive", "--size", "tiny", "--device", "cpu", "--out", tmp_path]
+        invoke(*options)
+        monkeypatch.setattr(running, "machine", lambda: {"cpu": "Abacus", "cores": 3})
+        told = refused(*options)
+        assert "not Abacus, 3 cores: choose another --out" in told
+        # Nor is another device's ceiling taken for what is measured anew.
+        assert "`recurrify bench ceilings --again`" in refused(*options, "--again")
+        invoke("bench", "ceilings", *options[1:], "--again")
+        assert len(parts) == 4
 
     def test_something_else_in_the_folder(self, refused: Refused, tmp_path: Path) -> None:
         (tmp_path / "naive.json").write_text('{"kind": "probe"}')

@@ -40,6 +40,10 @@ class Bench:
     def turns(self, advance: Callable[[int], None], warm_ups: int = 1) -> Turns:
         return Turns(self.device, self.size.rounds, self.out_of_time, advance, warm_ups)
 
+    def turns_of(self, entrants: int) -> int:
+        """How often `turns` tells that it is a step further: memory is a turn of its own."""
+        return entrants * (self.size.rounds + 1)
+
     def share(self, flops_per_second: float | None) -> float | None:
         if flops_per_second is None or self.ceiling is None:
             return None

@@ -14,7 +14,7 @@ REPEATS = 3
 def measure_ceilings(bench: Bench) -> dict[str, Any]:
     """The best of several sizes counts; copying reads and writes every byte once."""
     dtype = torch.bfloat16 if bench.device.type == "cuda" else torch.float32
-    with bench.bar("ceilings", (len(bench.size.matrices) + 1) * bench.size.rounds) as advance:
+    with bench.bar("ceilings", bench.turns_of(len(bench.size.matrices) + 1)) as advance:
         turns = bench.turns(advance, warm_ups=2)
         products = [_product(bench, side, dtype) for side in bench.size.matrices]
         rows: list[Row] = []

@@ -4,7 +4,6 @@ All is timed by what arrives: a streamer notes when each token comes, so reading
 tokens are generated as a window has, so that each measurement holds one step from window to window.
 """
 
-import statistics
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -15,6 +14,7 @@ from transformers import MistralConfig, MistralForCausalLM, set_seed
 from transformers.generation.streamers import BaseStreamer
 
 from recurrify.bench.bench import Bench
+from recurrify.bench.checks import stirred, true_float32
 from recurrify.bench.memory import free_memory
 from recurrify.bench.models import (
     base_model,
@@ -23,7 +23,7 @@ from recurrify.bench.models import (
     rotary_model,
     rotary_sizes,
 )
-from recurrify.bench.timing import NO_TIME, Row, ratio, trouble_of
+from recurrify.bench.timing import NO_TIME, Row, Timed, ratio, still_missing, trouble_of, whole_rounds
 from recurrify.recurrence.graphed_generation import graph_generation
 
 OVERLAPS = (0.5, 0.9)
@@ -65,63 +65,75 @@ class Writer(NamedTuple):
     most: int | None = None
     """The longest prompt that leaves room, where there is a limit."""
 
+    def takes(self, prompt: int) -> bool:
+        return self.most is None or prompt <= self.most
 
-def measure_generation(bench: Bench) -> dict[str, Any]:
+
+Found = dict[tuple[str, int], Timed]
+"""By the writer's name and the tokens of the prompt."""
+
+
+def measure_generation(bench: Bench, earlier: dict[str, Any] | None = None) -> dict[str, Any]:
+    """All in turns; whole rounds of an `earlier` run are not repeated."""
     writers = _writers(bench)
     checks = [_check_follows_forward(bench)]
     prompts = bench.size.prompts
-    seconds: dict[tuple[str, int], list[float]] = {}
-    troubles: dict[tuple[str, int], str] = {}
+    found = _left_by(earlier, writers, prompts)
     with bench.bar("generation", (ROUNDS + 1) * len(prompts) * len(writers)) as advance:
         for turn in range(ROUNDS + 1):
             for prompt in prompts:
                 for writer in writers:
-                    if (writer.name, prompt) not in troubles and (writer.most is None or prompt <= writer.most):
-                        _one_turn(bench, writer, prompt, turn, seconds, troubles)
+                    timed = found.get((writer.name, prompt))
+                    # The first turn warms up, where others follow.
+                    if timed is not None and len(timed.seconds) < (turn or ROUNDS):
+                        _one_turn(bench, writer, prompt, timed, warms_up=turn == 0)
                     advance(1)
+                if turn:
+                    bench.keep(_result(bench, found, checks))
+    return _result(bench, found, checks)
+
+
+def _left_by(earlier: dict[str, Any] | None, writers: list[Writer], prompts: tuple[int, ...]) -> Found:
+    before = {(row["name"], row["prompt"]): row for row in (earlier or {}).get("rows") or []}
+    left: Found = {}
+    for prompt in prompts:
+        keys = [(writer.name, prompt) for writer in writers if writer.takes(prompt)]
+        left |= zip(keys, whole_rounds([before.get(key) for key in keys]), strict=True)
+    return left
+
+
+def _result(bench: Bench, found: Found, checks: list[Row]) -> dict[str, Any]:
     rows: list[Row] = [
         {
-            "name": writer.name,
+            "name": name,
             "prompt": prompt,
-            "seconds": seconds.get((writer.name, prompt), []),
-            "seconds_per_token": _median(seconds.get((writer.name, prompt))),
-            "trouble": troubles.get((writer.name, prompt)),
+            "seconds": timed.seconds,
+            "seconds_per_token": timed.median,
+            "trouble": timed.trouble,
         }
-        for writer in writers
-        for prompt in prompts
-        if writer.most is None or prompt <= writer.most
+        for (name, prompt), timed in found.items()
     ]
-    return {"rows": rows, "ratios": _ratios(rows), "checks": checks, "window": bench.size.window}
+    missing = still_missing([f"{name}, after {prompt:,}" for name, prompt in found], found.values(), ROUNDS)
+    window = bench.size.window
+    return {"rows": rows, "ratios": _ratios(rows), "checks": checks, "window": window, "missing": missing}
 
 
-def _one_turn(
-    bench: Bench,
-    writer: Writer,
-    prompt: int,
-    turn: int,
-    seconds: dict[tuple[str, int], list[float]],
-    troubles: dict[tuple[str, int], str],
-) -> None:
-    key = writer.name, prompt
-    if bench.out_of_time():
-        troubles[key] = NO_TIME
+def _one_turn(bench: Bench, writer: Writer, prompt: int, timed: Timed, warms_up: bool) -> None:
+    if timed.trouble is None and bench.out_of_time():
+        timed.trouble = NO_TIME
+    if timed.trouble is not None:
         return
     try:
-        found = writer.write(random_tokens(bench.size, 1, prompt, bench.device))
+        seconds = writer.write(random_tokens(bench.size, 1, prompt, bench.device))
     except Exception as error:
-        reason = trouble_of(error)
-        if reason is None:
+        timed.trouble = trouble_of(error)
+        if timed.trouble is None:
             raise
-        troubles[key] = reason
         del error
         free_memory(bench.device, thoroughly=True)
         return
-    if turn:  # the first one warms up
-        seconds.setdefault(key, []).append(found)
-
-
-def _median(values: list[float] | None) -> float | None:
-    return statistics.median(values) if values else None
+    if not warms_up:
+        timed.seconds.append(seconds)
 
 
 def _writers(bench: Bench) -> list[Writer]:
@@ -206,7 +218,8 @@ def _check_follows_forward(bench: Bench) -> Row:
     model = recurrent_model(base_model(bench.size, bench.device), bench.size, "carry").eval()
     model.set_recurrence(window=16)
     prompt = random_tokens(bench.size, 1, 5, bench.device)
-    with torch.inference_mode():  # in float32, where two ways of computing choose the same token
+    # In float32, where two ways of computing choose the same token.
+    with stirred(model), true_float32(), torch.inference_mode():
         text = model.generate(prompt, max_new_tokens=40, do_sample=False, pad_token_id=0)
         expected = model(text[:, :-1]).logits.argmax(-1)[:, prompt.shape[1] - 1 :]
     wrong = int((expected != text[:, prompt.shape[1] :]).sum())

@@ -17,10 +17,11 @@ from recurrify.bench.bench import Bench
 from recurrify.bench.models import random_tokens
 from recurrify.bench.sizes import Size
 from recurrify.bench.stepping import Ours, Stepper
-from recurrify.bench.timing import Entrant, Row, ratio
+from recurrify.bench.timing import Entrant, Row, Timed, ratio, still_missing
 
 BATCH = 4
 MEMORY_TOKENS = 16
+NOT_INSTALLED = "not installed"
 
 
 class Peer(NamedTuple):
@@ -103,14 +104,15 @@ class PeerStepper(Stepper):
         return loss
 
 
-def measure_peers(bench: Bench) -> dict[str, Any]:
+def measure_peers(bench: Bench, earlier: dict[str, Any] | None = None) -> dict[str, Any]:
+    """All in turns; whole rounds of an `earlier` run are not repeated."""
     size, device = bench.size, bench.device
     ids = random_tokens(size, BATCH, size.windows * size.window, device)
     ours = {kind: Ours(size, kind, device) for kind in ("carry", "tail")}
     target = body_weights(ours["carry"].recurrent.base)
     missing = [peer for peer in PEERS if find_spec(peer.module) is None]
-    rows: list[Row] = [
-        {"name": peer.package, "trouble": "not installed", "seconds": [], "tokens_per_second": None} for peer in missing
+    absent: list[Row] = [
+        {"name": peer.package, "trouble": NOT_INSTALLED, "seconds": [], "tokens_per_second": None} for peer in missing
     ]
     if missing:
         names = " ".join(peer.package for peer in missing)
@@ -120,23 +122,37 @@ def measure_peers(bench: Bench) -> dict[str, Any]:
         if peer not in missing:
             steppers.append(_built(peer, size, device, target))
     entrants = [_entrant(one, ids) for one, _ in steppers]
-    with bench.bar("peers", len(entrants) * size.rounds) as advance:
-        found = bench.turns(advance).take(entrants)
-    for (one, layers), timed in zip(steppers, found, strict=True):
-        rows.append(
-            {
-                "name": one.kind,
-                "layers": layers,
-                "body_weights": body_weights(getattr(one, "recurrent", None) or one.model),
-                "weights": sum(value.numel() for value in one.model.parameters()),
-                "batch": BATCH,
-                "tokens_per_second": timed.rate(ids.numel()),
-                **vars(timed),
-            }
-        )
-    by = {row["name"]: row["seconds"] for row in rows}
-    ratios = [ratio(f"{kind} / {peer.package}", by[kind], by[peer.package]) for kind in ours for peer in PEERS]
-    return {"rows": rows, "ratios": [one for one in ratios if one is not None], "checks": []}
+    # Who was not installed then may be now.
+    rows_before = [row for row in (earlier or {}).get("rows") or [] if row["trouble"] != NOT_INSTALLED]
+    before = {row["name"]: row for row in rows_before}
+
+    def result(found: list[Timed]) -> dict[str, Any]:
+        rows = [_row(*pair, timed, ids.numel()) for pair, timed in zip(steppers, found, strict=True)]
+        by = {row["name"]: row["seconds"] for row in absent + rows}
+        ratios = [ratio(f"{kind} / {peer.package}", by[kind], by[peer.package]) for kind in ours for peer in PEERS]
+        return {
+            "rows": absent + rows,
+            "ratios": [one for one in ratios if one is not None],
+            "checks": [],
+            "missing": still_missing([one.kind for one, _ in steppers], found, size.rounds),
+        }
+
+    with bench.bar("peers", bench.turns_of(len(entrants))) as advance:
+        left = [before.get(one.kind) for one, _ in steppers]
+        found = bench.turns(advance).take(entrants, left, lambda some: bench.keep(result(some)))
+    return result(found)
+
+
+def _row(stepper: Stepper, layers: int, timed: Timed, tokens: int) -> Row:
+    return {
+        "name": stepper.kind,
+        "layers": layers,
+        "body_weights": body_weights(getattr(stepper, "recurrent", None) or stepper.model),
+        "weights": sum(value.numel() for value in stepper.model.parameters()),
+        "batch": BATCH,
+        "tokens_per_second": timed.rate(tokens),
+        **vars(timed),
+    }
 
 
 def _built(peer: Peer, size: Size, device: torch.device, target: int) -> tuple[Stepper, int]:

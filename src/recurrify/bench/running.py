@@ -12,14 +12,14 @@ from recurrify.bench.ceilings import measure_ceilings
 from recurrify.bench.evaluation import measure_evaluation
 from recurrify.bench.generation import measure_generation
 from recurrify.bench.lengths import measure_lengths
-from recurrify.bench.naive import measure_naive
+from recurrify.bench.naive import covers_ways, measure_naive
 from recurrify.bench.peers import measure_peers
 from recurrify.bench.sizes import size_for
 from recurrify.bench.timing import NO_TIME
-from recurrify.bench.training import is_whole, measure_training
+from recurrify.bench.training import covers_groups, measure_training
 from recurrify.errors import UserError
 from recurrify.jobs import pick_device
-from recurrify.results import load_result, provenance, save_result
+from recurrify.results import load_result, machine, provenance, save_result
 
 KIND = "bench"
 
@@ -28,17 +28,27 @@ class Part(NamedTuple):
     purpose: str
     measure: Callable[..., dict[str, Any]]
     needs_ceiling: bool = True
-    goes_on: bool = False
+    goes_on: bool = True
     """Whether it takes what an unfinished run has left."""
+    covers: Callable[[dict[str, Any], Bench], bool] = lambda earlier, bench: bool(earlier.get("finished"))
+    """Whether all that is asked for is there already."""
 
 
 PARTS = {
-    "ceilings": Part("the device's matrix products and bandwidth", measure_ceilings, needs_ceiling=False),
-    "training": Part("training steps beside transformers' own GPT-2", measure_training, goes_on=True),
+    "ceilings": Part("the device's matrix products and bandwidth", measure_ceilings, False, goes_on=False),
+    "training": Part(
+        "training steps beside transformers' own GPT-2",
+        measure_training,
+        covers=lambda earlier, bench: covers_groups(earlier, bench.batches, bench.ways),
+    ),
     "lengths": Part("memory and speed of a step against a sequence's length", measure_lengths),
     "generation": Part("time per token, from the beginning to far past the context", measure_generation, False),
     "evaluation": Part("scoring documents side by side", measure_evaluation),
-    "naive": Part("training beside a naive loop over windows", measure_naive),
+    "naive": Part(
+        "training beside a naive loop over windows",
+        measure_naive,
+        covers=lambda earlier, bench: covers_ways(earlier, bench.ways),
+    ),
     "peers": Part("training beside the field's own packages", measure_peers, needs_ceiling=False),
 }
 
@@ -51,7 +61,8 @@ class Asked(NamedTuple):
     device: str = "auto"
     batches: tuple[int, ...] | None = None
     """None: the size's own."""
-    ways: tuple[str, ...] = WAYS
+    ways: tuple[str, ...] | None = None
+    """None: all on a GPU, and uncompiled on a CPU, where compiling takes longer than everything else."""
     again: bool = False
     max_minutes: float | None = None
 
@@ -69,18 +80,28 @@ def run_bench(asked: Asked, out: Path, say: Say, bar: Bar) -> Outcome:
     device = pick_device(asked.device)
     size = size_for(asked.size, device)
     deadline = None if asked.max_minutes is None else time.monotonic() + 60 * asked.max_minutes
-    bench = Bench(size, device, say, bar, deadline, batches=asked.batches or size.batches, ways=asked.ways)
+    bench = Bench(
+        size, device, say, bar, deadline, batches=asked.batches or size.batches, ways=_ways_on(device, asked.ways)
+    )
     wanted = [name for name in PARTS if name in asked.parts] or list(PARTS)
     if any(PARTS[name].needs_ceiling for name in wanted) and "ceilings" not in wanted:
         wanted.insert(0, "ceilings")
-    config = {"size": size.name, "device": device.type, "batches": bench.batches, "ways": bench.ways}
+    config = {
+        "size": size.name,
+        "device": device.type,
+        "device_name": _name_of(device),
+        "batches": bench.batches,
+        "ways": bench.ways,
+    }
+    anew = [name for name in wanted if asked.again and name in (asked.parts or wanted)]
     for name in wanted:
-        _check_folder(out / f"{name}.json", config, asked.again)
+        if name not in anew:
+            _check_folder(out / f"{name}.json", name, config)
     torch.set_float32_matmul_precision("high")
     outcome = Outcome([], [])
     for name in wanted:
-        result = _run_part(name, bench, config, out, asked.again and name in (asked.parts or wanted))
-        if result is None or not result["finished"]:
+        result = _run_part(name, bench, config, out, name in anew)
+        if result is None or not PARTS[name].covers(result, bench):
             outcome.unfinished.append(name)
         if result is not None:
             outcome.wrong.extend(f"{name}: {check['name']}" for check in result["checks"] if not check["passed"])
@@ -93,7 +114,7 @@ def check_asked(asked: Asked) -> None:
     for name in asked.parts:
         if name not in PARTS:
             raise UserError(f"There is no part {name!r}: there are {', '.join(PARTS)}.")
-    for way in asked.ways:
+    for way in asked.ways or ():
         if way not in WAYS:
             raise UserError(f"There is no way {way!r} of training: there are {', '.join(WAYS)}.")
     for batch in asked.batches or ():
@@ -101,16 +122,34 @@ def check_asked(asked: Asked) -> None:
             raise UserError(f"A batch has at least 1 sequence: got {batch}.")
 
 
-def _check_folder(path: Path, config: dict[str, Any], again: bool) -> None:
-    if again or not path.exists():
+def _ways_on(device: torch.device, asked: tuple[str, ...] | None) -> tuple[str, ...]:
+    if asked is None:
+        return WAYS if device.type == "cuda" else ("eager",)
+    if asked == ("graphs",) and device.type != "cuda":
+        raise UserError(
+            f"Graphs are for CUDA GPUs, and this is a {device.type.upper()}: add eager or compiled to --ways."
+        )
+    return asked
+
+
+def _name_of(device: torch.device) -> str:
+    """As a data sheet names it; of a CPU, how many cores there are matters as much."""
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    here = machine()
+    return f"{here['cpu']}, {here['cores']} cores"
+
+
+def _check_folder(path: Path, name: str, config: dict[str, Any]) -> None:
+    if not path.exists():
         return
     before = load_result(path)
     held = (before.get("provenance") or {}).get("config") or {}
-    for what in ("size", "device"):
-        if held.get(what) != config[what]:
+    for key, what in (("size", "size"), ("device", "device"), ("device_name", "device")):
+        if held.get(key) != config[key]:
             raise UserError(
-                f"{path} was measured with {what} {held.get(what)}, not {config[what]}: choose another --out, "
-                "or measure it anew with --again."
+                f"{path} was measured with {what} {held.get(key)}, not {config[key]}: choose another --out, "
+                f"or measure it anew with `recurrify bench {name} --again`."
             )
 
 
@@ -118,7 +157,7 @@ def _run_part(name: str, bench: Bench, config: dict[str, Any], out: Path, again:
     """The part's result, measured or found; None where there was no time to begin."""
     path = out / f"{name}.json"
     earlier = load_result(path) if path.exists() and not again else None
-    if earlier is not None and _covers(earlier, name, config):
+    if earlier is not None and PARTS[name].covers(earlier, bench):
         bench.say(f"{name}: done before, skipped ({path}; --again measures it anew)")
         return earlier
     if bench.out_of_time():
@@ -140,14 +179,6 @@ def _run_part(name: str, bench: Bench, config: dict[str, Any], out: Path, again:
     result = whole(part.measure(bench, earlier) if part.goes_on else part.measure(bench))
     save_result(path, result)
     return load_result(path)
-
-
-def _covers(earlier: dict[str, Any], name: str, config: dict[str, Any]) -> bool:
-    if not earlier.get("finished"):
-        return False
-    if not PARTS[name].goes_on:
-        return True
-    return set(config["batches"]) <= {one["batch"] for one in earlier["groups"] if is_whole(one, config["ways"])}
 
 
 def _is_finished(found: dict[str, Any]) -> bool:

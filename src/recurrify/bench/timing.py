@@ -12,6 +12,8 @@ from recurrify.bench.memory import PeakMemory, free_memory
 
 DOES_NOT_FIT = "does not fit"
 NO_TIME = "no time left"
+FEWEST_TURNS = 2
+"""One turn on a shared machine says nothing."""
 Row = dict[str, Any]
 
 
@@ -78,14 +80,16 @@ class Turns:
     ) -> list[Timed]:
         """`earlier` are the rows of an unfinished run, to go on from; `keep` is told what there is after each round."""
         found = whole_rounds(earlier or [None] * len(entrants))
-        # All rounds of some may have been taken before; they are not woken again.
-        for turn in range(-1, self.rounds):
+        for entrant, timed in zip(entrants, found, strict=True):
+            if len(timed.seconds) < self.rounds:
+                self._attempt(entrant, timed, self._measure_memory)
+            self.advance(1)
+        for turn in range(self.rounds):
             for entrant, timed in zip(entrants, found, strict=True):
-                if len(timed.seconds) < (turn + 1 if turn >= 0 else self.rounds):
-                    self._attempt(entrant, timed, self._measure_memory if turn < 0 else self._measure_time)
+                if len(timed.seconds) <= turn:
+                    self._attempt(entrant, timed, self._measure_time)
                 self.advance(1)
-            if turn >= 0:
-                keep(found)
+            keep(found)
         return found
 
     def _measure_memory(self, entrant: Entrant, timed: Timed) -> None:
@@ -145,9 +149,7 @@ def whole_rounds(rows: Sequence[Mapping[str, Any] | None]) -> list[Timed]:
 def still_missing(names: Iterable[str], found: Iterable[Timed], rounds: int) -> list[str]:
     """Whose turns are not all taken, for no reason but that it is not done yet."""
     return [
-        name
-        for name, timed in zip(names, found, strict=True)
-        if timed.trouble is None and len(timed.seconds) < rounds
+        name for name, timed in zip(names, found, strict=True) if timed.trouble is None and len(timed.seconds) < rounds
     ]
 
 
@@ -176,6 +178,6 @@ def wait(device: torch.device) -> None:
 def ratio(name: str, faster: Iterable[float], slower: Iterable[float]) -> Row | None:
     """How many times as fast the first is as the second, turn by turn: the median and the range."""
     turns = [theirs / ours for ours, theirs in zip(faster, slower, strict=False)]
-    if not turns:
+    if len(turns) < FEWEST_TURNS:
         return None
     return {"name": name, "ratio": statistics.median(turns), "low": min(turns), "high": max(turns)}

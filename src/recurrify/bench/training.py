@@ -1,13 +1,14 @@
 """Training steps side by side: transformers' own model and ours, every way, with and without checkpointing."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from recurrify.bench.bench import Bench
-from recurrify.bench.checks import WINDOWS, Seen, compare, observe, tolerance_on
+from recurrify.bench.bench import WAYS, Bench
+from recurrify.bench.checks import WINDOWS, Seen, compare, observe, told_apart, tolerance_on
 from recurrify.bench.memory import free_memory
 from recurrify.bench.models import KINDS, random_tokens
 from recurrify.bench.stepping import Ours, Stepper, Theirs, warm
@@ -30,38 +31,47 @@ class Variant(NamedTuple):
 
 
 def measure_training(bench: Bench, earlier: dict[str, Any] | None = None) -> dict[str, Any]:
-    """One group of interleaved measurements for each batch size; groups of an `earlier` run are not repeated."""
-    groups = [group for group in (earlier or {}).get("groups") or [] if is_whole(group, bench.ways)]
-    done = {group["batch"] for group in groups}
-    if set(bench.batches) - done:
+    """One group of interleaved measurements for each batch size.
+
+    Groups of an `earlier` run are kept; one that lacks something is measured again, beside all that it has.
+    """
+    groups = {group["batch"]: group for group in (earlier or {}).get("groups") or []}
+    todo = [batch for batch in sorted(bench.batches) if not (batch in groups and is_whole(groups[batch], bench.ways))]
+    if todo:
         steppers: list[Stepper] = [Theirs(bench.size, bench.device)]
         steppers += [Ours(bench.size, kind, bench.device) for kind in KINDS]
-        for batch in sorted(bench.batches):
-            if batch in done or bench.out_of_time():
-                continue
-            if set(bench.ways) != {"eager"}:
+        for batch in todo:
+            if bench.out_of_time():
+                break
+            had = groups[batch]["ways"] if batch in groups else ()
+            ways = tuple(way for way in WAYS if way in (*bench.ways, *had))
+            if set(ways) != {"eager"}:
                 torch._dynamo.reset()  # or what was compiled for other batches would be looked through at every step
-            group = Group(bench, steppers, batch, _rows(groups)).measure()
-            groups.append(group)
-            bench.keep(_result(groups, bench.batches))
-    return _result(groups, bench.batches)
+            known = [row for group in groups.values() for row in group["rows"]]
+            measured = Group(replace(bench, ways=ways), steppers, batch, known).measure()
+            # What is whole does not give way to what there was no time for.
+            if not had or is_whole(measured, ways) or not is_whole(groups[batch], had):
+                groups[batch] = measured
+            bench.keep(_result(groups, bench))
+    return _result(groups, bench)
 
 
-def _result(groups: Sequence[Row], wanted: Sequence[int]) -> dict[str, Any]:
+def _result(groups: dict[int, Row], bench: Bench) -> dict[str, Any]:
+    ordered = [groups[batch] for batch in sorted(groups)]
     return {
-        "groups": groups,
-        "checks": [{"batch": group["batch"], **check} for group in groups for check in group["checks"]],
-        "missing": [batch for batch in wanted if batch not in {group["batch"] for group in groups}],
+        "groups": ordered,
+        "checks": [{"batch": group["batch"], **check} for group in ordered for check in group["checks"]],
+        "missing": [one for one in bench.batches if not (one in groups and is_whole(groups[one], bench.ways))],
     }
+
+
+def covers_groups(earlier: dict[str, Any], batches: Sequence[int], ways: Sequence[str]) -> bool:
+    return set(batches) <= {group["batch"] for group in earlier.get("groups") or () if is_whole(group, ways)}
 
 
 def is_whole(group: Row, ways: Sequence[str]) -> bool:
     """Whether all that is wanted has been measured in it."""
     return set(ways) <= set(group["ways"]) and all(row["trouble"] != NO_TIME for row in group["rows"])
-
-
-def _rows(groups: Sequence[Row]) -> list[Row]:
-    return [row for group in groups for row in group["rows"]]
 
 
 class Group:
@@ -70,6 +80,7 @@ class Group:
     def __init__(self, bench: Bench, steppers: Sequence[Stepper], batch: int, known: Sequence[Row]) -> None:
         self.bench, self.steppers, self.batch, self.known = bench, steppers, batch, known
         self.ids = random_tokens(bench.size, batch, bench.size.windows * bench.size.window, bench.device)
+        self.checked_ids = told_apart(self.ids, bench.size.window)
         self.variants = [
             (Variant(one.kind, way, checkpoint), one)
             for one in steppers
@@ -83,13 +94,14 @@ class Group:
 
     def measure(self) -> Row:
         size = self.bench.size
-        with self.bench.bar(f"training, batch {self.batch}", (size.rounds + 1) * len(self.variants)) as advance:
+        timed_ones = [pair for pair in self.variants if pair[0].way in self.bench.ways]
+        total = len(self.variants) + self.bench.turns_of(len(timed_ones))
+        with self.bench.bar(f"training, batch {self.batch}", total) as advance:
             troubles = {}
             for variant, stepper in self.variants:
                 troubles[variant] = self._check(variant, stepper)
                 advance(1)
             self.expected.clear()
-            timed_ones = [pair for pair in self.variants if pair[0].way in self.bench.ways]
             entrants = [self._entrant(variant, stepper, troubles[variant]) for variant, stepper in timed_ones]
             found = self.bench.turns(advance).take(entrants)
         rows = [self._row(variant, one, timed) for (variant, one), timed in zip(timed_ones, found, strict=True)]
@@ -111,7 +123,7 @@ class Group:
             return None  # its turn will say so
         rows = self.rows_at_once[variant]
         # The shape of what is measured later, or it would be compiled once more.
-        ids = self._few_windows(rows) if isinstance(stepper, Ours) else stepper.rows_of(self.ids)[:rows]
+        ids = self._few_windows(rows) if isinstance(stepper, Ours) else stepper.rows_of(self.checked_ids)[:rows]
         plainest = variant.way == "eager" and not variant.checkpoint
         try:
             stepper.prepare(variant.way, variant.checkpoint, rows)
@@ -139,7 +151,7 @@ class Group:
         return self._add_check(str(variant), self.expected[variant.kind], seen)
 
     def _few_windows(self, rows: int) -> Tensor:
-        return self.ids[:rows, : WINDOWS * self.bench.size.window]
+        return self.checked_ids[:rows, : WINDOWS * self.bench.size.window]
 
     def _check_against_transformers(self, plain: Stepper, ids: Tensor) -> str | None:
         theirs, ours = self.steppers[0], plain.model

@@ -24,8 +24,9 @@ def bench_command(
         str | None, typer.Option(help="Sequences in a training update, with commas between; default: the size's own.")
     ] = None,
     ways: Annotated[
-        str, typer.Option(help="How training steps run, with commas between; graphs need a CUDA GPU.")
-    ] = ",".join(WAYS),
+        str | None,
+        typer.Option(help=f"How training steps run, of {','.join(WAYS)}; default: all on a CUDA GPU, eager on a CPU."),
+    ] = None,
     again: Annotated[bool, typer.Option("--again", help="Measure anew what is there already.")] = False,
     max_minutes: Annotated[float | None, typer.Option(min=0.1, help="Stop, saved, after so many minutes.")] = None,
     page: Annotated[bool, typer.Option("--page", help="Measure nothing: write tables and picture anew.")] = False,
@@ -41,7 +42,7 @@ def bench_command(
             size=size,
             device=device,
             batches=None if batches is None else options.numbers("--batches", batches),
-            ways=tuple(way.strip() for way in ways.split(",")),
+            ways=None if ways is None else tuple(way.strip() for way in ways.split(",")),
             again=again,
             max_minutes=max_minutes,
         )

@@ -111,6 +111,7 @@ def hyperparameters(lab: Lab, units: Sequence[Unit], rows: Sequence[dict[str, An
     seeds = len({unit.settings.seed for unit in units})
     times = lab.size.added_rate
     often = used.max_tokens is None or used.valid_every < used.max_tokens
+    validated = f"every {used.valid_every:,} tokens" if often else "at the end"
     rates = lab.rates or chosen_rates([row for row in rows if "chosen" in row])
     told = ", ".join(f"{kind} {rate:g}" for kind, rate in rates.items())
     length = f"{used.epochs:g} epochs" if used.max_tokens is None else f"{used.max_tokens:,} tokens"
@@ -125,8 +126,7 @@ def hyperparameters(lab: Lab, units: Sequence[Unit], rows: Sequence[dict[str, An
         "learning rate": f"{told}; candidates {', '.join(f'{rate:g}' for rate in lab.size.candidates)}",
         "learning rate of what was added": "the same" if times == 1 else f"{times:g} × the base's",
         "schedule": f"linear warm-up over {used.warmup_steps} steps, then {used.schedule.removesuffix('_with_warmup')}",
-        "validation": f"{f'every {used.valid_every:,} tokens' if often else 'at the end'}, first {used.valid_tokens:,} tokens of each document, "
-        "best weights kept",
+        "validation": f"{validated}, first {used.valid_tokens:,} tokens of each document, best weights kept",
         "network": f"{CarryConfig.hidden_layers} hidden layers of {CarryConfig.hidden_size}",
         "insertion layer": str(CarryConfig.insert_layer),
         "seeds": f"{seeds} without overlap, 1 elsewhere" if seeds > 1 else "1",

@@ -26,7 +26,8 @@ NOTES = (
     "second time counts), times tokens per second, over the fastest measured matrix product.",
     "Memory is the most that a step takes, weights, gradients and optimiser included; of CUDA graphs, what they "
     "reserve; on a CPU, resident memory.",
-    "Every way was compared with the plainest one before it was timed: losses before and after updates, and gradients.",
+    "Every way was compared with the plainest one before it was timed: losses before and after updates, and gradients "
+    "of the base and of the memory, each by itself.",
 )
 
 Parts = Mapping[str, Mapping[str, Any]]

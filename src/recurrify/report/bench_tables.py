@@ -28,13 +28,19 @@ def _table(caption: str, header: str, rows: Sequence[Sequence[str]], text_column
 
 
 def _rate(row: Row) -> str:
-    """Tokens per second, or why there are none."""
+    """Tokens per second, or why there are none or not all repeats."""
     value = numbers.finite(row.get("tokens_per_second"))
-    return str(row.get("trouble") or numbers.MISSING) if value is None else numbers.count(value)
+    trouble = row.get("trouble")
+    if value is None:
+        return str(trouble or numbers.MISSING)
+    repeats = len(row.get("seconds") or [])
+    return f"{numbers.count(value)} ({trouble} after {repeats})" if trouble else numbers.count(value)
 
 
 def _share(row: Row) -> str:
-    return numbers.percent(numbers.finite(row.get("share_of_ceiling")))
+    """More than there is cannot be had: the ceiling was measured when the machine had less to give."""
+    share = numbers.finite(row.get("share_of_ceiling"))
+    return f"{numbers.percent(share)} (ceiling too low)" if share is not None and share > 1 else numbers.percent(share)
 
 
 def _gibibytes(value: Any) -> str:
@@ -75,12 +81,12 @@ def _checks(parts: Mapping[str, Row]) -> Table | None:
         for check in result.get("checks") or []:
             batch = f", batch {check['batch']}" if "batch" in check else ""
             measures = [
-                f"{key.replace('_', ' ')} {value:.2g}"
+                f"{key.replace('_', ' ')} {'not finite' if value is None else f'{value:.2g}'}"
                 for key, value in check.items()
-                if key not in ("name", "passed", "batch") and value is not None
+                if key not in ("name", "passed", "batch")
             ]
-            told = "; ".join(measures) or "not finite"
-            rows.append((f"{part}{batch}", str(check["name"]), told, "right" if check["passed"] else "WRONG"))
+            verdict = "right" if check["passed"] else "WRONG"
+            rows.append((f"{part}{batch}", str(check["name"]), "; ".join(measures), verdict))
     return _table("Checked first", "part|what|difference|result", rows, text_columns=4)
 
 

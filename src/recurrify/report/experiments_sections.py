@@ -76,9 +76,8 @@ def _made(provenance: Mapping[str, Any]) -> str:
     git, machine = facts(provenance.get("git")), facts(provenance.get("machine"))
     told = []
     if git.get("commit"):
-        told.append(
-            f"put together at commit {words(git['commit'])[:10]}{' with uncommitted changes' if git.get('dirty') else ''}"
-        )
+        changes = " with uncommitted changes" if git.get("dirty") else ""
+        told.append(f"put together at commit {words(git['commit'])[:10]}{changes}")
     day = words(provenance.get("date_utc"))[:10]
     told += [words(value) for value in (machine.get("gpu") or machine.get("cpu"), day) if value]
     return f"; {', '.join(told)}" if told else ""
