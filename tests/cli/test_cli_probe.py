@@ -51,7 +51,7 @@ def test_training_and_one_page_for_two(tmp_path: Path) -> None:
     assert [point["step"] for point in result["curve"]] == [1, 2, 3]
     (tmp_path / "other.json").write_text((once / "result.json").read_text().replace('"tail"', '"another"'))
     told = invoke("probe", "page", once, tmp_path / "other.json", "--out", tmp_path / "both")
-    lines = [line.split()[:2] for line in told.splitlines()]
+    lines = [line.split()[:2] for line in told.splitlines() if line]
     assert [line for line in lines if line[0] in ("tail", "another")] == [
         [name, distance] for name in ("tail", "another") for distance in ("full", "1", "3")
     ]

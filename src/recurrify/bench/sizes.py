@@ -1,6 +1,6 @@
 """How large the models and the texts of a benchmark are: a few named sizes, one of which fits the machine."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -43,74 +43,60 @@ class Size:
     copied_bytes: int
 
 
-SIZES = {
-    size.name: size
-    for size in (
-        Size(
-            name="tiny",
-            purpose="the demo's shape: minutes on two cores",
-            vocabulary=1024,
-            width=96,
-            layers=4,
-            heads=4,
-            positions=256,
-            window=64,
-            windows=8,
-            batches=(1, 4, 16),
-            windows_at_once=64,
-            tail=16,
-            lengths=(4, 16, 64),
-            prompts=(1, 128, 1_000, 4_000),
-            documents=16,
-            document_tokens=2_000,
-            rounds=5,
-            matrices=(512, 1024, 2048),
-            copied_bytes=2**28,
-        ),
-        Size(
-            name="small",
-            purpose="25 M parameters: a smaller GPU",
-            vocabulary=16_384,
-            width=512,
-            layers=8,
-            heads=8,
-            positions=1024,
-            window=300,
-            windows=20,
-            batches=(1, 16, 64),
-            windows_at_once=64,
-            tail=64,
-            lengths=(5, 20, 80, 320),
-            prompts=(1, 600, 10_000, 100_000),
-            documents=26,
-            document_tokens=30_000,
-            rounds=3,
-            matrices=(2048, 4096, 8192),
-            copied_bytes=2**30,
-        ),
-        Size(
-            name="gpt2",
-            purpose="GPT-2 small, windows of 300, as in the paper: one large GPU",
-            vocabulary=50_257,
-            width=768,
-            layers=12,
-            heads=12,
-            positions=1024,
-            window=300,
-            windows=20,
-            batches=(1, 16, 64),
-            windows_at_once=64,
-            tail=64,
-            lengths=(5, 20, 80, 320),
-            prompts=(1, 600, 10_000, 100_000),
-            documents=26,
-            document_tokens=30_000,
-            rounds=3,
-            matrices=(4096, 8192, 16_384),
-            copied_bytes=2**31,
-        ),
-    )
-}
+TINY = Size(
+    name="tiny",
+    purpose="the demo's shape: minutes on two cores",
+    vocabulary=1024,
+    width=96,
+    layers=4,
+    heads=4,
+    positions=256,
+    window=64,
+    windows=8,
+    batches=(1, 4, 16),
+    windows_at_once=64,
+    tail=16,
+    lengths=(4, 16, 64),
+    prompts=(1, 128, 1_000, 4_000),
+    documents=16,
+    document_tokens=2_000,
+    rounds=5,
+    matrices=(512, 1024, 2048),
+    copied_bytes=2**28,
+)
+SMALL = Size(
+    name="small",
+    purpose="25 M parameters: a smaller GPU",
+    vocabulary=16_384,
+    width=512,
+    layers=8,
+    heads=8,
+    positions=1024,
+    window=300,
+    windows=20,
+    batches=(1, 16, 64),
+    windows_at_once=64,
+    tail=64,
+    lengths=(5, 20, 80, 320),
+    prompts=(1, 600, 10_000, 100_000),
+    documents=26,
+    document_tokens=30_000,
+    rounds=3,
+    matrices=(2048, 4096, 8192),
+    copied_bytes=2**30,
+)
+GPT2 = replace(
+    SMALL,
+    name="gpt2",
+    purpose="GPT-2 small, windows of 300, as in the paper: one large GPU",
+    vocabulary=50_257,
+    width=768,
+    layers=12,
+    heads=12,
+    matrices=(4096, 8192, 16_384),
+    copied_bytes=2**31,
+)
+SIZES = {size.name: size for size in (TINY, SMALL, GPT2)}
 AUTO = "auto"
 
 

@@ -4,11 +4,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from recurrify import options
 from recurrify.bench import PARTS, SIZES, WAYS, Asked, run_bench
-from recurrify.console import err_console, out_console, progress_bar, say
+from recurrify.console import err_console, progress_bar, say, show_table
 from recurrify.report.bench_page import PAGE, PICTURE, bench_tables, load_parts, write_bench_page
 
 PARTS_HELP = "; ".join(f"**{name}**: {part.purpose}" for name, part in PARTS.items())
@@ -58,13 +57,6 @@ def bench_command(
 def _show(out: Path) -> None:
     found = load_parts(out)
     for content in bench_tables(found):
-        table = Table(box=None, pad_edge=False, title=content.caption, title_justify="left")
-        for column, header in enumerate(content.header):
-            words = column < content.text_columns
-            table.add_column(header, justify="left" if words else "right", no_wrap=not words, overflow="fold")
-        for row in content.rows:
-            table.add_row(*row)
-        out_console.print(table, soft_wrap=True, markup=False)
-        out_console.print()
+        show_table(content.caption, content.header, content.rows, content.text_columns)
     drawn = write_bench_page(found, out)
     typer.echo(f"tables: {out / PAGE}" + (f", picture: {out / PICTURE}" if drawn else ""))

@@ -8,7 +8,7 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from recurrify import options
-from recurrify.console import out_console, progress_bar, say
+from recurrify.console import out_console, progress_bar, say, show_table
 from recurrify.data.probes import SYMBOL_PROBES, symbol_probe
 from recurrify.data.probes_text import TEXT_PROBES, text_probe
 from recurrify.errors import UserError
@@ -168,12 +168,6 @@ def _finish(result: dict[str, Any], out: Path) -> None:
 
 def _show(results: list[dict[str, Any]], out: Path) -> None:
     for content in probe_tables(results):
-        table = Table(box=None, pad_edge=False, title=content.caption, title_justify="left")
-        for column, header in enumerate(content.header):
-            words = column < content.text_columns
-            table.add_column(header, justify="left" if words else "right", no_wrap=not words, overflow="fold")
-        for row in content.rows:
-            table.add_row(*row)
-        out_console.print(table, soft_wrap=True, markup=False)
+        show_table(content.caption, content.header, content.rows, content.text_columns)
     write_probe_page(results, out)
     typer.echo(f"picture: {out / PICTURE}, page: {out / PAGE}")

@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
-from recurrify.console import out_console, say
+from recurrify.console import say, show_table
 from recurrify.errors import UserError
 from recurrify.jobs.scratch import train_scratch
 from recurrify.models.language import ARCHITECTURES, parse_settings
@@ -92,10 +91,5 @@ def report_command(
     Runs with other data, symbols or budgets are kept apart; those that differ in their seed become one row.
     """
     for content in write_training_page(runs, out):
-        table = Table(box=None, pad_edge=False, title=content.caption, title_justify="left")
-        for column, header in enumerate(content.header):
-            table.add_column(header, justify="left" if column < content.text_columns else "right", overflow="fold")
-        for row in content.rows:
-            table.add_row(*row)
-        out_console.print(table, markup=False)
+        show_table(content.caption, content.header, content.rows, content.text_columns)
     typer.echo(f"page: {out / PAGE}, text: {out / TEXT}")

@@ -29,6 +29,11 @@ def family(recurrence: Mapping[str, Any]) -> str:
 # ---- learning rates --------------------------------------------------------------------------------------
 
 
+def told_rates(tried: Mapping[float, Unit]) -> list[dict[str, Any]]:
+    """What a learning rate was chosen from."""
+    return [{"learning_rate": rate, "valid_loss": loss} for rate, loss in valid_losses(tried).items()]
+
+
 def chosen_rate(tried: Mapping[float, Unit]) -> float | None:
     """The one that validates best; None as long as one of them has not been run."""
     losses = valid_losses(tried)

@@ -12,9 +12,9 @@ from recurrify.experiments.beyond import (
     mechanism_unit,
     memory_row,
     shorter,
+    told_rates,
     tuning,
     untouched,
-    valid_losses,
 )
 from recurrify.experiments.catalogue import Experiment, Rows, register
 from recurrify.experiments.lab import Lab
@@ -104,7 +104,7 @@ def frozen_rows(lab: Lab) -> tuple[Rows, list[str]]:
                     "trained": how,
                     "added_kilobytes": row["added_parameters"] * BYTES / 1000,
                     "remaining": _remaining(gains) if how == "frozen" else None,
-                    "rates": _tried(lab, name) if how == "frozen" else [],
+                    "rates": told_rates(frozen_tuning(lab, name)) if how == "frozen" else [],
                 }
             )
     return rows, [*missing, *failed]
@@ -116,11 +116,6 @@ def _remaining(gains: dict[str, Any]) -> float | None:
     if whole is None or left is None or whole["within_noise"] or left["within_noise"] or whole["relative_gain"] <= 0:
         return None
     return float(left["relative_gain"] / whole["relative_gain"])
-
-
-def _tried(lab: Lab, name: str) -> list[dict[str, Any]]:
-    losses = valid_losses(frozen_tuning(lab, name))
-    return [{"learning_rate": rate, "valid_loss": loss} for rate, loss in losses.items()]
 
 
 register(

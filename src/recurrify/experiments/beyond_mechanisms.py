@@ -12,8 +12,8 @@ from recurrify.experiments.beyond import (
     kind_of,
     mechanism_unit,
     memory_row,
+    told_rates,
     tuning,
-    valid_losses,
     with_rivals,
 )
 from recurrify.experiments.catalogue import Experiment, Rows, register
@@ -82,8 +82,7 @@ def rates_tried(lab: Lab, name: str) -> list[dict[str, Any]]:
     """What the learning rate was chosen from; plain windows' is in the experiment on the paper's kinds."""
     if name == PLAIN:
         return []
-    losses = valid_losses(tuning(lab, family(lab.size.beyond.mechanisms[name])))
-    return [{"learning_rate": rate, "valid_loss": loss} for rate, loss in losses.items()]
+    return told_rates(tuning(lab, family(lab.size.beyond.mechanisms[name])))
 
 
 register(

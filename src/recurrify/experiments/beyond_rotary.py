@@ -19,8 +19,8 @@ from recurrify.experiments.beyond import (
     finish_in_turn,
     memory_row,
     shorter,
+    told_rates,
     untouched,
-    valid_losses,
     with_rivals,
 )
 from recurrify.experiments.beyond_sizes import WHOLE_WINDOW, Recurrence
@@ -189,7 +189,14 @@ def rotary_rows(outer: Lab) -> tuple[Rows, list[str]]:
                 continue
             wanted = lab.size.seeds if trained and overlap == 0 else lab.size.seeds[:1]
             missing += [f"{name}, seed {seed}" for seed in wanted if seed not in row["seeds"]]
-            own.append({**row, "model": told, "trained": trained, "rates": tried(lab, name) if trained else []})
+            own.append(
+                {
+                    **row,
+                    "model": told,
+                    "trained": trained,
+                    "rates": told_rates(rotary_tuning(lab, name)) if trained else [],
+                }
+            )
             units[row["row"]] = found
         rows += with_rivals(own, units, lambda row: row["kind"] in RIVALS) if trained else own
     return rows, [*missing, *failed]
@@ -198,11 +205,6 @@ def rotary_rows(outer: Lab) -> tuple[Rows, list[str]]:
 def rows_of(lab: Lab, trained: bool) -> list[tuple[str, int]]:
     names = list(entrants(lab)) if trained else needs_no_training(lab)
     return [(PLAIN, overlap) for overlap in overlaps(lab)] + [(name, 0) for name in names if name != PLAIN]
-
-
-def tried(lab: Lab, name: str) -> list[dict[str, Any]]:
-    losses = valid_losses(rotary_tuning(lab, name))
-    return [{"learning_rate": rate, "valid_loss": loss} for rate, loss in losses.items()]
 
 
 register(
