@@ -1,4 +1,4 @@
-"""What training loops of our own share where steps are captured in CUDA graphs: optimiser, warm-up and capture."""
+"""What everything that runs as CUDA graphs shares: warm-up, capture, and an optimiser that can be captured."""
 
 import gc
 from collections.abc import Callable, Iterable

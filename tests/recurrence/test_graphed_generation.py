@@ -31,7 +31,7 @@ class Captures(list[Callable[[], Tensor]]):
 @pytest.fixture
 def captures(monkeypatch: pytest.MonkeyPatch) -> Captures:
     found = Captures()
-    monkeypatch.setattr(graphed_generation, "capture", found)
+    monkeypatch.setattr(graphed_generation, "captured", found)
     monkeypatch.setattr(graphed_generation, "can_capture", lambda model, tokens: model.graphs_generation)
     monkeypatch.setattr(graphed_generation, "STEPS_BEFORE", 2)
     return found

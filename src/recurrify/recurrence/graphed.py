@@ -17,6 +17,7 @@ import torch.nn.functional as F  # noqa: N812 - everyone's name for it
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from recurrify.capturing import on_side_stream
 from recurrify.errors import UserError
 from recurrify.recurrence.compiled import compile_windows
 from recurrify.recurrence.mechanism import RecurrenceConfig
@@ -236,14 +237,14 @@ class GraphedStep:
     def _warm_up(self, model: torch.nn.Module, run: Run, parameters: list[torch.nn.Parameter]) -> None:
         """Run a few steps that leave no trace: statistics and random numbers stay where they were."""
         before = [(buffer, buffer.clone()) for buffer in model.buffers()]
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream), torch.random.fork_rng(devices=[self.tokens.device]):
+        with torch.random.fork_rng(devices=[self.tokens.device]):
             for _ in range(WARM_UPS):
-                torch.autograd.grad(run(self.tokens, self.targets).losses.sum(), parameters, allow_unused=True)
-        torch.cuda.current_stream().wait_stream(stream)
+                on_side_stream(lambda: self._gradients(run, parameters))
         for buffer, value in before:
             buffer.copy_(value)
+
+    def _gradients(self, run: Run, parameters: list[torch.nn.Parameter]) -> None:
+        torch.autograd.grad(run(self.tokens, self.targets).losses.sum(), parameters, allow_unused=True)
 
     def replay(self, tokens: Tensor, targets: Tensor) -> Tensor:
         losses: Tensor = _Replay.apply(self, tokens, targets, *self.parameters)

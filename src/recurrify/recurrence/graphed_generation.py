@@ -5,12 +5,12 @@ and writes stays where it was: the newest tokens, their places, and a copy of th
 full.
 """
 
-import gc
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from recurrify.capturing import capture, on_side_stream
 from recurrify.recurrence.mechanism import Mechanism
 from recurrify.recurrence.model import RecurrentPreTrainedModel
 from recurrify.state import State
@@ -61,7 +61,7 @@ class DecodingGraph:
         self.places = (state.lengths - 1).to(tokens.device)
         self.copied = state.memory
         self.memory = None if state.memory is None else state.memory.clone()
-        self.run = capture(lambda: decode(self.tokens, self.places, self.memory), tokens.device)
+        self.run = captured(lambda: decode(self.tokens, self.places, self.memory), tokens.device)
 
     def replay(self, state: State, tokens: Tensor) -> Tensor:
         self.tokens.copy_(tokens)
@@ -72,26 +72,16 @@ class DecodingGraph:
         return self.run().clone()
 
 
-def capture(function: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
+def captured(function: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
     """The function's kernels as a graph: calling it runs them again and gives the tensor that they write."""
-    gc.collect()  # garbage of CUDA's that is thrown away during a capture ends it
+    written: list[Tensor] = []
     with torch.cuda.device(device):
-        return _capture(function)
-
-
-def _capture(function: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
         for _ in range(WARM_UPS):  # the newest keys and values are written again, the same ones
-            function()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        written = function()
+            on_side_stream(function)
+        replay = capture(lambda: written.append(function()))
 
-    def replay() -> Tensor:
-        graph.replay()
-        return written
+    def run() -> Tensor:
+        replay()
+        return written[0]
 
-    return replay
+    return run
