@@ -42,7 +42,8 @@ def micro_size(base: Path, texts: Path) -> Size:
         best={"mechanism": "tail", "tail": 3, "pooled_slots": 1},
         contexts=6,
         predicted_tokens=30,
-        xlnet={"learning_rate": 1e-3, "max_tokens": 200},
+        xlnet={"learning_rates": (1e-3, 1e-2), "max_tokens": 200},
+        curve={"valid_every": 100},
         cost={"rows": 2, "windows": 2, "lengths": (8, 16), "new_tokens": 4, "repeats": 2},
         lengths={
             "tasks": ("parity",),

@@ -145,6 +145,28 @@ def test_xlnet_stands_beside_the_others_on_the_same_tokens(done: Lab) -> None:
     one, other = (load_result(done.folder / rows[kind, 0]["scores"]["test"]["files"][0]) for kind in ("xlnet", "plain"))
     assert one["evaluation"]["tokens"] == other["evaluation"]["tokens"]
     assert rows["xlnet", 0]["flops_per_token"] is None
+    assert rows["xlnet", 0]["gain"] == {"valid": None, "test": None}
+
+
+def test_xlnet_is_shown_at_the_candidate_rate_that_validates_best(done: Lab) -> None:
+    def loss(rate: str) -> float:
+        path = done.folder / "scores" / f"wiki-xlnet-w8-o0-s0-lr{rate}-valid-o0.json"
+        return float(load_result(path)["evaluation"]["perplexity_per_token"])
+
+    (row,) = [row for row in result(done, "thesis-enwik8")["rows"] if row["kind"] == "xlnet"]
+    best = min(("0.001", "0.01"), key=loss)
+    assert row["runs"] == [f"wiki-xlnet-w8-o0-s0-lr{best}"]
+    assert f"from scratch; learning rate {best}, the best on validation of 0.001, 0.01" in row["label"]
+
+
+def test_tokens_to_a_loss_come_from_runs_that_are_validated_often(done: Lab) -> None:
+    rows = [row for row in result(done, "thesis-cost")["rows"] if row["unit"] == "tokens"]
+    assert rows
+    for kind, side in (("plain", "plain"), ("carry", "recurrent")):
+        run = load_result(done.folder / "runs" / f"wiki-curve-{kind}-w8-o0-s0.json")
+        losses = [entry["eval_loss"] for entry in run["history"] if "eval_loss" in entry]
+        assert len(losses) >= 3  # of 300 tokens, every 100; the usual run has two
+        assert any(row[side] is not None for row in rows)
 
 
 def test_topics_and_metrics_have_a_row_for_each_kind(done: Lab) -> None:

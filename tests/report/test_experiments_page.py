@@ -284,6 +284,17 @@ def test_one_seed_has_no_spread(tmp_path: Path) -> None:
     assert [row["perplexity per word"] for row in shown] == ["138.4", "131.2"]
 
 
+def test_what_lies_far_above_plain_is_told_and_not_drawn(tmp_path: Path) -> None:
+    far = scored_row("carry", 90_000.0) | {"kind": "xlnet", "gain": None}
+    drawn = scored_row("carry", 131.2)
+    page = one_table(tmp_path, [scored_row("plain", 138.4), drawn, far])
+    (told,) = [text for text in page.descriptions if "against overlap" in text]
+    assert "recurrent: 131.2 at 0. XLNet: 90,000 at 0, beyond the picture." in told
+    assert "Not drawn, for it would lie far above: XLNet." in page.html
+    near = one_table(tmp_path / "near", [scored_row("plain", 138.4), drawn])
+    assert "Not drawn" not in near.html
+
+
 def test_a_file_that_is_no_experiment_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "root" / "small"
     rows = [scored_row("plain", 138.4)]

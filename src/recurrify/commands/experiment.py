@@ -13,7 +13,7 @@ from recurrify.console import out_console, say
 from recurrify.errors import UserError
 from recurrify.experiments import BEYOND, EXPERIMENTS, SIZES, Lab, Size, run_experiments, size_named
 from recurrify.options import MODEL_HELP
-from recurrify.report import write_experiments_page
+from recurrify.report import write_experiments_page, write_experiments_picture
 
 app = typer.Typer(
     help="Published results by name: run ours, and show both side by side.",
@@ -85,6 +85,9 @@ def _size(name: str, rotary_model: str | None) -> Size:
 def report(
     root: Root = ROOT,
     out: Annotated[Path | None, typer.Option(help="Folder of the page; default: the folder of experiments.")] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="Also draw the comparison on books of size `small` as a PNG, for a README.")
+    ] = None,
 ) -> None:
     """One page, HTML and Markdown: ours beside published, with intervals, pictures and links to every result file."""
     if not root.is_dir():
@@ -93,3 +96,6 @@ def report(
     for line in write_experiments_page(root, folder):
         typer.echo(line)
     typer.echo(f"The page: {folder / 'index.html'}")
+    if picture is not None:
+        write_experiments_picture(root, "small", picture)
+        typer.echo(f"The picture: {picture}")

@@ -99,7 +99,7 @@ class Lab:
         if kind in ("carry", "best") and self.size.added_rate != 1.0:
             training.setdefault("added_learning_rate", self.size.added_rate * rate)
         name = f"{corpus}-{label or kind}-w{window}-o{overlap}-s{seed}"
-        if learning_rate is not None and kind != "xlnet":
+        if learning_rate is not None:
             name += f"-lr{learning_rate:g}"
         run = TrainSettings(
             model=self.base(),

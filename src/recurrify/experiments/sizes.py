@@ -72,7 +72,9 @@ class Size:
     predicted_tokens: int = 2_000
     """Of each document, for accuracy and its relatives."""
     xlnet: dict[str, Any] = field(default_factory=dict)
-    """What differs in XLNet's training."""
+    """What differs in XLNet's training, and its own candidates for the learning rate (`learning_rates`)."""
+    curve: dict[str, Any] = field(default_factory=dict)
+    """What differs in the runs that tell how many tokens a loss takes; empty: the usual runs tell it."""
     cost: dict[str, Any] = field(default_factory=dict)
     lengths: dict[str, Any] = field(default_factory=dict)
     """What differs from `LengthStudy`'s own settings."""
@@ -100,7 +102,7 @@ SIZES = {
             differences=("Learning rate candidates are ours: the paper does not print its own.",),
             training={"batch": 8, "accumulate": 1, "windows": 20, "epochs": 2.0, "checkpoint": True},
             candidates=(1e-5, 3e-5, 1e-4, 3e-4),
-            xlnet={"model": "xlnet-base-cased", "learning_rate": 3e-5},
+            xlnet={"model": "xlnet-base-cased", "learning_rates": (1e-5, 3e-5, 1e-4)},
             scratch={"seeds": (0, 1, 2)},
             beyond=beyond_sizes.PAPER,
         ),
@@ -150,7 +152,8 @@ SIZES = {
             tuning_tokens=5_000_000,
             contexts=2_000,
             predicted_tokens=500,
-            xlnet={"learning_rate": 1e-3, "max_tokens": 12_000_000, "valid_every": 10_000_000},
+            xlnet={"learning_rates": (1e-4, 3e-4), "max_tokens": 12_000_000, "valid_every": 10_000_000},
+            curve={"valid_every": 500_000, "valid_tokens": 4_000},
             beyond=beyond_sizes.SMALL,
         ),
         Size(
@@ -186,7 +189,7 @@ SIZES = {
             best={"mechanism": "tail", "tail": 8, "pooled_slots": 1},
             contexts=40,
             predicted_tokens=100,
-            xlnet={"learning_rate": 1e-3},
+            xlnet={"learning_rates": (5e-4, 1e-3)},
             cost={"rows": 2, "windows": 2, "lengths": (64, 128), "new_tokens": 8, "repeats": 2},
             lengths={
                 "tasks": ("parity", "dyck"),

@@ -17,6 +17,8 @@ from recurrify.report.plots import Draw, Palette, dress, legend
 LINES = {"plain": "--", "carry": "-", "best": "-.", "xlnet": ":"}
 MARKERS = {"plain": "s", "carry": "o", "best": "^", "xlnet": "D"}
 OVERLAP_MARKERS = ("s", "D", "v", "P", "X", "h")
+BEYOND_THE_PICTURE = 3.0
+"""Kinds so many times worse than plain windows are told in words: drawn, they would press all others into one line."""
 
 
 def colour(palette: Palette, kind: str) -> str:
@@ -48,8 +50,20 @@ def _series(experiment: Experiment, published: bool, axis: str) -> dict[str, lis
     return {kind: sorted(found[kind], key=lambda point: point[:2]) for kind in ordered_kinds(found)}
 
 
+def _is_far(kind: str, series: dict[str, list[tuple[int, float, Row]]]) -> bool:
+    plain = [value for _, value, _ in series.get("plain", [])]
+    return bool(plain) and min(value for _, value, _ in series[kind]) > BEYOND_THE_PICTURE * max(plain)
+
+
+def far_kinds(experiment: Experiment, axis: str) -> list[str]:
+    """Names of those that our picture leaves out."""
+    series = _series(experiment, False, axis)
+    return [kind_name(kind) for kind in series if _is_far(kind, series)]
+
+
 def _draw_lines(axes: Axes, experiment: Experiment, palette: Palette, *, published: bool, axis: str) -> bool:
     series = _series(experiment, published, axis)
+    series = {kind: points for kind, points in series.items() if not _is_far(kind, series)}
     if not series:
         return False
     places = sorted({place for points in series.values() for place, _, _ in points})
@@ -84,10 +98,18 @@ def _draw_lines(axes: Axes, experiment: Experiment, palette: Palette, *, publish
 
 
 def _bars(points: Sequence[tuple[int, float, Row]], split: str) -> list[list[float]]:
-    """How far the 95 % interval reaches below and above each point; no length where there is none."""
+    """How far the 95 % interval of the gain reaches below and above each point; no length where there is none.
+
+    Not the interval of the level: documents differ far more than models do, and all models read the same ones.
+    """
     below, above = [], []
     for _, value, row in points:
-        low, high = row.scores[split].interval or (value, value)
+        gain = row.gains.get(split)
+        if gain is None or gain.interval is None or gain.relative >= 1:
+            low = high = value
+        else:
+            plain = value / (1 - gain.relative)
+            low, high = plain * (1 - gain.interval[1]), plain * (1 - gain.interval[0])
         below.append(max(0.0, value - low))
         above.append(max(0.0, high - value))
     return [below, above]
@@ -103,9 +125,10 @@ def describe_lines(experiment: Experiment, *, published: bool, axis: str) -> str
     """The same plot in words."""
     whose = "Published" if published else "Our"
     told = [f"{whose} {split_name(experiment)} perplexity per word against {axis}."]
-    for kind, points in _series(experiment, published, axis).items():
+    series = _series(experiment, published, axis)
+    for kind, points in series.items():
         values = ", ".join(f"{numbers.perplexity(value)} at {place}" for place, value, _ in points)
-        told.append(f"{kind_name(kind)}: {values}.")
+        told.append(f"{kind_name(kind)}: {values}{', beyond the picture' if _is_far(kind, series) else ''}.")
     return " ".join(told)
 
 

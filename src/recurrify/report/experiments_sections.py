@@ -39,6 +39,10 @@ from recurrify.report.html_parts import Link
 from recurrify.report.plots import Draw, svg
 from recurrify.report.scratch_blocks import scratch_blocks
 
+BARS = (
+    "Bars: 95 % intervals of the gain over plain windows of the same size and overlap, paired by document and seed; levels "
+    "vary far more from document to document, see the table. Points are nudged sideways."
+)
 NOT_FOLDED = 2
 """How many samples of continuations are open from the start."""
 
@@ -163,7 +167,9 @@ def _plot(
 
 
 def _by_overlap(experiment: Experiment) -> list[Plot | None]:
-    ours = "Ours. Lower is better. Bars: 95 % intervals, over documents and seeds; points are nudged sideways."
+    ours = f"Ours. Lower is better. {BARS}"
+    if far := comparisons.far_kinds(experiment, "overlap"):
+        ours += f" Not drawn, for it would lie far above: {', '.join(far)}."
     published = "As published, on an axis of its own: levels are not comparable across models and texts, shapes are."
     told = [comparisons.describe_lines(experiment, published=flag, axis="overlap") for flag in (False, True)]
     return [
@@ -173,7 +179,9 @@ def _by_overlap(experiment: Experiment) -> list[Plot | None]:
 
 
 def _by_window(experiment: Experiment) -> list[Plot | None]:
-    ours = "Ours, without overlap. Lower is better. Bars: 95 % intervals; points are nudged sideways."
+    ours = f"Ours, without overlap. Lower is better. {BARS}"
+    if far := comparisons.far_kinds(experiment, "overlap"):
+        ours += f" Not drawn, for it would lie far above: {', '.join(far)}."
     published = "As published, on an axis of its own."
     told = [comparisons.describe_lines(experiment, published=flag, axis="window") for flag in (False, True)]
     return [
