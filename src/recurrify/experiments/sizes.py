@@ -152,7 +152,12 @@ SIZES = {
             tuning_tokens=5_000_000,
             contexts=2_000,
             predicted_tokens=500,
-            xlnet={"learning_rates": (1e-4, 3e-4), "max_tokens": 12_000_000, "valid_every": 10_000_000},
+            xlnet={
+                "learning_rates": (1e-4, 3e-4),
+                "warmup_steps": 200,
+                "max_tokens": 12_000_000,
+                "valid_every": 10_000_000,
+            },
             curve={"valid_every": 500_000, "valid_tokens": 4_000},
             beyond=beyond_sizes.SMALL,
         ),
