@@ -1,15 +1,20 @@
-"""How long an epoch takes: ours beside a straightforward port of Informer's published layout.
+"""How long a training step takes: ours in several ways, beside a straightforward port of Informer's published layout.
 
-    python tools/bench_forecast.py ETTh1.csv --out bench.json
+    python tools/bench_forecast.py ETTh1.csv --precision bf16 --out bench.json
 
 The port has what the published code does in each step: a data set that cuts windows one by one in numpy and a loader
 that stacks them, a copy of every batch to the device, ProbSparse attention that gathers a copy of the sampled keys for
-every query, masks made anew, and a look at the loss after each step. Model, sizes and optimiser are the same in both.
+every query, masks made anew, and a look at the loss after each step. Model, sizes and optimiser are the same in all.
+
+Before the clock starts, the fused step is compared with the plain one: loss and gradients of one batch, and which
+queries ProbSparse's kernel chooses.
 """
 
 import argparse
 import math
 import time
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,12 +27,26 @@ from torch.utils.data import DataLoader, Dataset
 from recurrify.forecast.building import new_forecaster
 from recurrify.forecast.calendar import time_features
 from recurrify.forecast.data import Scaling, WindowedSeries, split_rows
-from recurrify.forecast.reading import read_series
+from recurrify.forecast.reading import Series, read_series
 from recurrify.forecast.settings import ForecastSettings
-from recurrify.forecast.training import Step, epoch_starts
+from recurrify.forecast.training import STEPS_BEFORE_CAPTURE, Step, epoch_starts, precision_context
+from recurrify.models import prob_sparse
 from recurrify.models.informer import SelfAttention
-from recurrify.models.prob_sparse import sparse_count
 from recurrify.results import provenance, save_result
+
+LENGTHS = ((672, 288, 288), (168, 168, 336), (168, 168, 168), (96, 48, 48), (48, 48, 24))
+"""Past, label and horizon: the longest of ETTm1, and ETTh1's own."""
+WAYS = {
+    "plain": ("plain", False, False),
+    "graph": ("graph", False, False),
+    "graph, kernel": ("graph", False, True),
+    "graph, kernel, fused": ("graph", True, True),
+}
+"""Of a step: its speed, whether pointwise parts are fused, and whether ProbSparse's kernel chooses the queries."""
+STILL = 1e-30
+"""A learning rate that leaves all weights where they are."""
+LARGEST_DIFFERENCE = {"bf16": 3e-2, "auto": 1e-2}
+"""Between fused and plain gradients, of their size."""
 
 
 class PortedAttention(SelfAttention):
@@ -36,7 +55,7 @@ class PortedAttention(SelfAttention):
     def forward(self, hidden_BTW: Tensor) -> Tensor:
         query, key, value = self.split(hidden_BTW, hidden_BTW)
         batch, heads, rows, width = query.shape
-        count = sparse_count(rows, self.config.factor)
+        count = prob_sparse.sparse_count(rows, self.config.factor)
         copied = key.unsqueeze(-3).expand(batch, heads, rows, rows, width)
         sample = torch.randint(rows, (rows, count))
         sampled = copied[:, :, torch.arange(rows).unsqueeze(1), sample, :]
@@ -73,44 +92,102 @@ class PortedWindows(Dataset[tuple[np.ndarray, ...]]):
         return self.values[index:middle], self.times[index:middle], self.values[middle:end], self.times[middle:end]
 
 
-def ported_epochs(settings: ForecastSettings, data: WindowedSeries, epochs: int, steps: int | None) -> list[float]:
-    model = _model(settings, data)
+def ported_steps(settings: ForecastSettings, data: WindowedSeries) -> Callable[[int], None]:
+    model = _model(settings, data).train()
     for module in model.modules():
         if isinstance(module, SelfAttention):
             module.__class__ = PortedAttention
     loader = DataLoader(PortedWindows(data), batch_size=settings.batch, shuffle=True, drop_last=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=settings.learning_rate)
-    model.train()
-    seconds = []
-    for _ in range(epochs):
-        losses = []
-        begun = time.perf_counter()
-        for number, batch in enumerate(loader):
-            if number == steps:
-                break
+    losses = []
+
+    def run(steps: int) -> None:
+        for _, batch in zip(range(steps), loader, strict=False):
             past, past_time, future, future_time = (part.float().to(settings.device) for part in batch)
             optimizer.zero_grad()
-            loss = nn.functional.mse_loss(model(past, past_time, future_time), future)
+            with precision_context(settings):
+                forecast = model(past, past_time, future_time)
+            loss = nn.functional.mse_loss(forecast.float(), future)
             losses.append(loss.item())
             loss.backward()
             optimizer.step()
-        _wait(settings.device)
-        seconds.append(time.perf_counter() - begun)
-    return seconds
+
+    return run
 
 
-def our_epochs(settings: ForecastSettings, data: WindowedSeries, epochs: int, steps: int | None) -> list[float]:
-    model = _model(settings, data)
-    model.train()
-    step = Step(model, data, settings)
-    seconds = []
-    for epoch in range(epochs):
+def our_steps(settings: ForecastSettings, data: WindowedSeries, way: str) -> Callable[[int], None]:
+    """Every way is measured from the same weights; what it needs is compiled and captured in the first steps."""
+    speed, fused, kernel = WAYS[way]
+    step = Step(_model(settings, data).train(), data, replace(settings, speed=speed), fused)
+    batches = epoch_starts(data, settings, 0)
+
+    def run(steps: int) -> None:
+        with nullcontext() if kernel else _without_kernel():
+            for number in range(steps):
+                step(batches[number % len(batches)])
+
+    return run
+
+
+class _without_kernel:  # noqa: N801, used as a statement
+    """ProbSparse's choice by plain PyTorch."""
+
+    def __enter__(self) -> None:
+        self.widths, prob_sparse.KERNEL_WIDTHS = prob_sparse.KERNEL_WIDTHS, ()
+
+    def __exit__(self, *_: object) -> None:
+        prob_sparse.KERNEL_WIDTHS = self.widths
+
+
+def seconds_of_a_step(run: Callable[[int], None], steps: int, rounds: int, device: str) -> float:
+    """The quickest round's mean, behind steps that compile and capture."""
+    run(STEPS_BEFORE_CAPTURE + 2)
+    found = []
+    for _ in range(rounds):
+        _wait(device)
         begun = time.perf_counter()
-        for starts_B in epoch_starts(data, settings, epoch)[:steps]:
-            step(starts_B)
-        _wait(settings.device)
-        seconds.append(time.perf_counter() - begun)
-    return seconds
+        run(steps)
+        _wait(device)
+        found.append((time.perf_counter() - begun) / steps)
+    return min(found)
+
+
+def check(settings: ForecastSettings, data: WindowedSeries) -> dict[str, float]:
+    """How far fused and captured gradients lie from plain ones, of their size, and how many choices differ.
+
+    Without dropout and at weights that stay; with full attention, for where queries are chosen a rounding error may
+    choose another one.
+    """
+    settings = replace(settings, dropout=0.0, learning_rate=STILL, model="rsa-transformer")
+    starts_B = epoch_starts(data, settings, 0)[0]
+    found = []
+    for speed, fused in (("plain", False), ("auto", True)):
+        step = Step(_model(settings, data).train(), data, replace(settings, speed=speed), fused)
+        for _ in range(STEPS_BEFORE_CAPTURE + 2):
+            loss = step(starts_B)
+        gradients = [parameter.grad.flatten() for parameter in step.model.parameters() if parameter.grad is not None]
+        found.append(torch.cat([loss.view(1), *gradients]).clone())
+    apart = ((found[1] - found[0]).norm() / found[0].norm()).item()
+    if not apart <= LARGEST_DIFFERENCE[settings.precision]:
+        raise SystemExit(f"fused and plain gradients differ by {apart:.2g} of their size: stopped")
+    return {"gradients_apart": apart, "other_choices": _other_choices(settings, data)}
+
+
+def _other_choices(settings: ForecastSettings, data: WindowedSeries) -> float:
+    """The share of queries that the kernel chooses and plain PyTorch in 32 bits does not."""
+    rows, width = data.past, settings.width // settings.heads
+    kind = torch.bfloat16 if settings.precision == "bf16" else torch.float32
+    query, key = (torch.randn(4, settings.heads, rows, width, device=settings.device).to(kind) for _ in range(2))
+    sample = prob_sparse.sample_keys(rows, rows, settings.factor, query.device, training=True)
+    count = prob_sparse.sparse_count(rows, settings.factor)
+    chosen = prob_sparse.choose_queries(query, key, sample, count)
+    with _without_kernel():
+        wanted = prob_sparse.choose_queries(query.float(), key.float(), sample, count)
+    both = (chosen.unsqueeze(-1) == wanted.unsqueeze(-2)).any(-1)
+    other = 1 - both.double().mean().item()
+    if other > 0.02:
+        raise SystemExit(f"the kernel chooses {other:.1%} other queries than plain PyTorch: stopped")
+    return other
 
 
 def _model(settings: ForecastSettings, data: WindowedSeries) -> nn.Module:
@@ -123,37 +200,60 @@ def _wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
+def measure(base: ForecastSettings, series: Series, asked: argparse.Namespace) -> list[dict[str, Any]]:
+    """The rows of one setting: the port and every way of ours, for Informer and RSA-Informer."""
+    split = split_rows(series, "auto")
+    scaling = Scaling.of(series.values[: split.train_end])
+    data = WindowedSeries(series, split, scaling, base.past, base.horizon, base.device)
+    steps_of_epoch = len(epoch_starts(data, base, 0))
+    checked = check(base, data)
+    print(f"\n{base.past} → {base.horizon}: " + ", ".join(f"{name} {value:.2g}" for name, value in checked.items()))
+    rows = []
+    for model in asked.models.split(","):
+        settings = replace(base, model=model)
+        ways = [way for way in WAYS if base.device.startswith("cuda") or way == "plain"]
+        for way in [*ways, "port"] if asked.port and model == "informer" else ways:
+            run = ported_steps(settings, data) if way == "port" else our_steps(settings, data, way)
+            seconds = seconds_of_a_step(run, asked.steps, asked.rounds, base.device)
+            row = {"past": base.past, "label": base.label, "horizon": base.horizon, "model": model, "way": way}
+            rows.append(row | {"ms_per_step": 1000 * seconds, "s_per_epoch": steps_of_epoch * seconds} | checked)
+            times = f"{1000 * seconds:8.2f} ms a step {steps_of_epoch * seconds:8.2f} s an epoch"
+            print(f"  {model:<13} {way:<21} {times}", flush=True)
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("data", type=Path)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--width", type=int, default=512)
-    parser.add_argument("--epochs", type=int, default=3, help="the quickest one counts")
-    parser.add_argument("--steps", type=int, help="of an epoch; default: all")
+    parser.add_argument("--precision", choices=["auto", "bf16"], default="auto")
+    parser.add_argument("--models", default="informer,rsa-informer", help="with commas between")
+    parser.add_argument(
+        "--lengths", help="only the settings with these pasts and horizons: 672/288, with commas between"
+    )
+    parser.add_argument("--steps", type=int, default=20, help="of one round")
+    parser.add_argument("--rounds", type=int, default=2, help="the quickest one counts")
+    parser.add_argument("--port", action="store_true", help="measure the port too, which is slow")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     asked = parser.parse_args()
     started = time.time()
     series = read_series(asked.data)
-    split = split_rows(series, "auto")
+    # All with the same arithmetic: the port gets the quicker matrix products too.
+    torch.set_float32_matmul_precision("high")
     rows: list[dict[str, Any]] = []
-    for past, label, horizon in ((48, 48, 24), (96, 48, 48), (168, 168, 168), (168, 168, 336)):
+    for past, label, horizon in LENGTHS:
+        if asked.lengths and f"{past}/{horizon}" not in asked.lengths.split(","):
+            continue
         base = ForecastSettings(
             data=asked.data.name, out="", past=past, label=label, horizon=horizon, width=asked.width,
-            inner=4 * asked.width, device=asked.device,
+            inner=4 * asked.width, device=asked.device, precision=asked.precision,
         )  # fmt: skip
-        data = WindowedSeries(series, split, Scaling.of(series.values[: split.train_end]), past, horizon, asked.device)
-        # Both with the same arithmetic: the port gets the quicker matrix products too.
-        torch.set_float32_matmul_precision("high")
-        port = min(ported_epochs(base, data, asked.epochs, asked.steps))
-        row: dict[str, Any] = {"past": past, "label": label, "horizon": horizon, "port_seconds": port}
-        for model in ("informer", "rsa-informer"):
-            ours = min(our_epochs(replace(base, model=model), data, asked.epochs, asked.steps))
-            row |= {f"{model}_seconds": ours, f"{model}_times_faster": port / ours}
-        rows.append(row)
-        print({name: round(value, 3) for name, value in row.items()}, flush=True)
-    if asked.out:
-        config = {"width": asked.width, "epochs": asked.epochs, "steps": asked.steps, "data": series.name}
-        save_result(asked.out, {"rows": rows, "provenance": provenance(config, started=started)})
+        rows += measure(base, series, asked)
+        if asked.out:  # after each setting, so that a run that is cut short leaves what it has
+            config = {name: value for name, value in vars(asked).items() if name not in ("data", "out")}
+            result = {"rows": rows, "provenance": provenance(config | {"data": series.name}, started=started)}
+            save_result(asked.out, result)
 
 
 if __name__ == "__main__":

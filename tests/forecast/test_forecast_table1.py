@@ -1,14 +1,18 @@
-"""Table 1: the published numbers, the choice of a learning rate, and the summary."""
+"""Table 1: the published numbers, the choice of a learning rate, runs that are stopped and go on, and the summary."""
 
 import math
+import re
+import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from recurrify.errors import UserError
-from recurrify.forecast import table1
+from recurrify.forecast import table1, training
 from recurrify.forecast.published import SETTINGS, chosen_settings
-from recurrify.forecast.table1 import Plan, Recipe, Unit, run_table1, summary
+from recurrify.forecast.table1 import Plan, Recipe, Unit, do_unit, do_units, run_table1, summary
+from recurrify.forecast.training import STATE_FILE
 from recurrify.report.forecast_table1 import table1_lines, write_table1_page
 from recurrify.results import load_result
 
@@ -72,6 +76,74 @@ def test_the_table_is_run_once_and_the_rate_chosen_on_validation(plan, monkeypat
 
 def test_time_that_is_up_leaves_the_rest_for_later(plan):
     assert run_table1(plan, lambda _: None, deadline=0.0) is None
+
+
+NUMBERS = ("best_epoch", "valid_mse", "test", "recurrence")
+
+
+def without_seconds(result: dict[str, Any]) -> list[Any]:
+    history = [{name: value for name, value in one.items() if name != "seconds"} for one in result["history"]]
+    return [history, *(result[name] for name in NUMBERS)]
+
+
+@pytest.fixture
+def unit(plan) -> Unit:
+    recipe = replace(TINY, epochs=2, learning_rates=(1e-2,), dropout=0.2)
+    return replace(plan, recipe=recipe).unit(SETTING, "rsa-informer", 1e-2, 0)
+
+
+def stop_after(epochs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time is up so many epochs later, whatever the clock says."""
+    real, left = training._one_epoch, iter(range(epochs))
+    monkeypatch.setattr(training, "_one_epoch", lambda *given: None if next(left, None) is None else real(*given))
+
+
+def test_a_unit_that_was_stopped_goes_on_to_the_same_numbers(unit, tmp_path, monkeypatch):
+    whole = do_unit(replace(unit, root=str(tmp_path / "whole")))
+    with monkeypatch.context() as patch:
+        stop_after(1, patch)
+        assert do_unit(unit, deadline=time.time() + 1000) is None
+    assert not unit.path.exists()
+    assert (unit.training / STATE_FILE).is_file()
+    in_parts = do_unit(unit)
+    assert without_seconds(in_parts) == without_seconds(whole)
+    assert without_seconds(load_result(unit.path)) == without_seconds(whole)
+    assert not unit.training.exists()
+    assert len(whole["history"]) == 2
+    lines = unit.log.read_text(encoding="utf-8").splitlines()
+    for line, epoch in zip(lines, whole["history"], strict=True):
+        told = f"epoch {epoch['epoch']}: training MSE {epoch['train_mse']:.4f}, validation MSE {epoch['valid_mse']:.4f}"
+        assert re.fullmatch(re.escape(told) + r", \d+\.\d s", line)
+
+
+def test_a_unit_goes_on_only_with_its_own_recipe_and_data(unit, plan, write_csv, monkeypatch):
+    with monkeypatch.context() as patch:
+        stop_after(1, patch)
+        do_unit(unit)
+    other = replace(unit, recipe=replace(unit.recipe, batch=32))
+    with pytest.raises(UserError, match=r"holds a run with other settings \(batch=64 there, 32 now"):
+        do_unit(other)
+    with pytest.raises(UserError, match=re.escape(f"{unit.name}.training' holds a run with other settings")):
+        do_units([replace(other, seed=1), other], 1, lambda _: pytest.fail("something was begun"))
+    write_csv(rows=301)
+    table1._series.cache_clear()
+    with pytest.raises(UserError, match="data_checksum="):
+        do_unit(unit)
+    assert (unit.training / STATE_FILE).is_file()
+
+
+def test_what_is_to_do_is_told_and_what_is_done_is_tidied_up(unit):
+    said: list[str] = []
+    do_units([unit, replace(unit, seed=1)], 1, said.append)
+    assert said[0] == (
+        f"2 of 2 runs to do, 0 of them begun before, 1 side by side; a line for each epoch goes to {unit.log.parent}"
+    )
+    unit.training.mkdir()  # as if the process had been ended before it could
+    (unit.training / STATE_FILE).write_bytes(b"")
+    said.clear()
+    do_units([unit, replace(unit, seed=2)], 1, said.append)
+    assert said[0].startswith("1 of 2 runs to do")
+    assert not unit.training.exists()
 
 
 def test_a_run_that_fails_does_not_stop_the_others(plan, monkeypatch):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from recurrify.errors import UserError
+from recurrify.forecast import training
 from recurrify.forecast.building import default_dilations, described, new_forecaster, rebuilt
 from recurrify.forecast.data import Scaling, Split, WindowedSeries
 from recurrify.forecast.evaluation import mean_squared_error
@@ -67,11 +68,53 @@ def test_a_spoilt_state_is_refused(data, tmp_path):
         fitted(SETTINGS, data, tmp_path)
 
 
-def test_the_time_limit_ends_a_run_between_epochs(data, tmp_path):
-    model = new_forecaster(SETTINGS, 2, 4, data.series.step)
-    outcome = fit(model, data, replace(SETTINGS, max_minutes=1e-9), tmp_path)
+class Clock:
+    """Stands still but for the steps that are counted."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.steps = 0.0, 0
+        monkeypatch.setattr(training.time, "monotonic", lambda: self.now)
+
+    def tick(self, steps: int) -> None:
+        """A minute for each step."""
+        self.steps += steps
+        self.now += 60.0 * steps
+
+
+def test_the_time_limit_ends_a_run_within_an_epoch_and_loses_that_epoch_alone(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "STEPS_BETWEEN_LOOKS", 3)
+    clock, whole = Clock(monkeypatch), fitted(SETTINGS, data)
+    assert len(epoch_starts(data, SETTINGS, 0)) == 10
+    torch.manual_seed(0)
+    model = new_forecaster(SETTINGS, data.channels, data.times_TF.shape[1], data.series.step)
+    outcome = fit(model, data, replace(SETTINGS, max_minutes=14), tmp_path, tick=clock.tick)
     assert not outcome.finished
-    assert outcome.history == []
+    assert clock.steps == 10 + 6  # seen at the first look behind the fourteenth step
+    assert len(outcome.history) == 1
+    assert same(whole, fitted(SETTINGS, data, tmp_path))
+
+
+def test_the_time_limit_counts_from_when_the_caller_began(data, tmp_path, monkeypatch):
+    clock = Clock(monkeypatch)
+    clock.now = 90.0
+    model = new_forecaster(SETTINGS, 2, 4, data.series.step)
+    outcome = fit(model, data, replace(SETTINGS, max_minutes=1), tmp_path, tick=clock.tick, begun=0.0)
+    assert (outcome.finished, outcome.history, clock.steps) == (False, [], 0)
+
+
+def test_an_epoch_is_saved_before_it_is_told(data, tmp_path):
+    """A run that is ended by what its watcher does has lost nothing."""
+
+    def end(epoch: dict[str, float]) -> None:
+        raise KeyboardInterrupt
+
+    torch.manual_seed(0)
+    model = new_forecaster(SETTINGS, data.channels, data.times_TF.shape[1], data.series.step)
+    with pytest.raises(KeyboardInterrupt):
+        fit(model, data, SETTINGS, tmp_path, end)
+    told: list[float] = []
+    fit(model, data, SETTINGS, tmp_path, lambda epoch: told.append(epoch["epoch"]))
+    assert told == [2, 3]
 
 
 def test_the_best_epoch_is_kept_and_patience_ends_the_run(data):
@@ -115,20 +158,6 @@ def test_learning_rates():
 def test_a_graph_needs_cuda(data):
     with pytest.raises(UserError, match="needs a CUDA device"):
         fitted(replace(SETTINGS, speed="graph"), data)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_captured_graph_takes_the_ordinary_steps(wave_series):
-    data = WindowedSeries(wave_series, Split(120, 180, 240), Scaling.of(wave_series.values[:120]), 30, 6, "cuda")
-    settings = replace(SETTINGS, device="cuda", precision="fp32", dropout=0.0, model="rsa-transformer")
-    models = []
-    for speed in ("plain", "graph"):
-        torch.manual_seed(0)
-        models.append(new_forecaster(settings, 2, data.times_TF.shape[1], data.series.step).cuda())
-        fit(models[-1], data, replace(settings, speed=speed))
-    for (name, one), other in zip(models[0].state_dict().items(), models[1].state_dict().values(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5, msg=name)
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -21,7 +21,7 @@ from recurrify.forecast.data import (
     only_column,
     split_rows,
 )
-from recurrify.forecast.evaluation import evaluate_forecaster, fit_intervals, shown_windows
+from recurrify.forecast.evaluation import Intervals, evaluate_forecaster, fit_intervals, shown_windows
 from recurrify.forecast.prediction import check_fits, with_columns
 from recurrify.forecast.reading import Series, read_series
 from recurrify.forecast.saving import Forecaster, load_forecaster, save_forecaster
@@ -36,9 +36,27 @@ RESULT_FILE, EVALUATION_FILE = "result.json", "evaluation.json"
 
 @dataclass(frozen=True)
 class Trained:
-    forecaster: Forecaster
+    model: nn.Module
     data: WindowedSeries
     outcome: Outcome
+    intervals: Intervals | None
+    """Of the best epoch; None where the time was up before the end."""
+    target: str
+
+    @property
+    def forecaster(self) -> Forecaster:
+        """What can be saved, of a training that has come to its end."""
+        assert self.intervals is not None
+        return Forecaster(
+            model=self.model,
+            columns=self.data.series.columns,
+            target=self.target,
+            frequency=self.data.series.frequency,
+            past=self.data.past,
+            horizon=self.data.horizon,
+            scaling=self.data.scaling,
+            intervals=self.intervals,
+        )
 
 
 def read_for(settings: ForecastSettings, say: Say) -> tuple[Series, str]:
@@ -72,31 +90,27 @@ def train_forecaster(
     target: str,
     folder: Path | None = None,
     watch: Watch | None = None,
+    shows_bar: bool = False,
 ) -> Trained:
-    """Weights from the seed, training, and intervals from the validation part. The same seed gives the same model."""
+    """Weights from the seed, training, and intervals from the validation part. The same seed gives the same model.
+
+    With a `folder` the training is saved there after each epoch, and goes on from what is there.
+    """
+    begun = time.monotonic()
     data = prepare(series, settings, settings.split)
     torch.manual_seed(settings.seed)
     model = new_forecaster(settings, data.channels, data.times_TF.shape[1], series.step).to(settings.device)
+    outcome = Outcome(True, 0, [], None)
     if settings.trains:
-        # A run without a folder is one of many side by side, where bars would only be in each other's way.
-        shown = progress_bar("training", settings.epochs * steps_per_epoch(data, settings))
-        with nullcontext() if folder is None else shown as tick:
-            outcome = fit(model, data, settings, folder, watch, tick)
-    else:
-        outcome = Outcome(True, 0, [], None)
-    with precision_context(settings):
-        intervals = fit_intervals(model, data)
-    forecaster = Forecaster(
-        model=model.eval(),
-        columns=series.columns,
-        target=target,
-        frequency=series.frequency,
-        past=settings.past,
-        horizon=settings.horizon,
-        scaling=data.scaling,
-        intervals=intervals,
-    )
-    return Trained(forecaster, data, outcome)
+        bar = progress_bar("training", settings.epochs * steps_per_epoch(data, settings))
+        with bar if shows_bar else nullcontext() as tick:
+            outcome = fit(model, data, settings, folder, watch, tick, begun)
+    model.eval()
+    intervals = None
+    if outcome.finished:
+        with precision_context(settings):
+            intervals = fit_intervals(model, data)
+    return Trained(model, data, outcome, intervals, target)
 
 
 def train_run(settings: ForecastSettings, say: Say, watch: Watch | None = None) -> dict[str, Any]:
@@ -116,7 +130,7 @@ def train_run(settings: ForecastSettings, say: Say, watch: Watch | None = None) 
         say(f"{series.name}: the column {name!r} is constant in the training part; it is only centred, not scaled")
     tell_unused_rows(series, settings.split, say)
     settings.write()
-    trained = train_forecaster(settings, series, target, folder, watch)
+    trained = train_forecaster(settings, series, target, folder, watch, shows_bar=True)
     result: dict[str, Any] = {
         "finished": trained.outcome.finished,
         "model": settings.model,
@@ -124,14 +138,14 @@ def train_run(settings: ForecastSettings, say: Say, watch: Watch | None = None) 
         "horizon": settings.horizon,
         "repairs": list(series.repairs),
         "constant_columns": constant,
-        "parameters": sum(parameter.numel() for parameter in trained.forecaster.model.parameters()),
+        "parameters": sum(parameter.numel() for parameter in trained.model.parameters()),
         "best_epoch": trained.outcome.best_epoch,
         "history": trained.outcome.history,
         "seconds_per_epoch": trained.outcome.seconds_per_epoch,
     }
     if trained.outcome.finished:
         with precision_context(settings):
-            result["validation"] = evaluate_forecaster(trained.forecaster.model, trained.data, part="valid")
+            result["validation"] = evaluate_forecaster(trained.model, trained.data, part="valid")
         save_forecaster(trained.forecaster, folder / "model")
     result["provenance"] = provenance(
         settings.to_dict(), seed=settings.seed, data_checksum=series.checksum, started=started

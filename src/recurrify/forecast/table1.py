@@ -3,6 +3,7 @@
 import functools
 import math
 import multiprocessing
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
@@ -12,6 +13,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 import torch
+from torch._inductor import config as compiler_config
 
 from recurrify.errors import UserError
 from recurrify.forecast.evaluation import evaluate_forecaster
@@ -73,6 +75,16 @@ class Unit:
         return Path(self.root) / "units" / f"{self.name}.json"
 
     @property
+    def training(self) -> Path:
+        """Where its training is saved after each epoch, until the result is there."""
+        return self.path.with_suffix(".training")
+
+    @property
+    def log(self) -> Path:
+        """One line for each epoch."""
+        return logs_of(self.root) / f"{self.name}.log"
+
+    @property
     def cost(self) -> int:
         """Roughly, in rows through layers; the costliest start first, so that none is left alone at the end."""
         one = self.setting
@@ -117,6 +129,21 @@ class Unit:
             )
         return True
 
+    def check_training(self, data_checksum: str | None = None) -> ForecastSettings:
+        """The settings to train with, into `training`; refused where what lies there was of another recipe or data.
+
+        Without a checksum the data are not looked at.
+        """
+        mine = replace(self.settings(), out=str(self.training), data_checksum=data_checksum)
+        earlier = ForecastSettings.read(self.training)
+        if earlier is not None:
+            mine.check_same_run(earlier if data_checksum else replace(earlier, data_checksum=None))
+        return mine
+
+
+def logs_of(root: str) -> Path:
+    return Path(root) / "logs"
+
 
 @functools.lru_cache(maxsize=8)
 def _series(path: str) -> Series:
@@ -124,19 +151,28 @@ def _series(path: str) -> Series:
 
 
 def do_unit(unit: Unit, deadline: float | None = None) -> dict[str, Any] | None:
-    """Train, score on the test part, save; None where the time, a `time.time()`, was up before the end."""
+    """Train, score on the test part, save; None where the time, a `time.time()`, was up before the end.
+
+    A training that was stopped, by the time or from outside, goes on behind its last whole epoch.
+    """
     started = time.time()
     if deadline is not None and started >= deadline:
         return None
-    settings = unit.settings()
-    limit = None if deadline is None else (deadline - started) / 60
     series = _series(str(Path(unit.folder) / f"{unit.setting.data}.csv"))
-    trained = train_forecaster(replace(settings, max_minutes=limit), series, series.columns[-1])
-    if not trained.outcome.finished:
+    settings = unit.check_training(series.checksum)
+    if settings.trains:
+        settings.write()
+    # A moment at least: the time may be up by now, which the training finds for itself.
+    limit = None if deadline is None else max(deadline - time.time(), 1e-3) / 60
+    folder = unit.training if settings.trains else None
+    trained = train_forecaster(
+        replace(settings, max_minutes=limit), series, series.columns[-1], folder, functools.partial(_log_epoch, unit)
+    )
+    if trained.intervals is None:
         return None
-    model, data = trained.forecaster.model, trained.data
+    model, data = trained.model, trained.data
     with precision_context(settings):
-        scores = evaluate_forecaster(model, data, trained.forecaster.intervals)
+        scores = evaluate_forecaster(model, data, trained.intervals)
     result = {
         "setting": unit.setting.name,
         "model": unit.model,
@@ -149,14 +185,33 @@ def do_unit(unit: Unit, deadline: float | None = None) -> dict[str, Any] | None:
         "valid_mse": trained.outcome.valid_mse,
         "test": scores,
         "recurrence": recurrence_shapes(model),
-        "provenance": provenance(settings.to_dict(), seed=unit.seed, data_checksum=series.checksum, started=started),
+        "provenance": provenance(
+            unit.settings().to_dict(), seed=unit.seed, data_checksum=series.checksum, started=started
+        ),
     }
     save_result(unit.path, result)
+    forget_training(unit)
     return result
+
+
+def forget_training(unit: Unit) -> None:
+    """What the result has made superfluous."""
+    shutil.rmtree(unit.training, ignore_errors=True)
+
+
+def _log_epoch(unit: Unit, epoch: dict[str, Any]) -> None:
+    unit.log.parent.mkdir(parents=True, exist_ok=True)
+    with unit.log.open("a", encoding="utf-8") as file:
+        file.write(
+            f"epoch {epoch['epoch']}: training MSE {epoch['train_mse']:.4f}, validation MSE {epoch['valid_mse']:.4f}, "
+            f"{epoch['seconds']:.1f} s\n"
+        )
 
 
 def _in_worker(unit: Unit, deadline: float | None) -> bool:
     torch.set_num_threads(1)
+    # The compiler would start as many processes as there are cores, in each of the workers, for a handful of kernels.
+    compiler_config.compile_threads = 1
     return do_unit(unit, deadline) is not None
 
 
@@ -166,9 +221,20 @@ def do_units(units: Sequence[Unit], jobs: int, say: Say, deadline: float | None 
     The workers are kept, so that torch is loaded and the data read once in each. A unit that fails does not stop the
     others; the first failure is raised when all are through.
     """
-    waiting = sorted((unit for unit in units if not unit.is_finished()), key=lambda unit: -unit.cost)
-    if len(waiting) < len(units):
-        say(f"{len(units) - len(waiting)} of {len(units)} runs are finished already")
+    waiting = []
+    for unit in units:
+        if unit.is_finished():
+            forget_training(unit)  # left where a process was ended between result and tidying up
+        else:
+            unit.check_training()
+            waiting.append(unit)
+    waiting.sort(key=lambda unit: -unit.cost)
+    if waiting:
+        begun = sum(unit.training.is_dir() for unit in waiting)
+        say(
+            f"{len(waiting)} of {len(units)} runs to do, {begun} of them begun before, {min(jobs, len(waiting))} side "
+            f"by side; a line for each epoch goes to {logs_of(waiting[0].root)}"
+        )
     failures, finished = [], True
     for done, (unit, outcome) in enumerate(_outcomes(waiting, jobs, deadline), start=1):
         try:

@@ -17,16 +17,21 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from recurrify.capturing import capturable_optimizer, on_side_stream, set_rate
+from recurrify.capturing import capturable_optimizer, capture, on_side_stream, set_rate
 from recurrify.errors import UserError
 from recurrify.forecast.data import WindowedSeries
 from recurrify.forecast.evaluation import mean_squared_error
 from recurrify.forecast.settings import ForecastSettings
+from recurrify.kernels import TRITON_INSTALLED
+from recurrify.models.informer import Informer
 from recurrify.results import write_whole
 
 STATE_FILE = "training.safetensors"
 STEPS_BEFORE_CAPTURE = 3
-"""Ordinary steps that let libraries and allocator settle before a CUDA graph is captured."""
+"""Ordinary steps that let libraries and allocator settle, and pointwise parts be compiled, before a CUDA graph is
+captured."""
+STEPS_BETWEEN_LOOKS = 50
+"""At the clock: each look waits for the device."""
 
 Watch = Callable[[dict[str, Any]], None]
 """Told the numbers of each epoch."""
@@ -84,9 +89,12 @@ def learning_rate(settings: ForecastSettings, epoch: int) -> float:
 
 
 class Step:
-    """One update of the weights from the windows that begin at given rows; gives the loss, still on the device."""
+    """One update of the weights from the windows that begin at given rows; gives the loss, still on the device.
 
-    def __init__(self, model: nn.Module, data: WindowedSeries, settings: ForecastSettings) -> None:
+    What is captured as a graph has its pointwise parts fused, where the model can and `fused` is not False.
+    """
+
+    def __init__(self, model: nn.Module, data: WindowedSeries, settings: ForecastSettings, fused: bool = True) -> None:
         self.settings, self.data, self.model = settings, data, model
         device = torch.device(settings.device)
         on_cuda = device.type == "cuda"
@@ -94,8 +102,10 @@ class Step:
         usual = "graph" if on_cuda and settings.model not in ("lstm", "gru") else "plain"
         self.speed = usual if settings.speed == "auto" else settings.speed
         self.forward: Callable[..., Tensor] = torch.compile(model) if self.speed == "compile" else model
+        if isinstance(model, Informer):
+            model.fuse(fused and self.speed == "graph" and TRITON_INSTALLED)
         self.optimizer = capturable_optimizer(model.parameters(), settings.learning_rate, settings.weight_decay, device)
-        self.graph: Any = None
+        self.replay: Callable[[], None] | None = None
         self.ordinary_steps = 0
 
     def __call__(self, starts_B: Tensor) -> Tensor:
@@ -104,10 +114,14 @@ class Step:
         if self.ordinary_steps < STEPS_BEFORE_CAPTURE:
             self.ordinary_steps += 1
             return on_side_stream(lambda: self._update(starts_B))
-        if self.graph is None:
-            self._capture(starts_B)
+        if self.replay is None:
+            self.starts_B = starts_B.clone()
+            # Without gradients left over, those made while capturing lie in the graph's own memory, and each replay
+            # overwrites them.
+            self.optimizer.zero_grad(set_to_none=True)
+            self.replay = capture(self._captured)
         self.starts_B.copy_(starts_B)
-        self.graph.replay()
+        self.replay()
         return self.loss
 
     def _update(self, starts_B: Tensor) -> Tensor:
@@ -124,15 +138,9 @@ class Step:
         loss.backward()
         return loss
 
-    def _capture(self, starts_B: Tensor) -> None:
-        self.starts_B = starts_B.clone()
-        self.graph = torch.cuda.CUDAGraph()
-        # Without gradients left over, those made while capturing lie in the graph's own memory, and each replay
-        # overwrites them.
-        self.optimizer.zero_grad(set_to_none=True)
-        with torch.cuda.graph(self.graph):
-            self.loss = self._backward(self.starts_B).detach()
-            self.optimizer.step()
+    def _captured(self) -> None:
+        self.loss = self._backward(self.starts_B).detach()
+        self.optimizer.step()
 
 
 def epoch_starts(data: WindowedSeries, settings: ForecastSettings, epoch: int) -> Tensor:
@@ -158,29 +166,34 @@ def fit(
     folder: Path | None = None,
     watch: Watch | None = None,
     tick: Tick | None = None,
+    begun: float | None = None,
 ) -> Outcome:
     """Train `model` in place and leave it with the weights of its best epoch.
 
-    With a `folder` the run is saved there after each epoch and goes on from what is there.
+    With a `folder` the run is saved there after each epoch and goes on from what is there. `max_minutes` count from
+    `begun`, a `time.monotonic()`, or else from now; when they are over, the epoch that is open is lost.
     """
     if torch.device(settings.device).type == "cuda" and settings.precision != "fp32":
         torch.set_float32_matmul_precision("high")
+    deadline = math.inf
+    if settings.max_minutes is not None:
+        deadline = (time.monotonic() if begun is None else begun) + 60 * settings.max_minutes
     step = Step(model, data, settings)
     progress = Progress()
     if folder is not None:
         _load(folder, model, step.optimizer, progress)
     if tick is not None:
         tick(progress.epoch * steps_per_epoch(data, settings))
-    begun, fastest = time.monotonic(), math.inf
+    fastest = math.inf
     while not progress.stops(settings):
-        if settings.max_minutes is not None and time.monotonic() - begun > 60 * settings.max_minutes:
+        seconds = _one_epoch(model, step, data, settings, progress, tick, deadline)
+        if seconds is None:
             break
-        seconds = _one_epoch(model, step, data, settings, progress, tick)
         fastest = min(fastest, seconds)
-        if watch is not None:
-            watch(progress.history[-1])
         if folder is not None:
             _save(folder, model, step.optimizer, progress)
+        if watch is not None:
+            watch(progress.history[-1])
     if progress.best:
         model.load_state_dict(progress.best)
     model.eval()
@@ -199,14 +212,18 @@ def _one_epoch(
     settings: ForecastSettings,
     progress: Progress,
     tick: Tick | None,
-) -> float:
+    deadline: float,
+) -> float | None:
+    """The seconds that training took; None where the time was up before the last step."""
     torch.manual_seed(settings.seed * 1_000_003 + progress.epoch)
     set_rate(step.optimizer, learning_rate(settings, progress.epoch))
     model.train()
     begun = time.monotonic()
     batches = epoch_starts(data, settings, progress.epoch)
     total = torch.zeros((), device=data.values_TC.device)
-    for starts_B in batches:
+    for number, starts_B in enumerate(batches):
+        if number % STEPS_BETWEEN_LOOKS == 0 and _is_over(deadline, total):
+            return None
         total += step(starts_B)
         if tick is not None:
             tick(1)
@@ -228,6 +245,14 @@ def _one_epoch(
         progress.best_loss, progress.best_epoch = valid_loss, progress.epoch
         progress.best = {name: value.detach().clone() for name, value in model.state_dict().items()}
     return seconds
+
+
+def _is_over(deadline: float, total: Tensor) -> bool:
+    if math.isinf(deadline):
+        return False
+    # Steps are only queued on a GPU, hundreds ahead: the clock means nothing before they are done.
+    total.item()
+    return time.monotonic() > deadline
 
 
 def _save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None:

@@ -3,12 +3,17 @@
 The encoder reads the past; the decoder reads the last rows of the past and zeros for the rows to forecast, and fills
 them in at once. With `attention="full"` it is a plain encoder-decoder transformer.
 
-Shapes: B batch, L rows of past, P rows to forecast, T rows of a sequence, W width, H heads, D head width, C channels,
-F time features.
+What lies between the matrix products is mostly the moving of memory. `Informer.fuse` compiles it, for training, into
+one kernel for each activation and one for each norm.
+
+Shapes: B batch, L rows of past, P rows to forecast, T rows of a sequence, R rows of a batch, W width, H heads, D head
+width, C channels, F time features.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 import torch
@@ -21,6 +26,8 @@ from recurrify.models.prob_sparse import prob_sparse_attention, sample_keys
 
 LONGEST_CHUNK = 1024
 """Up to so many rows the recurrence is one matrix product; that is quicker than many small ones, and fits in memory."""
+COMPILATIONS = 64
+"""torch's own limit of 8 for one function is low where models of several widths and dropouts share a process."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,29 +178,91 @@ def add_recurrence(
     return torch.cat([mixed, attended_BHTD[:, rem:]], dim=1)
 
 
+def precise(states: Tensor) -> Tensor:
+    """In 32 bits at least; the compiler's random numbers, too, are only as fine as what they drop."""
+    return states.to(torch.promote_types(states.dtype, torch.float32))
+
+
+def activate(inner_RW: Tensor, dropout: float) -> Tensor:
+    return functional.dropout(functional.gelu(precise(inner_RW)), dropout).to(inner_RW.dtype)
+
+
+def add_and_norm(hidden_RW: Tensor, part_RW: Tensor, weight_W: Tensor, bias_W: Tensor, dropout: float) -> Tensor:
+    """Added and normalised in 32 bits at least, whatever comes in; what goes out is as wide as the part's output.
+
+    In bf16 the hidden states then cost half the traffic, and lose little: every norm brings them back to size 1 and
+    rounds them once, as the next matrix product would anyway, so that no error piles up over layers.
+    """
+    total_RW = precise(hidden_RW) + functional.dropout(precise(part_RW), dropout)
+    return functional.layer_norm(total_RW, weight_W.shape, weight_W, bias_W).to(part_RW.dtype)
+
+
+@cache
+def compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """One kernel forward and few backward. The compiler's random numbers grow from seeds that it draws on the device
+    by torch's own generator in each call, so a captured CUDA graph drops other elements in each replay."""
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, COMPILATIONS)
+    return torch.compile(function, fullgraph=True, dynamic=False)
+
+
+def in_rows(states_BTW: Tensor) -> Tensor:
+    """(R, W), compiled for any number of rows at once: encoder and decoder differ in it, and so do models."""
+    states_RW = states_BTW.flatten(0, -2)
+    torch._dynamo.maybe_mark_dynamic(states_RW, 0)
+    return states_RW
+
+
+class Activation(nn.Module):
+    """GELU, then dropout."""
+
+    def __init__(self, config: InformerConfig) -> None:
+        super().__init__()
+        self.dropout, self.fused = config.dropout, False
+
+    def forward(self, inner_BTW: Tensor) -> Tensor:
+        if self.fused and self.training:
+            return compiled(activate)(in_rows(inner_BTW), self.dropout).view_as(inner_BTW)
+        return functional.dropout(functional.gelu(inner_BTW), self.dropout, self.training)
+
+
+class AddAndNorm(nn.Module):
+    """What a part has computed, after dropout, added to what it was computed from, and the sum normalised."""
+
+    def __init__(self, config: InformerConfig) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(config.width))
+        self.bias = nn.Parameter(torch.zeros(config.width))
+        self.dropout, self.fused = config.dropout, False
+
+    def forward(self, hidden_BTW: Tensor, part_BTW: Tensor) -> Tensor:
+        if self.fused and self.training:
+            rows = in_rows(hidden_BTW), in_rows(part_BTW)
+            return compiled(add_and_norm)(*rows, self.weight, self.bias, self.dropout).view_as(part_BTW)
+        total_BTW = hidden_BTW + functional.dropout(part_BTW, self.dropout, self.training)
+        return functional.layer_norm(total_BTW, self.weight.shape, self.weight, self.bias)
+
+
 class FeedForward(nn.Module):
     def __init__(self, config: InformerConfig) -> None:
         super().__init__()
         self.inner = nn.Linear(config.width, config.inner)
+        self.activation = Activation(config)
         self.output = nn.Linear(config.inner, config.width)
-        self.norm = nn.LayerNorm(config.width)
-        self.dropout = nn.Dropout(config.dropout)
+        self.norm = AddAndNorm(config)
 
     def forward(self, hidden_BTW: Tensor) -> Tensor:
-        inner = self.dropout(functional.gelu(self.inner(hidden_BTW)))
-        return self.norm(hidden_BTW + self.dropout(self.output(inner)))
+        return self.norm(hidden_BTW, self.output(self.activation(self.inner(hidden_BTW))))
 
 
 class EncoderLayer(nn.Module):
     def __init__(self, config: InformerConfig) -> None:
         super().__init__()
         self.attention = SelfAttention(config, causal=False)
-        self.norm = nn.LayerNorm(config.width)
-        self.dropout = nn.Dropout(config.dropout)
+        self.norm = AddAndNorm(config)
         self.feed_forward = FeedForward(config)
 
     def forward(self, hidden_BTW: Tensor) -> Tensor:
-        hidden_BTW = self.norm(hidden_BTW + self.dropout(self.attention(hidden_BTW)))
+        hidden_BTW = self.norm(hidden_BTW, self.attention(hidden_BTW))
         return self.feed_forward(hidden_BTW)
 
 
@@ -201,15 +270,14 @@ class DecoderLayer(nn.Module):
     def __init__(self, config: InformerConfig) -> None:
         super().__init__()
         self.attention = SelfAttention(config, causal=True)
-        self.norm = nn.LayerNorm(config.width)
+        self.norm = AddAndNorm(config)
         self.cross = CrossAttention(config)
-        self.cross_norm = nn.LayerNorm(config.width)
-        self.dropout = nn.Dropout(config.dropout)
+        self.cross_norm = AddAndNorm(config)
         self.feed_forward = FeedForward(config)
 
     def forward(self, hidden_BTW: Tensor, encoded_BTW: Tensor) -> Tensor:
-        hidden_BTW = self.norm(hidden_BTW + self.dropout(self.attention(hidden_BTW)))
-        hidden_BTW = self.cross_norm(hidden_BTW + self.dropout(self.cross(hidden_BTW, encoded_BTW)))
+        hidden_BTW = self.norm(hidden_BTW, self.attention(hidden_BTW))
+        hidden_BTW = self.cross_norm(hidden_BTW, self.cross(hidden_BTW, encoded_BTW))
         return self.feed_forward(hidden_BTW)
 
 
@@ -284,6 +352,12 @@ class Informer(nn.Module):
             if number < len(self.distils):
                 hidden = self.distils[number](hidden)
         return self.encoder_norm(hidden)
+
+    def fuse(self, fused: bool = True) -> None:
+        """Whether training steps take the compiled pointwise parts; everything else stays as it is."""
+        for module in self.modules():
+            if isinstance(module, Activation | AddAndNorm):
+                module.fused = fused
 
     def recurrence_encodings(self) -> dict[str, RecurrenceEncoding]:
         """Every layer's REMs by the layer's name; empty without RSA."""

@@ -2,7 +2,7 @@
 
 A query stands out by the largest less the mean of its scores over a few sampled keys. The published code gathers a copy
 of the sampled keys for every query; here one matrix product gives all scores, of which the sampled ones are looked up,
-outside of the gradient, since a choice has none.
+outside of the gradient, since a choice has none. On a GPU a kernel does both at once and keeps no scores.
 
 Shapes: B batch, H heads, Q queries, K keys, U chosen queries, N sampled keys of each query, D head width.
 """
@@ -13,8 +13,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from recurrify.kernels import TRITON_INSTALLED
+
 EVALUATION_SEED = 0
 """Of the keys sampled outside of training, so that the same model and data give the same forecast."""
+KERNEL_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+KERNEL_WIDTHS = (16, 32, 64, 128)
+MOST_SAMPLES = 255
+"""The kernel's count of how often a key was sampled has 8 bits."""
 
 
 def sparse_count(length: int, factor: int) -> int:
@@ -31,14 +37,35 @@ def sample_keys(queries: int, keys: int, factor: int, device: torch.device, trai
     return torch.randint(keys, shape, generator=generator).to(device)
 
 
-@torch.no_grad()
-def choose_queries(query_BHQD: Tensor, key_BHKD: Tensor, sample_QN: Tensor, count: int) -> Tensor:
-    """(B, H, U): the queries that stand out most."""
+def kernel_runs(query_BHQD: Tensor, sample_QN: Tensor) -> bool:
+    """Whether the Triton kernel takes such queries; while torch.compile traces, the plain way is left to it."""
+    return (
+        TRITON_INSTALLED
+        and query_BHQD.is_cuda
+        and query_BHQD.dtype in KERNEL_TYPES
+        and query_BHQD.shape[-1] in KERNEL_WIDTHS
+        and sample_QN.shape[1] <= MOST_SAMPLES
+        and query_BHQD.numel() > 0
+        and not torch.compiler.is_compiling()
+    )
+
+
+def outstanding(query_BHQD: Tensor, key_BHKD: Tensor, sample_QN: Tensor) -> Tensor:
+    """(B, H, Q): how far each query stands out."""
+    if kernel_runs(query_BHQD, sample_QN):
+        from recurrify.models.prob_sparse_kernel import outstanding_queries  # imports Triton, which may not be there
+
+        return outstanding_queries(query_BHQD, key_BHKD, sample_QN)
     scores_BHQK = query_BHQD @ key_BHKD.transpose(-1, -2)
     sampled_BHQN = scores_BHQK.gather(-1, sample_QN.expand(*scores_BHQK.shape[:2], -1, -1))
     # Divided by all keys, as published, and not by the sampled ones.
-    outstanding_BHQ = sampled_BHQN.amax(-1) - sampled_BHQN.sum(-1) / key_BHKD.shape[2]
-    return outstanding_BHQ.topk(count, sorted=False).indices
+    return sampled_BHQN.amax(-1) - sampled_BHQN.sum(-1) / key_BHKD.shape[2]
+
+
+@torch.no_grad()
+def choose_queries(query_BHQD: Tensor, key_BHKD: Tensor, sample_QN: Tensor, count: int) -> Tensor:
+    """(B, H, U): the queries that stand out most."""
+    return outstanding(query_BHQD, key_BHKD, sample_QN).topk(count, sorted=False).indices
 
 
 def prob_sparse_attention(
