@@ -14,5 +14,5 @@ def test_only_a_memory_solves_it() -> None:
     assert found["disjoint"]["accuracy"] == pytest.approx(0.5, abs=0.1)
     assert set(found["recurrent"]) == {"accuracy", "precision", "recall", "f1", "roc_auc"}
     assert found["chance"] == 0.5
-    assert [line.split(":")[0] for line in said] == ["disjoint", "recurrent"]
+    assert [line.split(":")[0] for line in said] == ["disjoint", "recurrent", "recurrent_as_for_answers"]
     assert found["provenance"]["config"]["task"]["window"] == 4

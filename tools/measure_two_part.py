@@ -28,7 +28,7 @@ def main() -> None:
                 lambda line, seed=seed: print(f"seed {seed}, {line}", flush=True), seed, arguments.steps
             )
         )
-    for name in ("disjoint", "recurrent"):
+    for name in ("disjoint", "recurrent", "recurrent_as_for_answers"):
         found = [row[name]["accuracy"] for row in rows]
         print(f"{name}: accuracy {min(found):.3f} to {max(found):.3f} over {len(found)} seeds")
     config = {"seeds": arguments.seeds, "steps": arguments.steps}

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from recurrify.recurrence import model as model_code
 from support.checks import (
     EVERYWHERE,
     VARIANTS,
@@ -128,3 +129,24 @@ def test_can_be_switched_off_again() -> None:
     model.gradient_checkpointing_disable()
     assert not model.is_gradient_checkpointing
     assert model.config.recurrence["checkpoint"] is False
+
+
+@pytest.mark.parametrize("setting", ["overlap", "tail"])
+def test_many_logits_are_computed_window_by_window_and_again(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few logits are kept, of all windows at once; the losses and all gradients are the same."""
+    ids, mask = text(3, 30), torch.ones(3, 30).long()
+    mask[1, 19:], mask[2, 4:] = 0, 0
+    found, heads = [], []
+    for few in (model_code.FEW_LOGITS, 0):
+        monkeypatch.setattr(model_code, "FEW_LOGITS", few)
+        model = recurrent("gpt2", base={"dtype": torch.double}, **EVERYWHERE[setting]).train()
+        calls: list[int] = []
+        model.base.lm_head.register_forward_hook(lambda *_, calls=calls: calls.append(1))
+        loss = model(ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, -100)).loss
+        loss.backward()
+        found.append((loss.detach(), gradients(model)))
+        heads.append(len(calls))
+    assert heads[0] == 1
+    assert heads[1] >= 2 * 30 // WINDOW  # forward, and once more on the way back
+    assert_close(found[1][0], found[0][0], 1e-9)
+    assert_same_gradients(found[1][1], found[0][1], 1e-9)

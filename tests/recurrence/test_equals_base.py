@@ -133,3 +133,21 @@ def test_token_types_reach_the_base() -> None:
             twice[:, WINDOW:],
             model(torch.cat([ids, ids], 1), token_type_ids=torch.cat([types, 0 * types], 1)).logits[:, WINDOW:],
         )
+
+
+def test_a_written_out_gelu_is_one_operation_in_training_and_itself_elsewhere() -> None:
+    base = tiny("gpt2")
+    written_out = base.transformer.h[0].mlp.act
+    model = add_recurrence(base, NoRecurrence(window=WINDOW))
+    activation = base.transformer.h[0].mlp.act
+    hidden = torch.linspace(-6, 6, 101, dtype=torch.float64, requires_grad=True)
+    expected = written_out(hidden)
+    (slope,) = torch.autograd.grad(expected.sum(), hidden)
+    assert torch.equal(activation(hidden), expected)
+    model.train()
+    found = activation(hidden)
+    assert found.grad_fn is not None
+    assert "Gelu" in found.grad_fn.name()
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(torch.autograd.grad(found.sum(), hidden)[0], slope)
+    assert not any("act" in name for name in model.state_dict())

@@ -66,6 +66,9 @@ def embed(
         raise UserError(f"`how` must be one of {', '.join(get_args(How))}: got {how!r}.")
     if isinstance(texts, str):
         raise UserError("`texts` must be a list of texts: put a single one into brackets, [text].")
+    for index, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise UserError(f"Text number {index + 1} is no text but {text!r:.40}: leave it out.")
     runner = _runner(model, how)
     window = runner.recurrence.window
     if overlap is not None and how != "strided":

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
+from transformers.activations import FastGELUActivation, NewGELUActivation
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from recurrify.errors import UserError
@@ -35,6 +36,7 @@ from recurrify.errors import UserError
 TRAFFIC = "recurrify_traffic"
 ATTENTION = ("eager", "sdpa")
 MIXING = "recurrify_mixing"
+WRITTEN_OUT = (NewGELUActivation, FastGELUActivation)
 
 
 @dataclass
@@ -222,6 +224,28 @@ def attach(base: PreTrainedModel) -> None:
         parameters = tuple(inspect.signature(type(layer).forward).parameters)[1:]
         layer.register_forward_pre_hook(partial(_enter, index=index, names=parameters), with_kwargs=True)
         layer.register_forward_hook(partial(_leave, index=index), with_kwargs=True)
+        _fuse_activations(layer)
+
+
+def _fuse_activations(layer: nn.Module) -> None:
+    for module in list(layer.modules()):  # as they are before any is exchanged
+        for name, child in module.named_children():
+            if isinstance(child, WRITTEN_OUT):
+                setattr(module, name, QuickInTraining(child))
+
+
+class QuickInTraining(nn.Module):
+    """GELU by tanh as one operation: transformers writes it out in eight, each of which keeps a tensor for training.
+
+    Outside of training the base stays what it is, to the bit.
+    """
+
+    def __init__(self, written_out: nn.Module) -> None:
+        super().__init__()
+        self.written_out = written_out
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return functional.gelu(hidden, approximate="tanh") if self.training else self.written_out(hidden)
 
 
 def open_attention(base: PreTrainedModel) -> None:

@@ -5,7 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from huggingface_hub import constants, try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from recurrify.errors import UserError
 from recurrify.recurrence.config import RecurrentConfig
@@ -35,6 +38,8 @@ def load_model(
     wanted = recurrence.to_dict() if isinstance(recurrence, RecurrenceConfig) else recurrence
     source, kwargs = _resolve(name)
     tokenizer = _load_tokenizer(name, source, kwargs)
+    if not kwargs:
+        _must_be_causal(name, source)
     model = _load_weights(name, source, dtype, kwargs)
     if isinstance(model, RecurrentForCausalLM):
         return (model if wanted is None else _with_settings(model, wanted, name)), tokenizer
@@ -98,13 +103,58 @@ def _resolve(name: str) -> tuple[str, dict[str, Any]]:
         raise UserError(f"The folder {name!r} holds no model: it has no config.json.")
     if not path.exists() and _looks_like_a_path(name):
         raise UserError(f"There is no folder {name!r}: check the path, or give a model's name on the hub.")
+    if not path.exists() and constants.HF_HUB_OFFLINE and not isinstance(_downloaded_config(name), str):
+        raise UserError(
+            f"There is no folder {name!r}, and no model of that name was downloaded before: check the path, or unset "
+            "HF_HUB_OFFLINE to ask the hub."
+        )
     return name, {}
 
 
 def _looks_like_a_path(name: str) -> bool:
     """Rather than a name on the hub, which is `name` or `owner/name`."""
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return True
     parts = Path(name).parts
-    return name.startswith((".", "~", "/")) or name.endswith("/") or len(parts) > 2 or Path(parts[0]).is_dir()
+    return name.startswith("~") or Path(parts[0]).is_dir()
+
+
+def _downloaded_config(name: str) -> object:
+    return try_to_load_from_cache(name, "config.json")
+
+
+def _must_be_causal(name: str, source: str) -> None:
+    """Refuse, before any weights are read, what cannot predict the next token; what cannot be told is left to them."""
+    try:
+        config = AutoConfig.from_pretrained(source)
+    except Exception:  # whatever a stranger's files make transformers raise: loading the weights says it better
+        return
+    kinds = config.architectures or []
+    if isinstance(config, RecurrentConfig):
+        if kinds and RecurrentForCausalLM.__name__ not in kinds:
+            raise UserError(
+                f"{name!r} is a {kinds[0]}, but a causal language model is needed here: give another, or load this one "
+                f"in Python with recurrify.{kinds[0]}.from_pretrained."
+            )
+        return
+    if getattr(config, "is_encoder_decoder", False):
+        raise UserError(
+            f"{name!r} is a {config.model_type.upper()} (an encoder with a decoder), to which recurrify adds no "
+            "recurrence: give a causal language model, or use it with transformers as it is."
+        )
+    try:
+        family = family_of(config)
+    except UserError:
+        return
+    if not family.causal:
+        masked = any(kind.endswith("ForMaskedLM") for kind in kinds)
+        raise UserError(
+            f"{name!r} is a {family.name} ({'a masked language model' if masked else 'an encoder'}), but a causal "
+            "language model is needed here: give one, or train this one with `recurrify qa train`, or call "
+            "recurrify.add_recurrence in Python."
+        )
 
 
 def _load_tokenizer(name: str, source: str, kwargs: dict[str, Any]) -> Any:

@@ -26,6 +26,8 @@ from recurrify.state import State
 from recurrify.windows import Window, completed, schedule
 
 IGNORE = -100
+FEW_LOGITS = 2**24
+"""So many, 64 MiB in float32, are kept for the backward pass rather than computed again."""
 
 
 @dataclass
@@ -177,7 +179,9 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         outputs: list[Tensor] = []
         summaries: list[Tensor] = []
         memory, live = state.memory, state.live
-        for done in self.each_window(packed, state, targets, keep_hidden, token_types):
+        # One large product is quicker than many small ones, as long as the logits of all windows are few.
+        late = targets is not None and not keep_hidden and self._has_few_logits(packed.tokens)
+        for done in self.each_window(packed, state, targets, keep_hidden or late, token_types):
             outputs.append(done.output)
             memory, live = done.memory, done.live
             if done.summary is not None:
@@ -187,6 +191,8 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         if self.training and torch.is_grad_enabled() and summaries and self.mechanism is not None:
             self.mechanism.learn_statistics(summaries)
         joined = torch.cat(outputs, dim=1) if outputs else None
+        if late and joined is not None and targets is not None:
+            joined = token_losses(self.family.head(self.base, joined), targets)
         tokens, lengths = open_windows(packed, self.recurrence.window, self.recurrence.overlap)
         return WindowsRun(
             hidden=joined if keep_hidden else None,
@@ -302,6 +308,11 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
             causal=self.family.causal,
             additive=self.base.config._attn_implementation == "eager",
         )
+
+    def _has_few_logits(self, tokens: Tensor) -> bool:
+        if self.recurrence.checkpoint or self.compiled_window is not None:
+            return False  # nothing of all windows is to be kept, or windows are compiled with their head
+        return tokens.numel() * self.base.config.vocab_size <= FEW_LOGITS
 
     def _losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
         def losses(hidden: Tensor) -> Tensor:
