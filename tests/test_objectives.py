@@ -143,6 +143,22 @@ class TestMasked:
             Masked(spanning)
 
 
+def test_every_masked_batch_has_something_to_predict(masking: Any) -> None:
+    objective = Masked(masking, seed=1)
+    ordinary = [token for token in range(len(masking)) if token not in masking.all_special_ids]
+    chosen = []
+    for number in range(60):  # of two tokens each, where chance takes none in 72 of 100
+        rows = np.array([[ordinary[number], ordinary[number + 1], 0]])
+        batch = objective(rows)
+        places = (batch["labels"] != -100).nonzero()[:, 1].tolist()
+        assert places
+        assert all(1 <= place <= 2 for place in places)  # never [CLS] or [SEP]
+        for place in places:
+            assert batch["labels"][0, place] == rows[0, place - 1]
+        chosen += places
+    assert set(chosen) == {1, 2}
+
+
 def test_objectives_by_name(masking: Any, spanning: Any) -> None:
     assert collator_of("clm", None) is collate_rows
     assert isinstance(collator_of("mlm", masking), Masked)

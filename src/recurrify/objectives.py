@@ -17,6 +17,8 @@ from recurrify.data.packed import collate_rows
 from recurrify.errors import UserError
 
 OBJECTIVES = ("clm", "mlm", "span")
+IGNORED = -100
+"""The label of a token that is not predicted."""
 SHARE = 0.15
 """Of tokens to be predicted, by BERT and by T5."""
 SPAN_LENGTH = 3.0
@@ -53,6 +55,7 @@ class Masked(Chance):
         self.front = [token for token in (tokenizer.cls_token_id,) if token is not None]
         self.back = [token for token in (tokenizer.sep_token_id,) if token is not None]
         self.special = torch.tensor(tokenizer.all_special_ids)
+        self.mask: int = tokenizer.mask_token_id
         self.collator = DataCollatorForLanguageModeling(tokenizer, mlm_probability=SHARE)
 
     @property
@@ -66,7 +69,13 @@ class Masked(Chance):
         edges = [torch.tensor(edge, dtype=torch.long).expand(len(rows), -1) for edge in (self.front, self.back)]
         tokens = torch.cat([edges[0], inside, edges[1]], dim=1)
         self.collator.generator = torch.Generator().manual_seed(self.next_seed())
-        inputs, labels = self.collator.torch_mask_tokens(tokens, torch.isin(tokens, self.special))
+        special = torch.isin(tokens, self.special)
+        inputs, labels = self.collator.torch_mask_tokens(tokens.clone(), special)
+        if bool((labels == IGNORED).all()) and not bool(special.all()):
+            # A small batch in which chance took nothing would have no loss, which is not a number.
+            ordinary = (~special).nonzero()
+            row, column = ordinary[int(torch.randint(len(ordinary), (), generator=self.collator.generator))]
+            inputs[row, column], labels[row, column] = self.mask, tokens[row, column]
         return {"input_ids": inputs, "labels": labels}
 
 

@@ -110,9 +110,11 @@ def official_predictions(answers: Mapping[str, Answer], style: str = "squad") ->
 
 
 def mean_interval(
-    values: np.ndarray, samples: int = 2000, seed: int = 0, level: float = 0.95
+    values: np.ndarray, samples: int = 20_000, seed: int = 0, level: float = 0.95
 ) -> tuple[float, float] | None:
     """The interval of a mean of (seeds, questions) values, both drawn with replacement; None for one question.
+
+    Few samples would let its ends hang on the seed: 2,000 moved those of 819 questions by up to 0.4 points of 100.
 
     Of differences between two models on the same questions it is the interval of their mean difference.
     """

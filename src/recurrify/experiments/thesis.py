@@ -83,14 +83,13 @@ def curve_unit(lab: Lab, kind: str) -> Unit:
 
 
 def cost_units(lab: Lab) -> list[Unit]:
-    return [*thesis_units(lab), *(curve_unit(lab, kind) for kind in COMPARED)]
+    return [curve_unit(lab, kind) for kind in COMPARED]
 
 
 def cost_rows(lab: Lab) -> tuple[Rows, list[str]]:
     """Plain against the paper's mechanism, measured in turns on a device that does nothing else."""
-    units = {kind: thesis_unit(lab, kind) for kind in COMPARED}
-    curves = {kind: curve_unit(lab, kind) for kind in COMPARED}
-    missing = sorted({unit.name for unit in (*units.values(), *curves.values()) if not unit.run_file.is_file()})
+    units = dict(zip(COMPARED, cost_units(lab), strict=True))
+    missing = [kind for kind, unit in units.items() if not unit.run_file.is_file()]
     if missing:
         return [], missing
     models = {kind: load_model(str(unit.run_folder / "model"))[0].to(pick_device()) for kind, unit in units.items()}
@@ -99,7 +98,7 @@ def cost_rows(lab: Lab) -> tuple[Rows, list[str]]:
         for model in models.values():
             compile_windows(model)
     rows = measure_cost(models["plain"], models["carry"], bf16=half, say=lab.say, **lab.size.cost)
-    runs = {kind: load_result(unit.run_file) for kind, unit in curves.items()}
+    runs = {kind: load_result(unit.run_file) for kind, unit in units.items()}
     rows += convergence(
         runs["plain"]["history"],
         runs["carry"]["history"],

@@ -40,8 +40,8 @@ from recurrify.report.plots import Draw, svg
 from recurrify.report.scratch_blocks import scratch_blocks
 
 BARS = (
-    "Bars: 95 % intervals of the gain over plain windows of the same size and overlap, paired by document and seed; levels "
-    "vary far more from document to document, see the table. Points are nudged sideways."
+    "Bars: 95 % intervals of the gain over plain windows of the same size and overlap, paired by document and seed; "
+    "levels vary far more from document to document, see the table. Points are nudged sideways."
 )
 NOT_FOLDED = 2
 """How many samples of continuations are open from the start."""
