@@ -17,7 +17,7 @@ from recurrify.results import provenance, save_result
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=1_000)
+    parser.add_argument("--steps", type=int, default=2_000)
     parser.add_argument("--out", type=Path, default=Path("results/two_part.json"))
     arguments = parser.parse_args()
     started = time.time()

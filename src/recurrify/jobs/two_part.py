@@ -23,7 +23,7 @@ TEST_SEED = 2**31
 
 
 def two_part_experiment(
-    say: Say, seed: int = 0, steps: int = 1000, task: TwoPartTask | None = None, batch: int = 64, documents: int = 2000
+    say: Say, seed: int = 0, steps: int = 2000, task: TwoPartTask | None = None, batch: int = 64, documents: int = 2000
 ) -> dict[str, Any]:
     """Train a small GPT-2 from scratch without a memory and with two kinds of one, alike in everything else, and test.
 
