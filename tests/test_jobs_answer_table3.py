@@ -9,11 +9,22 @@ import pytest
 
 from recurrify.data.questions import Question, QuestionSet, load_questions, save_questions
 from recurrify.errors import UserError
+from recurrify.jobs.answer_legs import keep_legs, made_with, seconds_of, with_this_leg
 from recurrify.jobs.answer_mixture import QuestionFile, make_mixture
 from recurrify.jobs.answer_table3 import Table3Plan, Unit
-from recurrify.jobs.answer_table3_result import DISJOINT, RECURRENT, TOGETHER, rows_of, statement, table3_lines
+from recurrify.jobs.answer_table3_result import (
+    DISJOINT,
+    RECURRENT,
+    TOGETHER,
+    made_at,
+    made_line,
+    rows_of,
+    statement,
+    table3_lines,
+)
 from recurrify.results import save_result
 
+MADE = {"commit": "a" * 40, "device": "a GPU", "torch": "2.11.0", "transformers": "5.17.0"}
 BLANK = dict.fromkeys(("train", "valid", "test"), QuestionFile("", "", ""))
 
 
@@ -75,6 +86,15 @@ def test_the_same_files_give_the_same_parts_and_others_are_refused(files: list[s
     Path(first["valid"].path).write_text(Path(second["test"].path).read_text())
     with pytest.raises(UserError, match=r"valid\.json is not the file"):
         make_mixture(files, tmp_path / "first", quiet, distractors=1, questions=40)
+
+
+def test_too_few_questions_may_be_meant_by_questions(files: list[str], tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match="give more articles, a larger --questions than 4, or fewer --distractors than 3"
+    ):
+        make_mixture(files, tmp_path / "data", quiet, distractors=3, questions=4)
+    with pytest.raises(UserError, match=r"give more articles\.$"):
+        make_mixture(files, tmp_path / "data", quiet, distractors=100)
 
 
 def test_questions_with_many_paragraphs_are_for_extra_tests(tmp_path: Path) -> None:
@@ -186,6 +206,8 @@ def test_the_sentence_says_what_came_out(shift: float, verdict: str) -> None:
     assert "the paper reports +0.95" in said
     result |= {
         "statement": said,
+        "made_at": made_at([[MADE]]),
+        "training": {kind: {"seconds": [1.0]} for kind in (DISJOINT, RECURRENT)},
         "learning_rates": {"trials": [], "chosen": {}, "at_the_edge": [RECURRENT]},
         "differences_from_the_paper": ["It differs."],
     }
@@ -200,3 +222,68 @@ def test_the_sentence_says_what_came_out(shift: float, verdict: str) -> None:
 def test_extra_tests_may_not_be_called_like_their_sum() -> None:
     with pytest.raises(UserError, match=TOGETHER):
         Table3Plan(model="m", data=("x.json",), extra_tests=(f"{TOGETHER}.json",))
+
+
+# ---- by what runs were made, and how long they took -------------------------------------------------------
+
+
+def origin(commit: str = "a" * 40, seconds: float = 1.0, dirty: bool | None = None) -> dict[str, Any]:
+    return {
+        "git": {"commit": commit, "dirty": dirty},
+        "machine": {"gpu": "a GPU", "cpu": "a CPU"},
+        "libraries": {"torch": "2.11.0", "transformers": "5.17.0"},
+        "wall_seconds": seconds,
+    }
+
+
+def told_of(runs: list[list[dict[str, str]]], seconds: list[float | None]) -> str:
+    return made_line({"made_at": made_at(runs), "training": {DISJOINT: {"seconds": seconds}}})
+
+
+def test_runs_made_at_several_commits_are_called_a_mix() -> None:
+    other = MADE | {"commit": "b" * 40}
+    runs = [[MADE, MADE], [MADE], [MADE, other]]  # the last was scored, or went on, at another commit
+    found = made_at(runs)
+    assert found == {
+        "runs": 3,
+        "commits": {"a" * 40: 3, "b" * 40: 1},
+        "devices": {"a GPU": 3},
+        "torch": {"2.11.0": 3},
+        "transformers": {"5.17.0": 3},
+    }
+    assert told_of(runs, [1.0]) == (
+        "Made by 3 runs; a mix of commits: aaaaaaa (3 of 3 runs) and bbbbbbb (1 of 3 runs); device a GPU; "
+        "torch 2.11.0; transformers 5.17.0."
+    )
+    assert "commit aaaaaaa; device a GPU; " in told_of([[MADE]], [1.0])
+    assert "a mix of torch versions: " in told_of([[MADE], [MADE | {"torch": "2.13.0"}]], [1.0])
+
+
+def test_runs_without_all_of_their_time_are_named() -> None:
+    assert "left out for 1 of 3 runs" in told_of([[MADE]], [1.0, None, 2.0])
+
+
+def test_changed_files_are_no_commit() -> None:
+    assert made_with(origin()) == MADE
+    assert made_with(origin(dirty=True))["commit"] == "a" * 40 + ", changed"
+    assert "aaaaaaa, changed" in told_of([[made_with(origin(dirty=True))]], [1.0])
+
+
+def test_legs_add_up_where_all_of_them_left_word(tmp_path: Path) -> None:
+    first = with_this_leg(tmp_path, 0, 10, origin(seconds=3))
+    keep_legs(tmp_path, first)
+    second = with_this_leg(tmp_path, 10, 15, origin(commit="b" * 40, seconds=4))
+    assert [leg["commit"][0] for leg in second] == ["a", "b"]
+    assert seconds_of({"legs": first}) == 3
+    assert seconds_of({"legs": second}) == 7
+    lost = with_this_leg(tmp_path, 12, 15, origin(seconds=4))  # a leg from 10 to 12 was cut off
+    assert seconds_of({"legs": lost}) is None
+    anew = with_this_leg(tmp_path, 0, 15, origin(seconds=5))  # nothing of the first leg was left
+    assert seconds_of({"legs": anew}) == 5
+
+
+@pytest.mark.parametrize(("closing", "seconds"), [(3.5, 9.0), (0.5, None)], ids=["one go", "resumed"])
+def test_results_without_legs_tell_by_their_losses(closing: float, seconds: float | None) -> None:
+    losses = [{"step": 1, "loss": 8.0}, {"step": 3, "loss": 4.0}, {"step": 6, "loss": 5 / 3}]
+    history = [*losses, {"step": 6, "train_loss": closing}]
+    assert seconds_of({"history": history, "provenance": origin(seconds=9.0)}) == seconds

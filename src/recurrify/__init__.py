@@ -1,6 +1,6 @@
 """recurrify: give pretrained transformers a memory."""
 
-from importlib.metadata import PackageNotFoundError, version
+from importlib import metadata as _metadata
 
 from recurrify.errors import UserError
 from recurrify.recurrence import (
@@ -27,8 +27,8 @@ from recurrify.state import State
 from recurrify.windows import Window, schedule
 
 try:
-    __version__ = version("recurrify")
-except PackageNotFoundError:  # run from a source tree that was never installed
+    __version__ = _metadata.version("recurrify")
+except _metadata.PackageNotFoundError:  # run from a source tree that was never installed
     __version__ = "0+unknown"
 
 register_with_transformers()
@@ -58,3 +58,8 @@ __all__ = [
     "register_with_transformers",
     "schedule",
 ]
+
+
+def __dir__() -> list[str]:
+    """What is for users: not also the modules that were loaded on the way."""
+    return list(__all__)

@@ -12,6 +12,8 @@ from recurrify.errors import UserError
 from recurrify.models.language import ARCHITECTURES
 from recurrify.recurrence import mechanism_names, shipped_names
 
+DECODERS_ONLY = ("kv", "rsa")
+"""Mechanisms that no encoder can have."""
 MODEL_HELP = f"A Hugging Face name, a folder, a run's folder, a .gguf file, or one of {', '.join(shipped_names())}."
 DATA_HELP = (
     "A text or JSONL file (also .gz, .xz), a folder, a Hugging Face data set (hf:owner/name[:config]), "
@@ -36,6 +38,10 @@ def _scratch(text: str, name: str | None = None) -> Any:
     return typer.Option(*names, help=text, rich_help_panel="From scratch, with --arch")
 
 
+def encoder_mechanisms() -> list[str]:
+    return [name for name in mechanism_names() if name not in DECODERS_ONLY]
+
+
 Model = Annotated[str, typer.Option(help=MODEL_HELP)]
 BaseModel = Annotated[str | None, typer.Option("--model", help=f"What to fine-tune. {MODEL_HELP}")]
 ModelArgument = Annotated[str, typer.Argument(help=MODEL_HELP)]
@@ -47,6 +53,9 @@ RunFolder = Annotated[Path, typer.Option(help="Folder of this run. The same comm
 Valid = Annotated[str | None, typer.Option(help="Validation text, all of it, instead of the data's own split.")]
 
 Mechanism = Annotated[str, _recurrence(f"How to remember: {', '.join(mechanism_names())} (none: plain windows).")]
+EncoderMechanism = Annotated[
+    str, _recurrence(f"How to remember: {', '.join(encoder_mechanisms())} (none: plain windows).")
+]
 Window = Annotated[
     int | None, _recurrence("Tokens in a window; default: 300, or the model's positions if it has fewer.")
 ]
@@ -77,8 +86,17 @@ Set = Annotated[
         rich_help_panel="Recurrence",
     ),
 ]
+EncoderSet = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        help="Any other setting of the mechanism (limit=8 of summary); may be repeated.",
+        rich_help_panel="Recurrence",
+    ),
+]
 
 Epochs = Annotated[float, _budget("Passes over the text.")]
+QuestionEpochs = Annotated[float, _budget("Passes over the questions.")]
 MaxTokens = Annotated[int | None, _budget("Stop after so many training tokens.")]
 MaxMinutes = Annotated[float | None, _budget("Stop, saved and ready to go on, after so many minutes.")]
 ValidEvery = Annotated[int, _budget("Training tokens between validations.")]
@@ -86,6 +104,7 @@ ValidTokens = Annotated[int, _budget("Validate on so many tokens of each documen
 Patience = Annotated[int, _budget("Validations without a better one before stopping; 0 never stops early.")]
 
 Batch = Annotated[int, _training("Sequences in a step, per device.")]
+QuestionBatch = Annotated[int, _training("Questions in a step, per device.")]
 Accumulate = Annotated[int, _training("Batches whose gradients make one update.")]
 LearningRate = Annotated[float, _training("For the base model's weights.")]
 AddedLearningRate = Annotated[float | None, _training("For the weights that were added; default: the same.")]

@@ -59,12 +59,23 @@ class RunRecord:
         """A folder belongs to one run."""
         mine, theirs = self.to_dict(), earlier.to_dict()
         different = [
-            f"{name}={theirs[name]!r} there, {mine[name]!r} now"
+            told
             for name in mine
-            if name not in self.may_differ and mine[name] != theirs[name]
+            if name not in self.may_differ
+            for told in _differences(name, theirs[name], mine[name])
         ]
         if different:
             raise UserError(
                 f"{self.out!r} holds a run with other settings ({'; '.join(different)}): "
                 "repeat its settings to go on with it, or choose another output folder."
             )
+
+
+def _differences(name: str, there: Any, now: Any) -> list[str]:
+    """In words; of settings inside a setting only those that differ."""
+    if there == now:
+        return []
+    if isinstance(there, dict) and isinstance(now, dict):
+        names = dict.fromkeys([*there, *now])
+        return [told for inner in names for told in _differences(f"{name}.{inner}", there.get(inner), now.get(inner))]
+    return [f"{name}={there!r} there, {now!r} now"]

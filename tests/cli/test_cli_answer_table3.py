@@ -12,7 +12,7 @@ from torch import Tensor
 from recurrify.data.question_windows import WindowedQuestion, collate_questions
 from recurrify.data.questions import Question, QuestionSet, load_questions, save_questions
 from recurrify.evaluate.answers import score_answers
-from recurrify.jobs import answer_table3
+from recurrify.jobs import answer_table3, answer_table3_result
 from recurrify.jobs.side_by_side import Outcome, Task
 from recurrify.train import answering
 from support.commands import invoke
@@ -125,6 +125,27 @@ def test_the_rate_is_chosen_on_validation_and_the_test_is_kept_from_it(done: Any
         assert trials[rates["chosen"][kind]] == max(trials.values())
         other = next(rate for rate in trials if rate != rates["chosen"][kind])
         assert not list((root / "runs" / f"{kind}-{other:g}-s0").glob("score-*"))
+
+
+def test_the_table_names_what_its_runs_were_made_with(done: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root, said, _ = done
+    made = json.loads((root / "table3.json").read_text())["made_at"]
+    assert made["runs"] == 6
+    assert {sum(made[name].values()) for name in ("commits", "devices", "torch", "transformers")} == {6}
+    assert f"; torch {next(iter(made['torch']))}; " in said
+    path = root / "runs" / "disjoint-0.01-s0" / "result.json"
+    before = path.read_text()
+    other = json.loads(before)
+    other["provenance"]["git"] = {"commit": "c" * 40, "dirty": None}
+    extra = [part for name in EXTRA for part in ("--extra-test", folder / name)]
+    monkeypatch.setattr(answer_table3_result, "mean_interval", lambda values: None)  # takes long and is not asked about
+    try:
+        path.write_text(json.dumps(other))
+        said = invoke(*command(folder, root, "--seeds", 2, "--rates", "0.001,0.01", *extra))
+    finally:
+        path.write_text(before)
+    assert "a mix of commits: " in said
+    assert "ccccccc (1 of 6 runs)" in said
 
 
 def test_a_second_run_trains_nothing_and_other_settings_are_refused(folder: Path, done: Any, refused: Any) -> None:

@@ -25,6 +25,13 @@ def test_from_text_to_a_recurrent_model(texts: Path, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run" / "result.json").read_text())["finished"]
 
 
+def test_help_says_where_each_objective_goes() -> None:
+    said = " ".join(invoke("pretrain", "--help").split())
+    assert "clm: recurrify train --model OUT" in said
+    assert "mlm: recurrify qa train --model OUT" in said
+    assert "span: transformers" in said
+
+
 def test_options_arrive(texts: Path, tmp_path: Path) -> None:
     (tmp_path / "valid.txt").write_text("w5 w6 " * 9)
     given = {

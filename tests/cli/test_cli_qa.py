@@ -12,7 +12,8 @@ from recurrify import cli
 from recurrify.data.questions import Question, QuestionSet, save_questions
 from recurrify.errors import UserError
 from recurrify.evaluate.answers import score_answers
-from recurrify.recurrence import RecurrentForQuestionAnswering
+from recurrify.options import encoder_mechanisms
+from recurrify.recurrence import RecurrentForQuestionAnswering, add_recurrence, mechanism_names, recurrence_config
 from recurrify.recurrence.task_loading import load_task_model
 from support.commands import invoke
 from support.models import tiny
@@ -110,6 +111,22 @@ def test_hotpotqa_answers_are_written_in_its_format(trained: Path, tmp_path: Pat
     assert set(answers["answer"]) == {"h"}
 
 
+def test_a_question_that_cannot_be_answered_counts_as_wrong(trained: Path, tmp_path: Path) -> None:
+    """As in the official program, which knows nothing of why nothing was said."""
+    towns = [["towns", ["ann lives in rome."]]]
+    item = {"_id": "a", "question": "where is ann?", "answer": "rome", "context": towns}
+    path, found = tmp_path / "hotpot.json", []
+    for extra in ([], [item | {"_id": "b", "context": [["t", [""]]]}]):
+        path.write_text(json.dumps([item, *extra]), encoding="utf-8")
+        out = tmp_path / f"score{len(extra)}.json"
+        invoke("qa", "evaluate", trained, "--data", path, "--out", out)
+        found.append(json.loads(out.read_text()))
+    alone, together = found
+    assert (alone["questions"], together["questions"], together["skipped"]) == (1, 2, 1)
+    assert together["by_question"] == alone["by_question"] | {"b": [0.0, 0.0]}
+    assert together["f1"] == pytest.approx(alone["f1"] / 2)
+
+
 def test_the_disjoint_baseline_takes_the_same_path(folder: Path, tmp_path: Path) -> None:
     data = ["--data", folder / "towns.json", "--test", folder / "towns.json", "--mechanism", "none", "--epochs", 1]
     invoke("qa", "train", "--model", folder / "base", "--out", tmp_path, *data, *TRAINING[:-4])
@@ -118,12 +135,70 @@ def test_the_disjoint_baseline_takes_the_same_path(folder: Path, tmp_path: Path)
     assert result["provenance"]["config"]["recurrence"]["mechanism"] == "none"
 
 
+def test_any_setting_of_a_mechanism(folder: Path, tmp_path: Path) -> None:
+    common = ["qa", "train", "--model", folder / "base", "--data", folder / "towns.json", *TRAINING[:-4], "--epochs", 1]
+    invoke(*common, "--out", tmp_path / "summary", "--mechanism", "summary", "--set", "limit=2", "--set", "tokens=1")
+    invoke(*common, "--out", tmp_path / "carry", "--set", "hidden_size=8")
+    summary, carry = (
+        json.loads((tmp_path / name / "result.json").read_text())["provenance"]["config"]["recurrence"]
+        for name in ("summary", "carry")
+    )
+    assert (summary["mechanism"], summary["limit"], summary["tokens"]) == ("summary", 2, 1)
+    assert (carry["hidden_size"], carry["pooled_layers"]) == (8, "last")  # the rest as in the paper
+
+
+def test_the_mechanisms_that_are_offered_work_with_encoders() -> None:
+    base = tiny("bert", "masked")
+    for name in mechanism_names():
+        sizes = {"kv": {"keep": 2, "sinks": 1}, "tail": {"tail": 2}}.get(name, {})
+        config = recurrence_config({"mechanism": name, "window": 16, **sizes})
+        if name in encoder_mechanisms():
+            assert add_recurrence(base, config).recurrence == config
+        else:
+            with pytest.raises(UserError, match=name):
+                add_recurrence(base, config)
+
+
+def test_what_was_handled_is_said(folder: Path, trained: Path, tmp_path: Path) -> None:
+    long, empty, _ = questions()
+    odd = [long._replace(question="where is ann? " * 9), empty._replace(question=" ")]
+    save_questions(QuestionSet(odd, "squad"), tmp_path / "odd.json")
+    data = ["--data", str(tmp_path / "odd.json"), "--batch", "2"]
+    train = [
+        "train",
+        "--model",
+        str(folder / "base"),
+        "--out",
+        str(tmp_path / "run"),
+        "--window",
+        "16",
+        "--epochs",
+        "1",
+    ]
+    predict = ["predict", str(trained), "--out", str(tmp_path / "answers.json")]
+    for command in (train, ["evaluate", str(trained)], predict):
+        said = CliRunner().invoke(cli.app, ["qa", *command, *data])
+        assert said.exit_code == 0, said.output
+        assert "odd.json: 2 questions, empty questions 1" in said.stderr
+        assert "questions cut to half a window: 1\n" in said.stderr
+        assert said.output.count("F1 ") == (command[0] == "evaluate")
+    assert set(json.loads((tmp_path / "answers.json").read_text())) == {"q0", "q1"}
+
+
 def test_minutes_that_run_out_and_going_on(folder: Path, tmp_path: Path) -> None:
     common = ["qa", "train", "--model", folder / "base", "--data", folder / "towns.json", *TRAINING[:-4], "--epochs", 4]
     invoke(*common, "--out", tmp_path / "parts", "--max-minutes", 1e-9)
     assert not (tmp_path / "parts" / "result.json").exists()
     invoke(*common, "--out", tmp_path / "parts")
     invoke(*common, "--out", tmp_path / "whole")
+    results = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("parts", "whole")]
+    assert [[(leg["first_step"], leg["last_step"]) for leg in result["legs"]] for result in results] == [
+        [(0, 1), (1, 4)],
+        [(0, 4)],
+    ]
+    assert results[0]["seconds"] == sum(leg["seconds"] for leg in results[0]["legs"])
+    assert results[0]["seconds"] > results[0]["provenance"]["wall_seconds"] == results[0]["legs"][1]["seconds"]
+    assert not (tmp_path / "parts" / "legs.json").exists()
     parts, whole = (
         RecurrentForQuestionAnswering.from_pretrained(tmp_path / name / "model") for name in ("parts", "whole")
     )
@@ -139,8 +214,10 @@ def test_minutes_that_run_out_and_going_on(folder: Path, tmp_path: Path) -> None
         (["train", "--model", "{base}", "--data", "{data}", "--out", "x", "--window", "4"], "no room for question"),
         (["train", "--model", "{base}", "--data", "{data}", "--out", "x", "--epochs", "0"], "`epochs`"),
         (["train", "--model", "{base}", "--data", "{lost}", "--out", "x"], "nothing to learn"),
+        (["train", "--model", "{base}", "--data", "{data}", "--out", "x", "--mechanism", "kv"], "for decoders alone"),
+        (["train", "--model", "{base}", "--data", "{data}", "--out", "x", "--set", "limit"], "name=value"),
     ],
-    ids=["no head", "no file", "small window", "no epochs", "no answers"],
+    ids=["no head", "no file", "small window", "no epochs", "no answers", "kv", "no value"],
 )
 def test_refusals(arguments: list[str], words: str, folder: Path, trained: Path) -> None:
     lost = [question._replace(answers=("zebra",), span=None) for question in questions()]

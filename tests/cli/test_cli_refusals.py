@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import BertConfig, BertForMaskedLM, BloomConfig, BloomForCausalLM
+from transformers import BertConfig, BloomConfig, BloomForCausalLM, T5Config
 
 from recurrify import cli
-from recurrify.recurrence import NoRecurrence, load_model
+from recurrify.recurrence import NoRecurrence, load_model, loading
 from support.commands import TRAINING
 from support.runs import model_folder
 from support.words import word_tokenizer
@@ -120,9 +120,40 @@ class TestModel:
 
     def test_an_encoder(self, load: Refused, tmp_path: Path) -> None:
         sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-        BertForMaskedLM(BertConfig(vocab_size=60, **sizes)).save_pretrained(tmp_path / "bert")
+        config = BertConfig(vocab_size=60, architectures=["BertForMaskedLM"], **sizes)
+        config.save_pretrained(tmp_path / "bert")  # without weights: they need not be read
         word_tokenizer().save_pretrained(tmp_path / "bert")
-        assert "not supported" in load(tmp_path / "bert")
+        sentence = load(tmp_path / "bert")
+        assert "is a BERT (a masked language model), but a causal language model is needed" in sentence
+        assert "`recurrify qa train`" in sentence
+
+    def test_an_encoder_with_a_decoder(self, load: Refused, tmp_path: Path) -> None:
+        T5Config(vocab_size=60).save_pretrained(tmp_path / "t5")
+        word_tokenizer().save_pretrained(tmp_path / "t5")
+        assert "is a T5 (an encoder with a decoder), to which recurrify adds no recurrence" in load(tmp_path / "t5")
+
+    def test_a_recurrent_model_for_another_task(self, load: Refused, trained: Path) -> None:
+        config = json.loads((trained / "config.json").read_text()) | {"architectures": ["RecurrentForMaskedLM"]}
+        (trained / "config.json").write_text(json.dumps(config))
+        assert "is a RecurrentForMaskedLM, but a causal language model is needed" in load(trained)
+
+    @pytest.mark.parametrize("name", ["./nowhere", "run one", "a/b/c", "nowhere/"])
+    def test_the_hub_is_not_asked_for_a_folder(
+        self, name: str, refused: Refused, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(loading.AutoTokenizer, "from_pretrained", lambda *_, **__: pytest.fail("asked"))
+        assert f"There is no folder {name!r}" in refused("generate", name, "--prompt", "w5")
+
+    def test_nor_for_anything_offline_that_was_not_downloaded(
+        self, refused: Refused, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        asked = []
+        monkeypatch.setattr(loading, "_load_tokenizer", lambda name, *_: asked.append(name))
+        monkeypatch.setattr(loading.constants, "HF_HUB_OFFLINE", True)
+        assert "unset HF_HUB_OFFLINE" in refused("generate", "nowhere", "--prompt", "w5")
+        monkeypatch.setattr(loading, "try_to_load_from_cache", lambda name, file: str(tmp_path / name / file))
+        loading.model_tokenizer("downloaded")
+        assert asked == ["downloaded"]
 
     def test_truncated_weights_of_a_base(self, load: Refused, tmp_path: Path) -> None:
         folder = model_folder(tmp_path / "cut")

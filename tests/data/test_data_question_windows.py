@@ -74,6 +74,16 @@ def test_accents_that_are_characters_of_their_own_belong_to_their_letter(kind: s
     assert found.characters(*found.span) == (0, 4)
 
 
+@pytest.mark.parametrize("answer", ["गांधी में", "दिल्ली के", "नमस्ते", "ที่", "\u1112\u1161\u11ab", "ক\u09c7\u09be"], ids=ascii)
+def test_marks_that_a_tokenizer_takes_away_belong_to_their_letter(answer: str) -> None:
+    context = f"x {answer} y"
+    question = Question("q", "who?", context, (answer,), span=(2, 2 + len(answer)))
+    (found,) = window_questions([question], like_bert([context, "who?"]), 40)
+    assert found.span is not None
+    start, stop = found.characters(*found.span)
+    assert context[start:stop] == answer
+
+
 def test_an_answer_inside_a_token_takes_the_token() -> None:
     start = CONTEXT.index("nothing") + 1
     found = windowed("bert", 40, (start, start + 2))

@@ -105,6 +105,10 @@ class TestHotpotqa:
         with pytest.raises(UserError, match="no question that can be asked"):
             load_questions(written(tmp_path, [changed(context=[["Empty", [""]]])]))
 
+    def test_an_empty_answer_is_none(self, tmp_path: Path) -> None:
+        found = load_questions(written(tmp_path, [HOTPOT, changed(_id="q2", answer=" ")]))
+        assert [(entry.name, entry.reason) for entry in found.skipped] == [("q2", "has no answer")]
+
     @pytest.mark.parametrize("name", ["question", "context", "answer"])
     def test_a_missing_field_names_the_item(self, name: str, tmp_path: Path) -> None:
         with pytest.raises(UserError, match=f"item 'q1' has no field '{name}'"):
@@ -233,6 +237,40 @@ class TestSquad:
         assert found.counts == {"answers that do not occur": 1}
         with pytest.raises(UserError, match="'c' is answered by 'yes'"):
             save_questions(QuestionSet([questions[0]._replace(id="c", kind="yes")], "squad"), tmp_path / "q.json")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b" \n", "q.json is empty: give"),
+        (b"{}", "q.json is empty, it holds {} alone"),
+        (b"[]\n", "q.json is empty, it holds [] alone"),
+        (b'{"data": []}', "can be asked (it has no items)"),
+        (b'{"id": 1}\n\n{id: 2}\n', "q.json, line 3, is not JSON (Expecting property name"),
+        (b'{"id": 1}\noops', "q.json, line 2, is not JSON"),
+        (b'[{"id": 1},\n oops]', "q.json is not JSON (Expecting value at line 2, column 2)"),
+    ],
+    ids=["blank", "object", "list", "no articles", "third line", "second line", "a list's second line"],
+)
+def test_where_a_file_is_broken(content: bytes, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "q.json"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=re.escape(words)):
+        load_questions(path)
+
+
+def test_why_nothing_can_be_asked(tmp_path: Path) -> None:
+    content = squad("Ann.", {"text": " ", "answer_start": 0})
+    asked = [{"id": f"s{number}", "question": "Why?", "answers": []} for number in (2, 3)]
+    content["data"][0]["paragraphs"].append({"context": " ", "qas": asked})
+    with pytest.raises(UserError, match=re.escape("(1 skipped: has no answer; 2 skipped: has an empty context)")):
+        load_questions(written(tmp_path, content))
+
+
+def test_empty_questions_are_asked_and_counted(tmp_path: Path) -> None:
+    found = load_questions(written(tmp_path, [changed(question=" "), changed(_id="q2")]))
+    assert [question.id for question in found.questions] == ["q1", "q2"]
+    assert found.counts["empty questions"] == 1
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"{", b"[1]", b'"text"', b'{"data": 3}'], ids=repr)

@@ -116,3 +116,9 @@ def test_refusals() -> None:
     }.items():
         with pytest.raises(UserError, match=words):
             call()
+
+
+@pytest.mark.parametrize("texts", [[None], ["Ann", 5]], ids=["nothing", "a number"])
+def test_what_is_no_text_is_refused(texts: Any) -> None:
+    with pytest.raises(UserError, match=f"Text number {len(texts)} is no text but {texts[-1]}"):
+        embed(texts, bert(), BERT)

@@ -8,6 +8,7 @@ import typer
 from recurrify import options
 from recurrify.commands.answer_table3 import table3_command
 from recurrify.console import is_first, say
+from recurrify.errors import UserError
 from recurrify.jobs import pick_device
 from recurrify.jobs.answering import (
     PREDICTIONS_FILE,
@@ -44,11 +45,12 @@ def train_command(
     data: Questions,
     out: options.RunFolder,
     test: Test = None,
-    mechanism: options.Mechanism = "carry",
+    mechanism: options.EncoderMechanism = "carry",
     window: Window = None,
+    settings: options.EncoderSet = None,
     questions: Take = None,
-    epochs: options.Epochs = 4.0,
-    batch: options.Batch = 8,
+    epochs: options.QuestionEpochs = 4.0,
+    batch: options.QuestionBatch = 8,
     accumulate: options.Accumulate = 1,
     learning_rate: options.LearningRate = 2e-5,
     added_learning_rate: options.AddedLearningRate = None,
@@ -62,11 +64,15 @@ def train_command(
 ) -> None:
     """Train an encoder to answer questions, with a memory as in the paper or, with `--mechanism none`, without."""
     given = locals()
+    if mechanism in options.DECODERS_ONLY:
+        known = ", ".join(options.encoder_mechanisms())
+        raise UserError(f"The mechanism {mechanism!r} is for decoders alone: an encoder can have {known}.")
     recurrence: dict[str, Any] = dict(PAPERS_ANSWERING) if mechanism == "carry" else {"mechanism": mechanism}
     recurrence |= {"checkpoint": checkpoint} | ({} if window is None else {"window": window})
+    recurrence |= dict(map(options.setting, settings or []))
     recurrence_config(recurrence)  # refuses what cannot be, before anything is loaded
-    settings = AnswerSettings.from_options(given, out=str(out), recurrence=recurrence)
-    result = answer_train(settings, say)
+    run = AnswerSettings.from_options(given, out=str(out), recurrence=recurrence)
+    result = answer_train(run, say)
     if not result["finished"]:
         raise typer.Exit(130 if result["interrupted"] else 0)
     if is_first():

@@ -72,8 +72,12 @@ def pretrain_command(
 ) -> None:
     """Train a small model from scratch on your text: a GPT-2 or a BERT to add recurrence to, or a T5.
 
-    The output folder gets the `model/` with its tokenizer, `run.json` with every setting and `result.json`.
-    `recurrify train --model OUT` then takes it like any other base model.
+    The output folder gets the `model/` with its tokenizer, `run.json` with every setting and `result.json`. What then
+    takes it depends on the objective:
+
+    - clm: `recurrify train --model OUT`, like any other causal language model;
+    - mlm: `recurrify qa train --model OUT`, or `add_recurrence(AutoModelForMaskedLM…)` in Python;
+    - span: transformers, as any T5; recurrify adds no recurrence to it.
     """
     given = locals()
     settings = PretrainSettings.from_options(given, out=str(out))

@@ -46,7 +46,7 @@ def _first(text: str, wanted: str) -> int | None:
     found = None
     for start in _occurrences(text, wanted):
         stop = start + len(wanted)
-        if _goes_on(text[stop : stop + 1]):
+        if goes_on(text[stop : stop + 1]):
             continue
         whole = not (_joins(text[start - 1 : start], wanted[0]) or _joins(wanted[-1], text[stop : stop + 1]))
         if whole:
@@ -67,9 +67,10 @@ def _joins(left: str, right: str) -> bool:
     return left.isalnum() and right.isalnum()
 
 
-def _goes_on(character: str) -> bool:
-    """Whether it belongs to the letter before: an accent, or the vowel or the end of a Korean syllable."""
-    return bool(character) and (unicodedata.combining(character) > 0 or "\u1160" <= character <= "\u11ff")
+def goes_on(character: str) -> bool:
+    """Whether it belongs to the letter before: an accent or another mark, as Indian and Thai vowels are, or the vowel
+    or the end of a Korean syllable."""
+    return bool(character) and (unicodedata.category(character)[0] == "M" or "\u1160" <= character <= "\u11ff")
 
 
 def _plain(text: str) -> tuple[str, list[int]]:

@@ -3,7 +3,6 @@
 Shapes: E examples, W windows, T tokens of a window, C tokens of a context.
 """
 
-import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from recurrify.data.answer_spans import goes_on
 from recurrify.data.questions import KINDS, Question
 from recurrify.errors import UserError
 from recurrify.windows import schedule
@@ -96,8 +96,8 @@ def _windowed(question: Question, tokenizer: Any, window: int, counts: Counter[s
 
 
 def _with_accents(offsets: np.ndarray, context: str) -> np.ndarray:
-    """Tokenizers that take accents away leave those that are characters of their own to no token: the one before."""
-    accents = [index for index, character in enumerate(context) if unicodedata.combining(character)]
+    """Marks that a tokenizer takes away, or joins to their letter, stand for no token: they go to the one before."""
+    accents = [index for index, character in enumerate(context) if goes_on(character)]
     for accent in accents:
         if not ((offsets[:, 0] <= accent) & (accent < offsets[:, 1])).any():
             offsets[offsets[:, 1] == accent, 1] = accent + 1

@@ -18,6 +18,8 @@ from recurrify.results import write_whole
 
 KINDS = ("span", "yes", "no")
 """The kinds of answers, in the order of the model's scores for them."""
+EMPTY_CONTEXT, NO_ANSWER = "has an empty context", "has no answer"
+"""Why a question is skipped."""
 
 
 class Question(NamedTuple):
@@ -76,7 +78,12 @@ def load_questions(path: str | Path, answers_needed: bool = True) -> QuestionSet
             raise UserError(f"{path} has two items {question.id!r}: predictions could not be told apart; rename one.")
         seen.add(question.id)
     if not found.questions:
-        raise UserError(f"{path} holds no question that can be asked ({found.told()}): give another file.")
+        reasons = Counter(entry.reason for entry in found.skipped)
+        why = "; ".join(f"{count:,} skipped: {reason}" for reason, count in reasons.items()) or "it has no items"
+        raise UserError(f"{path} holds no question that can be asked ({why}): give another file.")
+    asked_nothing = sum(not question.question.strip() for question in found.questions)
+    if asked_nothing:
+        found.counts["empty questions"] = asked_nothing
     return found
 
 
@@ -116,19 +123,41 @@ def _read(path: Path) -> dict[str, Any] | list[dict[str, Any]]:
         text = (lzma.decompress(raw) if path.suffix == ".xz" else raw).decode("utf-8").removeprefix("\ufeff")
     except (OSError, UnicodeDecodeError, lzma.LZMAError) as error:
         raise UserError(f"Could not read questions from {str(path)!r}: {error}.") from error
-    lines = [line for line in text.split("\n") if line.strip()]
-    try:
-        # JSON lines are told by their second line; one line alone is either.
-        one_for_each_line = len(lines) > 1 and lines[0].lstrip().startswith("{") and lines[1].lstrip().startswith("{")
-        content = [json.loads(line) for line in lines] if one_for_each_line else json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not JSON ({error}): give a SQuAD or a HotpotQA file.") from error
+    # Not `splitlines`: it also breaks at characters such as U+2028 that may stand inside a JSON string.
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
+    if not lines:
+        raise UserError(f"{path} is empty: give a SQuAD or a HotpotQA file.")
+    # JSON lines are told by a first line that is whole; one line alone is either.
+    if len(lines) > 1 and _is_object(lines[0][1]):
+        content: Any = [_parsed(line, f"{path}, line {number},") for number, line in lines]
+    else:
+        content = _parsed(text, str(path))
+    if content in ({}, []):
+        raise UserError(f"{path} is empty, it holds {text.strip()} alone: give a SQuAD or a HotpotQA file.")
     if isinstance(content, dict) and "data" not in content:
         content = [content]
     entries = content.get("data") if isinstance(content, dict) else content
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise UserError(f"{path} is neither a SQuAD nor a HotpotQA file: it has no list of items.")
     return content
+
+
+def _is_object(line: str) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _parsed(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        # A line that is read alone is its own first line, which would be taken for the file's.
+        place = f"line {error.lineno}, column {error.colno}" if "\n" in text else f"column {error.colno}"
+        raise UserError(f"{where} is not JSON ({error.msg} at {place}): give a SQuAD or a HotpotQA file.") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where} is not JSON ({error}): give a SQuAD or a HotpotQA file.") from error
 
 
 def _field(item: Any, name: str, kind: type, where: str) -> Any:
@@ -181,12 +210,12 @@ def _add_squad(
     asked = _field(entry, "question", str, where)
     answers = _squad_answers(entry, where, answers_needed)
     if not context.strip():
-        found.skipped.append(Skipped(identity, "has an empty context"))
+        found.skipped.append(Skipped(identity, EMPTY_CONTEXT))
         return
     kept = [answer for answer in answers if answer[0].strip()]
     found.counts["empty answers"] += len(answers) - len(kept)
     if not kept and answers_needed:
-        found.skipped.append(Skipped(identity, "has no answer"))
+        found.skipped.append(Skipped(identity, NO_ANSWER))
         return
     texts = tuple(text for text, _ in kept)
     span = None
@@ -251,13 +280,15 @@ def _read_hotpotqa(content: Sequence[dict[str, Any]], path: str, answers_needed:
         context, places = _join(titled)
         found.counts["empty paragraphs"] += sum(not "".join(sentences).strip() for _, sentences in titled)
         if not context.strip():
-            found.skipped.append(Skipped(identity, "has an empty context"))
+            found.skipped.append(Skipped(identity, EMPTY_CONTEXT))
             continue
         told = answers_needed or item.get("answer") is not None
         answer = _field(item, "answer", str, where) if told else None
         supporting = _supporting_facts(item, where) if "supporting_facts" in item else []
         if answer is None:
             found.questions.append(Question(identity, asked, context, ()))
+        elif not answer.strip():
+            found.skipped.append(Skipped(identity, NO_ANSWER))
         elif answer.strip().lower() in ("yes", "no"):
             found.questions.append(Question(identity, asked, context, (answer,), answer.strip().lower()))
         else:
@@ -351,11 +382,16 @@ def _read_oracle(content: Sequence[dict[str, Any]], path: str, answers_needed: b
         ]
         found.counts["empty paragraphs"] += sum(not text.strip() for _, text in paragraphs)
         if not any(text.strip() for _, text in paragraphs):
-            found.skipped.append(Skipped(identity, "has an empty context"))
+            found.skipped.append(Skipped(identity, EMPTY_CONTEXT))
+            continue
+        kept = tuple(answer for answer in answers if answer.strip())
+        found.counts["empty answers"] += len(answers) - len(kept)
+        if answers_needed and not kept:
+            found.skipped.append(Skipped(identity, NO_ANSWER))
             continue
         context = paragraphs[0][1] if len(paragraphs) == 1 else join_paragraphs(paragraphs)[0]
-        span = _found(found, context, answers)
-        found.questions.append(Question(identity, asked, context, answers, "span", span, paragraphs[0][0]))
+        span = _found(found, context, kept)
+        found.questions.append(Question(identity, asked, context, kept, "span", span, paragraphs[0][0]))
     return found
 
 

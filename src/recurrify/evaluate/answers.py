@@ -16,6 +16,7 @@ from recurrify.errors import UserError
 from recurrify.recurrence import RecurrentForQuestionAnswering
 
 LONGEST_ANSWER = 30
+SAMPLES_AT_ONCE = 500
 """Tokens of the longest span that is considered."""
 
 
@@ -83,6 +84,11 @@ class AnswerScores:
         """In percent, as they are published."""
         return {"exact_match": 100 * float(self.exact.mean()), "f1": 100 * float(self.f1.mean())}
 
+    def with_wrong(self, ids: Sequence[str]) -> "AnswerScores":
+        """And these, to which nothing was said."""
+        nothing = np.zeros(len(ids))
+        return AnswerScores([*self.ids, *ids], np.append(self.exact, nothing), np.append(self.f1, nothing))
+
 
 def score_answers(predictions: Mapping[str, str], questions: Sequence[Question], style: str = "squad") -> AnswerScores:
     """Exact match and F1; a question without a prediction is wrong, as in the official programs."""
@@ -123,9 +129,12 @@ def mean_interval(
         return None
     chance = np.random.default_rng(seed)
     means = np.empty(samples)
-    for sample in range(samples):
-        seeds = chance.integers(len(values), size=len(values))
-        means[sample] = values[seeds][:, chance.integers(values.shape[1], size=values.shape[1])].mean()
+    for start in range(0, samples, SAMPLES_AT_ONCE):
+        part = means[start : start + SAMPLES_AT_ONCE]
+        questions = chance.integers(values.shape[1], size=(len(part), values.shape[1]))
+        by_seed = values[:, questions].mean(2)
+        seeds = chance.integers(len(values), size=(len(values), len(part)))
+        part[:] = np.take_along_axis(by_seed, seeds, axis=0).mean(0)
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 

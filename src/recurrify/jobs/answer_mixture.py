@@ -77,14 +77,15 @@ def _make(
 ) -> None:
     started = time.time()
     sources = [_read_source(path, questions, seed, say) for path in files]
-    rest, test = mix_paragraphs(sources, distractors, TEST_SHARE, seed)
-    # Mixed anew: a paragraph of a validation article must not stand among those of a training question either.
-    kept = {plain_title(question.article) for question in rest.questions}
-    remaining = [
-        replace(source, questions=[one for one in source.questions if plain_title(one.article) in kept])
-        for source in sources
-    ]
-    train, valid = mix_paragraphs(remaining, distractors, VALID_SHARE, seed + 1)
+    try:
+        train, valid, test = _mixed(sources, distractors, seed)
+    except UserError as error:
+        if questions is None:
+            raise
+        raise UserError(
+            f"{str(error).removesuffix('.')}, a larger --questions than {questions}, or fewer --distractors than "
+            f"{distractors}."
+        ) from error
     # Whose articles have no question left that could be asked, in no part.
     lost = sum(len(source.questions) for source in sources) - sum(
         len(part.questions) + sum(part.counts.values()) for part in (train, valid, test)
@@ -104,6 +105,18 @@ def _make(
         say(f"{path}: {made.told()} of {parts[name]['articles']:,} articles")
     record = {"kind": "question-mixture", "parts": parts, "left_out_with_their_article": lost}
     save_result(folder / RECORD_FILE, record | {"provenance": provenance(config, seed=seed, started=started)})
+
+
+def _mixed(sources: Sequence[QuestionSet], distractors: int, seed: int) -> tuple[QuestionSet, QuestionSet, QuestionSet]:
+    """For training, validation and test."""
+    rest, test = mix_paragraphs(sources, distractors, TEST_SHARE, seed)
+    # Mixed anew: a paragraph of a validation article must not stand among those of a training question either.
+    kept = {plain_title(question.article) for question in rest.questions}
+    remaining = [
+        replace(source, questions=[one for one in source.questions if plain_title(one.article) in kept])
+        for source in sources
+    ]
+    return *mix_paragraphs(remaining, distractors, VALID_SHARE, seed + 1), test
 
 
 def _read_source(path: str, most: int | None, seed: int, say: Say) -> QuestionSet:

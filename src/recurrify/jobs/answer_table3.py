@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from recurrify.errors import UserError
+from recurrify.jobs.answer_legs import made_with, seconds_of
 from recurrify.jobs.answer_mixture import PARTS, RECORD_FILE, QuestionFile, make_mixture, named_files
-from recurrify.jobs.answer_table3_result import DISJOINT, RECURRENT, TOGETHER, Found, table3_result
+from recurrify.jobs.answer_table3_result import DISJOINT, MADE_WITH, RECURRENT, TOGETHER, Found, table3_result
 from recurrify.jobs.answering import answer_evaluate, answer_train
 from recurrify.jobs.resuming import RESULT_FILE
 from recurrify.jobs.side_by_side import INTERRUPTED, Task, run_side_by_side
@@ -120,6 +121,13 @@ class Unit:
         found: dict[str, Any] = self.result()["test"]
         return found
 
+    def made_with(self) -> list[dict[str, str]]:
+        """By what each leg of the training and each score was made."""
+        result = self.result()
+        origins = [result, *(load_result(self.score_file(test)) for test in self.tests)]
+        legs = [{name: leg[name] for name in MADE_WITH} for leg in result.get("legs", [])]
+        return legs + [made_with(one["provenance"]) for one in origins]
+
     def score_file(self, test: QuestionFile) -> Path:
         return self.folder / f"score-{test.name}.json"
 
@@ -165,13 +173,14 @@ def do_unit(unit: Unit, say: Say, show_progress: bool = True) -> bool:
             if result["interrupted"]:
                 raise KeyboardInterrupt
             return False
+        say(f"{unit.name}: F1 {result['test']['f1']:.2f} on validation")
         for checkpoint in unit.folder.glob("checkpoint-*"):
             shutil.rmtree(checkpoint)
     for test in unit.unscored():
-        say(f"{unit.name}: {test.name}")
         _, found, _ = answer_evaluate(
             str(unit.folder / "model"), test.path, say, pick_device(), SCORE_BATCH, unit.settings.longest_answer
         )
+        say(f"{unit.name}: F1 {found['f1']:.2f} on {test.name}")
         save_result(unit.score_file(test), found)
     return True
 
@@ -221,6 +230,7 @@ def run_table3(
     if not do_units(in_turn, jobs, say, deadline):
         return None
     trained = {kind: units[0].result() for kind, units in finals.items()}
+    made_by = {unit.name: unit for unit in (*(trials if len(plan.rates) > 1 else ()), *in_turn)}
     found = Found(
         scores={
             test.name: {kind: [load_result(unit.score_file(test)) for unit in units] for kind, units in finals.items()}
@@ -233,7 +243,8 @@ def run_table3(
         ],
         chosen={kind: units[0].settings.learning_rate for kind, units in finals.items()},
         trained=trained,
-        seconds={kind: [unit.result()["provenance"]["wall_seconds"] for unit in finals[kind]] for kind in KINDS},
+        seconds={kind: [seconds_of(unit.result()) for unit in finals[kind]] for kind in KINDS},
+        made_with=[unit.made_with() for unit in made_by.values()],
     )
     config = asdict(plan) | {
         "model": Path(plan.model).name,

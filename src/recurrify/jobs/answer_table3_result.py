@@ -1,5 +1,6 @@
 """Scores of many question answerers, made into a table: means, intervals, the difference, and how it is told."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ DISJOINT, RECURRENT = "disjoint", "recurrent"
 METRICS = ("exact_match", "f1")
 """In the order in which an evaluation keeps them for each question."""
 TITLES = {"f1": "F1", "exact_match": "exact match"}
+MADE_WITH = {"commit": "commits", "device": "devices", "torch": "torch", "transformers": "transformers"}
+"""What runs may have been made with, and the names under which the result lists it."""
 TOGETHER = "extra-tests-together"
 """The name under which several extra tests are counted as one."""
 
@@ -30,8 +33,10 @@ class Found:
     chosen: Mapping[str, float]
     trained: Mapping[str, Mapping[str, Any]]
     """The first seed's training."""
-    seconds: Mapping[str, Sequence[float]]
-    """Of each seed's training, with its validation."""
+    seconds: Mapping[str, Sequence[float | None]]
+    """Of each seed's training, with its validation; None where not all of it was timed."""
+    made_with: Sequence[Sequence[Mapping[str, str]]]
+    """Of each run, also those that only tried a learning rate: by what its legs and its scores were made."""
 
 
 def table3_result(
@@ -80,9 +85,19 @@ def table3_result(
             test: kinds[DISJOINT][0]["windows_per_question"] for test, kinds in found.scores.items()
         },
         "data": {name: value for name, value in mixture.items() if name != "kind"},
+        "made_at": made_at(found.made_with),
     }
     result["statement"] = statement(result)
     return result
+
+
+def made_at(runs: Sequence[Sequence[Mapping[str, str]]]) -> dict[str, Any]:
+    """By what the runs were made, and how many by each: the provenance of a table is only that of its last lines."""
+    listed: dict[str, Any] = {"runs": len(runs)}
+    for name, plural in MADE_WITH.items():
+        counts = Counter(value for run in runs for value in {made[name]: None for made in run})
+        listed[plural] = dict(counts.most_common())
+    return listed
 
 
 def _by_question(evaluations: Sequence[Mapping[str, Any]], where: str) -> dict[str, np.ndarray]:
@@ -180,6 +195,27 @@ def statement(result: Mapping[str, Any]) -> str:
     )
 
 
+def made_line(result: Mapping[str, Any]) -> str:
+    """By what the runs were made, a mix said plainly, and which of them have no time."""
+    made = result["made_at"]
+    parts = []
+    for name, plural in MADE_WITH.items():
+        values = {(value[:7] + value[40:] if name == "commit" else value): runs for value, runs in made[plural].items()}
+        if len(values) == 1:
+            parts.append(f"{name} {next(iter(values))}")
+        else:
+            told = " and ".join(f"{value} ({runs} of {made['runs']} runs)" for value, runs in values.items())
+            parts.append(f"a mix of {plural if plural.endswith('s') else f'{plural} versions'}: {told}")
+    line = f"Made by {made['runs']} runs; {'; '.join(parts)}."
+    seconds = [one for kind in result["training"].values() for one in kind["seconds"]]
+    if None in seconds:
+        line += (
+            f" Seconds of training are left out for {seconds.count(None)} of {len(seconds)} runs, which were stopped "
+            "and went on: not all of their time was kept."
+        )
+    return line
+
+
 def table3_lines(result: Mapping[str, Any]) -> list[str]:
     """The table as Markdown, what the paper printed below ours, and how the two differ."""
     lines = ["| questions | model | F1 | exact match |", "|---|---|---:|---:|"]
@@ -196,6 +232,8 @@ def table3_lines(result: Mapping[str, Any]) -> list[str]:
     lines += [
         "",
         "In brackets: 95 % intervals over questions and seeds; differences seed by seed, question by question.",
+        "",
+        made_line(result),
     ]
     lines += ["", "| learning rate | model | F1 on validation |", "|---:|---|---:|"]
     for trial in result["learning_rates"]["trials"]:

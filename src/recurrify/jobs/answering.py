@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import random
 import time
 from collections import Counter
@@ -14,8 +13,9 @@ from typing import Any
 import torch
 from transformers import set_seed
 
+from recurrify.console import is_first
 from recurrify.data.question_windows import WindowedQuestion, window_questions
-from recurrify.data.questions import Question, QuestionSet, load_questions
+from recurrify.data.questions import EMPTY_CONTEXT, Question, QuestionSet, load_questions
 from recurrify.errors import UserError
 from recurrify.evaluate.answers import (
     LONGEST_ANSWER,
@@ -25,8 +25,9 @@ from recurrify.evaluate.answers import (
     predict_answers,
     score_answers,
 )
+from recurrify.jobs.answer_legs import LEGS_FILE, keep_legs, seconds_of, with_this_leg
 from recurrify.jobs.finetuning import count_parameters, explain_full_disk
-from recurrify.jobs.resuming import RESULT_FILE, earlier_result
+from recurrify.jobs.resuming import RESULT_FILE, earlier_result, last_step
 from recurrify.jobs.texts import Say
 from recurrify.recurrence import RecurrentForQuestionAnswering
 from recurrify.recurrence.task_loading import PAPERS_ANSWERING, load_task_model
@@ -55,6 +56,7 @@ def answer_train(
     counts = Counter(asked.counts)
     learnable = _learnable(asked.questions, settings, model, tokenizer, counts, say)
     settings.write()
+    first_step = last_step(out) or 0
     parameters = count_parameters(model)
     say(
         f"{settings.model}: {parameters['base']:,} parameters, {parameters['added']:,} added by "
@@ -74,22 +76,27 @@ def answer_train(
         "questions": {"asked": len(asked.questions), "trained_on": len(learnable), "handled": dict(counts)},
         "history": outcome.history,
     }
-    if not outcome.finished:
-        say(f"stopped and saved after {outcome.steps:,} steps: run the same command again to go on")
-        return result
-    if test is not None:
+    if outcome.finished and test is not None:
         answers, result["test"] = answer_questions(
             model, tokenizer, test, say, settings.longest_answer, bf16=uses_bf16(settings.precision)
         )
     result["provenance"] = provenance(
         settings.to_dict(), seed=settings.seed, data_checksum=settings.data_checksum, started=started
     )
-    if int(os.environ.get("RANK", "0")) == 0:
+    result["legs"] = with_this_leg(out, first_step, outcome.steps, result["provenance"])
+    if not outcome.finished:
+        if is_first():
+            keep_legs(out, result["legs"])
+        say(f"stopped and saved after {outcome.steps:,} steps: run the same command again to go on")
+        return result
+    result["seconds"] = seconds_of(result)
+    if is_first():
         model.save_pretrained(out / "model")
         tokenizer.save_pretrained(out / "model")
         if test is not None:
             write_predictions(answers, test.style, out / PREDICTIONS_FILE)
         save_result(out / RESULT_FILE, result)
+        (out / LEGS_FILE).unlink(missing_ok=True)
     return result
 
 
@@ -112,7 +119,7 @@ def answer_predict(
     """A trained model's answers to questions whose answers need not be told, and whose format is due."""
     model, tokenizer = load_task_model(name, RecurrentForQuestionAnswering, trained_head=True)
     asked = read_questions(data, say, answers_needed=False)
-    windowed = windows_for(model.to(device), asked.questions, tokenizer, Counter())
+    windowed = windows_for(model.to(device), asked.questions, tokenizer, Counter(), say)
     return predict_answers(model, asked.questions, windowed, batch, longest), asked.style
 
 
@@ -127,14 +134,16 @@ def answer_questions(
 ) -> tuple[dict[str, Answer], dict[str, Any]]:
     """Answers and their scores, with intervals over questions."""
     counts = Counter(asked.counts)
-    windowed = windows_for(model, asked.questions, tokenizer, counts)
+    windowed = windows_for(model, asked.questions, tokenizer, counts, say)
     answers = predict_answers(model, asked.questions, windowed, batch, longest, bf16)
     scores = score_answers({name: answer.text for name, answer in answers.items()}, asked.questions, asked.style)
+    # Nothing can be said about an empty context, and the official programs count what was not said as wrong.
+    scores = scores.with_wrong([entry.name for entry in asked.skipped if entry.reason == EMPTY_CONTEXT])
     found = {
         **scores.means,
         "exact_match_interval": _percent(mean_interval(scores.exact)),
         "f1_interval": _percent(mean_interval(scores.f1)),
-        "questions": len(asked.questions),
+        "questions": len(scores.ids),
         "windows_per_question": sum(len(question.windows) for question in windowed) / len(windowed),
         "skipped": len(asked.skipped),
         "handled": dict(counts),
@@ -143,14 +152,14 @@ def answer_questions(
             for name, exact, f1 in zip(scores.ids, scores.exact.tolist(), scores.f1.tolist(), strict=True)
         },
     }
-    say(f"F1 {found['f1']:.2f}, exact match {found['exact_match']:.2f} of {len(asked.questions):,} questions")
     return answers, found
 
 
 def windows_for(
-    model: RecurrentForQuestionAnswering, questions: Sequence[Question], tokenizer: Any, counts: Counter[str]
+    model: RecurrentForQuestionAnswering, questions: Sequence[Question], tokenizer: Any, counts: Counter[str], say: Say
 ) -> list[WindowedQuestion]:
-    """The questions' windows, as long as the model's."""
+    """The questions' windows, as long as the model's; what needed handling is said and added to `counts`."""
+    before = counts.copy()
     windowed = window_questions(questions, tokenizer, model.recurrence.window, counts)
     known = int(model.get_input_embeddings().num_embeddings)  # type: ignore[arg-type]
     largest = max(max(tokens) for question in windowed for tokens in question.windows)
@@ -159,6 +168,8 @@ def windows_for(
             f"The tokenizer gives token {largest}, but the model knows only 0 to {known - 1}: "
             "they do not belong together."
         )
+    for what, count in (counts - before).items():
+        say(f"{what}: {count:,}")
     return windowed
 
 
@@ -193,7 +204,7 @@ def _learnable(
     chosen = list(questions)
     if settings.questions is not None and settings.questions < len(chosen):
         chosen = random.Random(settings.seed).sample(chosen, int(settings.questions))
-    windowed = windows_for(model, chosen, tokenizer, counts)
+    windowed = windows_for(model, chosen, tokenizer, counts, say)
     learnable = [question for question in windowed if question.learnable]
     if len(learnable) < len(windowed):
         say(f"{len(windowed) - len(learnable):,} questions cannot be learnt from: their answer is not in their context")

@@ -117,8 +117,7 @@ def _looks_like_a_path(name: str) -> bool:
         validate_repo_id(name)
     except HFValidationError:
         return True
-    parts = Path(name).parts
-    return name.startswith("~") or Path(parts[0]).is_dir()
+    return Path(Path(name).parts[0]).is_dir()
 
 
 def _downloaded_config(name: str) -> object:
