@@ -12,10 +12,11 @@ from rich.table import Table
 from transformers import TextStreamer, logging, set_seed
 
 from recurrify import __version__, options
-from recurrify.commands import answer, experiment, forecast, probe, scratch
+from recurrify.commands import answer, classify, experiment, forecast, probe, scratch
 from recurrify.commands.bench import bench_command
 from recurrify.commands.inspecting import inspect_command
 from recurrify.commands.pretrain import pretrain_command
+from recurrify.commands.recurrence_options import asked_recurrence
 from recurrify.console import err_console, is_first, out_console, progress_bar, say
 from recurrify.demo import run_demo
 from recurrify.errors import UserError
@@ -136,23 +137,10 @@ def train_command(
     if scratch.is_from_scratch(context):
         scratch.train_architecture(context)
         return
-    recurrence = _asked_recurrence(given)
+    recurrence = asked_recurrence(given)
     recurrence_config(recurrence)  # refuses what cannot be, before anything is loaded
     run = TrainSettings.from_options(given, out=str(out), recurrence=recurrence)
     _report_training(train_run(run, say), out)
-
-
-def _asked_recurrence(given: dict[str, Any]) -> dict[str, Any]:
-    """Only what was asked for: a model that is recurrent already keeps the rest as it is."""
-    names = ["window", "overlap", "bptt_windows", "checkpoint"]
-    asked: dict[str, Any] = {}
-    if given["mechanism"] != "none":
-        names += ["pooling", "slots", "standardize", "tail", "pooled_slots", "neutral_start"]
-        asked["insert_layer"] = _layer("--insert-layer", given["insert_layer"], "all")
-        asked["until_layer"] = _layer("--until-layer", given["until_layer"], "top")
-    asked |= {name: given[name] for name in names}
-    asked = {name: value for name, value in asked.items() if value is not None}
-    return {"mechanism": given["mechanism"]} | asked | dict(map(options.setting, given["settings"] or []))
 
 
 def _report_training(result: dict[str, Any], out: Path) -> None:
@@ -168,21 +156,13 @@ def _report_training(result: dict[str, Any], out: Path) -> None:
         typer.echo(f"model: {out / 'model'}")
 
 
-def _layer(option: str, text: str | None, word: str) -> Any:
-    if text is None or text == word:
-        return text
-    try:
-        return int(text)
-    except ValueError as error:
-        raise UserError(f"`{option}` must be a layer's number from 1 on, or {word}: got {text!r}.") from error
-
-
 app.command(name="pretrain")(pretrain_command)
 app.command(name="bench")(bench_command)
 app.command(name="inspect")(inspect_command)
 app.command(name="train-report")(scratch.report_command)
 app.add_typer(experiment.app, name="experiment")
 app.add_typer(answer.app, name="qa")
+app.add_typer(classify.app, name="classify")
 app.add_typer(forecast.app, name="forecast")
 app.add_typer(probe.app, name="probe")
 

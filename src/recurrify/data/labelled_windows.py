@@ -1,0 +1,102 @@
+"""Texts to classify as tokens, windows laid out where each begins with a token of its own, and batches of them."""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import Sampler
+
+from recurrify.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+AT_ONCE = 1000
+"""Texts that are tokenized in one call."""
+SORTED_TOGETHER = 50
+"""Batches among whose texts those of similar length find each other."""
+
+
+def tokenize_texts(
+    texts: Sequence[str], tokenizer: "PreTrainedTokenizerBase", window: int | None = None
+) -> list[np.ndarray]:
+    """Each text's tokens.
+
+    With a `window`, as encoders want them: a longer text is cut such that each of its windows begins and ends with the
+    tokens with which the tokenizer begins and ends a text, [CLS] and [SEP] say; all windows but the last are full. A
+    text of which the tokenizer leaves nothing is one padding token.
+    """
+    made: list[np.ndarray] = []
+    for start in range(0, len(texts), AT_ONCE):
+        encoded: Any = tokenizer(
+            list(texts[start : start + AT_ONCE]),
+            return_special_tokens_mask=True,
+            return_attention_mask=False,
+            verbose=False,
+        )
+        for ids, special in zip(encoded["input_ids"], encoded["special_tokens_mask"], strict=True):
+            laid_out = ids if window is None or len(ids) <= window else _windows(ids, special, window)
+            made.append(np.array(laid_out or [tokenizer.pad_token_id or 0], dtype=np.int32))
+    return made
+
+
+def _windows(ids: list[int], special: list[int], window: int) -> list[int]:
+    text = [place for place, is_special in enumerate(special) if not is_special]
+    front, back = (text[0], len(ids) - 1 - text[-1]) if text else (len(ids), 0)
+    inside = ids[front : len(ids) - back]
+    room = window - front - back
+    if room < 1:
+        raise UserError(
+            f"A window of {window} tokens has no room for text between the {front + back} that every window begins "
+            "and ends with: take a longer --window."
+        )
+    made: list[int] = []
+    for start in range(0, len(inside), room):
+        made += [*ids[:front], *inside[start : start + room], *ids[len(ids) - back :]]
+    return made
+
+
+def collate_texts(batch: Sequence[dict[str, Any]], pad_token_id: int) -> dict[str, Tensor]:
+    """One batch, padded on the right to its longest text; each text has `input_ids` and, for training, `labels`."""
+    rows = [torch.from_numpy(text["input_ids"]).long() for text in batch]
+    ids = pad_sequence(rows, batch_first=True, padding_value=pad_token_id)
+    real = torch.arange(ids.shape[1]) < torch.tensor([len(row) for row in rows])[:, None]
+    collated = {"input_ids": ids}
+    # Without padding a mask would say nothing, and fused attention runs only without one.
+    if not real.all():
+        collated["attention_mask"] = real.long()
+    if "labels" in batch[0]:
+        collated["labels"] = torch.tensor([text["labels"] for text in batch])
+    return collated
+
+
+class GroupedByLength(Sampler[int]):
+    """Texts in an order in which each batch holds some of similar length, and batches come at random.
+
+    transformers' own sampler draws from the generator of the whole process, so that a run that was stopped within an
+    epoch would go on with another order than it began with.
+    """
+
+    def __init__(self, lengths: Sequence[int], batch: int, seed: int) -> None:
+        self.lengths, self.batch, self.seed, self.epoch = np.array(lengths), batch, seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __iter__(self) -> Iterator[int]:
+        chance = np.random.default_rng((self.seed, self.epoch))
+        order = chance.permutation(len(self.lengths))
+        together = self.batch * SORTED_TOGETHER
+        for start in range(0, len(order), together):
+            part = order[start : start + together]
+            order[start : start + together] = part[np.argsort(self.lengths[part], kind="stable")]
+        # A batch that is not full stays the last.
+        whole = len(order) // self.batch * self.batch
+        order[:whole] = chance.permutation(order[:whole].reshape(-1, self.batch)).ravel()
+        return iter(order.tolist())
