@@ -119,7 +119,7 @@ def test_a_finished_run_is_left_alone(whole: Path, settings_for: Callable[..., T
     [
         ({"learning_rate": 0.5}, ("learning_rate=0.01 there", "0.5 now")),
         ({"seed": 7}, ("seed=0 there", "7 now")),
-        ({"recurrence": {"window": 9}}, ("recurrence=", "'window': 8", "'window': 9")),
+        ({"recurrence": {"window": 9}}, ("recurrence.window=8 there, 9 now",)),
         ({"batch": 3, "windows": 2}, ("batch=4 there", "windows=3 there")),
     ],
 )
