@@ -101,6 +101,8 @@ def logits_one_by_one(run: Path, texts: list[str]) -> np.ndarray:
             while inside:
                 piece, inside = inside[: WINDOW - 2], inside[WINDOW - 2 :]
                 ids += [first, *piece, last]
+        elif model.mechanism is None:
+            ids = ids[-WINDOW:]  # all that it knows of, and as much of it as there is
         with torch.no_grad():
             found.append(model(torch.tensor([ids])).logits[0])
     return torch.stack(found).double().numpy()
@@ -154,6 +156,7 @@ def test_a_run_leaves_its_classes_and_settings_behind(folder: Path, runs: dict[s
     assert result["texts"] == {
         "trained_on": {"2": 20, "7": 19, "10": 21},
         "tested_on": {"2": 8, "7": 8, "10": 8},
+        "tested_and_trained_on": 0,
         "empty": 1,
     }
     assert result["test"]["windows_per_text"] == pytest.approx(
@@ -245,6 +248,42 @@ def test_a_stopped_run_goes_on_to_the_same_weights(folder: Path, tmp_path: Path,
     before = (parts / "result.json").read_bytes()
     train(folder, "decoder", parts, *more)
     assert (parts / "result.json").read_bytes() == before
+
+
+def test_other_texts_to_test_by_are_another_run(folder: Path, tmp_path: Path, refused: Command) -> None:
+    test = write_texts(tmp_path / "test.csv", 6, 3)
+    train(folder, "decoder", tmp_path / "run", "--test", test, "--max-minutes", 5)
+    write_texts(test, 7, 4)
+    arguments = [
+        "--model",
+        folder / "decoder",
+        "--data",
+        folder / "train.csv",
+        "--out",
+        tmp_path / "run",
+        "--test",
+        test,
+    ]
+    assert "data_checksum=" in refused("classify", "train", *arguments, *TRAINING)
+
+
+def test_texts_that_are_trained_on_flatter_and_that_is_said(folder: Path, tmp_path: Path) -> None:
+    said = invoke(
+        "classify", "train", "--model", folder / "decoder", "--data", folder / "test.csv", "--out", tmp_path / "run",
+        "--test", folder / "test.csv", *TRAINING,
+    )  # fmt: skip
+    result = result_of(tmp_path / "run")
+    assert result["texts"]["tested_and_trained_on"] == result["test"]["texts"] == 24
+    assert "precision, recall and F1 are means over the classes" in said
+
+
+def test_nothing_is_written_over_the_texts(runs: dict[str, Path], tmp_path: Path, refused: Command) -> None:
+    data = write_texts(tmp_path / "own.csv", 4, 0)
+    before = data.read_bytes()
+    for command in ("predict", "evaluate"):
+        words = refused("classify", command, runs["plain"], "--data", data, "--out", data)
+        assert "holds the texts themselves" in words
+    assert data.read_bytes() == before
 
 
 def test_a_frozen_base_still_learns_its_head_and_memory(folder: Path, tmp_path: Path) -> None:

@@ -120,6 +120,16 @@ def test_a_tenth_of_each_class_is_held_out() -> None:
     assert hold_out(given, seed=4) != (trained, tested)
 
 
+def test_a_text_that_occurs_again_stays_on_its_side() -> None:
+    texts = [
+        LabelledText(3 * number + again, f"t{number}", str(number % 2)) for number in range(40) for again in range(3)
+    ]
+    kept, held = hold_out(LabelledTexts("x", texts, []), seed=0)
+    assert len(kept.texts) + len(held.texts) == 120
+    assert len(held.texts) == 12
+    assert not {text.text for text in kept.texts} & {text.text for text in held.texts}
+
+
 def test_every_class_keeps_a_text_to_train_on() -> None:
     for seed in range(10):
         trained, tested = hold_out(many(1, 1, 1, 2), seed)

@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+from scipy.stats import binomtest
 
 from recurrify.errors import UserError
-from recurrify.evaluate.classification import classification_metrics
+from recurrify.evaluate.classification import classification_metrics, share_interval
 
 
 def test_two_classes() -> None:
@@ -50,3 +51,17 @@ def test_one_class_alone_has_no_curve() -> None:
 def test_what_does_not_belong_together(scores: np.ndarray, labels: np.ndarray) -> None:
     with pytest.raises(UserError):
         classification_metrics(scores, labels)
+
+
+def test_the_interval_of_a_share_holds_at_its_edges() -> None:
+    """Wilson's, as scipy has it."""
+    for hits, total in ((0, 21), (12, 12), (7, 10), (1, 1), (431, 819)):
+        expected = binomtest(hits, total).proportion_ci(method="wilson")
+        assert share_interval(hits, total) == pytest.approx((expected.low, expected.high), abs=1e-6)
+
+
+def test_where_no_text_is_of_the_second_class_it_has_no_recall() -> None:
+    found = classification_metrics(np.array([[2.0, 1.0], [1.0, 2.0]]), np.array([0, 0]))
+    assert found["recall"] is None
+    assert found["f1"] is None
+    assert found["precision"] == 0.0

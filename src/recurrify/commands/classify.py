@@ -9,7 +9,12 @@ from recurrify import options
 from recurrify.commands.recurrence_options import asked_recurrence
 from recurrify.console import is_first, say, show_table
 from recurrify.jobs import pick_device
-from recurrify.jobs.classifying import classify_evaluate, classify_predict, classify_train
+from recurrify.jobs.classifying import (
+    check_overwrites_nothing,
+    classify_evaluate,
+    classify_predict,
+    classify_train,
+)
 from recurrify.recurrence import recurrence_config
 from recurrify.results import save_result
 from recurrify.train.classifying import ClassifySettings
@@ -135,6 +140,7 @@ def evaluate(
 
     With several, each is compared with the first, with an interval over texts.
     """
+    check_overwrites_nothing(out, data)
     result = classify_evaluate(models, data, say, pick_device(device), text_field, label_field, batch)
     _show_scores(result["rows"])
     for gain in result["gains"]:
@@ -163,12 +169,15 @@ def _show_scores(rows: list[dict[str, Any]]) -> None:
     table = []
     for row in rows:
         span = row["accuracy_interval"]
-        told = "one text" if span is None else f"{span[0]:.3f}–{span[1]:.3f}"
+        told = f"{span[0]:.3f}–{span[1]:.3f}"
         numbers = [row[name] for name in ("precision", "recall", "f1", "roc_auc", "loss")]
         rest = ["–" if number is None else f"{number:.3f}" for number in numbers]
         table.append([row["model"], f"{row['accuracy']:.3f}", told, *rest])
     windows = ", ".join(dict.fromkeys(f"{row['windows_per_text']:.1f}" for row in rows))
     show_table(f"{rows[0]['texts']:,} texts, {windows} windows each", header, table, 1)
+    names = rows[0]["confusion"]["classes"]
+    whose = f"those of the class {names[1]!r}" if len(names) == 2 else "means over the classes"
+    typer.echo(f"precision, recall and F1 are {whose}")
     for row in rows:
         name, classes = f"{row['model']} ({row['mechanism']})", row["confusion"]["classes"]
         if len(classes) > MOST_CLASSES:

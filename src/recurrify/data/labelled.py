@@ -75,6 +75,10 @@ class LabelledTexts:
         return words
 
 
+def joined_checksum(*parts: LabelledTexts) -> str:
+    return hashlib.sha256("".join(part.checksum() for part in parts).encode()).hexdigest()
+
+
 def shortened(names: Sequence[str], most: int = 10) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
 
@@ -110,8 +114,10 @@ def load_labelled(source: str, text_field: str, label_field: str | None, split: 
 
 def hold_out(given: LabelledTexts, seed: int) -> tuple[LabelledTexts, LabelledTexts]:
     """The texts to train on, and a tenth drawn at random to test by: of each class a tenth, as far as it has ten texts,
-    and the rest from any; every class keeps at least one to train on."""
-    names = [str(text.label) for text in given.texts]
+    and the rest from any; every class keeps at least one to train on. A text that occurs again goes where it went
+    before."""
+    first = list({text.text: text for text in reversed(given.texts)}.values())
+    names = [str(text.label) for text in first]
     left, wanted = Counter(names), {name: count // HELD_OUT for name, count in Counter(names).items()}
     order = np.random.default_rng(seed).permutation(len(names)).tolist()
     held: set[int] = set()
@@ -128,9 +134,11 @@ def hold_out(given: LabelledTexts, seed: int) -> tuple[LabelledTexts, LabelledTe
             held.add(index)
     if not held:
         raise UserError(
-            f"{given.source} has one text of each class, so none can be held out: give texts to test by with --test."
+            f"{given.source} has one text of each class, repeats not counted, so none can be held out: give texts to "
+            "test by with --test."
         )
-    parts = [[text for index, text in enumerate(given.texts) if (index in held) is wanted] for wanted in (False, True)]
+    chosen = {first[index].text for index in held}
+    parts = [[text for text in given.texts if (text.text in chosen) is wanted] for wanted in (False, True)]
     return replace(given, texts=parts[0]), replace(given, texts=parts[1], empty=[])
 
 
@@ -161,7 +169,10 @@ def _file_rows(source: str, text_field: str, label_field: str | None) -> Iterato
         what = "is a folder" if path.is_dir() else "does not exist"
         raise UserError(f"{source} {what}: give a .csv or .jsonl file, or a data set as hf:owner/name.")
     if suffix != ".csv" and suffix not in JSON_LINES:
-        raise UserError(f"{source} is neither a .csv nor a .jsonl file: name it by what it holds.")
+        raise UserError(
+            f"{source} is neither a .csv nor a .jsonl file: give columns apart by commas as .csv, or JSON lines as "
+            ".jsonl."
+        )
     try:
         content = _read_text(path)
     except UnreadableFileError as unreadable:
@@ -195,6 +206,9 @@ def _csv_rows(content: str, source: str, text_field: str, label_field: str | Non
 
 
 def _column(header: list[str], name: str, option: str, source: str) -> int:
+    other = re.search(r"[\t;]", header[0]) if len(header) == 1 else None
+    if name not in header and other is not None:
+        raise UserError(f"{source} has its columns apart by {other.group()!r}: use commas.")
     if name not in header:
         raise UserError(f"{source} has no column {name!r}, only {shortened(header)}: name one of them with {option}.")
     if header.count(name) > 1:

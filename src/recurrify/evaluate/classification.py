@@ -4,12 +4,16 @@ import numpy as np
 
 from recurrify.errors import UserError
 
+NORMAL = 1.959964
+"""How many standard deviations hold 95 %."""
+
 
 def classification_metrics(scores: np.ndarray, labels: np.ndarray) -> dict[str, float | None]:
     """The usual five, from the scores (texts, classes), logits or probabilities, and the true classes (texts,).
 
-    With two classes, precision, recall and F1 are those of class 1; with more they are averaged over the classes, each
-    counting alike. `roc_auc` is None where the labels hold one class only: there is no curve then.
+    With two classes, precision, recall and F1 are those of class 1, recall and F1 None where no text is of it; with
+    more they are averaged over the classes, each counting alike. `roc_auc` is None where the labels hold one class
+    only: there is no curve then.
     """
     from sklearn.metrics import accuracy_score, precision_recall_fscore_support, roc_auc_score
 
@@ -37,10 +41,18 @@ def classification_metrics(scores: np.ndarray, labels: np.ndarray) -> dict[str, 
     return {
         "accuracy": float(accuracy_score(labels, predicted)),
         "precision": float(precision),
-        "recall": float(recall),
-        "f1": float(f1),
+        "recall": None if classes == 2 and not labels.any() else float(recall),
+        "f1": None if classes == 2 and not labels.any() else float(f1),
         "roc_auc": _area(shares, labels, roc_auc_score),
     }
+
+
+def share_interval(hits: int, total: int) -> tuple[float, float]:
+    """The 95 % interval of a share by Wilson's formula, which holds where all or none are right, too."""
+    share, spread = hits / total, NORMAL**2 / total
+    middle = (share + spread / 2) / (1 + spread)
+    reach = NORMAL * np.sqrt(share * (1 - share) / total + spread / 4 / total) / (1 + spread)
+    return max(0.0, float(middle - reach)), min(1.0, float(middle + reach))
 
 
 def _area(shares: np.ndarray, labels: np.ndarray, roc_auc_score: object) -> float | None:

@@ -15,11 +15,11 @@ import torch
 from transformers import AutoConfig, set_seed
 
 from recurrify.console import is_first, progress_bar
-from recurrify.data.labelled import LabelledTexts, hold_out, load_labelled, shortened
+from recurrify.data.labelled import LabelledTexts, hold_out, joined_checksum, load_labelled, shortened
 from recurrify.data.labelled_windows import collate_texts, tokenize_texts
 from recurrify.errors import UserError
 from recurrify.evaluate.answers import mean_interval
-from recurrify.evaluate.classification import classification_metrics
+from recurrify.evaluate.classification import classification_metrics, share_interval
 from recurrify.jobs.finetuning import count_parameters, explain_full_disk
 from recurrify.jobs.resuming import RESULT_FILE, earlier_result
 from recurrify.jobs.texts import Say
@@ -48,9 +48,15 @@ class Classifier:
         return [str(named[number]) for number in sorted(named)]
 
     def tokens(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """The texts as this model reads them: a decoder in one stream, an encoder in windows that begin alike."""
-        window = None if self.model.family.causal else self.model.recurrence.window
-        found = tokenize_texts(texts, self.tokenizer, window)
+        """The texts as this model reads them: a decoder in one stream, an encoder in windows that begin alike.
+
+        Without a memory a decoder knows of its last window alone: it gets a full one, a text's last tokens, and not
+        what the windows before happen to leave.
+        """
+        window, causal = self.model.recurrence.window, self.model.family.causal
+        found = tokenize_texts(texts, self.tokenizer, None if causal else window)
+        if causal and self.model.mechanism is None:
+            found = [ids[-window:] for ids in found]
         known = int(self.model.get_input_embeddings().num_embeddings)  # type: ignore[arg-type]
         largest = max(int(ids.max()) for ids in found)
         if largest >= known:
@@ -77,12 +83,19 @@ def classify_train(
         say(f"held out to test by: {test.told()}")
     else:
         texts, test = given, read_labelled(settings.test, settings, say, "test")
+    known = {text.text for text in texts.texts}
+    seen = sum(text.text in known for text in test.texts)
+    if seen:
+        say(
+            f"note: {seen:,} of the {len(test.texts):,} texts to test by are also trained on, which flatters the scores"
+        )
     test.numbers(classes)  # refuses what the model will not know, before anything is trained
     set_seed(settings.seed)
     classifier = load_classifier(settings.model, settings.recurrence, classes)
     model = classifier.model
     _set_language_weight(classifier, settings.language_weight)
-    settings = replace(settings, recurrence=model.recurrence.to_dict(), data_checksum=given.checksum())
+    both = given.checksum() if settings.test is None else joined_checksum(given, test)
+    settings = replace(settings, recurrence=model.recurrence.to_dict(), data_checksum=both)
     earlier = earlier_result(settings, say)
     if earlier is not None:
         return earlier
@@ -108,7 +121,12 @@ def classify_train(
         "tokens": outcome.tokens,
         "parameters": parameters,
         "classes": classifier.classes,
-        "texts": {"trained_on": texts.counts, "tested_on": test.counts, "empty": len(given.empty)},
+        "texts": {
+            "trained_on": texts.counts,
+            "tested_on": test.counts,
+            "tested_and_trained_on": seen,
+            "empty": len(given.empty),
+        },
         "history": outcome.history,
     }
     if not outcome.finished:
@@ -158,6 +176,7 @@ def classify_predict(
     name: str, data: str, out: Path, say: Say, device: torch.device, text_field: str = "text", batch: int = 8
 ) -> int:
     """Write a classifier's class and probabilities of each text to a .csv or .jsonl file; gives how many texts."""
+    check_overwrites_nothing(out, data)
     if out.suffix not in PREDICTION_FILES:
         raise UserError(f"Predictions are written as {' or '.join(PREDICTION_FILES)}: got {str(out)!r}.")
     given = load_labelled(data, text_field, None, "test")
@@ -170,6 +189,11 @@ def classify_predict(
         logs = class_log_probabilities(classifier, tokens, batch, bf16, advance)
     write_predictions(given, classifier.classes, np.exp(logs), out)
     return len(tokens)
+
+
+def check_overwrites_nothing(out: Path | None, data: str) -> None:
+    if out is not None and out.expanduser().resolve() == Path(data).expanduser().resolve():
+        raise UserError(f"`out` is {str(out)!r}, which holds the texts themselves: name another file.")
 
 
 def load_classifier(
@@ -306,7 +330,7 @@ def score_texts(
     metrics = classification_metrics(logs, labels)
     return {
         "accuracy": metrics.pop("accuracy"),
-        "accuracy_interval": mean_interval(right),
+        "accuracy_interval": share_interval(int(right.sum()), len(right)),
         **metrics,
         "loss": float(-logs[np.arange(len(labels)), labels].mean()),
         "texts": len(labels),

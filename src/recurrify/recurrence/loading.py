@@ -151,8 +151,8 @@ def _must_be_causal(name: str, source: str) -> None:
         masked = any(kind.endswith("ForMaskedLM") for kind in kinds)
         raise UserError(
             f"{name!r} is a {family.name} ({'a masked language model' if masked else 'an encoder'}), but a causal "
-            "language model is needed here: give one, or train this one with `recurrify qa train`, or call "
-            "recurrify.add_recurrence in Python."
+            "language model is needed here: give one, or train this one with `recurrify qa train` or `recurrify "
+            "classify train`, or call recurrify.add_recurrence in Python."
         )
 
 
