@@ -56,6 +56,7 @@ Mechanism = Annotated[str, _recurrence(f"How to remember: {', '.join(mechanism_n
 EncoderMechanism = Annotated[
     str, _recurrence(f"How to remember: {', '.join(encoder_mechanisms())} (none: plain windows).")
 ]
+TaskWindow = Annotated[int | None, _recurrence("Tokens in a window; default: the model's positions, at most 512.")]
 Window = Annotated[
     int | None, _recurrence("Tokens in a window; default: 300, or the model's positions if it has fewer.")
 ]
@@ -86,7 +87,7 @@ Set = Annotated[
         rich_help_panel="Recurrence",
     ),
 ]
-EncoderSet = Annotated[
+MechanismSet = Annotated[
     list[str] | None,
     typer.Option(
         "--set",

@@ -35,7 +35,6 @@ Trained = Annotated[str, typer.Argument(help="The folder of a trained model, or 
 Take = Annotated[int | None, typer.Option("--questions", help="Train on so many, drawn at random; default: on all.")]
 Batch = Annotated[int, typer.Option(min=1, help="Questions read side by side.")]
 Longest = Annotated[int, typer.Option(min=1, help="Tokens of the longest answer.")]
-Window = Annotated[int | None, typer.Option(help="Tokens in a window; default: the model's positions, at most 512.")]
 Predictions = Annotated[Path, typer.Option(help="File for the answers, in the official format of the questions.")]
 
 
@@ -46,8 +45,8 @@ def train_command(
     out: options.RunFolder,
     test: Test = None,
     mechanism: options.EncoderMechanism = "carry",
-    window: Window = None,
-    settings: options.EncoderSet = None,
+    window: options.TaskWindow = None,
+    settings: options.MechanismSet = None,
     questions: Take = None,
     epochs: options.QuestionEpochs = 4.0,
     batch: options.QuestionBatch = 8,

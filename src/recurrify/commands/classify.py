@@ -51,18 +51,6 @@ LanguageWeight = Annotated[
 FreezeBase = Annotated[
     bool, typer.Option(help="Train only the head and the weights that were added.", rich_help_panel="Training")
 ]
-Window = Annotated[
-    int | None,
-    typer.Option(help="Tokens in a window; default: the model's positions, at most 512.", rich_help_panel="Recurrence"),
-]
-Set = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        help="Any other setting of the mechanism (hidden_size=768 of carry); may be repeated.",
-        rich_help_panel="Recurrence",
-    ),
-]
 Epochs = Annotated[float, typer.Option(help="Passes over the texts.", rich_help_panel="Budget and validation")]
 TrainBatch = Annotated[int, typer.Option("--batch", help="Texts in a step, per device.", rich_help_panel="Training")]
 Batch = Annotated[int, typer.Option(min=1, help="Texts read side by side.")]
@@ -78,7 +66,7 @@ def train_command(
     text_field: TextField = "text",
     label_field: LabelField = "label",
     mechanism: options.Mechanism = "carry",
-    window: Window = None,
+    window: options.TaskWindow = None,
     overlap: options.Overlap = 0,
     bptt_windows: options.BpttWindows = None,
     checkpoint: options.Checkpoint = True,
@@ -90,7 +78,7 @@ def train_command(
     tail: options.Tail = None,
     pooled_slots: options.PooledSlots = None,
     until_layer: options.UntilLayer = None,
-    settings: Set = None,
+    settings: options.MechanismSet = None,
     epochs: Epochs = 3.0,
     max_minutes: options.MaxMinutes = None,
     batch: TrainBatch = 8,

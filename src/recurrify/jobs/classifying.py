@@ -24,11 +24,12 @@ from recurrify.jobs.finetuning import count_parameters, explain_full_disk
 from recurrify.jobs.resuming import RESULT_FILE, earlier_result
 from recurrify.jobs.texts import Say
 from recurrify.recurrence import RecurrentForSequenceClassification
-from recurrify.recurrence.loading import _resolve
+from recurrify.recurrence.loading import resolve_name
 from recurrify.recurrence.task_loading import load_task_model
 from recurrify.results import provenance, save_result, write_whole
 from recurrify.train import uses_bf16
-from recurrify.train.classifying import ClassifySettings, classifier_arguments, train_classifier
+from recurrify.train.classifying import ClassifySettings, train_classifier
+from recurrify.train.task import task_arguments
 from recurrify.windows import schedule
 
 PREDICTION_FILES = (".csv", ".jsonl")
@@ -232,7 +233,7 @@ def load_classifier(
 def _has_other_head(name: str, classes: int) -> bool:
     """Whether a model is a classifier already, of another number of classes."""
     try:
-        config = AutoConfig.from_pretrained(_resolve(name)[0])
+        config = AutoConfig.from_pretrained(resolve_name(name)[0])
     except (OSError, ValueError):  # whatever is wrong with it, loading it will tell
         return False
     made = (config.architectures or [""])[0]
@@ -267,7 +268,7 @@ def read_labelled(source: str, settings: ClassifySettings, say: Say, split: str 
 
 
 def _tell_warm_up(settings: ClassifySettings, texts: int, say: Say) -> None:
-    steps = classifier_arguments(settings, texts).max_steps
+    steps = task_arguments(settings, texts).max_steps
     if settings.warmup_steps >= steps:
         say(
             f"note: the warm-up of {settings.warmup_steps} steps is not over when the run ends after {steps}: "

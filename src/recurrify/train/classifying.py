@@ -1,7 +1,6 @@
 """Training a classifier of texts on Hugging Face's Trainer."""
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -9,30 +8,20 @@ from typing import Any
 
 import numpy as np
 from torch.utils.data import Sampler
-from transformers import TrainingArguments
 
 from recurrify.data.labelled_windows import GroupedByLength, collate_texts
 from recurrify.errors import UserError
 from recurrify.recurrence import RecurrentForSequenceClassification
-from recurrify.train.callbacks import StopOnNonFinite
-from recurrify.train.running import TrainOutcome, run_to_end, trainer_arguments
-from recurrify.train.settings import SCHEDULES, TrainerSettings
+from recurrify.train.running import TrainOutcome
+from recurrify.train.settings import SCHEDULES
+from recurrify.train.task import TaskSettings, run_task, task_arguments
 from recurrify.train.trainer import RecurrentTrainer
-
-MOST_CHECKPOINTS = 10
-"""Written in the course of a run; only the newest is kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassifySettings(TrainerSettings):
-    """What a run that trains a classifier is told."""
+class ClassifySettings(TaskSettings):
+    """What a run that trains a classifier is told; without `test` a tenth of the texts is held out."""
 
-    model: str
-    """The base: a Hugging Face name, a folder, or a classifier to go on with."""
-    data: str
-    """Training texts with their classes: a CSV or JSONL file, or a Hugging Face data set."""
-    test: str | None = None
-    """Texts to score once training is over; None holds out a tenth of the training texts."""
     text_field: str = "text"
     """The column or field that holds the text."""
     label_field: str = "label"
@@ -41,17 +30,8 @@ class ClassifySettings(TrainerSettings):
     """The mechanism and its settings, as RecurrenceConfig.to_dict writes them."""
     language_weight: float = 0.0
     """How many times the loss of predicting each next token is added to that of the classes; for decoders."""
-    epochs: float = 3.0
-    batch: int = 8
-    """Texts in a step, per device."""
-    learning_rate: float = 5e-5
-    """For the base model's weights and its head."""
-    added_learning_rate: float | None = None
-    """For the weights that recurrence added; None takes `learning_rate`."""
     freeze_base: bool = False
     """Train only the head and what recurrence added."""
-    schedule: str = "linear"
-    """Learning rate after the warm-up: constant_with_warmup, linear or cosine."""
 
     def __post_init__(self) -> None:
         self.check({"language_weight": 0}, ("epochs", "added_learning_rate"))
@@ -75,22 +55,6 @@ class ClassifierTrainer(RecurrentTrainer):
         )
 
 
-def classifier_arguments(settings: ClassifySettings, texts: int) -> TrainingArguments:
-    """The settings in Trainer's words; a checkpoint after each epoch, unless epochs are many."""
-    batches = math.ceil(texts / (settings.batch * int(os.environ.get("WORLD_SIZE", "1"))))
-    updates = math.ceil(batches / settings.accumulate)
-    steps = max(1, math.ceil(settings.epochs * updates))
-    return trainer_arguments(
-        settings,
-        steps,
-        max(min(updates, steps), math.ceil(steps / MOST_CHECKPOINTS)),
-        lr_scheduler_type=settings.schedule,
-        save_total_limit=1,
-        # A batch of one-window texts leaves the added weights without gradients.
-        ddp_find_unused_parameters=True,
-    )
-
-
 def freeze_backbone(model: RecurrentForSequenceClassification) -> None:
     """Leave to training what was added and the head, which knows nothing yet; a pooler belongs to it."""
     for name, parameter in model.base.base_model.named_parameters():
@@ -109,23 +73,13 @@ def train_classifier(
     """Train `model` in place, going on from the newest whole checkpoint in `settings.out` if there is one."""
     if settings.freeze_base:
         freeze_backbone(model)
-    args = classifier_arguments(settings, len(tokens))
-    per_text = round(sum(map(len, tokens)) / len(tokens))
-    per_step = per_text * settings.batch * settings.accumulate * args.world_size
     trainer = ClassifierTrainer(
         model=model,
-        args=args,
+        args=task_arguments(settings, len(tokens)),
         train_dataset=[{"input_ids": ids, "labels": label} for ids, label in zip(tokens, labels.tolist(), strict=True)],
         data_collator=partial(collate_texts, pad_token_id=tokenizer.pad_token_id),
         processing_class=tokenizer,
         validate=None,
         added_learning_rate=settings.added_learning_rate,
     )
-    return run_to_end(
-        trainer,
-        settings,
-        lambda steps: steps * per_step,
-        first=[StopOnNonFinite()],
-        show_progress=show_progress,
-        progress_label=progress_label,
-    )
+    return run_task(trainer, settings, sum(map(len, tokens)), len(tokens), show_progress, progress_label)
