@@ -62,11 +62,21 @@ def test_the_fused_parts_compute_what_the_plain_ones_do(config, dropout):
 
 @pytest.mark.usefixtures("uncompiled")
 def test_only_training_takes_the_fused_parts(monkeypatch):
-    model = Informer(CONFIG).eval()
+    taken = []
+    for part in ("activate", "add_and_norm"):
+        original = getattr(informer, part)
+        monkeypatch.setattr(
+            informer, part, lambda *inputs, run=original, part=part: (taken.append(part), run(*inputs))[1]
+        )
+    model = Informer(CONFIG)
     model.fuse()
-    monkeypatch.setattr(informer, "activate", lambda *_: pytest.fail("outside of training"))
-    monkeypatch.setattr(informer, "add_and_norm", lambda *_: pytest.fail("outside of training"))
-    model(torch.randn(2, 14, 3), torch.randn(2, 14, 2), torch.randn(2, 5, 2))
+    inputs = torch.randn(2, 14, 3), torch.randn(2, 14, 2), torch.randn(2, 5, 2)
+    model.eval()(*inputs)
+    assert taken == []
+    model.train()(*inputs)
+    layers = CONFIG.encoder_layers + CONFIG.decoder_layers
+    assert taken.count("activate") == layers
+    assert taken.count("add_and_norm") == 2 * layers + CONFIG.decoder_layers  # the look at the encoder has its own
 
 
 def test_a_norm_is_computed_in_32_bits_and_rounded_once():
