@@ -148,7 +148,7 @@ class TestModel:
         self, refused: Refused, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         asked = []
-        monkeypatch.setattr(loading, "_load_tokenizer", lambda name, *_: asked.append(name))
+        monkeypatch.setattr(loading, "tokenizer_of", lambda name, *_: asked.append(name))
         monkeypatch.setattr(loading.constants, "HF_HUB_OFFLINE", True)
         assert "unset HF_HUB_OFFLINE" in refused("generate", "nowhere", "--prompt", "w5")
         monkeypatch.setattr(loading, "try_to_load_from_cache", lambda name, file: str(tmp_path / name / file))

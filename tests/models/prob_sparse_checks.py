@@ -6,8 +6,8 @@ TRITON_INTERPRET=1 python tests/models/prob_sparse_checks.py
 import torch
 from torch import Tensor
 
+from recurrify.kernels.prob_sparse import outstanding_queries
 from recurrify.models.prob_sparse import outstanding
-from recurrify.models.prob_sparse_kernel import outstanding_queries
 
 SIZES = [(70, 70, 64), (33, 130, 16), (5, 3, 16), (40, 40, 128)]
 """Queries and keys that fill no tile, and head widths, the last with the smaller tile for wide rows."""

@@ -126,7 +126,7 @@ def _load(source: str, split: str, text_field: str, limit: int | None, skipped: 
     elif is_saved_dataset(path) or (not path.exists() and _may_be_on_the_hub(source)):
         hub_name = source
     if hub_name is not None:
-        name, config = _name_and_config(hub_name)
+        name, config = name_and_config(hub_name)
         return load_hub(name, config, split, text_field=text_field, limit=limit, skipped=skipped)
     if path.is_dir():
         return load_folder(path, split, text_field, skipped)
@@ -144,7 +144,7 @@ def _may_be_on_the_hub(source: str) -> bool:
     return bool(HUB_NAME.fullmatch(source)) and path.suffix not in FILE_SUFFIXES and not path.parent.exists()
 
 
-def _name_and_config(source: str) -> tuple[str, str | None]:
+def name_and_config(source: str) -> tuple[str, str | None]:
     local = Path(source).expanduser()
     if local.exists():
         return str(local), None

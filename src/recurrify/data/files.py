@@ -48,8 +48,8 @@ def load_folder(folder: Path, split: str, text_field: str, skipped: list[Skipped
 
 
 def read_documents(path: Path, name: str, text_field: str, skipped: list[Skipped]) -> list[Document]:
-    text = _read_text(path)
-    if _uncompressed_suffix(path) in JSON_LINES:
+    text = read_text_file(path)
+    if uncompressed_suffix(path) in JSON_LINES:
         return _read_json_lines(path, name, text, text_field, skipped)
     return [Document(name, text)]
 
@@ -68,7 +68,7 @@ def _own_split(file: Path) -> str | None:
     if len(file.parts) > 1:
         return SPLIT_OF_NAME.get(file.parts[0])
     # Not any suffix: `train.py` and `test.py` side by side are programs, not splits.
-    if _uncompressed_suffix(file) not in (".txt", *JSON_LINES):
+    if uncompressed_suffix(file) not in (".txt", *JSON_LINES):
         return None
     return SPLIT_OF_NAME.get(file.name.partition(".")[0])
 
@@ -85,7 +85,7 @@ def _read_all(folder: Path, files: list[Path], text_field: str, skipped: list[Sk
     return documents
 
 
-def _read_text(path: Path) -> str:
+def read_text_file(path: Path) -> str:
     """The text of a file as it stands, Windows newlines and all, without a byte-order mark."""
     content = _read_bytes(path)
     nul = content.find(b"\0")
@@ -116,7 +116,7 @@ def _read_bytes(path: Path) -> bytes:
         raise UnreadableFileError(f"cannot be read ({error.strerror})", "check its rights") from error
 
 
-def _uncompressed_suffix(path: Path) -> str:
+def uncompressed_suffix(path: Path) -> str:
     return path.with_suffix("").suffix if path.suffix in COMPRESSED else path.suffix
 
 

@@ -76,8 +76,8 @@ def load_hub(
     The data set's own splits are used, `validation`, `val` and `dev` standing for valid. A data set with
     a train split alone (or a single one of a name of its own) is dealt out as a folder of files would be.
     """
-    with _user_errors(name):
-        rows_of_split = _open_dataset(name, config, limit)
+    with hub_errors(name):
+        rows_of_split = open_dataset(name, config, limit)
         unsplit = len(rows_of_split) == 1 and not rows_of_split.keys() & HELD_OUT
         wanted = [key for key in rows_of_split if unsplit or split in (EVERYTHING, SPLIT_OF_NAME.get(key))]
         if not wanted:
@@ -90,7 +90,7 @@ def load_hub(
         return _first_with_text(name, documents, limit, skipped)
 
 
-def _open_dataset(name: str, config: str | None, limit: int | None) -> dict[str, Iterable[dict[str, Any]]]:
+def open_dataset(name: str, config: str | None, limit: int | None) -> dict[str, Iterable[dict[str, Any]]]:
     try:
         import datasets
     except ImportError as error:
@@ -145,7 +145,7 @@ def _first_with_text(
 
 
 @contextmanager
-def _user_errors(name: str) -> Iterator[None]:
+def hub_errors(name: str) -> Iterator[None]:
     try:
         yield
     except UserError:

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from recurrify.data.documents import HUB_PREFIX, _name_and_config
-from recurrify.data.files import JSON_LINES, UnreadableFileError, _read_text, _uncompressed_suffix
-from recurrify.data.hub import _open_dataset, _user_errors
+from recurrify.data.documents import HUB_PREFIX, name_and_config
+from recurrify.data.files import JSON_LINES, UnreadableFileError, read_text_file, uncompressed_suffix
+from recurrify.data.hub import hub_errors, open_dataset
 from recurrify.data.splits import SPLIT_OF_NAME
 from recurrify.errors import UserError
 
@@ -164,7 +164,7 @@ Row = tuple[int, Any, Any]
 
 def _file_rows(source: str, text_field: str, label_field: str | None) -> Iterator[Row]:
     path = Path(source).expanduser()
-    suffix = _uncompressed_suffix(path)
+    suffix = uncompressed_suffix(path)
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
         raise UserError(f"{source} {what}: give a .csv or .jsonl file, or a data set as hf:owner/name.")
@@ -174,7 +174,7 @@ def _file_rows(source: str, text_field: str, label_field: str | None) -> Iterato
             ".jsonl."
         )
     try:
-        content = _read_text(path)
+        content = read_text_file(path)
     except UnreadableFileError as unreadable:
         raise UserError(f"{source} {unreadable.reason}: {unreadable.way_out}.") from unreadable
     return (_csv_rows if suffix == ".csv" else _json_rows)(content, source, text_field, label_field)
@@ -249,9 +249,9 @@ def _fields(record: dict[str, Any], text_field: str, label_field: str | None, wh
 
 
 def _hub_rows(source: str, text_field: str, label_field: str | None, split: str) -> Iterator[Row]:
-    name, config = _name_and_config(source.removeprefix(HUB_PREFIX))
-    with _user_errors(name):
-        parts = {SPLIT_OF_NAME.get(key, key): rows for key, rows in _open_dataset(name, config, None).items()}
+    name, config = name_and_config(source.removeprefix(HUB_PREFIX))
+    with hub_errors(name):
+        parts = {SPLIT_OF_NAME.get(key, key): rows for key, rows in open_dataset(name, config, None).items()}
         wanted = ("train",) if split == "train" else ("test", "valid")
         found = next((parts[part] for part in wanted if part in parts), None)
         if found is None:

@@ -74,7 +74,7 @@ def scoring(
     """The model, ready to score the documents, and as it was before afterwards."""
     with evaluation_mode(model):
         recurrent = as_recurrent(model, window, overlap)
-        _check_documents(documents, recurrent.base.config.vocab_size)
+        check_documents(documents, recurrent.base.config.vocab_size)
         half = bf16 and recurrent.device.type == "cuda"
         with (
             recurrence_settings(recurrent, window, overlap),
@@ -143,7 +143,7 @@ def check_finite(values: np.ndarray, document: NamedTokens, first: int, what: st
         )
 
 
-def _check_documents(documents: Sequence[NamedTokens], vocabulary: int) -> None:
+def check_documents(documents: Sequence[NamedTokens], vocabulary: int) -> None:
     if len(documents) == 0:
         raise UserError("There is nothing to evaluate: give at least one document.")
     for document in documents:

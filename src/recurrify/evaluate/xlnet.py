@@ -9,7 +9,7 @@ from transformers import XLNetLMHeadModel
 
 from recurrify.errors import UserError
 from recurrify.evaluate.evaluation import Evaluation, ScoredDocument, Tally
-from recurrify.evaluate.perplexity import Lane, _check_documents, batch_of, check_counts, check_finite, evaluation_mode
+from recurrify.evaluate.perplexity import Lane, batch_of, check_counts, check_documents, check_finite, evaluation_mode
 from recurrify.models.xlnet import check_windows, whole_memory, window_losses
 
 
@@ -34,7 +34,7 @@ def score_xlnet(
     check_counts(rows=rows)
     if not isinstance(model, XLNetLMHeadModel):
         raise UserError(f"`model` must be an XLNetLMHeadModel: got {type(model).__name__}; use evaluate_documents.")
-    _check_documents(documents, model.config.vocab_size)
+    check_documents(documents, model.config.vocab_size)
     tally = Tally(documents, window, 0)
     half = bf16 and model.device.type == "cuda"
     with (

@@ -53,7 +53,7 @@ def kernel_runs(query_BHQD: Tensor, sample_QN: Tensor) -> bool:
 def outstanding(query_BHQD: Tensor, key_BHKD: Tensor, sample_QN: Tensor) -> Tensor:
     """(B, H, Q): how far each query stands out."""
     if kernel_runs(query_BHQD, sample_QN):
-        from recurrify.models.prob_sparse_kernel import outstanding_queries  # imports Triton, which may not be there
+        from recurrify.kernels.prob_sparse import outstanding_queries  # imports Triton, which may not be there
 
         return outstanding_queries(query_BHQD, key_BHKD, sample_QN)
     scores_BHQK = query_BHQD @ key_BHKD.transpose(-1, -2)

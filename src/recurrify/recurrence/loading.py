@@ -36,13 +36,13 @@ def load_model(
     plain windows as long as its positions allow, up to 1,024 tokens.
     """
     wanted = recurrence.to_dict() if isinstance(recurrence, RecurrenceConfig) else recurrence
-    source, kwargs = _resolve(name)
-    tokenizer = _load_tokenizer(name, source, kwargs)
+    source, kwargs = resolve_name(name)
+    tokenizer = tokenizer_of(name, source, kwargs)
     if not kwargs:
         _must_be_causal(name, source)
     model = _load_weights(name, source, dtype, kwargs)
     if isinstance(model, RecurrentForCausalLM):
-        return (model if wanted is None else _with_settings(model, wanted, name)), tokenizer
+        return (model if wanted is None else with_settings(model, wanted, name)), tokenizer
     if wanted is None:
         positions = getattr(model.config, "max_position_embeddings", None) or 1024
         return add_recurrence(model, NoRecurrence(window=min(positions, 1024))), tokenizer
@@ -53,7 +53,7 @@ def load_model(
 
 def model_tokenizer(name: str) -> Any:
     """The tokenizer that `load_model` gives with a model, without the model."""
-    return _load_tokenizer(name, *_resolve(name))
+    return tokenizer_of(name, *resolve_name(name))
 
 
 def default_window(config: Any) -> int:
@@ -64,14 +64,14 @@ def default_window(config: Any) -> int:
 
 def own_windows(name: str) -> tuple[int, int] | None:
     """The window and overlap that a model saved by recurrify was made for; None for a base model."""
-    source, _ = _resolve(name)
+    source, _ = resolve_name(name)
     if not (Path(source).is_dir() and is_recurrent(source)):
         return None
     recurrence = RecurrentConfig.from_pretrained(source).recurrence_config
     return recurrence.window, recurrence.overlap
 
 
-def _with_settings(model: RecurrentForCausalLM, wanted: dict[str, Any], name: str) -> RecurrentForCausalLM:
+def with_settings(model: RecurrentForCausalLM, wanted: dict[str, Any], name: str) -> RecurrentForCausalLM:
     own = model.recurrence.to_dict()
     if wanted["mechanism"] != own["mechanism"] and model.mechanism is None:
         return add_recurrence(model.base, recurrence_config(wanted))
@@ -86,7 +86,7 @@ def _with_settings(model: RecurrentForCausalLM, wanted: dict[str, Any], name: st
     return model
 
 
-def _resolve(name: str) -> tuple[str, dict[str, Any]]:
+def resolve_name(name: str) -> tuple[str, dict[str, Any]]:
     if name.startswith(PREFIX):
         path = SHIPPED / name.removeprefix(PREFIX)
         if not (path / "config.json").is_file():
@@ -156,11 +156,11 @@ def _must_be_causal(name: str, source: str) -> None:
         )
 
 
-def _load_tokenizer(name: str, source: str, kwargs: dict[str, Any]) -> Any:
+def tokenizer_of(name: str, source: str, kwargs: dict[str, Any]) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, **kwargs)
     except Exception as error:  # whatever a stranger's files make transformers raise
-        raise UserError(f"Could not load a tokenizer from {name!r}: {_first_line(error)}") from error
+        raise UserError(f"Could not load a tokenizer from {name!r}: {first_line(error)}") from error
     # Where the files are missing, transformers makes some tokenizers up, with an empty vocabulary.
     if len(tokenizer) <= len(tokenizer.all_special_ids):
         raise UserError(f"{name!r} has no tokenizer beside the model: save one in the same folder.")
@@ -176,7 +176,7 @@ def _load_weights(name: str, source: str, dtype: torch.dtype | None, kwargs: dic
     except UserError:
         raise
     except Exception as error:  # whatever a stranger's files make transformers raise
-        raise UserError(f"Could not load the model {name!r}: {_first_line(error)}") from error
+        raise UserError(f"Could not load the model {name!r}: {first_line(error)}") from error
     for parameter_name, parameter in model.named_parameters():
         if not bool(torch.isfinite(parameter).all()):
             raise UserError(
@@ -186,7 +186,7 @@ def _load_weights(name: str, source: str, dtype: torch.dtype | None, kwargs: dic
     return model
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     text = str(error).strip()
     if isinstance(error, OSError | ValueError | ImportError) and text:
         return text.splitlines()[0]

@@ -9,7 +9,7 @@ from transformers import AutoConfig
 from recurrify.errors import UserError
 from recurrify.recurrence.families import family_of
 from recurrify.recurrence.heads import add_recurrence
-from recurrify.recurrence.loading import _first_line, _load_tokenizer, _resolve, _with_settings
+from recurrify.recurrence.loading import first_line, resolve_name, tokenizer_of, with_settings
 from recurrify.recurrence.mechanism import RecurrenceConfig, recurrence_config
 from recurrify.recurrence.model import RecurrentPreTrainedModel
 from recurrify.recurrence.saving import is_recurrent
@@ -41,11 +41,11 @@ def load_task_model(
     as num_labels=3, go into the base model's config.
     """
     wanted = recurrence.to_dict() if isinstance(recurrence, RecurrenceConfig) else recurrence
-    source, _ = _resolve(name)
-    tokenizer = _load_tokenizer(name, source, {})
+    source, _ = resolve_name(name)
+    tokenizer = tokenizer_of(name, source, {})
     if Path(source).is_dir() and is_recurrent(source):
         model = _of_kind(kind, source, name)
-        return (model if wanted is None else _with_settings(model, wanted, name)), tokenizer
+        return (model if wanted is None else with_settings(model, wanted, name)), tokenizer
     base = _base_with_head(kind, source, name, trained_head, config_changes)
     wanted = {"mechanism": "none"} if wanted is None else wanted
     if "window" not in wanted:
@@ -69,7 +69,7 @@ def _base_with_head(kind: type[TaskModel], source: str, name: str, trained: bool
             source, output_loading_info=True, use_safetensors=True, dtype=torch.float32, **changes
         )
     except Exception as error:  # whatever a stranger's files make transformers raise
-        raise UserError(f"Could not load the model {name!r}: {_first_line(error)}") from error
+        raise UserError(f"Could not load the model {name!r}: {first_line(error)}") from error
     missing = sorted(info["missing_keys"])
     backbone = f"{model.base_model_prefix}."
     # A pooler belongs to the head: only classification uses it, and masked language models are saved without.
