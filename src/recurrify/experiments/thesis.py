@@ -75,21 +75,29 @@ def prediction_rows(lab: Lab) -> tuple[Rows, list[str]]:
     return rows, [kind for kind, one in found.items() if one is None]
 
 
-def curve_unit(lab: Lab, kind: str) -> Unit:
-    """A run that is validated often enough to tell when it reached a loss: the usual one, where the size names none."""
-    if not lab.size.curve:
-        return thesis_unit(lab, kind)
-    return lab.unit(lab.size.thesis, kind, seed=lab.size.seeds[0], label=f"curve-{kind}", **lab.size.curve)
-
-
 def cost_units(lab: Lab) -> list[Unit]:
-    return [curve_unit(lab, kind) for kind in COMPARED]
+    return [thesis_unit(lab, kind) for kind in COMPARED]
+
+
+def curve_units(lab: Lab) -> list[Unit]:
+    """Runs validated often enough to tell when they reached a loss: the usual ones, where the size names no others."""
+    if not lab.size.curve:
+        return cost_units(lab)
+    return [
+        lab.unit(lab.size.thesis, kind, seed=lab.size.seeds[0], label=f"curve-{kind}", **lab.size.curve)
+        for kind in COMPARED
+    ]
+
+
+def trained(units: list[Unit]) -> tuple[dict[str, Unit], list[str]]:
+    """The compared kinds' units, and the kinds that have not been trained yet."""
+    by_kind = dict(zip(COMPARED, units, strict=True))
+    return by_kind, [kind for kind, unit in by_kind.items() if not unit.run_file.is_file()]
 
 
 def cost_rows(lab: Lab) -> tuple[Rows, list[str]]:
     """Plain against the paper's mechanism, measured in turns on a device that does nothing else."""
-    units = dict(zip(COMPARED, cost_units(lab), strict=True))
-    missing = [kind for kind, unit in units.items() if not unit.run_file.is_file()]
+    units, missing = trained(cost_units(lab))
     if missing:
         return [], missing
     models = {kind: load_model(str(unit.run_folder / "model"))[0].to(pick_device()) for kind, unit in units.items()}
@@ -97,9 +105,16 @@ def cost_rows(lab: Lab) -> tuple[Rows, list[str]]:
     if uses_compile("auto"):
         for model in models.values():
             compile_windows(model)
-    rows = measure_cost(models["plain"], models["carry"], bf16=half, say=lab.say, **lab.size.cost)
+    return measure_cost(models["plain"], models["carry"], bf16=half, say=lab.say, **lab.size.cost), []
+
+
+def convergence_rows(lab: Lab) -> tuple[Rows, list[str]]:
+    """How many training tokens plain and the paper's mechanism take to the same validation losses."""
+    units, missing = trained(curve_units(lab))
+    if missing:
+        return [], missing
     runs = {kind: load_result(unit.run_file) for kind, unit in units.items()}
-    rows += convergence(
+    rows = convergence(
         runs["plain"]["history"],
         runs["carry"]["history"],
         tokens_per_step_plain=runs["plain"]["tokens"] / runs["plain"]["steps"],
@@ -128,8 +143,9 @@ def xlnet_row(lab: Lab) -> dict[str, Any] | None:
         return None
     _, best = min(scored, key=lambda pair: pair[0])
     start = "pretrained" if "model" in lab.size.xlnet else "from scratch"
-    rates = ", ".join(f"{unit.settings.learning_rate:g}" for _, unit in found)
-    told = f"{start}; learning rate {best.settings.learning_rate:g}, the best on validation of {rates}"
+    told = f"{start}; learning rate {best.settings.learning_rate:g}"
+    if len(found) > 1:
+        told += f", the best on validation of {', '.join(f'{unit.settings.learning_rate:g}' for _, unit in found)}"
     row = perplexity_row("xlnet", [best], [], 0)
     return None if row is None else {**row, "label": f"{LABELS['xlnet']}, {told}"}
 
@@ -169,12 +185,22 @@ register(
 register(
     Experiment(
         name="thesis-cost",
-        title="What recurrence costs: time, memory, speed, convergence",
+        title="What recurrence costs: time, memory, speed",
         source=f"{THESIS}, section 10.1.6 (guesses)",
         layout="cost",
         units=cost_units,
         rows=cost_rows,
         alone=True,
+    )
+)
+register(
+    Experiment(
+        name="thesis-convergence",
+        title="Convergence: training tokens until a validation loss is reached",
+        source=f"{THESIS}, section 10.1.6 (announced, no numbers printed)",
+        layout="cost",
+        units=curve_units,
+        rows=convergence_rows,
     )
 )
 register(
