@@ -120,7 +120,8 @@ def convergence_rows(lab: Lab) -> tuple[Rows, list[str]]:
         tokens_per_step_plain=runs["plain"]["tokens"] / runs["plain"]["steps"],
         tokens_per_step_recurrent=runs["carry"]["tokens"] / runs["carry"]["steps"],
     )
-    return rows, []
+    curves = {kind: unit.name for kind, unit in units.items()}
+    return [{**row, "curves": curves} for row in rows], []
 
 
 def xlnet_units(lab: Lab) -> list[Unit]:

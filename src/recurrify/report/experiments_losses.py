@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from recurrify.report import numbers
-from recurrify.report.experiments_data import Experiment, SizeResults, entries, facts, kind_name
+from recurrify.report.experiments_data import Experiment, SizeResults, entries, facts, kind_name, words
 from recurrify.report.experiments_plots import LINES, colour, shown, split_name
 from recurrify.report.plots import Draw, Palette, dress, legend, points
 
@@ -66,14 +66,25 @@ def describe_losses(experiment: Experiment, along: str) -> str:
 
 
 def training_curves(results: SizeResults, experiment: Experiment) -> dict[str, list[list[tuple[float, float]]]]:
-    """Validation loss by tokens trained on: for each kind without overlap a curve a run."""
+    """Validation loss by tokens trained on: for each kind without overlap a curve a run.
+
+    Nothing where fewer than two kinds were validated more than once: single points are in the tables.
+    """
     found: dict[str, list[list[tuple[float, float]]]] = {}
-    for row in experiment.disjoint():
-        for name in row.runs:
-            curve = _curve(results.run(name))
-            if curve:
-                found.setdefault(row.kind, []).append(curve)
-    return found
+    for kind, name in _named_runs(experiment):
+        curve = _curve(results.run(name))
+        if curve:
+            found.setdefault(kind, []).append(curve)
+    drawn = [kind for kind, curves in found.items() if any(len(curve) > 1 for curve in curves)]
+    return found if len(drawn) > 1 else {}
+
+
+def _named_runs(experiment: Experiment) -> list[tuple[str, str]]:
+    """Kind and name; a table of costs names the runs of both kinds in its rows."""
+    pairs = [(row.kind, name) for row in experiment.disjoint() for name in row.runs]
+    for row in experiment.raw_rows:
+        pairs += [(kind, words(name)) for kind, name in facts(row.get("curves")).items()]
+    return list(dict.fromkeys(pairs))
 
 
 def _curve(run: Mapping[str, Any]) -> list[tuple[float, float]]:

@@ -98,7 +98,7 @@ def _content(results: SizeResults, experiment: Experiment, linker: Linker) -> li
         "topics": lambda: _one_table(tables.topic_table(experiment, linker)),
         "continuations": lambda: _continuations(experiment),
         "prediction": lambda: _one_table(tables.prediction_table(experiment, linker)),
-        "cost": lambda: _cost(experiment),
+        "cost": lambda: _cost(results, experiment),
         "lengths": lambda: length_blocks(experiment, linker),
         "complexity": lambda: complexity_blocks(experiment),
         "scratch": lambda: scratch_blocks(experiment, linker),
@@ -198,17 +198,21 @@ def _loss_plots(results: SizeResults, experiment: Experiment) -> list[Plot | Non
         "Without overlap, mean over seeds. Nothing precedes the first window. Later windows come from longer documents "
         "only, fewer and fewer of them."
     )
-    training = "Runs without overlap, one line each."
-    curves = losses.training_curves(results, experiment)
     told = [losses.describe_losses(experiment, along) for along in ("position", "window")]
     return [
         _plot(losses.draw_by_position, experiment, "position", experiment, told[0], by_position),
         _plot(losses.draw_by_window_index, experiment, "index", experiment, told[1], by_window),
-        _plot(losses.draw_training, curves, "training", experiment, losses.describe_training(curves), training),
+        _training(results, experiment),
     ]
 
 
-def _cost(experiment: Experiment) -> list[Block]:
+def _training(results: SizeResults, experiment: Experiment) -> Plot | None:
+    curves = losses.training_curves(results, experiment)
+    told, caption = losses.describe_training(curves), "Runs without overlap, one line each."
+    return _plot(losses.draw_training, curves, "training", experiment, told, caption)
+
+
+def _cost(results: SizeResults, experiment: Experiment) -> list[Block]:
     blocks = _one_table(tables.cost_table(experiment))
     caption = (
         "Each bar starts at 1, where both cost the same, and has the colour of the model that is better by it: orange "
@@ -216,7 +220,8 @@ def _cost(experiment: Experiment) -> list[Block]:
     )
     description, height = comparisons.describe_cost(experiment), comparisons.cost_height(experiment)
     plot = _plot(comparisons.draw_cost, experiment, "cost", experiment, description, caption, height)
-    return [*blocks, Plots([plot])] if plot is not None else blocks
+    plots = [one for one in (plot, _training(results, experiment)) if one is not None]
+    return [*blocks, Plots(plots)] if plots else blocks
 
 
 def _continuations(experiment: Experiment) -> list[Block]:
