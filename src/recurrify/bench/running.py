@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from recurrify.attention.backends import leave_out_cudnn
 from recurrify.bench.bench import WAYS, Bar, Bench, Say
 from recurrify.bench.ceilings import measure_ceilings
 from recurrify.bench.evaluation import measure_evaluation
@@ -98,6 +99,7 @@ def run_bench(asked: Asked, out: Path, say: Say, bar: Bar) -> Outcome:
         if name not in anew:
             _check_folder(out / f"{name}.json", name, config)
     torch.set_float32_matmul_precision("high")
+    leave_out_cudnn()  # as in training
     outcome = Outcome([], [])
     for name in wanted:
         result = _run_part(name, bench, config, out, name in anew)

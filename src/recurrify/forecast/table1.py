@@ -240,8 +240,10 @@ def do_units(units: Sequence[Unit], jobs: int, say: Say, deadline: float | None 
         try:
             in_time = outcome()
         except (RuntimeError, UserError) as error:  # out of memory is a RuntimeError too
-            failures.append(f"{unit.name}: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
-            in_time = True
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            failures.append(f"{unit.name}: {reason}")
+            say(f"{done} of {len(waiting)}: {unit.name} failed: {reason}")
+            continue
         finished = finished and in_time
         say(f"{done} of {len(waiting)}: {unit.name} {'' if in_time else 'waits: the time is up'}".rstrip())
     if failures:

@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from recurrify.attention.backends import leave_out_cudnn
 from recurrify.capturing import capturable_optimizer, capture, on_side_stream, set_rate
 from recurrify.errors import UserError
 from recurrify.forecast.data import WindowedSeries
@@ -104,6 +105,7 @@ class Step:
         self.forward: Callable[..., Tensor] = torch.compile(model) if self.speed == "compile" else model
         if isinstance(model, Informer):
             model.fuse(fused and self.speed == "graph" and TRITON_INSTALLED)
+        leave_out_cudnn()
         self.optimizer = capturable_optimizer(model.parameters(), settings.learning_rate, settings.weight_decay, device)
         self.replay: Callable[[], None] | None = None
         self.ordinary_steps = 0

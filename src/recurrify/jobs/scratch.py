@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from recurrify.attention.backends import leave_out_cudnn
 from recurrify.console import progress_bar
 from recurrify.data.records import Skipped
 from recurrify.data.symbols import SymbolData, SymbolStream, encode_part, load_symbols, read_symbols
@@ -43,6 +44,7 @@ def train_scratch(settings: ScratchSettings, say: Say, show_progress: bool = Tru
         return earlier
     settings.write()
     model.to(device)
+    leave_out_cudnn()
     if device.type == "cuda" and settings.precision != "fp32":
         torch.set_float32_matmul_precision("high")
     say(_describe(settings, model, data))

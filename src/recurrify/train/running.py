@@ -12,6 +12,7 @@ from transformers import Trainer, TrainerCallback, TrainerState, TrainingArgumen
 from transformers.integrations import is_tensorboard_available
 from transformers.trainer_callback import PrinterCallback
 
+from recurrify.attention.backends import leave_out_cudnn
 from recurrify.errors import UserError
 from recurrify.train.callbacks import EndInOrder, ShowProgress, StopAfterMinutes, StopOnInterrupt
 from recurrify.train.checkpoints import last_whole_checkpoint
@@ -70,6 +71,7 @@ def uses_compile(choice: str) -> bool:
 
 def trainer_arguments(settings: TrainerSettings, steps: int, save_steps: int, **more: Any) -> TrainingArguments:
     """The settings in Trainer's words; `more` is what one kind of run has for itself."""
+    leave_out_cudnn()
     args = TrainingArguments(
         output_dir=settings.out,
         max_steps=steps,
