@@ -45,6 +45,7 @@ WAYS = {
 """Of a step: its speed, whether pointwise parts are fused, and whether ProbSparse's kernel chooses the queries."""
 STILL = 1e-30
 """A learning rate that leaves all weights where they are."""
+MOST_KERNELS = 40
 LARGEST_DIFFERENCE = {"bf16": 3e-2, "auto": 1e-2}
 """Between fused and plain gradients, of their size."""
 
@@ -152,6 +153,18 @@ def seconds_of_a_step(run: Callable[[int], None], steps: int, rounds: int, devic
     return min(found)
 
 
+def kernels_of_a_step(run: Callable[[int], None], steps: int = 5) -> list[dict[str, Any]]:
+    """Where the time of a step goes on a GPU: the kernels that take most of it, to be called when all is captured."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        run(steps)
+        torch.cuda.synchronize()
+    found = [
+        {"kernel": event.key, "ms_per_step": event.self_device_time_total / 1000 / steps, "calls": event.count / steps}
+        for event in profiler.key_averages()
+    ]
+    return sorted(found, key=lambda kernel: -kernel["ms_per_step"])[:MOST_KERNELS]
+
+
 def check(settings: ForecastSettings, data: WindowedSeries) -> dict[str, float]:
     """How far fused and captured gradients lie from plain ones, of their size, and how many choices differ.
 
@@ -217,6 +230,8 @@ def measure(base: ForecastSettings, series: Series, asked: argparse.Namespace) -
             seconds = seconds_of_a_step(run, asked.steps, asked.rounds, base.device)
             row = {"past": base.past, "label": base.label, "horizon": base.horizon, "model": model, "way": way}
             rows.append(row | {"ms_per_step": 1000 * seconds, "s_per_epoch": steps_of_epoch * seconds} | checked)
+            if asked.profile and way == ways[-1]:
+                rows[-1]["kernels"] = kernels_of_a_step(run)
             times = f"{1000 * seconds:8.2f} ms a step {steps_of_epoch * seconds:8.2f} s an epoch"
             print(f"  {model:<13} {way:<21} {times}", flush=True)
     return rows
@@ -234,6 +249,7 @@ def main() -> None:
     )
     parser.add_argument("--steps", type=int, default=20, help="of one round")
     parser.add_argument("--rounds", type=int, default=2, help="the quickest one counts")
+    parser.add_argument("--profile", action="store_true", help="also tell which kernels the quickest way spends on")
     parser.add_argument("--port", action="store_true", help="measure the port too, which is slow")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     asked = parser.parse_args()

@@ -10,7 +10,7 @@ from torch import Tensor
 from recurrify.attention import RecurrenceEncoding, RSAConfig
 from recurrify.attention.reference import rem_matrix
 from recurrify.errors import UserError
-from recurrify.models.informer import Informer, InformerConfig, SelfAttention, add_recurrence
+from recurrify.models.informer import Embedding, Informer, InformerConfig, SelfAttention, add_recurrence, position_waves
 from recurrify.models.prob_sparse import prob_sparse_attention, sample_keys, sparse_count
 
 RSA = RSAConfig(heads=6, counts=(1, 1, 1, 1, 1, 1), dilations=(2, 3, 4))
@@ -207,6 +207,14 @@ def test_the_decoder_never_looks_ahead_of_its_own_rows():
     before, after = model(past, past_time, future_time), model(past, past_time, later)
     torch.testing.assert_close(before[:, :-1], after[:, :-1])
     assert not torch.allclose(before[:, -1], after[:, -1])
+
+
+def test_the_embedding_is_a_circular_convolution_of_values_and_a_map_of_the_calendar():
+    embedding = Embedding(PLAIN).double().eval()
+    values, times, _ = inputs()
+    convolved = embedding.values(values.transpose(1, 2)).transpose(1, 2)
+    expected = convolved + embedding.times(times) + position_waves(convolved)
+    torch.testing.assert_close(embedding(values, times), expected)
 
 
 def test_distilling_halves_the_sequence():

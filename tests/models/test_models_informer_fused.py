@@ -15,7 +15,15 @@ from recurrify.attention import RSAConfig
 from recurrify.capturing import capture, on_side_stream
 from recurrify.kernels import TRITON_INSTALLED
 from recurrify.models import informer, prob_sparse
-from recurrify.models.informer import Activation, AddAndNorm, Informer, InformerConfig, activate, add_and_norm
+from recurrify.models.informer import (
+    Activation,
+    AddAndNorm,
+    Informer,
+    InformerConfig,
+    activate,
+    add_and_norm,
+    normalise,
+)
 
 # The tracer looks at the states' gradient; torch itself hides this warning where warnings are not errors.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
@@ -232,6 +240,18 @@ def test_every_replay_of_a_captured_part_drops_other_elements(part, dtype):
 
 
 @pytest.mark.gpu
+@needs_gpu
+def test_sums_so_far_lose_nothing_in_16_bits():
+    values = (100 + torch.randn(2, 3, 576, 64, device="cuda")).bfloat16().requires_grad_()
+    factor = torch.randn(2, 3, 576, 64, device="cuda")
+    found = prob_sparse.sums_so_far(values)
+    expected = values.double().cumsum(2)
+    assert ((found - expected).abs() <= expected.abs() / 200).all()  # bf16's own rounding, once
+    gradients = [torch.autograd.grad((sums * factor).sum(), values)[0].double() for sums in (found, expected)]
+    assert (gradients[0] - gradients[1]).norm() <= 1e-2 * gradients[1].norm()
+
+
+@pytest.mark.gpu
 @needs_triton
 @needs_gpu
 def test_the_compiled_parts_equal_the_plain_ones_on_a_gpu():
@@ -242,6 +262,7 @@ def test_the_compiled_parts_equal_the_plain_ones_on_a_gpu():
         results = []
         for function in (lambda one: one, informer.compiled):
             found = function(add_and_norm)(hidden, function(activate)(part, 0.0), weight, bias, 0.0)
+            found = function(normalise)(found, bias, weight)
             loss = (found.float() * factor).mean()
             results.append([found, *torch.autograd.grad(loss, [hidden, part, weight, bias])])
         for mine, theirs in zip(*results, strict=True):

@@ -26,6 +26,8 @@ from recurrify.models.prob_sparse import prob_sparse_attention, sample_keys
 
 LONGEST_CHUNK = 1024
 """Up to so many rows the recurrence is one matrix product; that is quicker than many small ones, and fits in memory."""
+ALIGNED = 8
+"""Matrix products in 16 bits are quick where rows are a multiple of so many numbers."""
 COMPILATIONS = 64
 """torch's own limit of 8 for one function is low where models of several widths and dropouts share a process."""
 
@@ -197,6 +199,10 @@ def add_and_norm(hidden_RW: Tensor, part_RW: Tensor, weight_W: Tensor, bias_W: T
     return functional.layer_norm(total_RW, weight_W.shape, weight_W, bias_W).to(part_RW.dtype)
 
 
+def normalise(hidden_RW: Tensor, weight_W: Tensor, bias_W: Tensor) -> Tensor:
+    return functional.layer_norm(precise(hidden_RW), weight_W.shape, weight_W, bias_W).to(hidden_RW.dtype)
+
+
 @cache
 def compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """One kernel forward and few backward. The compiler's random numbers grow from seeds that it draws on the device
@@ -240,6 +246,19 @@ class AddAndNorm(nn.Module):
             return compiled(add_and_norm)(*rows, self.weight, self.bias, self.dropout).view_as(part_BTW)
         total_BTW = hidden_BTW + functional.dropout(part_BTW, self.dropout, self.training)
         return functional.layer_norm(total_BTW, self.weight.shape, self.weight, self.bias)
+
+
+class Norm(nn.LayerNorm):
+    """The last of a stack."""
+
+    def __init__(self, config: InformerConfig) -> None:
+        super().__init__(config.width)
+        self.fused = False
+
+    def forward(self, hidden_BTW: Tensor) -> Tensor:
+        if self.fused and self.training:
+            return compiled(normalise)(in_rows(hidden_BTW), self.weight, self.bias).view_as(hidden_BTW)
+        return super().forward(hidden_BTW)
 
 
 class FeedForward(nn.Module):
@@ -305,8 +324,14 @@ class Embedding(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, values_BTC: Tensor, times_BTF: Tensor) -> Tensor:
-        values_BTW = self.values(values_BTC.transpose(1, 2)).transpose(1, 2)
-        return self.dropout(values_BTW + self.times(times_BTF) + position_waves(values_BTW))
+        # One matrix product in place of a convolution of so few channels, which would leave its rows scattered besides.
+        around = [values_BTC.roll(1, 1), values_BTC, values_BTC.roll(-1, 1), times_BTF]
+        weights = [*self.values.weight.unbind(-1), self.times.weight]
+        missing = -sum(part.shape[-1] for part in around) % ALIGNED
+        seen, weight = (functional.pad(torch.cat(parts, -1), (0, missing)) for parts in (around, weights))
+        assert self.values.bias is not None
+        embedded_BTW = functional.linear(seen, weight, self.values.bias + self.times.bias)
+        return self.dropout(embedded_BTW + position_waves(embedded_BTW))
 
 
 def position_waves(like_BTW: Tensor) -> Tensor:
@@ -330,9 +355,9 @@ class Informer(nn.Module):
         self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
         distils = config.encoder_layers - 1 if config.distil else 0
         self.distils = nn.ModuleList(Distil(config.width) for _ in range(distils))
-        self.encoder_norm = nn.LayerNorm(config.width)
+        self.encoder_norm = Norm(config)
         self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
-        self.decoder_norm = nn.LayerNorm(config.width)
+        self.decoder_norm = Norm(config)
         self.output = nn.Linear(config.width, config.channels)
 
     def forward(self, past_BLC: Tensor, past_time_BLF: Tensor, future_time_BPF: Tensor) -> Tensor:
@@ -356,7 +381,7 @@ class Informer(nn.Module):
     def fuse(self, fused: bool = True) -> None:
         """Whether training steps take the compiled pointwise parts; everything else stays as it is."""
         for module in self.modules():
-            if isinstance(module, Activation | AddAndNorm):
+            if isinstance(module, Activation | AddAndNorm | Norm):
                 module.fused = fused
 
     def recurrence_encodings(self) -> dict[str, RecurrenceEncoding]:

@@ -68,6 +68,15 @@ def choose_queries(query_BHQD: Tensor, key_BHKD: Tensor, sample_QN: Tensor, coun
     return outstanding(query_BHQD, key_BHKD, sample_QN).topk(count, sorted=False).indices
 
 
+def sums_so_far(value_BHKD: Tensor) -> Tensor:
+    """Added up in 32 bits at least: in 16 a long sum would lose its small parts."""
+    if value_BHKD.is_cuda and value_BHKD.dtype in (torch.bfloat16, torch.float16):
+        # A matrix product adds up in 32 bits, and is far quicker on a GPU than its sums along an inner dimension.
+        rows = value_BHKD.shape[2]
+        return value_BHKD.new_ones(rows, rows).tril() @ value_BHKD
+    return value_BHKD.to(torch.promote_types(value_BHKD.dtype, torch.float32)).cumsum(2)
+
+
 def prob_sparse_attention(
     query_BHQD: Tensor,
     key_BHKD: Tensor,
@@ -92,9 +101,7 @@ def prob_sparse_attention(
         query_BHQD.gather(2, rows_BHUD), key_BHKD, value_BHKD, attn_mask=mask
     )
     if causal:
-        # In 16 bits a long sum would lose its small parts.
-        precise = torch.promote_types(value_BHKD.dtype, torch.float32)
-        common = value_BHKD.to(precise).cumsum(2).to(attended_BHUD.dtype)
+        common = sums_so_far(value_BHKD).to(attended_BHUD.dtype)
     else:
         common = value_BHKD.mean(2, keepdim=True).expand(-1, -1, queries, -1).to(attended_BHUD.dtype)
     return common.scatter(2, rows_BHUD, attended_BHUD), chosen_BHU
