@@ -248,15 +248,15 @@ def _print_evaluation(rows: list[dict[str, Any]], gains: list[dict[str, Any]]) -
             soft_wrap=True,
         )
         table = Table(box=None, pad_edge=False)
-        for header in ("overlap", "ppl/word", "95 % interval", "ppl/token", "bits/char", "FLOPs/token"):
+        for header in ("overlap", "ppl/word", "95 % interval", "ppl/token", "bits/char", "all FLOPs/token"):
             table.add_column(header, justify="right", no_wrap=True)
         for row in own:
             low_high = row["perplexity_per_word_interval"]
             table.add_row(
                 str(row["overlap"]),
-                f"{row['perplexity_per_word']:,.2f}",
-                f"{low_high[0]:,.2f} to {low_high[1]:,.2f}" if low_high else "one document",
-                f"{row['perplexity_per_token']:,.3f}",
+                _level(row["perplexity_per_word"], 2),
+                f"{_level(low_high[0], 2)} to {_level(low_high[1], 2)}" if low_high else "one document",
+                _level(row["perplexity_per_token"], 3),
                 f"{row['bits_per_character']:.4f}",
                 f"{row['full_flops_per_token']:.3g}",
             )
@@ -266,16 +266,24 @@ def _print_evaluation(rows: list[dict[str, Any]], gains: list[dict[str, Any]]) -
         if span is None:
             text = "one document: no interval"
         else:
-            text = f"95 % interval of the drop {100 * span[0]:+.2f} to {100 * span[1]:+.2f} %"
+            text = f"95 % interval: {_change(span[0])} to {_change(span[1])}"
             text += ", within noise" if gain["within_noise"] else ""
-        change = gain["relative_gain"]
         out_console.print(
             f"{gain['model']} against {gain['against']} at overlap {gain['overlap']}: perplexity per word "
-            f"{100 * abs(change):.2f} % {'lower' if change >= 0 else 'higher'} ({text})",
+            f"{_change(gain['relative_gain'])} ({text})",
             markup=False,
             highlight=False,
             soft_wrap=True,
         )
+
+
+def _level(perplexity: float, digits: int) -> str:
+    """Short enough for a line even where a model knows nothing of the text."""
+    return f"{perplexity:,.{digits}f}" if perplexity < 1e5 else f"{perplexity:.4g}"
+
+
+def _change(gain: float) -> str:
+    return f"{100 * abs(gain):.2f} % {'lower' if gain >= 0 else 'higher'}"
 
 
 @app.command()

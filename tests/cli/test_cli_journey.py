@@ -142,7 +142,7 @@ class TestEvaluate:
         for name in ("plain", "recurrent"):
             own = [row for row in result["rows"] if row["model"] == str(runs[name])]
             start = lines.index([f"{runs[name]} ({own[0]['mechanism']}), windows of 8"])
-            headers = ["overlap", "ppl/word", "95 % interval", "ppl/token", "bits/char", "FLOPs/token"]
+            headers = ["overlap", "ppl/word", "95 % interval", "ppl/token", "bits/char", "all FLOPs/token"]
             assert lines[start + 1] == headers
             for line, row in zip(lines[start + 2 : start + 4], own, strict=True):
                 low, high = row["perplexity_per_word_interval"]

@@ -26,7 +26,7 @@ def test_run_writes_the_result_and_chooses_rates_first(known: Size, tmp_path: Pa
     ("names", "sentence"),
     [
         (["tabel2"], "There is no experiment 'tabel2'"),
-        (["table3"], "table3 cannot be run yet"),
+        (["table3"], "table3 is not run from here"),
     ],
     ids=["unknown", "later"],
 )

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from recurrify.errors import UserError
-from recurrify.experiments import BEYOND, EXPERIMENTS, Lab, Size, pool, run_experiments, variants
+from recurrify.experiments import BEYOND, EXPERIMENTS, SIZES, Lab, Size, pool, run_experiments, thesis, variants
 from recurrify.experiments.catalogue import tuning_unit
 from recurrify.experiments.variants import Variant
 from recurrify.results import load_result
@@ -92,6 +92,7 @@ def test_every_setting_scores_the_same_tokens(done: Lab) -> None:
         for row in result(done, name)["rows"]:
             for file in row["scores"][split]["files"]:
                 tokens.add(load_result(done.folder / file)["evaluation"]["tokens"])
+            assert row["scores"][split]["tokens"] in tokens
         assert len(tokens) == 1
 
 
@@ -156,7 +157,7 @@ def test_xlnet_is_shown_at_the_candidate_rate_that_validates_best(done: Lab) -> 
     (row,) = [row for row in result(done, "thesis-enwik8")["rows"] if row["kind"] == "xlnet"]
     best = min(("0.001", "0.01"), key=loss)
     assert row["runs"] == [f"wiki-xlnet-w8-o0-s0-lr{best}"]
-    assert f"from scratch; learning rate {best}, the best on validation of 0.001, 0.01" in row["label"]
+    assert f"learning rate {best}, the best on validation of 0.001, 0.01" in row["label"]
 
 
 def test_tokens_to_a_loss_come_from_runs_that_are_validated_often(done: Lab) -> None:
@@ -184,6 +185,34 @@ def test_what_starts_from_no_base_waits_for_none(done: Lab, monkeypatch: pytest.
     run_experiments(["slides-lengths"], done)
     assert result(done, "slides-lengths")["differences"] == list(EXPERIMENTS["slides-lengths"].differences or ())
     assert result(done, "table2")["differences"] == ["everything"]
+
+
+@pytest.mark.parametrize("size", list(SIZES.values()), ids=list(SIZES))
+def test_every_size_has_windows_between_which_something_is_carried(size: Size) -> None:
+    tokens = size.training["windows"] * size.window
+    assert all(round(tokens / window) >= 2 for window in size.window_sizes)
+
+
+def test_what_was_measured_is_not_measured_again(done: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured_again(*_: Any, **__: Any) -> None:
+        raise AssertionError
+
+    said: list[str] = []
+    monkeypatch.setattr(thesis, "measure_cost", measured_again)
+    before = (done.folder / "thesis-cost.json").read_bytes()
+    assert run_experiments(["thesis-cost"], replace(done, say=said.append)) == [done.folder / "thesis-cost.json"]
+    assert (done.folder / "thesis-cost.json").read_bytes() == before
+    assert f"delete {done.folder / 'thesis-cost.json'} to measure again" in said[-1]
+
+
+def test_the_thesis_is_not_told_to_have_the_papers_settings(done: Lab) -> None:
+    for name, data in (("thesis-enwik8", "enwik8"), ("table1", "WikiText-103 (raw); PG-19, first 1,250 training")):
+        found = result(done, name)
+        lines = {line["name"]: line for line in found["hyperparameters"]}
+        assert lines["data"]["published"].startswith(data)
+        assert (lines["window"]["published"] == "not printed") == (name == "thesis-enwik8")
+        # XLNet's own settings stand in its row.
+        assert found["provenance"]["config"]["training"]["recurrence"]["mechanism"] != "xlnet"
 
 
 def test_a_second_run_trains_nothing(done: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -143,8 +143,10 @@ def _topics() -> list[Facts]:
             "kind": kind,
             "label": LABELS[kind],
             "divergence": divergence,
+            "divergence_nats": divergence * math.log(2),
             "interval": [divergence - 0.006, divergence + 0.006],
             "closer_share": share,
+            "ties": None if share is None else 214,
             "p_value": None if share is None else 1e-9,
             "contexts": 2000,
             "published": published.get(kind),
@@ -164,10 +166,7 @@ def _continuations() -> list[Facts]:
         "carry": " waited for the boat. The two women did not speak, and the water went by them, brown and loud.",
         "best": " watched the ferry swing upon its rope. “He will keep,” said the younger, <laughing>.",
     }
-    return [
-        {"context": context, "topic": topic, "continuations": texts, "published_example": number == 0}
-        for number, topic in enumerate(("rivers", "letters", None))
-    ]
+    return [{"context": context, "topic": topic, "continuations": texts} for topic in ("rivers", "letters", None)]
 
 
 def _prediction() -> list[Facts]:
@@ -182,7 +181,7 @@ def _prediction() -> list[Facts]:
         "f1_weighted": 0.295,
         "auc_roc": 0.921,
     }
-    row = {"tokens": 50_000, "classes": 100, "metrics": metrics, "bits_per_character": 1.213}
+    row = {"tokens": 50_000, "classes": 100, "metrics": metrics}
     return [row | {"kind": kind, "label": LABELS[kind], "runs": [f"novels-{kind}-w300-o0-s0"]} for kind in LABELS]
 
 

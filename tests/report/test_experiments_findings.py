@@ -51,13 +51,13 @@ def of(relative: float, interval: list[float] | None, **more: Any) -> Facts:
         ),
         pytest.param(
             of(0.004, [-0.002, 0.01]),
-            "changed test perplexity per word by −0.4 % (95 % interval −1.0 % to +0.2 %), which is within noise, "
+            "lowered test perplexity per word by 0.4 % (95 % interval −0.2 % to +1.0 %), which is within noise, "
             "3 seeds.",
             id="noise",
         ),
         pytest.param(
             of(0.05, None, seeds=1),
-            "changed test perplexity per word by −5.0 %; without an interval that counts as within noise, one seed.",
+            "lowered test perplexity per word by 5.0 %; without an interval that counts as within noise, one seed.",
             id="no interval",
         ),
     ],

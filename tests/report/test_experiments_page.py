@@ -130,9 +130,12 @@ def test_the_books_table_holds_the_numbers_of_its_file(root: Path, page: Page) -
 
 def test_the_other_layouts_hold_their_numbers(page: Page) -> None:
     topics = page.table("Mean Jensen–Shannon divergence")
-    assert [row["divergence"] for row in topics] == ["0.5903", "0.5512", "0.5307"]
-    assert topics[1]["closer than plain"] == "58.3 %"
-    assert topics[1]["p"] == "< 0.00001"
+    assert [row["divergence in bits"] for row in topics] == ["0.5903", "0.5512", "0.5307"]
+    assert [row["in nats"] for row in topics] == ["0.4092", "0.3821", "0.3679"]
+    # 58.3 % of 2,000 contexts are closer and 214 tied: what remains is further, not all the rest.
+    told = [topics[1][name] for name in ("closer than plain", "tied", "further", "published closer", "p")]
+    assert told == ["58.3 %", "10.7 %", "31.0 %", "at least 60 %", "< 0.00001"]
+    assert [topics[0][name] for name in ("closer than plain", "tied", "further")] == ["–"] * 3
     assert page.table("Prediction of the next token")[0]["top-5 accuracy"] == "0.5288"
     cost = page.table("What recurrence costs")
     assert (cost[2]["plain"], cost[2]["recurrent"], cost[2]["recurrent ÷ plain"]) == ("21.0 G", "26.0 G", "1.238")
@@ -142,7 +145,39 @@ def test_the_other_layouts_hold_their_numbers(page: Page) -> None:
     hyperparameters = page.table("Hyperparameters")
     assert [row["compared"] for row in hyperparameters] == ["same", "differs", "–"]
     assert "of the house. He was a man of the world" in page.words
-    assert "Sample 1, rivers (a context from the paper)" in page.words
+    assert "Sample 1, rivers" in page.words
+
+
+def test_what_the_intervals_rest_on_is_told(tmp_path: Path) -> None:
+    rows = [scored_row("plain", 138.4), scored_row("carry", 131.2)]
+    for row in rows:
+        row["scores"]["valid"] |= {"documents": 16, "tokens": 2_345_678}
+        row["scores"]["test"] |= {"documents": 15, "tokens": 1_000 if row["kind"] == "plain" else 999}
+    told = one_table(tmp_path, rows).words
+    # Where rows differ, nothing is said that would be wrong for one of them.
+    assert "Scored, validation: 16 documents, 2,345,678 tokens, the same in every row." in told
+
+
+def test_columns_that_no_row_fills_are_not_there(tmp_path: Path) -> None:
+    rows = [
+        {"kind": "plain", "tokens": 500, "metrics": {"accuracy": 0.31, "auc_roc": None}},
+        {"kind": "carry", "tokens": None, "metrics": {"accuracy": 0.32, "auc_roc": None}},
+    ]
+    save_result(tmp_path / "root" / "small" / "metrics.json", experiment("metrics", "prediction", "Metrics", rows))
+    shown = written(tmp_path / "root", tmp_path / "out").table("Prediction of the next token")
+    assert shown == [
+        {"model": "plain", "accuracy": "0.3100", "tokens": "500"},
+        {"model": "recurrent", "accuracy": "0.3200", "tokens": "–"},
+    ]
+
+
+def test_shares_without_a_count_of_ties_leave_the_rest_open(tmp_path: Path) -> None:
+    row = {"kind": "carry", "divergence": 0.66, "closer_share": 0.423, "contexts": 2000}
+    save_result(tmp_path / "root" / "small" / "topics.json", experiment("topics", "topics", "Topics", [row]))
+    (shown,) = written(tmp_path / "root", tmp_path / "out").table("Mean Jensen–Shannon divergence")
+    assert shown["closer than plain"] == "42.3 %"
+    assert "tied" not in shown
+    assert "further" not in shown
 
 
 def test_noise_is_called_noise(page: Page) -> None:

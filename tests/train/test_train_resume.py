@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,8 +12,9 @@ from typing import Any
 import pytest
 
 from recurrify.errors import UserError
-from recurrify.jobs import train_run
-from recurrify.train import TrainSettings, callbacks, last_whole_checkpoint
+from recurrify.jobs import read_text, train_run
+from recurrify.recurrence import load_model
+from recurrify.train import TrainSettings, callbacks, counting, last_whole_checkpoint
 from support.runs import assert_same_weights, model_folder, run_settings, validations, weights_of
 
 DROPOUT = {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1}
@@ -245,3 +247,29 @@ class TestSettingsFile:
         (tmp_path / "run.json").write_text(json.dumps(values))
         with pytest.raises(UserError, match="telepathy"):
             TrainSettings.read(tmp_path)
+
+
+@pytest.mark.usefixtures("minutes_per_step")
+def test_the_log_counts_the_tokens_and_seconds_of_all_legs(
+    settings_for: Callable[..., TrainSettings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = iter(range(1_000_000))
+    monkeypatch.setattr(counting, "time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
+    settings = settings_for(tmp_path / "run", max_minutes=3, max_tokens=None, epochs=1.0, group_by_length=True)
+    asked = 0
+    while not (result := train_run(settings, Heard(), show_progress=False))["finished"]:
+        asked += 1
+        next(seconds)  # between the legs, which does not count
+    assert asked
+    log = [entry for entry in result["history"] if "loss" in entry]
+    tokens = [entry["num_input_tokens_seen"] for entry in log]
+    steps = [after - before for before, after in pairwise([0, *tokens])]
+    assert steps != sorted(steps)[:1] * len(steps)  # grouped by length, steps differ
+    _, tokenizer = load_model(settings.model, settings.recurrence)
+    texts, _ = read_text(settings.data, "train", tokenizer, Heard())
+    assert result["tokens"] == tokens[-1] == sum(len(text.ids) - 1 for text in texts)  # one epoch: every one once
+    taken = [entry["seconds"] for entry in result["history"] if "seconds" in entry]
+    assert taken == sorted(taken)
+    assert result["training_seconds"] == taken[-1]
+    # One reading of the clock at the start of each leg, and one for each entry behind it.
+    assert taken[-1] == len(taken)

@@ -36,7 +36,7 @@ def list_command() -> None:
     for header in ("name", "what", "published in"):
         table.add_column(header, overflow="fold")
     for experiment in EXPERIMENTS.values():
-        later = f" (not yet: {experiment.later})" if experiment.later else ""
+        later = f" ({experiment.later})" if experiment.later else ""
         table.add_row(experiment.name, experiment.title + later, experiment.source)
     out_console.print(table)
     for size in SIZES.values():

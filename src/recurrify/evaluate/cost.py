@@ -283,7 +283,7 @@ def _reading_rows(
         batch = _random_tokens(pair, rows, length + 1)
         timings = _in_turns([reading(model, batch) for model in pair], protocol.repeats, pair[0].device)
         if rows == 1 and not found:
-            name, guess = "latency of reading a document", "5 % of inference speed (guessed)"
+            name, guess = "latency of reading a document", "inference 5 % slower (guessed)"
             found.append(timings.row(name, "ms", f"1 × {length} tokens", work=1e3, rate=False, published=guess))
         else:
             name, setting = "reading throughput", f"{rows} × {length} tokens"
@@ -397,7 +397,8 @@ def convergence(
 ) -> list[Row]:
     """Training tokens until the validation loss first comes down to some levels, as rows of a table of costs.
 
-    The histories are those of training runs. The `levels` are, unless given, the lowest loss of the run that ends
+    The histories are those of training runs; where they do not say how many tokens were seen, steps are taken to be
+    alike. The `levels` are, unless given, the lowest loss of the run that ends
     higher, and losses on the way there. Between two validations the loss is taken to go straight; a level below
     which the first validation already lies counts as reached there, not earlier; None is a level never reached.
     """
@@ -408,7 +409,11 @@ def convergence(
     ):
         if not per_step > 0:
             raise UserError(f"`tokens_per_step_{name}` must be a positive number: got {per_step}.")
-        curve = [(entry["step"] * per_step, entry["eval_loss"]) for entry in history if entry.get("eval_loss")]
+        curve = [
+            (entry.get("num_input_tokens_seen", entry["step"] * per_step), entry["eval_loss"])
+            for entry in history
+            if entry.get("eval_loss")
+        ]
         if not curve:
             raise UserError(f"The {name} run's history has no validation: train with a smaller `valid_every`.")
         curves.append(sorted(curve))

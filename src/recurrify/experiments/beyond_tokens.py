@@ -179,7 +179,9 @@ def curve(units: list[Unit]) -> list[list[float]]:
         run = load_result(unit.run_file)
         per_step = run["tokens"] / run["steps"]
         points += [
-            [before + entry["step"] * per_step, entry["eval_loss"]] for entry in run["history"] if "eval_loss" in entry
+            [before + entry.get("num_input_tokens_seen", entry["step"] * per_step), entry["eval_loss"]]
+            for entry in run["history"]
+            if "eval_loss" in entry
         ]
         before += run["tokens"]
     return points

@@ -53,7 +53,7 @@ class Experiment:
     alone: bool = False
     """Whether making the rows takes a device to itself, and time."""
     later: str | None = None
-    """Why it cannot be run yet."""
+    """Why it is not run from here."""
 
 
 EXPERIMENTS: dict[str, Experiment] = {}
@@ -69,7 +69,7 @@ def experiment_named(name: str) -> Experiment:
         raise UserError(f"There is no experiment {name!r}: known are {', '.join(EXPERIMENTS)}.")
     found = EXPERIMENTS[name]
     if found.later is not None:
-        raise UserError(f"{name} cannot be run yet: {found.later}.")
+        raise UserError(f"{name} is not run from here: {found.later}.")
     return found
 
 

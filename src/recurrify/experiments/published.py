@@ -83,11 +83,16 @@ HYPERPARAMETERS: dict[str, str] = {
     "seeds": "not stated",
 }
 
-COST_GUESSES = {
-    "memory": "about 2 GB more (guessed)",
-    "time": "24 h becomes close to 30 h (guessed)",
+THESIS_HYPERPARAMETERS: dict[str, str] = dict.fromkeys(HYPERPARAMETERS, "not printed") | {
+    "base model": "GPT-2",
+    "data": "enwik8",
 }
-"""The thesis, section 10.1.6."""
+"""The thesis names models and data, and no settings."""
+
+
+def hyperparameters(source: str) -> dict[str, str]:
+    """Those of the publication that an experiment names as its source."""
+    return THESIS_HYPERPARAMETERS if source.startswith(THESIS) else HYPERPARAMETERS
 
 
 def gain(table: dict[str, dict[int, Perplexities]], kind: str, overlap: int) -> dict[str, float] | None:

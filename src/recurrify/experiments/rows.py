@@ -61,6 +61,8 @@ def _score(units: Sequence[Unit], split: str, overlap: int) -> dict[str, Any]:
         "interval": interval(found),
         "loss_by_position": _mean([evaluation.loss_by_position for evaluation in found]),
         "loss_by_window": _mean([evaluation.loss_by_window for evaluation in found]),
+        "documents": len(found[0].tokens),
+        "tokens": int(found[0].tokens.sum()),
         "files": [str(unit.score_file(Wanted(split, overlap, None)).relative_to(unit.folder)) for unit in units],
     }
 

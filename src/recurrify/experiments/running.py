@@ -14,7 +14,8 @@ from recurrify.experiments.pool import Outcome
 from recurrify.experiments.unit import Unit
 from recurrify.experiments.variants import candidate_units
 from recurrify.recurrence import CarryConfig
-from recurrify.results import provenance, save_result
+from recurrify.results import load_result, provenance, save_result
+from recurrify.train.settings import TrainSettings
 
 STOPPED = "stopped before the end: the same command goes on from here"
 
@@ -52,7 +53,11 @@ def run_experiments(names: Sequence[str], lab: Lab) -> list[Path]:
     outcome = lab.finish([unit for experiment in chosen for unit in experiment.units(lab)])
     written = []
     for experiment in chosen:
-        if outcome.finished or not experiment.alone:
+        measured = lab.folder / f"{experiment.name}.json"
+        if experiment.alone and _is_measured(experiment.units(lab), measured):
+            lab.say(f"{experiment.name} was measured already: delete {measured} to measure again")
+            written.append(measured)
+        elif outcome.finished or not experiment.alone:
             lab.say(f"{experiment.name}: {experiment.title}")
             written += _write(experiment, lab, started)
     # Rows may have needed runs of their own.
@@ -69,6 +74,10 @@ def _check(outcome: Outcome) -> None:
         )
 
 
+def _is_measured(units: Sequence[Unit], path: Path) -> bool:
+    return bool(units) and all(unit.run_file.is_file() and unit.is_newer(path) for unit in units)
+
+
 def _write(experiment: Experiment, lab: Lab, started: float) -> list[Path]:
     """The result file, if there is anything to put into it."""
     rows, missing = experiment.rows(lab)
@@ -78,13 +87,14 @@ def _write(experiment: Experiment, lab: Lab, started: float) -> list[Path]:
         return []
     if experiment.name == CHOICE and missing:
         raise UserError(f"Learning rates cannot be chosen yet: {len(missing)} runs are missing; run it again.")
-    units = experiment.units(lab) if experiment.one_recipe else []
+    # XLNet, where it stands beside the others, is told apart from them in its own row.
+    units = [unit for unit in experiment.units(lab) if not unit.is_xlnet] if experiment.one_recipe else []
     config = {
         "experiment": experiment.name,
         "size": lab.size.name,
         "books": lab.source("books"),
         "wiki": lab.source("wiki"),
-        "training": units[0].settings.to_dict() if units else None,
+        "training": usual_settings(lab, units).to_dict() if units else None,
     }
     result: dict[str, Any] = {
         "kind": "experiment",
@@ -93,21 +103,37 @@ def _write(experiment: Experiment, lab: Lab, started: float) -> list[Path]:
         "title": experiment.title,
         "source": experiment.source,
         "differences": list(lab.size.differences if experiment.differences is None else experiment.differences),
-        "hyperparameters": hyperparameters(lab, units, rows) if units else [],
+        "hyperparameters": hyperparameters(lab, experiment, units, rows) if units else [],
         "layout": experiment.layout,
         "rows": rows,
         "missing": missing,
-        "provenance": provenance(config, started=started),
+        "provenance": provenance(config, data_checksum=_checksum(units), started=started),
     }
     save_result(path, result)
     lab.say(f"saved {path}" + (f" ({len(missing)} rows are missing)" if missing else ""))
     return [path]
 
 
-def hyperparameters(lab: Lab, units: Sequence[Unit], rows: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
-    """Published beside ours, read off the settings of one of the experiment's own runs, with the usual window."""
+def _checksum(units: Sequence[Unit]) -> str | None:
+    """Of the text that the runs were trained on."""
+    for unit in units:
+        if unit.run_file.is_file():
+            checksum: str | None = load_result(unit.run_file)["provenance"]["data_checksum"]
+            return checksum
+    return None
+
+
+def usual_settings(lab: Lab, units: Sequence[Unit]) -> TrainSettings:
+    """Of one of an experiment's own runs, with the usual window."""
     usual = [unit for unit in units if unit.settings.recurrence["window"] == lab.size.window]
-    used = (usual or units)[-1].settings
+    return (usual or units)[-1].settings
+
+
+def hyperparameters(
+    lab: Lab, experiment: Experiment, units: Sequence[Unit], rows: Sequence[dict[str, Any]]
+) -> list[dict[str, str]]:
+    """Published beside ours."""
+    used = usual_settings(lab, units)
     seeds = len({unit.settings.seed for unit in units})
     times = lab.size.added_rate
     often = used.max_tokens is None or used.valid_every < used.max_tokens
@@ -131,7 +157,7 @@ def hyperparameters(lab: Lab, units: Sequence[Unit], rows: Sequence[dict[str, An
         "insertion layer": str(CarryConfig.insert_layer),
         "seeds": f"{seeds} without overlap, 1 elsewhere" if seeds > 1 else "1",
     }
-    known = published.HYPERPARAMETERS
+    known = published.hyperparameters(experiment.source)
     lines = [{"name": name, "published": value, "ours": ours[name]} for name, value in known.items()]
     if lab.size.best_from and (lab.folder / f"{VARIANTS}.json").is_file():
         best = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in lab.recurrence("best").items())

@@ -108,7 +108,6 @@ def continuation_rows(lab: Lab) -> tuple[Rows, list[str]]:
             "continuations": {
                 kind: texts["first_tokens"][index] + texts["continuations"][index] for kind, texts in found.items()
             },
-            "published_example": False,
         }
         for index in range(len(contexts))
     ]

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from recurrify.attention.backends import leave_out_cudnn
 from recurrify.evaluate import Predictions, collect_predictions, convergence, measure_cost, prediction_metrics
 from recurrify.experiments import published
 from recurrify.experiments.catalogue import KINDS, Experiment, Rows, overlap_table, overlap_units, register
@@ -102,6 +103,7 @@ def cost_rows(lab: Lab) -> tuple[Rows, list[str]]:
         return [], missing
     models = {kind: load_model(str(unit.run_folder / "model"))[0].to(pick_device()) for kind, unit in units.items()}
     half = pick_device().type == "cuda" and uses_bf16("auto")
+    leave_out_cudnn()  # as in training
     if uses_compile("auto"):
         for model in models.values():
             compile_windows(model)
@@ -143,9 +145,13 @@ def xlnet_row(lab: Lab) -> dict[str, Any] | None:
     if len(scored) < len(found):
         return None
     _, best = min(scored, key=lambda pair: pair[0])
-    start = "pretrained" if "model" in lab.size.xlnet else "from scratch"
-    told = f"{start}; learning rate {best.settings.learning_rate:g}"
-    if len(found) > 1:
+    settings = best.settings
+    length = f"{settings.epochs:g} epochs" if settings.max_tokens is None else f"{settings.max_tokens:,} tokens"
+    start = f"pretrained, {length}" if "model" in lab.size.xlnet else f"from scratch, one-way, {length}"
+    told = f"{start}; warm-up over {settings.warmup_steps} steps, learning rate {best.settings.learning_rate:g}"
+    if len(found) == 1:
+        told += ", not tuned"
+    else:
         told += f", the best on validation of {', '.join(f'{unit.settings.learning_rate:g}' for _, unit in found)}"
     row = perplexity_row("xlnet", [best], [], 0)
     return None if row is None else {**row, "label": f"{LABELS['xlnet']}, {told}"}

@@ -18,6 +18,7 @@ from recurrify.jobs.texts import Say, read_text
 from recurrify.recurrence import RecurrentForCausalLM, load_model
 from recurrify.results import provenance, save_result
 from recurrify.train import TrainSettings, train, uses_bf16
+from recurrify.train.counting import seconds_trained
 
 
 def train_run(
@@ -65,6 +66,7 @@ def train_run(
         "interrupted": outcome.interrupted,
         "steps": outcome.steps,
         "tokens": outcome.tokens,
+        "training_seconds": seconds_trained(outcome.history),
         "parameters": count_parameters(model),
         "memory": memory_cost(model)._asdict(),
         "history": outcome.history,

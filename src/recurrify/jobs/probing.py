@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, get_cosine_schedule_with_warmup, set_seed
 
+from recurrify.attention.backends import leave_out_cudnn
 from recurrify.data.probes import SymbolProbe, probe_stream, symbol_probe, whole_distances
 from recurrify.data.probes_text import TEXT_PROBES, Filler, TextProbe, text_probe
 from recurrify.errors import UserError
@@ -235,6 +236,7 @@ def train_on_symbols(
     """Every step has new sequences of one distance, drawn from 0 to the farthest; returns the loss over time."""
     window = model.recurrence.window
     model.train()
+    leave_out_cudnn()
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=0.0)
     scheduler = get_cosine_schedule_with_warmup(optimizer, max(1, settings.steps // 20), settings.steps)
     every = max(1, settings.steps // 50)

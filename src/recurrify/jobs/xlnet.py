@@ -21,6 +21,7 @@ from recurrify.recurrence import load_model
 from recurrify.recurrence.saving import load_base
 from recurrify.results import provenance, save_result
 from recurrify.train import TrainSettings, train, uses_bf16, uses_compile
+from recurrify.train.counting import seconds_trained
 
 MECHANISM = "xlnet"
 
@@ -96,6 +97,7 @@ def xlnet_run(
         "interrupted": outcome.interrupted,
         "steps": outcome.steps,
         "tokens": outcome.tokens,
+        "training_seconds": seconds_trained(outcome.history),
         "parameters": {"base": model.num_parameters(), "added": 0},
         "history": outcome.history,
         "provenance": provenance(settings.to_dict(), seed=settings.seed, data_checksum=text_sum, started=started),

@@ -275,6 +275,13 @@ def names(value: Any) -> list[str]:
     return [name for name in entries(value) if isinstance(name, str)]
 
 
+def curve_runs(row: Mapping[str, Any]) -> dict[str, list[str]]:
+    """By kind, the runs whose curves a row of costs was read off: a name or several."""
+    curves = facts(row.get("curves"))
+    found = {kind: names(name if isinstance(name, list) else [name]) for kind, name in curves.items()}
+    return {kind: found[kind] for kind in ordered_kinds(found) if found[kind]}
+
+
 def words(value: Any) -> str:
     return "" if value is None else str(value)
 

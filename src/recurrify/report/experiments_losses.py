@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from recurrify.report import numbers
-from recurrify.report.experiments_data import Experiment, SizeResults, entries, facts, kind_name, words
+from recurrify.report.experiments_data import Experiment, SizeResults, curve_runs, entries, facts, kind_name
 from recurrify.report.experiments_plots import LINES, colour, shown, split_name
 from recurrify.report.plots import Draw, Palette, dress, legend, points
 
@@ -83,19 +83,25 @@ def _named_runs(experiment: Experiment) -> list[tuple[str, str]]:
     """Kind and name; a table of costs names the runs of both kinds in its rows."""
     pairs = [(row.kind, name) for row in experiment.disjoint() for name in row.runs]
     for row in experiment.raw_rows:
-        pairs += [(kind, words(name)) for kind, name in facts(row.get("curves")).items()]
+        pairs += [(kind, name) for kind, runs in curve_runs(row).items() for name in runs]
     return list(dict.fromkeys(pairs))
 
 
 def _curve(run: Mapping[str, Any]) -> list[tuple[float, float]]:
-    tokens, steps = numbers.finite(run.get("tokens")), numbers.finite(run.get("steps"))
-    if not tokens or not steps:
-        return []
     pairs = [
-        (numbers.finite(facts(entry).get("step")), numbers.finite(facts(entry).get("eval_loss")))
+        (_tokens_seen(run, facts(entry)), numbers.finite(facts(entry).get("eval_loss")))
         for entry in entries(run.get("history"))
     ]
-    return [(step * tokens / steps, loss) for step, loss in pairs if step is not None and loss is not None]
+    return [(tokens, loss) for tokens, loss in pairs if tokens is not None and loss is not None]
+
+
+def _tokens_seen(run: Mapping[str, Any], entry: Mapping[str, Any]) -> float | None:
+    """As counted at that step; in a history that did not count them, as if all steps were alike."""
+    seen = numbers.finite(entry.get("num_input_tokens_seen"))
+    if seen is not None:
+        return seen
+    step, tokens, steps = (numbers.finite(value) for value in (entry.get("step"), run.get("tokens"), run.get("steps")))
+    return None if step is None or not tokens or not steps else step * tokens / steps
 
 
 def draw_training(axes: Axes, curves: Mapping[str, list[list[tuple[float, float]]]], palette: Palette) -> bool:

@@ -29,7 +29,7 @@ TERMS = [
     (
         "overlap",
         "how many tokens of the window before are read again, unscored, as context at each window's start. Recurrent "
-        "models were trained with the overlap they are tested with.",
+        "models were trained with the overlap they are tested with, plain ones once, without.",
     ),
     ("perplexity per word", "exp of the summed loss over the number of words between blanks, as the paper counts."),
     (

@@ -1,7 +1,6 @@
-"""The plots that compare models: perplexity against overlap, window and cost, and what recurrence costs."""
+"""The plots that compare models: perplexity against overlap, window and cost."""
 
 import math
-import textwrap
 from collections.abc import Sequence
 from functools import partial
 
@@ -9,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from recurrify.report import numbers
-from recurrify.report.experiments_data import SPLITS, Experiment, Row, kind_name, ordered_kinds, words
+from recurrify.report.experiments_data import SPLITS, Experiment, Row, kind_name, ordered_kinds
 from recurrify.report.experiments_front import Point, pareto_front, priced
 from recurrify.report.html_parts import NOT_IN_HTML
 from recurrify.report.plots import Draw, Palette, dress, legend
@@ -194,60 +193,3 @@ def describe_frontier(experiment: Experiment) -> str:
     return (
         f"Plot of perplexity per word against FLOPs per token, {len(points)} points. On the front: {'; '.join(told)}."
     )
-
-
-def _ratios(experiment: Experiment) -> list[tuple[str, float, bool | None, tuple[float, float] | None]]:
-    """Measure, ratio, whether recurrence is better by it (None where it does not say) and the ratio's range."""
-    found = []
-    measures = [words(row.get("measure")) for row in experiment.raw_rows]
-    for row, measure in zip(experiment.raw_rows, measures, strict=True):
-        ratio = numbers.finite(row.get("ratio"))
-        if ratio is not None:
-            wanted = {"higher": ratio > 1, "lower": ratio < 1}.get(words(row.get("better")))
-            # The setting, which is long, only where the measure does not tell the rows apart.
-            name = measure if measures.count(measure) == 1 else f"{measure}, {words(row.get('setting'))}"
-            found.append((name, ratio, wanted, numbers.finite_pair(row.get("spread"))))
-    return found
-
-
-def draw_cost(axes: Axes, experiment: Experiment, palette: Palette) -> bool:
-    """Each ratio as a bar from 1, in the colour of the model that is better by it."""
-    ratios = _ratios(experiment)
-    if not ratios:
-        return False
-    for index, (_, ratio, better, ends) in enumerate(ratios):
-        kind = {True: "carry", False: "plain", None: ""}[better]
-        axes.barh(index, ratio - 1, left=1, height=0.55, color=colour(palette, kind), zorder=2)
-        low, high = ends or (ratio, ratio)
-        if ends:
-            reach = [[max(0.0, ratio - low)], [max(0.0, high - ratio)]]
-            axes.errorbar(ratio, index, xerr=reach, color=palette.ink, elinewidth=1.0, capsize=2.5, zorder=3)
-        outwards = ratio >= 1
-        axes.annotate(
-            f"×{ratio:.2f}",
-            (max(high, ratio) if outwards else min(low, ratio), index),
-            xytext=(5 if outwards else -5, 0),
-            textcoords="offset points",
-            ha="left" if outwards else "right",
-            va="center",
-            color=palette.ink,
-            fontsize=9,
-        )
-    axes.axvline(1, color=palette.ink, linewidth=1.0, zorder=3)
-    dress(axes, palette, "Recurrent ÷ plain", "ratio (1 is equal)", "")
-    labels = ["\n".join(textwrap.wrap(shown(name), 26)[:3]) for name, *_ in ratios]
-    axes.set_yticks(range(len(ratios)), labels, fontsize=8.5)
-    axes.invert_yaxis()
-    axes.grid(visible=False, axis="y")
-    axes.margins(x=0.3)
-    return True
-
-
-def cost_height(experiment: Experiment) -> float:
-    return 1.2 + 0.55 * max(1, len(_ratios(experiment)))
-
-
-def describe_cost(experiment: Experiment) -> str:
-    verdicts = {True: "recurrent is better", False: "plain is better", None: "neither is called better"}
-    told = [f"{name}: {ratio:.3f}, {verdicts[better]}" for name, ratio, better, _ in _ratios(experiment)]
-    return f"Bars of the ratio of recurrent to plain. {'; '.join(told)}."

@@ -21,6 +21,7 @@ from recurrify.report.experiments_blocks import (
     Terms,
 )
 from recurrify.report.experiments_complexity import complexity_blocks
+from recurrify.report.experiments_cost import cost_blocks
 from recurrify.report.experiments_data import (
     SCORED,
     SPLITS,
@@ -42,6 +43,11 @@ from recurrify.report.scratch_blocks import scratch_blocks
 BARS = (
     "Bars: 95 % intervals of the gain over plain windows of the same size and overlap, paired by document and seed; "
     "levels vary far more from document to document, see the table. Points are nudged sideways."
+)
+TOPIC_SHARES = (
+    "Closer, tied and further are shares of all contexts, each continuation against the plain model's of the same "
+    "context. p is that of a two-sided sign test on those not tied. The paper does not print the unit of its "
+    "divergence."
 )
 NOT_FOLDED = 2
 """How many samples of continuations are open from the start."""
@@ -95,10 +101,10 @@ def _content(results: SizeResults, experiment: Experiment, linker: Linker) -> li
     if experiment.layout in SCORED:
         return _scored(results, experiment, linker)
     makers: dict[str, Callable[[], list[Block]]] = {
-        "topics": lambda: _one_table(tables.topic_table(experiment, linker)),
+        "topics": lambda: _topics(experiment, linker),
         "continuations": lambda: _continuations(experiment),
         "prediction": lambda: _one_table(tables.prediction_table(experiment, linker)),
-        "cost": lambda: _cost(results, experiment),
+        "cost": lambda: cost_blocks(experiment, linker, _training(results, experiment)),
         "lengths": lambda: length_blocks(experiment, linker),
         "complexity": lambda: complexity_blocks(experiment),
         "scratch": lambda: scratch_blocks(experiment, linker),
@@ -125,6 +131,7 @@ def _scored(results: SizeResults, experiment: Experiment, linker: Linker) -> lis
         blocks += [Paragraph(sentence) for sentence in front_finding(experiment)]
     else:
         blocks += _one_table(main)
+    blocks += _counted(experiment)
     plots = _plots(results, experiment)
     if plots:
         blocks.append(Plots(plots))
@@ -138,6 +145,18 @@ def _scored(results: SizeResults, experiment: Experiment, linker: Linker) -> lis
     if units is not None:
         blocks.append(Fold("In other units, and the cost with everything counted", [TableBlock(units)]))
     return blocks
+
+
+def _counted(experiment: Experiment) -> list[Block]:
+    """What the intervals rest on."""
+    told = []
+    for split, name in SPLITS.items():
+        scores = [facts(facts(row.get("scores")).get(split)) for row in experiment.raw_rows]
+        counts = {(one.get("documents"), one.get("tokens")) for one in scores if one.get("documents")}
+        if len(counts) == 1:  # every row scores the same tokens
+            ((documents, tokens),) = counts
+            told.append(f"{name}: {documents:,} documents, {tokens:,} tokens")
+    return [Paragraph(f"Scored, {'; '.join(told)}, the same in every row.", "note")] if told else []
 
 
 def _plots(results: SizeResults, experiment: Experiment) -> list[Plot]:
@@ -212,16 +231,11 @@ def _training(results: SizeResults, experiment: Experiment) -> Plot | None:
     return _plot(losses.draw_training, curves, "training", experiment, told, caption)
 
 
-def _cost(results: SizeResults, experiment: Experiment) -> list[Block]:
-    blocks = _one_table(tables.cost_table(experiment))
-    caption = (
-        "Each bar starts at 1, where both cost the same, and has the colour of the model that is better by it: orange "
-        "for plain, blue for recurrent. Whiskers: the range over repeated measurements."
-    )
-    description, height = comparisons.describe_cost(experiment), comparisons.cost_height(experiment)
-    plot = _plot(comparisons.draw_cost, experiment, "cost", experiment, description, caption, height)
-    plots = [one for one in (plot, _training(results, experiment)) if one is not None]
-    return [*blocks, Plots(plots)] if plots else blocks
+def _topics(experiment: Experiment, linker: Linker) -> list[Block]:
+    blocks = _one_table(tables.topic_table(experiment, linker))
+    if blocks and any(row.get("closer_share") is not None for row in experiment.raw_rows):
+        blocks.append(Paragraph(TOPIC_SHARES, "note"))
+    return blocks
 
 
 def _continuations(experiment: Experiment) -> list[Block]:
@@ -230,8 +244,6 @@ def _continuations(experiment: Experiment) -> list[Block]:
         title = f"Sample {number}"
         if row.get("topic"):
             title += f", {words(row['topic'])}"
-        if row.get("published_example") is True:
-            title += " (a context from the paper)"
         continuations = facts(row.get("continuations"))
         texts = [
             (kind_name(kind), words(continuations[kind]))

@@ -74,17 +74,13 @@ def _published_effect(gain: float) -> str:
 def effect(gain: Gain, split: str) -> str:
     """That perplexity was lowered or raised, or has changed within noise."""
     what = f"{split} perplexity per word"
-    if gain.within_noise:
-        # Told as a change of perplexity, so that a fall is negative as a reader expects.
-        change = numbers.percent(-gain.relative, signed=True)
-        if gain.interval is None:
-            return f"changed {what} by {change}; without an interval that counts as within noise"
-        interval = numbers.percent_range((-gain.interval[1], -gain.interval[0]), signed=True)
-        return f"changed {what} by {change} (95 % interval {interval}), which is within noise"
-    fell = gain.relative > 0
+    fell = gain.relative >= 0
     ends = gain.interval if fell or gain.interval is None else (-gain.interval[1], -gain.interval[0])
     told = f"{'lowered' if fell else 'raised'} {what} by {numbers.percent(abs(gain.relative))}"
-    return told if ends is None else f"{told} (95 % interval {numbers.percent_range(ends)})"
+    if ends is None:
+        return f"{told}; without an interval that counts as within noise" if gain.within_noise else told
+    noise = ", which is within noise" if gain.within_noise else ""
+    return f"{told} (95 % interval {numbers.percent_range(ends, signed=gain.within_noise)}){noise}"
 
 
 def _from_to(experiment: Experiment, row: Row) -> str:

@@ -67,10 +67,19 @@ class Linker:
         return links
 
 
-def _linked(table: Table, files: list[list[Link]]) -> LinkedTable | None:
+def linked(table: Table, files: list[list[Link]]) -> LinkedTable | None:
     if not table.rows:
         return None
     return LinkedTable(table, files if any(files) else [])
+
+
+def filled_table(caption: str, columns: Sequence[tuple[str, Sequence[str]]], text_columns: int) -> Table:
+    """A table of its columns' names and cells, without the columns that no row fills."""
+    # A column of dashes says nothing that its absence does not.
+    is_filled = [set(cells) != {numbers.MISSING} for _, cells in columns]
+    kept = [column for column, filled in zip(columns, is_filled, strict=True) if filled]
+    rows = [list(line) for line in zip(*(cells for _, cells in kept), strict=True)]
+    return Table(caption, [name for name, _ in kept], rows, text_columns=sum(is_filled[:text_columns]))
 
 
 def sorted_rows(experiment: Experiment) -> list[Row]:
@@ -122,14 +131,11 @@ def score_table(experiment: Experiment, split: str, linker: Linker) -> LinkedTab
         ("FLOPs per token", [numbers.large(row.flops) for row in rows]),
         ("all counted", [numbers.large(row.full_flops) for row in rows]),
     ]
-    # A column of dashes says nothing that its absence does not.
-    kept = [(name, cells) for name, cells in columns if set(cells) != {numbers.MISSING}]
-    cells = [list(line) for line in zip(*(cells for _, cells in kept), strict=True)]
     files = [
         linker.files(row.runs, [] if score is None else score.files) for row, score in zip(rows, scores, strict=True)
     ]
     caption = f"Perplexity per word, {SPLITS.get(split, split)} split{_seeds(rows)}{_window(rows)}"
-    return _linked(Table(caption, [name for name, _ in kept], cells, text_columns=1), files)
+    return linked(filled_table(caption, columns, text_columns=1), files)
 
 
 def _bits(score: Score | None) -> str:
@@ -209,75 +215,57 @@ def _cell(value: Any) -> str:
 
 
 def topic_table(experiment: Experiment, linker: Linker) -> LinkedTable | None:
-    header = ["model", "divergence", "95 % interval", "published", "closer than plain", "published", "p", "contexts"]
-    cells, files = [], []
     rows = experiment.raw_rows
-    for row, model in zip(rows, _models(rows), strict=True):
-        published = facts(row.get("published"))
-        cells.append(
-            [
-                model,
-                _fixed(row, "divergence", 4),
-                _fixed_range(row.get("interval"), 4),
-                _fixed(published, "divergence", 4),
-                numbers.percent(numbers.finite(row.get("closer_share"))),
-                numbers.percent(numbers.finite(published.get("closer_share"))),
-                numbers.p_value(numbers.finite(row.get("p_value"))),
-                numbers.count(row.get("contexts")),
-            ]
-        )
-        files.append(linker.files(names(row.get("runs"))))
+    published = [facts(row.get("published")) for row in rows]
+    shares = [_topic_shares(row) for row in rows]
+    columns = [
+        ("model", _models(rows)),
+        ("divergence in bits", [_fixed(row, "divergence", 4) for row in rows]),
+        ("95 % interval", [_fixed_range(row.get("interval"), 4) for row in rows]),
+        ("in nats", [_fixed(row, "divergence_nats", 4) for row in rows]),
+        ("published divergence", [_fixed(row, "divergence", 4) for row in published]),
+        ("closer than plain", [numbers.percent(closer) for closer, _, _ in shares]),
+        ("tied", [numbers.percent(tied) for _, tied, _ in shares]),
+        ("further", [numbers.percent(further) for _, _, further in shares]),
+        ("published closer", [_lower_bound(row.get("closer_share")) for row in published]),
+        ("p", [numbers.p_value(numbers.finite(row.get("p_value"))) for row in rows]),
+        ("contexts", [numbers.count(row.get("contexts")) for row in rows]),
+    ]
     caption = "Mean Jensen–Shannon divergence between the topics of a context and of its continuation"
-    return _linked(Table(caption, header, cells, text_columns=1), files)
+    files = [linker.files(names(row.get("runs"))) for row in rows]
+    return linked(filled_table(caption, columns, text_columns=1), files)
+
+
+def _topic_shares(row: Mapping[str, Any]) -> tuple[float | None, float | None, float | None]:
+    """Of all contexts: closer than plain, as far, and further away."""
+    closer, ties, contexts = (numbers.finite(row.get(key)) for key in ("closer_share", "ties", "contexts"))
+    if closer is None or ties is None or not contexts:
+        return closer, None, None
+    return closer, ties / contexts, 1 - closer - ties / contexts
+
+
+def _lower_bound(value: Any) -> str:
+    """The paper prints its share as "at least", without decimals."""
+    share = numbers.finite(value)
+    return numbers.MISSING if share is None else f"at least {100 * share:g} %"
 
 
 def prediction_table(experiment: Experiment, linker: Linker) -> LinkedTable | None:
     rows = experiment.raw_rows
-    reported = {name for row in rows for name in facts(row.get("metrics"))}
-    metrics = [name for name in METRICS if name in reported] + sorted(reported - set(METRICS))
-    header = ["model", *(METRICS.get(name, name.replace("_", " ")) for name in metrics)]
-    header += ["bits per character", "tokens", "classes"]
-    cells = [
-        [
-            model,
-            *(_fixed(facts(row.get("metrics")), name, 4) for name in metrics),
-            _fixed(row, "bits_per_character", 3),
-            numbers.count(row.get("tokens")),
-            numbers.count(row.get("classes")),
-        ]
-        for row, model in zip(rows, _models(rows), strict=True)
+    reported = [facts(row.get("metrics")) for row in rows]
+    found = {name for metrics in reported for name in metrics}
+    ordered = [name for name in METRICS if name in found] + sorted(found - set(METRICS))
+    columns = [
+        ("model", _models(rows)),
+        *(
+            (METRICS.get(name, name.replace("_", " ")), [_fixed(metrics, name, 4) for metrics in reported])
+            for name in ordered
+        ),
+        ("tokens", [numbers.count(row.get("tokens")) for row in rows]),
+        ("classes", [numbers.count(row.get("classes")) for row in rows]),
     ]
     files = [linker.files(names(row.get("runs"))) for row in rows]
-    return _linked(Table("Prediction of the next token", header, cells, text_columns=1), files)
-
-
-def cost_table(experiment: Experiment) -> LinkedTable | None:
-    header = [
-        "measure",
-        "setting",
-        "published",
-        "plain",
-        "recurrent",
-        "unit",
-        "recurrent ÷ plain",
-        "range",
-        "better is",
-    ]
-    cells = [
-        [
-            _cell(row.get("measure")),
-            _cell(row.get("setting")),
-            _cell(row.get("published")),
-            numbers.large(numbers.finite(row.get("plain"))),
-            numbers.large(numbers.finite(row.get("recurrent"))),
-            _cell(row.get("unit")),
-            _fixed(row, "ratio", 3),
-            _fixed_range(row.get("spread"), 3),
-            _cell(row.get("better")),
-        ]
-        for row in experiment.raw_rows
-    ]
-    return _linked(Table("What recurrence costs", header, cells, text_columns=3), [])
+    return linked(filled_table("Prediction of the next token", columns, text_columns=1), files)
 
 
 def learning_rate_table(experiment: Experiment, linker: Linker) -> LinkedTable | None:
@@ -294,7 +282,7 @@ def learning_rate_table(experiment: Experiment, linker: Linker) -> LinkedTable |
         for row, model in zip(rows, _models(rows), strict=True)
     ]
     files = [linker.files(names(row.get("runs"))) for row in rows]
-    return _linked(Table("Learning rates tried, the same for each model", header, cells, text_columns=2), files)
+    return linked(Table("Learning rates tried, the same for each model", header, cells, text_columns=2), files)
 
 
 def _rate_order(row: Mapping[str, Any]) -> tuple[int, str, float]:

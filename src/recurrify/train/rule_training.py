@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from recurrify.attention.backends import leave_out_cudnn
 from recurrify.data.rule_tasks import IGNORED, RuleSequences, rule_stream, rule_task
 from recurrify.errors import UserError
 from recurrify.models.language import language_model
@@ -76,6 +77,7 @@ def train_on_rule(training: RuleTraining, device: torch.device) -> nn.Module:
         torch.manual_seed(training.seed)
         model = language_model(training.arch, task.vocabulary, **training.model)
     model.to(device).train()
+    leave_out_cudnn()
     chance = rule_stream("train", training.seed)
     drawn = task.draw_up_to(training.steps * training.batch, training.length, chance)
     inputs_NT, targets_NT = _on_device(drawn, device)

@@ -16,6 +16,7 @@ from recurrify.attention.backends import leave_out_cudnn
 from recurrify.errors import UserError
 from recurrify.train.callbacks import EndInOrder, ShowProgress, StopAfterMinutes, StopOnInterrupt
 from recurrify.train.checkpoints import last_whole_checkpoint
+from recurrify.train.counting import CountSeconds
 from recurrify.train.settings import TrainerSettings
 
 Validate = Callable[[Any], Mapping[str, float]]
@@ -114,13 +115,22 @@ def run_to_end(
 ) -> TrainOutcome:
     """Train, going on from the newest whole checkpoint in `settings.out` if there is one.
 
-    `tokens_of` says how many tokens so many steps take. `first` and `last` are callbacks around the common ones.
+    `tokens_of` says how many tokens so many steps take on average. `first` and `last` are callbacks around the common
+    ones.
     `is_over` knows of other ends of a run than its last step.
     """
     progress, interrupt = ShowProgress(tokens_of(1), progress_label), StopOnInterrupt()
     clock = StopAfterMinutes(settings.max_minutes or math.inf)
     trainer.remove_callback(PrinterCallback)
-    for callback in (*first, EndInOrder(), *([progress] if show_progress else []), clock, interrupt, *last):
+    for callback in (
+        *first,
+        CountSeconds(),
+        EndInOrder(),
+        *([progress] if show_progress else []),
+        clock,
+        interrupt,
+        *last,
+    ):
         trainer.add_callback(callback)
     resume = last_whole_checkpoint(Path(settings.out))
     if resume is not None:
@@ -129,7 +139,7 @@ def run_to_end(
             # Stopped between the last step and the saving of the model; Trainer would take one step more.
             best = resume.with_name(f"checkpoint-{state.best_global_step}")
             load_weights(trainer.model, (best if best.is_dir() else resume) / "model.safetensors", strict=False)
-            return TrainOutcome(True, state.global_step, tokens_of(state.global_step), state.log_history)
+            return TrainOutcome(True, state.global_step, _tokens(state, tokens_of), state.log_history)
     try:
         with interrupt.listening():
             trainer.train(resume_from_checkpoint=str(resume) if resume else None)
@@ -138,7 +148,12 @@ def run_to_end(
     return TrainOutcome(
         finished=not (clock.reached or interrupt.reached),
         steps=trainer.state.global_step,
-        tokens=tokens_of(trainer.state.global_step),
+        tokens=_tokens(trainer.state, tokens_of),
         history=trainer.state.log_history,
         interrupted=interrupt.reached,
     )
+
+
+def _tokens(state: TrainerState, tokens_of: Callable[[int], int]) -> int:
+    """As counted, where the trainer counts them; else as many as its steps should have had."""
+    return state.num_input_tokens_seen or tokens_of(state.global_step)

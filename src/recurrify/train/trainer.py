@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import EarlyStoppingCallback, TrainerState, TrainingArguments
 
 from recurrify.data import TrainingSequences, collate
+from recurrify.data.sequences import IGNORED
 from recurrify.errors import UserError
 from recurrify.recurrence import RecurrentPreTrainedModel
 from recurrify.recurrence.compiled import compile_windows
@@ -44,8 +45,13 @@ class RecurrentTrainer(ValidatingTrainer):
             loss = loss + 0.0 * sum(value.sum() for value in self.model.added_parameters().values())
         return loss
 
-    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
-        loss = super().training_step(*args, **kwargs)
+    def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
+        targets = inputs.get("shift_labels")
+        if targets is not None:
+            # Batches differ in length, and those of an epoch's beginning from those of its end.
+            tokens = (targets != IGNORED).sum().to(self.args.device)
+            self.state.num_input_tokens_seen += int(self.accelerator.gather(tokens).sum().item())
+        loss = super().training_step(model, inputs, *args, **kwargs)
         if not bool(torch.isfinite(loss)):
             raise non_finite("loss", self.state.global_step + 1)
         return loss
