@@ -10,6 +10,7 @@ from recurrify.experiments import (  # noqa: F401 - they register what they hold
     scratch,
     texts,
     thesis,
+    unfamiliar,
     variants,
 )
 from recurrify.experiments.beyond import NAMES as BEYOND

@@ -13,8 +13,8 @@ from recurrify.experiments.sizes import CARRY
 from recurrify.experiments.unit import Unit, Wanted
 from recurrify.results import load_result
 
-NAMES = ("tokens", "mechanisms", "starts", "frozen", "rotary")
-"""The experiments beyond the papers, those with the longest runs first; the last one needs a model of its own."""
+NAMES = ("tokens", "mechanisms", "starts", "frozen", "unfamiliar", "rotary")
+"""The experiments beyond the papers, those with the longest runs first; the last two need models of their own."""
 PLAIN = "plain"
 OURS = "ours; not published"
 TEST = "test"

@@ -1,7 +1,7 @@
 """Where experiments of one size are run: the base model, the fine-tunings that rows share, and their scores."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,14 +53,17 @@ class Lab:
     def base(self) -> str:
         return self.size.base or str(self.folder / "base" / "model")
 
-    def make_base(self) -> bool:
-        """Pretrain the base where the size names none; False when time ran out before it was done."""
+    def make_base(
+        self, folder: str = "base", corpora: Sequence[str] = ("books", "wiki"), tokenizer: str | None = None
+    ) -> bool:
+        """Pretrain a base where the size names none; False when time ran out before it was done."""
         if self.size.base is not None:
             return True
         left = None if self.deadline is None else max((self.deadline - time.monotonic()) / 60, 0.01)
         settings = PretrainSettings(
-            data=[self.source("books"), self.source("wiki")],
-            out=str(self.folder / "base"),
+            data=[self.source(corpus) for corpus in corpora],
+            out=str(self.folder / folder),
+            tokenizer=tokenizer,
             max_minutes=left,
             **self.size.pretraining,
         )

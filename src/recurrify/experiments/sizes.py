@@ -75,6 +75,8 @@ class Size:
     """What differs in XLNet's training, and its own candidates for the learning rate (`learning_rates`)."""
     curve: dict[str, Any] = field(default_factory=dict)
     """What differs in the runs that tell how many tokens a loss takes; empty: the usual runs tell it."""
+    unfamiliar_candidates: tuple[float, ...] = (1e-4, 3e-4, 1e-3)
+    """Learning rates for a base that has not seen the text before."""
     cost: dict[str, Any] = field(default_factory=dict)
     lengths: dict[str, Any] = field(default_factory=dict)
     """What differs from `LengthStudy`'s own settings."""

@@ -1,0 +1,58 @@
+"""A second base that never saw books: what it is made from, and which runs are compared."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from recurrify.experiments import Lab, Size, run_experiments, unfamiliar
+from recurrify.results import load_result
+from support.runs import text_folder
+
+PRETRAINING = {
+    "vocabulary": 300, "layers": 3, "width": 16, "heads": 2, "positions": 16, "batch": 2, "learning_rate": 1e-3,
+    "warmup_steps": 1, "max_tokens": 64, "valid_every": 64,
+}  # fmt: skip
+
+
+@pytest.fixture
+def lab(size: Size, tmp_path: Path) -> Lab:
+    books = text_folder(tmp_path / "books", documents=60)
+    chosen = replace(
+        size, base=None, pretraining=PRETRAINING, books=str(books), unfamiliar_candidates=(1e-3, 1e-2), best_from=()
+    )
+    return Lab(chosen, tmp_path / "experiments", lambda text: None)
+
+
+def test_both_bases_are_alike_but_for_their_text(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unfamiliar, "LONG", {"epochs": 0.1, "max_tokens": None})
+    run_experiments(["unfamiliar"], lab)
+    bases = [load_result(lab.folder / name / "result.json")["provenance"]["config"] for name in ("base", "base-wiki")]
+    assert [one["data"] for one in bases] == [[lab.size.books, lab.size.wiki], [lab.size.wiki]]
+    assert bases[0]["layers"] == bases[1]["layers"] == 3
+    names = [(lab.folder / name / "model" / "tokenizer.json").read_text() for name in ("base", "base-wiki")]
+    assert names[0] == names[1]
+
+    found = load_result(lab.folder / "unfamiliar.json")
+    assert found["missing"] == []
+    rows = {(row["kind"], row["label"].split("; ")[1].split(", learning")[0]): row for row in found["rows"]}
+    assert len(rows) == 6
+    for (kind, about), row in rows.items():
+        config = load_result(lab.folder / "runs" / f"{row['runs'][0]}.json")["provenance"]["config"]
+        assert ("base-wiki" in config["model"]) == about.startswith(unfamiliar.UNSEEN)
+        assert (config["epochs"] == 0.1) == about.endswith("two epochs")
+        assert config["recurrence"]["mechanism"] == {"plain": "none", "carry": "carry"}[kind]
+        assert (row["gain"] is None) == (kind == "plain")
+    # The rate that validates best, for each kind by itself.
+    for kind in ("plain", "carry"):
+        losses = {
+            unit.settings.learning_rate: unit.evaluation("valid", 0).total_nll
+            for unit in unfamiliar.candidates(lab, kind)
+        }
+        assert f"learning rate {min(losses, key=losses.__getitem__):g}" in rows[kind, unfamiliar.UNSEEN]["label"]
+
+
+def test_a_base_from_elsewhere_has_no_second_one(size: Size, tmp_path: Path) -> None:
+    said: list[str] = []
+    lab = Lab(size, tmp_path, said.append)
+    assert unfamiliar.unfamiliar_rows(lab) == ([], ["nothing: the base of size tiny is not pretrained here"])
