@@ -148,6 +148,12 @@ def test_the_other_layouts_hold_their_numbers(page: Page) -> None:
     assert "Sample 1, rivers" in page.words
 
 
+def test_what_was_not_printed_is_not_called_different(tmp_path: Path) -> None:
+    lines = [{"name": "window", "published": "not printed", "ours": "300"}]
+    page = one_table(tmp_path, [scored_row("plain", 138.4)], hyperparameters=lines)
+    assert [row["compared"] for row in page.table("Hyperparameters")] == ["–"]
+
+
 def test_what_the_intervals_rest_on_is_told(tmp_path: Path) -> None:
     rows = [scored_row("plain", 138.4), scored_row("carry", 131.2)]
     for row in rows:

@@ -113,17 +113,17 @@ def cost_table(rows: Sequence[CostRow], linker: Linker) -> LinkedTable | None:
     columns = [
         ("measure", told("measure")),
         ("setting", told("setting")),
-        ("verdict", [row.verdict for row in rows]),
-        ("published", told("published")),
-        ("recurrent ÷ plain", [numbers.fixed(row.ratio) for row in rows]),
-        ("range", ranges),
-        ("better is", told("better")),
         ("plain", measured("plain")),
         ("recurrent", measured("recurrent")),
         ("unit", told("unit")),
+        ("recurrent ÷ plain", [numbers.fixed(row.ratio) for row in rows]),
+        ("range", ranges),
+        ("better is", told("better")),
+        ("published", told("published")),
+        ("verdict", [row.verdict for row in rows]),
     ]
     files = [linker.files([name for runs in row.runs.values() for name in runs]) for row in rows]
-    return linked(filled_table("What recurrence costs", columns, text_columns=4), files)
+    return linked(filled_table("What recurrence costs", columns, text_columns=2), files)
 
 
 def _ratios(rows: Sequence[CostRow]) -> list[tuple[str, float, CostRow]]:

@@ -207,6 +207,8 @@ def hyperparameter_table(experiment: Experiment) -> Table | None:
 def _sameness(published: str, ours: str) -> str:
     if numbers.MISSING in (published, ours):
         return numbers.MISSING
+    if published.startswith("not "):  # stated, printed, published: nothing to hold ours against
+        return numbers.MISSING
     return "same" if ours in (published, "the same") else "differs"
 
 
