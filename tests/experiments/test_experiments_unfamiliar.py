@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from recurrify.experiments import Lab, Size, run_experiments, unfamiliar
+from recurrify.experiments import lab as lab_module
+from recurrify.experiments.pool import Outcome
 from recurrify.results import load_result
 from support.runs import text_folder
 
@@ -36,20 +38,35 @@ def test_both_bases_are_alike_but_for_their_text(lab: Lab, monkeypatch: pytest.M
     found = load_result(lab.folder / "unfamiliar.json")
     assert found["missing"] == []
     rows = {(row["kind"], row["label"].split("; ")[1].split(", learning")[0]): row for row in found["rows"]}
-    assert len(rows) == 6
+    assert len(rows) == 8
     for (kind, about), row in rows.items():
         config = load_result(lab.folder / "runs" / f"{row['runs'][0]}.json")["provenance"]["config"]
-        assert ("base-wiki" in config["model"]) == about.startswith(unfamiliar.UNSEEN)
+        assert ("base-wiki" in config["model"]) == about.startswith(unfamiliar.BASES[True])
         assert (config["epochs"] == 0.1) == about.endswith("two epochs")
         assert config["recurrence"]["mechanism"] == {"plain": "none", "carry": "carry"}[kind]
         assert (row["gain"] is None) == (kind == "plain")
     # The rate that validates best, for each kind by itself.
     for kind in ("plain", "carry"):
-        losses = {
-            unit.settings.learning_rate: unit.evaluation("valid", 0).total_nll
-            for unit in unfamiliar.candidates(lab, kind)
-        }
-        assert f"learning rate {min(losses, key=losses.__getitem__):g}" in rows[kind, unfamiliar.UNSEEN]["label"]
+        for unseen, base in unfamiliar.BASES.items():
+            losses = {
+                unit.settings.learning_rate: unit.evaluation("valid", 0).total_nll
+                for unit in unfamiliar.candidates(lab, kind, unseen)
+            }
+            best = f"learning rate {min(losses, key=losses.__getitem__):g}"
+            assert best in rows[kind, base]["label"]
+            assert best in rows[kind, f"{base}, two epochs"]["label"]
+
+
+def test_when_time_is_up_the_same_command_goes_on(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unfamiliar, "LONG", {"epochs": 0.1, "max_tokens": None})
+    said: list[str] = []
+    lab.say = said.append
+    run_experiments(["learning-rates"], lab)
+    monkeypatch.setattr(lab_module, "do_units", lambda *_: Outcome(False, []))
+    rows, missing = unfamiliar.unfamiliar_rows(lab)
+    assert not rows
+    assert len(missing) == 8
+    assert lab.stopped
 
 
 def test_a_base_from_elsewhere_has_no_second_one(size: Size, tmp_path: Path) -> None:

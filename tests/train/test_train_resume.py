@@ -273,3 +273,18 @@ def test_the_log_counts_the_tokens_and_seconds_of_all_legs(
     assert result["training_seconds"] == taken[-1]
     # One reading of the clock at the start of each leg, and one for each entry behind it.
     assert taken[-1] == len(taken)
+
+
+@pytest.mark.usefixtures("minutes_per_step")
+def test_steps_that_an_older_version_did_not_count_are_counted_on_average(
+    settings_for: Callable[..., TrainSettings], whole: Path, tmp_path: Path
+) -> None:
+    settings = settings_for(tmp_path / "run", max_minutes=3)
+    assert not train_run(settings, Heard(), show_progress=False)["finished"]
+    saved = last_whole_checkpoint(tmp_path / "run")
+    assert saved is not None
+    state = json.loads((saved / "trainer_state.json").read_text())
+    (saved / "trainer_state.json").write_text(json.dumps(state | {"num_input_tokens_seen": 0}))
+    result = train_run(replace(settings, max_minutes=None), Heard(), show_progress=False)
+    expected = json.loads((whole / "result.json").read_text())["tokens"]
+    assert result["tokens"] == pytest.approx(expected, rel=0.15)

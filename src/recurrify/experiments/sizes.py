@@ -138,8 +138,9 @@ SIZES = {
                 "both corpora, in place of GPT-2 small (124 M, WebText).",
                 "Novels, or the first books of PG-19, stand for PG-19, and enwik8 for WikiText-103. Levels of "
                 "perplexity cannot be compared with the published ones: enwik8's words are long and full of markup.",
-                "The base saw 100 M tokens, two epochs of this text. Fine-tuning is 16 M tokens of novels (0.65 of an "
-                "epoch) or 6 M of enwik8 (0.23), not two epochs, with a cosine schedule instead of a constant rate.",
+                "The base saw 100 M tokens. Fine-tuning is shorter than the paper's two epochs: 16 M tokens of the "
+                "novels used here are 0.65 of an epoch, 6 M of enwik8 0.23, and runs that choose rates or mechanisms "
+                "are shorter still; a cosine schedule instead of a constant rate.",
                 "Added weights learn at five times the base's rate: the base has seen this text, they have not.",
             ),
             training={

@@ -150,7 +150,7 @@ def xlnet_row(lab: Lab) -> dict[str, Any] | None:
     start = f"pretrained, {length}" if "model" in lab.size.xlnet else f"from scratch, one-way, {length}"
     told = f"{start}; warm-up over {settings.warmup_steps} steps, learning rate {best.settings.learning_rate:g}"
     if len(found) == 1:
-        told += ", not tuned"
+        told += ", chosen by hand"
     else:
         told += f", the best on validation of {', '.join(f'{unit.settings.learning_rate:g}' for _, unit in found)}"
     row = perplexity_row("xlnet", [best], [], 0)

@@ -69,7 +69,7 @@ def choose_queries(query_BHQD: Tensor, key_BHKD: Tensor, sample_QN: Tensor, coun
 
 
 def sums_so_far(value_BHKD: Tensor) -> Tensor:
-    """Added up in 32 bits at least: in 16 a long sum would lose its small parts."""
+    """In 16 bits a long sum would lose its small parts: they are added up in 32, and only the sums are rounded."""
     if value_BHKD.is_cuda and value_BHKD.dtype in (torch.bfloat16, torch.float16):
         # A matrix product adds up in 32 bits, and is far quicker on a GPU than its sums along an inner dimension.
         rows = value_BHKD.shape[2]

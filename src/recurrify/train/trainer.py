@@ -31,9 +31,12 @@ from recurrify.train.settings import TrainSettings
 class RecurrentTrainer(ValidatingTrainer):
     """Trainer with validation on whole documents, a learning rate for what was added, and a check of each loss."""
 
-    def __init__(self, *args: Any, added_learning_rate: float | None, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, added_learning_rate: float | None, tokens_per_step: int | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
         self.added_learning_rate = added_learning_rate
+        self.tokens_per_step = tokens_per_step
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         # Trainer counts what it finds as `shift_labels`; the model takes it by a name in which Trainer, when it
@@ -50,6 +53,9 @@ class RecurrentTrainer(ValidatingTrainer):
         if targets is not None:
             # Batches differ in length, and those of an epoch's beginning from those of its end.
             tokens = (targets != IGNORED).sum().to(self.args.device)
+            if self.state.global_step and not self.state.num_input_tokens_seen and self.tokens_per_step:
+                # The steps before were taken by a version that did not count.
+                self.state.num_input_tokens_seen = self.state.global_step * self.tokens_per_step
             self.state.num_input_tokens_seen += int(self.accelerator.gather(tokens).sum().item())
         loss = super().training_step(model, inputs, *args, **kwargs)
         if not bool(torch.isfinite(loss)):
@@ -164,6 +170,7 @@ def train(
         processing_class=tokenizer,
         validate=validate,
         added_learning_rate=settings.added_learning_rate,
+        tokens_per_step=per_step,
     )
     patient = validate is not None and settings.patience
     outcome = run_to_end(
