@@ -29,11 +29,11 @@ def table(rows: list[Facts]) -> Experiment:
 
 
 def page_of(tmp_path: Path, rows: list[Facts], runs: dict[str, Facts] | None = None) -> Page:
-    folder = tmp_path / "root" / "small"
+    folder = tmp_path / "results" / "small"
     save_result(folder / "cost.json", experiment("cost", "cost", "Cost", rows))
     for name, content in (runs or {}).items():
         save_result(folder / "runs" / f"{name}.json", content)
-    return written(tmp_path / "root", tmp_path / "out")
+    return written(tmp_path / "results", tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_convergence_names_its_runs_and_leads_to_them(tmp_path: Path) -> None:
     rows = [cost_row(0.969, curves=CURVES), cost_row(0.841, curves=CURVES)]
     page = page_of(tmp_path, rows, {"curve-plain": run(3.5), "curve-carry": run(3.4)})
     links = [link for link in page.links if "/runs/" in link]
-    assert links == ["../root/small/runs/curve-plain.json", "../root/small/runs/curve-carry.json"] * 2
+    assert links == ["../results/small/runs/curve-plain.json", "../results/small/runs/curve-carry.json"] * 2
     assert "These ratios rest on one run of each model and have no range" in page.words
     assert "hiskers" not in page.words
     assert "repeated measurements" not in page.html

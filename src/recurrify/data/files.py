@@ -6,6 +6,7 @@ import lzma
 import os
 import zlib
 from pathlib import Path
+from typing import Any
 
 from recurrify.data.records import Document, Skipped
 from recurrify.data.splits import EVERYTHING, SPLIT_OF_NAME, deal
@@ -135,13 +136,19 @@ def _read_json_lines(path: Path, name: str, content: str, text_field: str, skipp
     return documents
 
 
-def _text_of_line(line: str, text_field: str, where: str) -> str:
+def json_object(line: str, text_field: str, where: str) -> dict[str, Any]:
+    """One line of JSON lines."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{where} is not JSON ({error}): write one JSON object per line.") from error
     if not isinstance(record, dict):
         raise UserError(f"{where} is not a JSON object: write one such as {{{json.dumps(text_field)}: ...}}.")
+    return record
+
+
+def _text_of_line(line: str, text_field: str, where: str) -> str:
+    record = json_object(line, text_field, where)
     if text_field not in record:
         fields = ", ".join(record) or "none at all"
         raise UserError(f"{where} has no field {text_field!r}: set `text_field` to one of its own ({fields}).")

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from recurrify.data.documents import HUB_PREFIX, name_and_config
-from recurrify.data.files import JSON_LINES, UnreadableFileError, read_text_file, uncompressed_suffix
+from recurrify.data.files import JSON_LINES, UnreadableFileError, json_object, read_text_file, uncompressed_suffix
 from recurrify.data.hub import hub_errors, open_dataset
 from recurrify.data.splits import SPLIT_OF_NAME
 from recurrify.errors import UserError
@@ -231,13 +231,8 @@ def _json_rows(content: str, source: str, text_field: str, label_field: str | No
     for number, line in enumerate(content.split("\n"), start=1):
         if not line.strip():
             continue
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{source}, line {number}, is not JSON ({error}): write one object per line.") from error
-        if not isinstance(record, dict):
-            raise UserError(f"{source}, line {number}, is not a JSON object: write one with {text_field!r}.")
-        yield number, *_fields(record, text_field, label_field, f"{source}, line {number},")
+        where = f"{source}, line {number},"
+        yield number, *_fields(json_object(line, text_field, where), text_field, label_field, where)
 
 
 def _fields(record: dict[str, Any], text_field: str, label_field: str | None, where: str) -> tuple[Any, Any]:

@@ -409,11 +409,7 @@ def convergence(
     ):
         if not per_step > 0:
             raise UserError(f"`tokens_per_step_{name}` must be a positive number: got {per_step}.")
-        curve = [
-            (entry.get("num_input_tokens_seen", entry["step"] * per_step), entry["eval_loss"])
-            for entry in history
-            if entry.get("eval_loss")
-        ]
+        curve = validation_curve(history, per_step)
         if not curve:
             raise UserError(f"The {name} run's history has no validation: train with a smaller `valid_every`.")
         curves.append(sorted(curve))
@@ -428,6 +424,15 @@ def convergence(
             "lower",
         )
         for level in levels
+    ]
+
+
+def validation_curve(history: Sequence[dict[str, Any]], tokens_per_step: float) -> list[tuple[float, float]]:
+    """Training tokens, as counted or else by steps, and the loss of each validation."""
+    return [
+        (entry.get("num_input_tokens_seen", entry["step"] * tokens_per_step), entry["eval_loss"])
+        for entry in history
+        if entry.get("eval_loss")
     ]
 
 

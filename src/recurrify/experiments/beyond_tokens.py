@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from recurrify.evaluate.cost import validation_curve
 from recurrify.experiments.beyond import OURS, PLAIN, finish_in_turn, memory_row
 from recurrify.experiments.catalogue import KINDS, Experiment, Rows, register
 from recurrify.experiments.lab import Lab
@@ -177,12 +178,8 @@ def curve(units: list[Unit]) -> list[list[float]]:
     before = 0
     for unit in units:
         run = load_result(unit.run_file)
-        per_step = run["tokens"] / run["steps"]
-        points += [
-            [before + entry.get("num_input_tokens_seen", entry["step"] * per_step), entry["eval_loss"]]
-            for entry in run["history"]
-            if "eval_loss" in entry
-        ]
+        found = validation_curve(run["history"], run["tokens"] / run["steps"])
+        points += [[before + tokens, loss] for tokens, loss in found]
         before += run["tokens"]
     return points
 

@@ -51,6 +51,13 @@ def perplexity_row(
     }
 
 
+def best_on_validation(units: Sequence[Unit]) -> Unit | None:
+    """The candidate with the lowest loss; None until every one has been run."""
+    found = [(unit.evaluation("valid", 0), unit) for unit in units]
+    losses = [(evaluation.total_nll, unit) for evaluation, unit in found if evaluation is not None]
+    return min(losses, key=lambda pair: pair[0])[1] if losses and len(losses) == len(found) else None
+
+
 def _score(units: Sequence[Unit], split: str, overlap: int) -> dict[str, Any]:
     found = _evaluations(units, split, overlap)
     words = [evaluation.perplexity_per_word for evaluation in found]

@@ -15,7 +15,6 @@ from recurrify.experiments.unit import Unit
 from recurrify.experiments.variants import candidate_units
 from recurrify.recurrence import CarryConfig
 from recurrify.results import load_result, provenance, save_result
-from recurrify.train.settings import TrainSettings
 
 STOPPED = "stopped before the end: the same command goes on from here"
 
@@ -94,7 +93,7 @@ def _write(experiment: Experiment, lab: Lab, started: float) -> list[Path]:
         "size": lab.size.name,
         "books": lab.source("books"),
         "wiki": lab.source("wiki"),
-        "training": usual_settings(lab, units).to_dict() if units else None,
+        "training": usual_unit(lab, units).settings.to_dict() if units else None,
     }
     result: dict[str, Any] = {
         "kind": "experiment",
@@ -123,31 +122,31 @@ def _checksum(units: Sequence[Unit]) -> str | None:
     return None
 
 
-def usual_settings(lab: Lab, units: Sequence[Unit]) -> TrainSettings:
-    """Of one of an experiment's own runs, with the usual window."""
+def usual_unit(lab: Lab, units: Sequence[Unit]) -> Unit:
+    """One of an experiment's own runs, with the usual window."""
     usual = [unit for unit in units if unit.settings.recurrence["window"] == lab.size.window]
-    return (usual or units)[-1].settings
+    return (usual or units)[-1]
 
 
 def hyperparameters(
     lab: Lab, experiment: Experiment, units: Sequence[Unit], rows: Sequence[dict[str, Any]]
 ) -> list[dict[str, str]]:
     """Published beside ours."""
-    used = usual_settings(lab, units)
+    unit = usual_unit(lab, units)
+    used = unit.settings
     seeds = len({unit.settings.seed for unit in units})
     times = lab.size.added_rate
     often = used.max_tokens is None or used.valid_every < used.max_tokens
     validated = f"every {used.valid_every:,} tokens" if often else "at the end"
     rates = lab.rates or chosen_rates([row for row in rows if "chosen" in row])
     told = ", ".join(f"{kind} {rate:g}" for kind, rate in rates.items())
-    length = f"{used.epochs:g} epochs" if used.max_tokens is None else f"{used.max_tokens:,} tokens"
     pretrained = "GPT-2 architecture: {layers} layers, {width} wide, pretrained here"
     ours = {
         "base model": lab.size.base or pretrained.format(**lab.size.pretraining),
         "data": used.data,
         "window": str(lab.size.window),
         "windows in a training sequence": str(used.windows),
-        "length": length,
+        "length": unit.length,
         "optimiser": f"AdamW, weight decay {used.weight_decay:g}",
         "learning rate": f"{told}; candidates {', '.join(f'{rate:g}' for rate in lab.size.candidates)}",
         "learning rate of what was added": "the same" if times == 1 else f"{times:g} × the base's",

@@ -76,7 +76,7 @@ class Size:
     curve: dict[str, Any] = field(default_factory=dict)
     """What differs in the runs that tell how many tokens a loss takes; empty: the usual runs tell it."""
     unfamiliar_candidates: tuple[float, ...] = (1e-4, 3e-4, 1e-3)
-    """Learning rates for a base that has not seen the text before."""
+    """Learning rates of `unfamiliar`, for both bases."""
     cost: dict[str, Any] = field(default_factory=dict)
     lengths: dict[str, Any] = field(default_factory=dict)
     """What differs from `LengthStudy`'s own settings."""

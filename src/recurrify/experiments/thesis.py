@@ -12,7 +12,7 @@ from recurrify.experiments import published
 from recurrify.experiments.catalogue import KINDS, Experiment, Rows, overlap_table, overlap_units, register
 from recurrify.experiments.lab import Lab
 from recurrify.experiments.published import THESIS
-from recurrify.experiments.rows import SPLITS, perplexity_row
+from recurrify.experiments.rows import SPLITS, best_on_validation, perplexity_row
 from recurrify.experiments.sizes import LABELS
 from recurrify.experiments.unit import Unit
 from recurrify.jobs import pick_device, read_text
@@ -140,19 +140,15 @@ def xlnet_row(lab: Lab) -> dict[str, Any] | None:
 
     It has no gain: it is no fine-tuning of the model the others start from.
     """
-    found = [(unit.evaluation("valid", 0), unit) for unit in xlnet_units(lab)]
-    scored = [(evaluation.total_nll, unit) for evaluation, unit in found if evaluation is not None]
-    if len(scored) < len(found):
+    units = xlnet_units(lab)
+    best = best_on_validation(units)
+    if best is None:
         return None
-    _, best = min(scored, key=lambda pair: pair[0])
-    settings = best.settings
-    length = f"{settings.epochs:g} epochs" if settings.max_tokens is None else f"{settings.max_tokens:,} tokens"
-    start = f"pretrained, {length}" if "model" in lab.size.xlnet else f"from scratch, one-way, {length}"
-    told = f"{start}; warm-up over {settings.warmup_steps} steps, learning rate {best.settings.learning_rate:g}"
-    if len(found) == 1:
-        told += ", chosen by hand"
-    else:
-        told += f", the best on validation of {', '.join(f'{unit.settings.learning_rate:g}' for _, unit in found)}"
+    start = "pretrained" if "model" in lab.size.xlnet else "from scratch, one-way"
+    rate, steps = best.settings.learning_rate, best.settings.warmup_steps
+    tried = ", ".join(f"{unit.settings.learning_rate:g}" for unit in units)
+    chosen = f"the best on validation of {tried}" if len(units) > 1 else "chosen by hand"
+    told = f"{start}, {best.length}; warm-up over {steps} steps, learning rate {rate:g}, {chosen}"
     row = perplexity_row("xlnet", [best], [], 0)
     return None if row is None else {**row, "label": f"{LABELS['xlnet']}, {told}"}
 

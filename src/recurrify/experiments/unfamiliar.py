@@ -11,7 +11,7 @@ from typing import Any
 from recurrify.experiments.beyond import finish_in_turn
 from recurrify.experiments.catalogue import PAIR, Experiment, Rows, register
 from recurrify.experiments.lab import Lab
-from recurrify.experiments.rows import perplexity_row
+from recurrify.experiments.rows import best_on_validation, perplexity_row
 from recurrify.experiments.sizes import LABELS
 from recurrify.experiments.unit import Unit
 
@@ -38,16 +38,9 @@ def candidates(lab: Lab, kind: str, unseen: bool) -> list[Unit]:
     return [unfamiliar_unit(lab, kind, unseen, rate) for rate in lab.size.unfamiliar_candidates]
 
 
-def best_candidate(lab: Lab, kind: str, unseen: bool) -> Unit | None:
-    """On validation; None until all have been run."""
-    scored = [(unit.evaluation("valid", 0), unit) for unit in candidates(lab, kind, unseen)]
-    losses = [(found.total_nll, unit) for found, unit in scored if found is not None]
-    return min(losses, key=lambda pair: pair[0])[1] if len(losses) == len(scored) else None
-
-
 def chosen(lab: Lab, unseen: bool, long: bool) -> dict[str, Unit]:
     """By kind, those whose learning rate is known."""
-    best = {kind: unit for kind in PAIR if (unit := best_candidate(lab, kind, unseen)) is not None}
+    best = {kind: unit for kind in PAIR if (unit := best_on_validation(candidates(lab, kind, unseen))) is not None}
     if not long:
         return best
     return {
@@ -81,7 +74,7 @@ def unfamiliar_rows(lab: Lab) -> tuple[Rows, list[str]]:
                     missing.append(f"{kind}, {about}")
                     continue
                 rate = units[kind].settings.learning_rate
-                rows.append({**row, "label": f"{LABELS[kind]}; {about}, learning rate {rate:g}", "chosen": False})
+                rows.append({**row, "label": f"{LABELS[kind]}; {about}, learning rate {rate:g}"})
     return rows, missing
 
 

@@ -54,6 +54,12 @@ class Unit:
         return self.folder / "scores" / f"{self.name}-{wanted.split}-o{wanted.overlap}.json"
 
     @property
+    def length(self) -> str:
+        """How long it trains, for people."""
+        one = self.settings
+        return f"{one.epochs:g} epochs" if one.max_tokens is None else f"{one.max_tokens:,} tokens"
+
+    @property
     def is_xlnet(self) -> bool:
         return bool(self.settings.recurrence["mechanism"] == "xlnet")
 
