@@ -3,7 +3,8 @@
 A window is some hundred kernels, and twenty windows go one after another: launching them one by one takes several times
 as long as they run. A graph is captured once for a number of windows and then replayed. Only what training repeats is
 captured: batches of the usual number of rows that begin their documents. Rows may end early: what is filled up after
-them is not scored, and nothing that is looks ahead. Everything else runs as it is.
+them is not scored, and nothing that is looks ahead. Everything else runs as it is. Checkpointed steps are captured by
+the window, in `graphed_windows`.
 """
 
 import gc
@@ -20,6 +21,7 @@ from torch.autograd.function import once_differentiable
 from recurrify.capturing import on_side_stream
 from recurrify.errors import UserError
 from recurrify.recurrence.compiled import compile_windows
+from recurrify.recurrence.graphed_windows import CheckpointedStep, WindowInputs, WindowOutputs
 from recurrify.recurrence.mechanism import RecurrenceConfig
 from recurrify.recurrence.model import IGNORE, RecurrentPreTrainedModel, WindowsRun
 from recurrify.recurrence.packing import Packed, open_windows
@@ -55,7 +57,7 @@ class GraphedSteps:
         self.seen: Counter[Key] = Counter()
         self.most_windows = 0
         self.built: tuple[Any, ...] = ()
-        self.steps: dict[Key, GraphedStep] = {}
+        self.steps: dict[Key, GraphedStep | CheckpointedStep] = {}
         self.clock = Clock()
 
     def takes(self, packed: Packed, state: State) -> bool:
@@ -65,7 +67,7 @@ class GraphedSteps:
             return False
         if model.compiled_window is None or model.compiled_window.rows != len(packed.lengths):
             return False  # such windows are not compiled
-        if model.recurrence.checkpoint or packed.tokens.shape[1] <= model.recurrence.window:
+        if packed.tokens.shape[1] <= model.recurrence.window:
             return False  # a single window may have nothing to learn from
         if bool(state.live.any()) or bool(state.lengths.any()):
             return False
@@ -83,22 +85,56 @@ class GraphedSteps:
 
     def _key(self, packed: Packed) -> "Key":
         windows = self._windows(packed)
+        half = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
+        if self.model.recurrence.checkpoint:
+            return Key(len(packed.lengths), None, False, half, self.model.recurrence)
         if len(set(packed.lengths)) > 1:
             windows = min(round_up(windows), self.most_windows)
-        half = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
         key = Key(len(packed.lengths), windows, False, half, self.model.recurrence)
-        return key._replace(filled_up=set(packed.lengths) != {key.width})
+        return key._replace(filled_up=set(packed.lengths) != {key.width(windows)})
 
     def __call__(self, packed: Packed, state: State, targets: Tensor) -> WindowsRun:
         key, width = self._key(packed), packed.tokens.shape[1]
-        tokens = F.pad(packed.tokens, (0, key.width - width))
-        targets = F.pad(targets, (0, key.width - width), value=IGNORE)
+        missing = key.width(key.windows or self._windows(packed)) - width
+        tokens = F.pad(packed.tokens, (0, missing))
+        targets = F.pad(targets, (0, missing), value=IGNORE)
         step = self.steps.get(key)
         if step is None:
+            step = self.steps[key] = self._captured(key, packed, state, tokens, targets)
+        if isinstance(step, CheckpointedStep):
+            losses = step.replay(tokens, targets, self._statistics(), trained(self.model))
+            found = Found(losses, *(torch.stack(one) if one else None for one in (step.memories, step.summaries)))
+        else:
+            losses, found = step.replay(tokens, targets), step.found
+        return WindowsRun(None, losses[:, :width], self._after(packed, state, found))
+
+    def _captured(
+        self, key: "Key", packed: Packed, state: State, tokens: Tensor, targets: Tensor
+    ) -> "GraphedStep | CheckpointedStep":
+        if key.windows is not None:
             run = self._whole_rows(packed, state, key.filled_up)
-            step = self.steps[key] = GraphedStep(self.model, run, tokens, targets, self.clock)
-        losses = step.replay(tokens, targets)[:, :width]
-        return WindowsRun(None, losses, self._after(packed, state, step.found))
+            return GraphedStep(self.model, run, tokens, targets, self.clock)
+        with capturing(self.model, tokens, self.clock) as stand_ins:
+            one = key.recurrence
+            return CheckpointedStep(
+                (self._window(0), self._window(one.overlap)),
+                WindowInputs(tokens, targets, None, self._statistics()),
+                one.window,
+                one.overlap,
+                one.bptt_windows,
+                stand_ins,
+                self.clock.memory,
+            )
+
+    def _statistics(self) -> tuple[Tensor, ...]:
+        return self.model.mechanism.statistics() if self.model.mechanism is not None else ()
+
+    def _window(self, first: int) -> Callable[[WindowInputs], WindowOutputs]:
+        def run(inputs: WindowInputs) -> WindowOutputs:
+            tokens, targets, memory, statistics = inputs
+            return WindowOutputs(*self.model.compiled_window(tokens, targets, memory, statistics, first, True))
+
+        return run
 
     def _whole_rows(self, packed: Packed, state: State, every_memory: bool) -> "Run":
         def run(tokens: Tensor, targets: Tensor) -> Found:
@@ -134,15 +170,15 @@ class Key(NamedTuple):
     """What a graph holds for."""
 
     rows: int
-    windows: int
+    windows: int | None
+    """None where each window is a graph: then any number will do."""
     filled_up: bool
     """Whether rows end before the last window does, so that the memory behind every window may be asked for."""
     precision: torch.dtype | None
     recurrence: RecurrenceConfig
 
-    @property
-    def width(self) -> int:
-        return self.recurrence.window + (self.windows - 1) * self.recurrence.stride
+    def width(self, windows: int) -> int:
+        return self.recurrence.window + (windows - 1) * self.recurrence.stride
 
 
 def round_up(windows: int) -> int:
@@ -209,19 +245,28 @@ class Clock:
         return self.passes
 
 
+@contextmanager
+def capturing(model: torch.nn.Module, tokens: Tensor, clock: Clock) -> Iterator[list[torch.nn.Parameter]]:
+    """What a capture needs around it; gives stand-ins for the trained weights."""
+    if clock.memory is None:
+        clock.memory = torch.cuda.graph_pool_handle()
+    gc.collect()  # garbage of CUDA's that is thrown away during a capture ends it
+    half = torch.is_autocast_enabled("cuda")
+    # A cached cast of a weight would be captured once and never be made anew.
+    cast = torch.autocast("cuda", torch.get_autocast_dtype("cuda"), enabled=half, cache_enabled=False)
+    with cast, torch.cuda.device(tokens.device), stand_ins(model) as parameters:
+        yield parameters
+    # What the warm-up took lies idle from now on, as much again as the graphs have.
+    torch.cuda.empty_cache()
+
+
 class GraphedStep:
     """Two graphs, and the tensors that they read and write."""
 
     def __init__(self, model: torch.nn.Module, run: Run, tokens: Tensor, targets: Tensor, clock: Clock) -> None:
         self.parameters, self.clock = trained(model), clock
         self.tokens, self.targets = tokens.clone(), targets.clone()
-        if clock.memory is None:
-            clock.memory = torch.cuda.graph_pool_handle()
-        gc.collect()  # garbage of CUDA's that is thrown away during a capture ends it
-        half = torch.is_autocast_enabled("cuda")
-        # A cached cast of a weight would be captured once and never be made anew.
-        cast = torch.autocast("cuda", torch.get_autocast_dtype("cuda"), enabled=half, cache_enabled=False)
-        with cast, torch.cuda.device(tokens.device), stand_ins(model) as parameters:
+        with capturing(model, tokens, clock) as parameters:
             self._warm_up(model, run, parameters)
             self.forward_graph, self.backward_graph = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
             with torch.cuda.graph(self.forward_graph, pool=clock.memory):
@@ -230,9 +275,6 @@ class GraphedStep:
             with torch.cuda.graph(self.backward_graph, pool=clock.memory):
                 self.gradients = torch.autograd.grad(found.losses, parameters, self.incoming, allow_unused=True)
         self.found = found._replace(losses=found.losses.detach())
-        del found
-        # What the warm-up took lies idle from now on, as much again as the graphs have.
-        torch.cuda.empty_cache()
 
     def _warm_up(self, model: torch.nn.Module, run: Run, parameters: list[torch.nn.Parameter]) -> None:
         """Run a few steps that leave no trace: statistics and random numbers stay where they were."""

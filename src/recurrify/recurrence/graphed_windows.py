@@ -1,0 +1,247 @@
+"""Checkpointed training steps as CUDA graphs: texts of any length in the memory of one window.
+
+Two kinds of window are captured, the first of a text and those behind it, each twice: its forward pass, and its forward
+pass once more with the backward pass. A step replays the one along the text and the other back again; from the first to
+the second it keeps nothing of a window but the memory before it. The gradients of the weights add up in one place.
+"""
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from recurrify.capturing import on_side_stream
+from recurrify.windows import Window, schedule
+
+WARM_UPS = 2
+"""Passes before a capture: the first ones compile and choose kernels, which a graph cannot hold."""
+
+
+class WindowInputs(NamedTuple):
+    tokens: Tensor
+    """(B, window)."""
+    targets: Tensor
+    """(B, scored): of the tokens that no window before has scored."""
+    memory: Tensor | None
+    statistics: tuple[Tensor, ...]
+
+
+class WindowOutputs(NamedTuple):
+    losses: Tensor
+    memory: Tensor | None
+    summary: Tensor | None
+
+    def each(self, act: Callable[[Tensor], Tensor]) -> "WindowOutputs":
+        memory, summary = (None if one is None else act(one) for one in self[1:])
+        return WindowOutputs(act(self.losses), memory, summary)
+
+
+RunWindow = Callable[[WindowInputs], WindowOutputs]
+
+
+class WindowGraphs:
+    """One kind of window, and the tensors that its graphs read and write."""
+
+    def __init__(
+        self, run: RunWindow, inputs: WindowInputs, parameters: Sequence[Tensor], sums: list[Tensor], pool: Any
+    ) -> None:
+        self.run, self.parameters, self.sums = run, parameters, sums
+        memory = None if inputs.memory is None else inputs.memory.detach().clone().requires_grad_()
+        self.inputs = inputs._replace(tokens=inputs.tokens.clone(), targets=inputs.targets.clone(), memory=memory)
+        on_side(inputs.tokens, self._pass_forward)
+        self.incoming = torch.zeros_like(self.outputs.losses)
+        self.incoming_memory = None if self.outputs.memory is None else torch.zeros_like(self.outputs.memory)
+        for _ in range(WARM_UPS):
+            on_side(inputs.tokens, self._pass_back)
+        self.forward = record(self._pass_forward, pool)
+        self.back = record(self._pass_back, pool)
+
+    def _pass_forward(self) -> None:
+        # With gradients in view, though none are asked for: what is compiled for that has the same random numbers.
+        with torch.enable_grad():
+            found = self.run(self.inputs)
+        self.outputs = found.each(Tensor.detach)
+
+    def _pass_back(self) -> None:
+        memory = [] if self.inputs.memory is None else [self.inputs.memory]
+        with torch.enable_grad():
+            found = self.run(self.inputs)
+            ends, incoming = [found.losses], [self.incoming]
+            if found.memory is not None and found.memory.requires_grad:
+                assert self.incoming_memory is not None
+                ends.append(found.memory)
+                incoming.append(self.incoming_memory)
+            gradients = torch.autograd.grad(ends, [*self.parameters, *memory], incoming, allow_unused=True)
+        weights = gradients[: len(self.parameters)]
+        self.reached = [one is not None for one in weights]
+        added = [(total, one) for total, one in zip(self.sums, weights, strict=True) if one is not None]
+        torch._foreach_add_([total for total, _ in added], [one for _, one in added])
+        self.memory_gradient = gradients[-1] if memory else None
+
+    def replay_forward(self, inputs: WindowInputs) -> WindowOutputs:
+        """What comes back is the caller's own: the next replay writes over the rest."""
+        self._read(inputs)
+        self.forward()
+        return self.outputs.each(Tensor.clone)
+
+    def replay_back(self, inputs: WindowInputs, incoming: Tensor, incoming_memory: Tensor | None) -> Tensor | None:
+        """Adds to the sums; gives the gradient of the memory before the window."""
+        self._read(inputs)
+        self.incoming.copy_(incoming)
+        if self.incoming_memory is not None:
+            if incoming_memory is None:
+                self.incoming_memory.zero_()
+            else:
+                self.incoming_memory.copy_(incoming_memory)
+        self.back()
+        return None if self.memory_gradient is None else self.memory_gradient.clone()
+
+    @torch.no_grad()
+    def _read(self, inputs: WindowInputs) -> None:
+        self.inputs.tokens.copy_(inputs.tokens)
+        self.inputs.targets.copy_(inputs.targets)
+        if self.inputs.memory is not None:
+            assert inputs.memory is not None
+            self.inputs.memory.copy_(inputs.memory)
+
+
+def record(step: Callable[[], None], pool: Any) -> Callable[[], None]:
+    """What the step launches, as a graph in shared memory."""
+    gc.collect()  # garbage of CUDA's that is thrown away during a capture ends it
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        step()
+    replay: Callable[[], None] = graph.replay
+    return replay
+
+
+def on_side(tokens: Tensor, step: Callable[[], None]) -> None:
+    if tokens.is_cuda:
+        on_side_stream(step)
+    else:
+        step()
+
+
+def generator_of(tokens: Tensor) -> torch.Generator:
+    if tokens.is_cuda:
+        return torch.cuda.default_generators[tokens.device.index]
+    return torch.default_generator
+
+
+@contextmanager
+def unmoved(generator: torch.Generator) -> Iterator[None]:
+    """Random numbers go on afterwards from where they were."""
+    state = generator.get_state()
+    try:
+        yield
+    finally:
+        generator.set_state(state)
+
+
+class CheckpointedStep:
+    """A training step over any number of windows; `window` and `overlap` say where they lie."""
+
+    def __init__(
+        self,
+        runs: tuple[RunWindow, RunWindow],
+        inputs: WindowInputs,
+        window: int,
+        overlap: int,
+        bptt_windows: int | None,
+        stand_ins: Sequence[Tensor],
+        pool: Any,
+    ) -> None:
+        """`runs` are a first window and a later one; `inputs` a text of two windows at least."""
+        self.window, self.overlap, self.bptt_windows = window, overlap, bptt_windows
+        self.statistics = tuple(one.clone() for one in inputs.statistics)
+        self.sums = [torch.zeros_like(one, requires_grad=False) for one in stand_ins]
+        first, second = schedule(2 * window - overlap, window, overlap)
+        with unmoved(generator_of(inputs.tokens)):
+            one = self._inputs(inputs.tokens, inputs.targets, first, None)
+            self.first = WindowGraphs(runs[0], one, stand_ins, self.sums, pool)
+            memory = self.first.replay_forward(one).memory
+            two = self._inputs(inputs.tokens, inputs.targets, second, memory)
+            self.later = WindowGraphs(runs[1], two, stand_ins, self.sums, pool)
+
+    def _inputs(self, tokens: Tensor, targets: Tensor, span: Window, memory: Tensor | None) -> WindowInputs:
+        return WindowInputs(
+            tokens[:, span.start : span.stop], targets[:, span.first : span.stop], memory, self.statistics
+        )
+
+    def replay(
+        self, tokens: Tensor, targets: Tensor, statistics: tuple[Tensor, ...], parameters: Sequence[Tensor]
+    ) -> Tensor:
+        """(B, P) losses; what else the windows leave behind lies in `memories` and `summaries`, a list entry each."""
+        for mine, now in zip(self.statistics, statistics, strict=True):
+            mine.copy_(now)
+        losses: Tensor = _Replay.apply(self, tokens, targets, *parameters)
+        return losses
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, "Kept"]:
+        kept = Kept(tokens, targets, tuple(one.clone() for one in self.statistics), [], [])
+        generator, memory = generator_of(tokens), None
+        self.memories: list[Tensor] = []
+        self.summaries: list[Tensor] = []
+        losses = []
+        for index, span in enumerate(schedule(tokens.shape[1], self.window, self.overlap)):
+            kept.memories.append(memory)
+            kept.random.append(generator.get_state())
+            graphs = self.later if index else self.first
+            found = graphs.replay_forward(self._inputs(tokens, targets, span, memory))
+            losses.append(found.losses)
+            memory = found.memory
+            if found.memory is not None:
+                self.memories.append(found.memory)
+            if found.summary is not None:
+                self.summaries.append(found.summary)
+        return torch.cat(losses, dim=1), kept
+
+    def back(self, kept: "Kept", incoming: Tensor) -> list[Tensor | None]:
+        """The gradients of the weights; None for those that no window uses, which an optimiser then leaves alone."""
+        torch._foreach_zero_(self.sums)
+        for mine, then in zip(self.statistics, kept.statistics, strict=True):
+            mine.copy_(then)
+        generator = generator_of(kept.tokens)
+        spans = schedule(kept.tokens.shape[1], self.window, self.overlap)
+        flowing: Tensor | None = None
+        with unmoved(generator):
+            for index in reversed(range(len(spans))):
+                span, graphs = spans[index], self.later if index else self.first
+                generator.set_state(kept.random[index])
+                inputs = self._inputs(kept.tokens, kept.targets, span, kept.memories[index])
+                flowing = graphs.replay_back(inputs, incoming[:, span.first : span.stop], flowing)
+                if self.bptt_windows is not None and index % self.bptt_windows == 0:
+                    flowing = None
+        reached = [one or other for one, other in zip(self.first.reached, self.later.reached, strict=True)]
+        return [one.clone() if there else None for one, there in zip(self.sums, reached, strict=True)]
+
+
+class Kept(NamedTuple):
+    """From a step's forward pass for its backward pass."""
+
+    tokens: Tensor
+    targets: Tensor
+    statistics: tuple[Tensor, ...]
+    memories: list[Tensor | None]
+    """Before each window."""
+    random: list[Tensor]
+    """The generator's state before each window, so that the second pass drops what the first one did."""
+
+
+class _Replay(torch.autograd.Function):
+    """A step as one operation."""
+
+    @staticmethod
+    def forward(ctx: Any, step: CheckpointedStep, tokens: Tensor, targets: Tensor, *_: Tensor) -> Tensor:
+        losses, ctx.kept = step.forward(tokens, targets)
+        ctx.step = step
+        return losses
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, incoming: Tensor) -> tuple[Tensor | None, ...]:
+        return (None, None, None, *ctx.step.back(ctx.kept, incoming))

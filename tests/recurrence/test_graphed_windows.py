@@ -1,0 +1,217 @@
+"""Checkpointed training steps captured by the window: which are, and that they compute what they did."""
+
+import copy
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from recurrify import CarryConfig, NoRecurrence, RecurrentForCausalLM, TailConfig, add_recurrence
+from recurrify.recurrence import CompressConfig, KVConfig, MemoryTokensConfig, SummaryConfig, graphed, graphed_windows
+from recurrify.recurrence.compiled import run_full_window
+from recurrify.recurrence.graphed import GraphedSteps, graph_steps
+from recurrify.state import State
+from support.models import text, tiny
+
+CONFIGS = {
+    "plain": NoRecurrence(window=8, checkpoint=True),
+    "carry": CarryConfig(window=8, overlap=3, standardize=True, checkpoint=True),
+    "tail": TailConfig(window=8, tail=4, pooled_slots=1, checkpoint=True),
+    "two windows back": TailConfig(window=8, tail=4, bptt_windows=2, checkpoint=True),
+    "gated tail": TailConfig(window=8, tail=4, gated=True, checkpoint=True),
+    "memory tokens": MemoryTokensConfig(window=8, tokens=3, checkpoint=True),
+    "compress": CompressConfig(window=8, tokens=2, size=4, checkpoint=True),
+    "summary": SummaryConfig(window=8, tokens=2, checkpoint=True),
+    "kv": KVConfig(window=8, keep=4, sinks=1, checkpoint=True),
+}
+ROTARY = ("compress", "kv")
+
+
+class OneWindow:
+    """What would be compiled."""
+
+    rows = 2
+
+    def __init__(self, model: RecurrentForCausalLM) -> None:
+        self.model = model
+
+    def takes(self, *_: Any) -> bool:
+        return False
+
+    def __call__(self, *inputs: Any) -> Any:
+        return run_full_window(self.model, *inputs)
+
+
+class AnyDevice(GraphedSteps):
+    """Takes steps on the CPU too."""
+
+    def takes(self, packed: Any, state: State) -> bool:
+        return super().takes(packed._replace(tokens=_OnCuda(packed.tokens)), state)
+
+
+class _OnCuda:
+    is_cuda = True
+
+    def __init__(self, tokens: torch.Tensor) -> None:
+        self.shape, self.device = tokens.shape, tokens.device
+
+
+@pytest.fixture
+def replays(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Graphs need a GPU: what would be captured is run anew for each replay, and noted down."""
+    done: list[str] = []
+
+    def record(step: Callable[[], None], pool: Any) -> Callable[[], None]:
+        def replay() -> None:
+            done.append(step.__name__)
+            step()
+
+        return replay
+
+    @contextmanager
+    def capturing(model: Any, *_: Any) -> Any:
+        yield graphed.trained(model)
+
+    monkeypatch.setattr(graphed_windows, "record", record)
+    monkeypatch.setattr(graphed, "capturing", capturing)
+    return done
+
+
+def recurrent(name: str, **base: Any) -> RecurrentForCausalLM:
+    model: RecurrentForCausalLM = add_recurrence(tiny("llama" if name in ROTARY else "gpt2", **base), CONFIGS[name])
+    return model.train()
+
+
+def with_twin(name: str, **base: Any) -> tuple[RecurrentForCausalLM, RecurrentForCausalLM]:
+    twin = recurrent(name, **base)
+    model = copy.deepcopy(twin)
+    model.compiled_window, model.graphed_steps = OneWindow(model), AnyDevice(model)
+    return model, twin
+
+
+def ragged(*lengths: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    mask = torch.arange(max(lengths))[None] < torch.tensor(lengths)[:, None]
+    return text(len(lengths), max(lengths), seed=seed), mask.long()
+
+
+def compare_steps(model: RecurrentForCausalLM, twin: RecurrentForCausalLM, lengths: tuple[int, int], seed: int) -> None:
+    """Losses, gradients, the state behind each row and what statistics were learned."""
+    ids, mask = ragged(*lengths, seed=seed)
+    results = []
+    for one in (model, twin):
+        one.zero_grad()
+        torch.manual_seed(seed)
+        out = one(ids, attention_mask=mask, labels=ids, return_losses=True)
+        # Not every token alike.
+        (out.token_losses * torch.linspace(0.5, 1.5, ids.shape[1])).mean().backward()
+        results.append((out, torch.rand(())))
+    (ours, ours_next), (wanted, wanted_next) = results
+    assert ours_next == wanted_next
+    torch.testing.assert_close(ours.token_losses, wanted.token_losses)
+    for (key, mine), theirs in zip(model.named_parameters(), twin.parameters(), strict=True):
+        assert (mine.grad is None) == (theirs.grad is None), key
+        if mine.grad is not None:
+            torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=1e-6, msg=key)
+    for (key, mine), theirs in zip(model.named_buffers(), twin.buffers(), strict=True):
+        torch.testing.assert_close(mine, theirs, msg=key)
+    assert torch.equal(ours.state.live, wanted.state.live)
+    assert torch.equal(ours.state.lengths, wanted.state.lengths)
+    for row in range(2):
+        if bool(ours.state.live[row]):
+            torch.testing.assert_close(ours.state.memory[row], wanted.state.memory[row])
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_replayed_windows_compute_what_checkpointed_ones_do(name: str, replays: list[str]) -> None:
+    """For any number of windows, full rows and rows that end early, by the same few graphs."""
+    model, twin = with_twin(name)
+    for step, lengths in enumerate([(24, 24)] * (graphed.SEEN_BEFORE + 1) + [(29, 12), (5, 40), (16, 16), (7, 21)]):
+        compare_steps(model, twin, lengths, seed=step)
+        if step < graphed.SEEN_BEFORE:
+            assert not replays
+    assert len(model.graphed_steps.steps) == 1
+    assert replays.count("_pass_forward") == 1 + replays.count("_pass_back")  # one for the shape of its memory
+
+
+def test_dropout_takes_out_the_same_in_both_passes(replays: list[str]) -> None:
+    """Gradients are those of one forward pass, and the random numbers after it those after any such pass."""
+    model, twin = with_twin("tail", resid_pdrop=0.3, embd_pdrop=0.3)
+    for step in range(graphed.SEEN_BEFORE + 3):
+        compare_steps(model, twin, (32, 32), seed=step)  # filler would draw random numbers of its own
+    assert replays
+
+
+def test_backward_passes_may_wait_and_be_repeated(replays: list[str]) -> None:
+    """What a step keeps is its own: two texts may be read before the first one's gradients are asked for."""
+    model, twin = with_twin("carry")
+    for _ in range(graphed.SEEN_BEFORE + 1):
+        ids = text(2, 24)
+        model(ids, labels=ids)
+        twin(ids, labels=ids)
+    replays.clear()
+    for one in (model, twin):
+        one.zero_grad()
+        losses = [one(ids, labels=ids).loss for ids in (text(2, 24, seed=5), text(2, 33, seed=6))]
+        losses[0].backward(retain_graph=True)
+        losses[1].backward()
+        losses[0].backward()
+    assert replays
+    for (key, mine), theirs in zip(model.named_parameters(), twin.named_parameters(), strict=True):
+        if theirs[1].grad is not None:
+            torch.testing.assert_close(mine.grad, theirs[1].grad, rtol=1e-4, atol=1e-5, msg=key)
+
+
+# ---- on a GPU --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", CONFIGS)
+def test_graphs_of_windows_give_the_updates(name: str) -> None:
+    model = recurrent(name).cuda()
+    twin = copy.deepcopy(model)
+    graph_steps(twin, rows=2)
+    optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (model, twin)]
+    for update in range(5):
+        ids = text(2, 24 + 5 * (update % 3), seed=update).cuda()
+        losses = [one(ids, labels=ids).loss for one in (model, twin)]
+        torch.testing.assert_close(losses[1], losses[0], rtol=1e-4, atol=1e-5)
+        for loss in losses:
+            loss.backward()
+        for (key, mine), theirs in zip(model.named_parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(theirs.grad, mine.grad, rtol=1e-3, atol=1e-5, msg=key)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    assert len(twin.graphed_steps.steps) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_dropout_in_graphs_of_windows() -> None:
+    """The loss moves by its gradient only if the second pass dropped what the first did; each step drops anew."""
+    model = recurrent("tail", resid_pdrop=0.3, embd_pdrop=0.3).cuda()
+    graph_steps(model, rows=2)
+    ids = text(2, 29).cuda()
+    for _ in range(graphed.SEEN_BEFORE + 1):
+        model(ids, labels=ids).loss.backward()
+    weight, generator = model.base.transformer.wpe.weight, torch.cuda.default_generators[0]
+    model.zero_grad()
+    begun = generator.get_state()
+    loss = model(ids, labels=ids).loss
+    assert not torch.equal(generator.get_state(), begun)
+    loss.backward()
+    direction, step = weight.grad.clone(), 1e-2 / float(weight.grad.norm())
+    assert float(model(ids, labels=ids).loss) != float(loss)
+    moved = []
+    for sign in (1, -1):
+        with torch.no_grad():
+            weight.add_(direction, alpha=sign * step)
+            generator.set_state(begun)
+        moved.append(float(model(ids, labels=ids).loss))
+        with torch.no_grad():
+            weight.sub_(direction, alpha=sign * step)
+    wanted = 2 * step * float(direction.norm()) ** 2
+    assert moved[0] - moved[1] == pytest.approx(wanted, rel=0.05)
