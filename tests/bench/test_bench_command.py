@@ -130,7 +130,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("options", "words"),
         [
-            (["speed"], "There is no part 'speed': there are ceilings, training, lengths, generation,"),
+            (["speed"], "There is no part 'speed': there are ceilings, training, profile, lengths, generation,"),
             (["--size", "huge"], "There is no size 'huge': there are auto, tiny, small, gpt2."),
             (["--ways", "eager,magic"], "There is no way 'magic' of training"),
             (["--ways", "graphs", "--device", "cpu"], "Graphs are for CUDA GPUs, and this is a CPU"),

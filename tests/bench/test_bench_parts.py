@@ -21,6 +21,7 @@ from recurrify.bench.lengths import measure_lengths
 from recurrify.bench.models import random_tokens
 from recurrify.bench.naive import measure_naive
 from recurrify.bench.peers import PEERS, body_weights, measure_peers
+from recurrify.bench.profiling import kind_of, measure_profile
 from recurrify.bench.sizes import SIZES, Size
 from recurrify.bench.stepping import Ours, Theirs
 from recurrify.bench.timing import DOES_NOT_FIT, NO_TIME, Entrant, NotMeasuredError, Turns, ratio
@@ -434,3 +435,36 @@ def test_peers_that_are_not_installed_are_named(monkeypatch: pytest.MonkeyPatch)
     result = measure_peers(bench)
     assert [row["name"] for row in result["rows"]] == [peer.package for peer in PEERS] + ["carry", "tail"]
     assert "pip install recurrent-memory-transformer-pytorch block-recurrent-transformer-pytorch" in told[0]
+
+
+class TestProfile:
+    def test_all_the_time_of_a_step_is_somewhere(self) -> None:
+        result = measure_profile(mini_bench())
+        assert [(row["kind"], row["way"]) for row in result["rows"]] == [
+            *(("transformers", "eager"), ("plain", "eager"), ("carry", "eager")),
+        ]
+        for row in result["rows"]:
+            work = {one["what"]: one for one in row["work"]}
+            assert {"matrix products", "matrix products of the head", "attention", "loss", "optimiser"} <= set(work)
+            assert all(one["seconds"] > 0 for one in work.values())
+            assert row["tokens"] == 2 * 3 * 8
+
+    def test_the_products_of_the_head_are_told_by_their_sizes(self) -> None:
+        """A window's logits and their two gradients, and no other product."""
+        row = measure_profile(mini_bench(batches=(1,)))["rows"][1]
+        head = next(one for one in row["work"] if one["what"] == "matrix products of the head")
+        assert head["calls"] == 3  # the logits of three small windows are made at once
+
+    def test_kinds_are_told_by_name(self) -> None:
+        names = {
+            "nvjet_sm90_tst_128x128_64x6_1x2_h_bz_splitK_NTT": "matrix products",
+            "void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<cutlass::bfloat16_t>": "attention",
+            "fmha_cutlassB_bf16_aligned_64x64_k64_sm80": "attention",
+            "triton_red_fused__log_softmax__to_copy_nll_loss_forward_0": "loss",
+            "triton_per_fused_add_native_layer_norm_1": "norms, activations, sums",
+            "void at::native::multi_tensor_apply_kernel<FusedAdamMathFunctor>": "optimiser",
+            "Memcpy DtoD (Device -> Device)": "copies and casts",
+            "void at::native::elementwise_kernel<128, 4, at::native::direct_copy_kernel_cuda>": "copies and casts",
+            "void something_new": "everything else",
+        }
+        assert {name: kind_of(name) for name in names} == names

@@ -52,7 +52,7 @@ def measure_lengths(bench: Bench, earlier: dict[str, Any] | None = None) -> dict
 def _one_length(bench: Bench, ours: Ours, length: int, advance: Callable[[int], None]) -> list[Row]:
     quick = bench.device.type == "cuda"
     ways = {
-        "carry, checkpointed": ("compiled" if quick else "eager", True),
+        "carry, checkpointed": ("graphs" if quick else "eager", True),
         "carry": ("graphs" if quick else "eager", False),
     }
     ids = random_tokens(bench.size, 1, length, bench.device)

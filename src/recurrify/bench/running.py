@@ -15,6 +15,7 @@ from recurrify.bench.generation import measure_generation
 from recurrify.bench.lengths import measure_lengths
 from recurrify.bench.naive import covers_ways, measure_naive
 from recurrify.bench.peers import measure_peers
+from recurrify.bench.profiling import measure_profile
 from recurrify.bench.sizes import size_for
 from recurrify.bench.timing import NO_TIME
 from recurrify.bench.training import covers_groups, measure_training
@@ -42,6 +43,7 @@ PARTS = {
         measure_training,
         covers=lambda earlier, bench: covers_groups(earlier, bench.batches, bench.ways),
     ),
+    "profile": Part("where a training step's time goes", measure_profile, False, goes_on=False),
     "lengths": Part("memory and speed of a step against a sequence's length", measure_lengths),
     "generation": Part("time per token, from the beginning to far past the context", measure_generation, False),
     "evaluation": Part("scoring documents side by side", measure_evaluation),

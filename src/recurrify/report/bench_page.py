@@ -18,7 +18,7 @@ from recurrify.results import load_result, write_whole
 __all__ = ["PAGE", "PICTURE", "bench_tables", "load_parts", "write_bench_page"]
 
 PAGE, PICTURE = "bench.md", "bench.png"
-PARTS = ("ceilings", "training", "lengths", "generation", "evaluation", "naive", "peers")
+PARTS = ("ceilings", "training", "profile", "lengths", "generation", "evaluation", "naive", "peers")
 STYLES = (("recurrent", "-", "o"), ("best", "--", "^"), ("plain", "-.", "s"))
 NOTES = (
     "Ratios are medians over interleaved repeats in one run, with their range; above 1, the first is faster.",

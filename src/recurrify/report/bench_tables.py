@@ -15,6 +15,7 @@ def bench_tables(parts: Mapping[str, Row]) -> list[Table]:
     for group in (parts.get("training") or {}).get("groups") or []:
         made += [_training(group), _ratios(f"Ratios of training, batch {group['batch']}", group)]
     made.append(_checks(parts))
+    made.append(_profile(parts.get("profile") or {}))
     made.append(_lengths(parts.get("lengths") or {}))
     for name, table in (("generation", _generation), ("evaluation", _evaluation), ("naive", _naive), ("peers", _peers)):
         result = parts.get(name) or {}
@@ -88,6 +89,28 @@ def _checks(parts: Mapping[str, Row]) -> Table | None:
             verdict = "right" if check["passed"] else "WRONG"
             rows.append((f"{part}{batch}", str(check["name"]), "; ".join(measures), verdict))
     return _table("Checked first", "part|what|difference|result", rows, text_columns=4)
+
+
+def _profile(result: Row) -> Table | None:
+    """A column for each model and way: milliseconds of a step, and the share of it."""
+    found: list[Row] = list(result.get("rows") or [])
+    spent = [{one["what"]: float(one["seconds"]) for one in row.get("work") or []} for row in found]
+    rows = []
+    for kind in dict.fromkeys(kind for one in spent for kind in one):
+        cells = [
+            f"{1000 * one[kind]:.1f} ({numbers.percent(one[kind] / sum(one.values()))})" if kind in one else ""
+            for one in spent
+        ]
+        rows.append((kind, *cells))
+    if rows:
+        steps = [numbers.finite(row.get("seconds")) for row in found]
+        whole = [
+            str(row["trouble"]) if step is None else f"{1000 * step:.1f}"
+            for row, step in zip(found, steps, strict=True)
+        ]
+        rows.append(("a step, not profiled", *whole))
+    header = "|".join(["milliseconds of work", *(f"{row['kind']}, {row['way']}" for row in found)])
+    return _table(f"Where a training step's time goes, {result.get('batch')} sequences", header, rows)
 
 
 def _lengths(result: Row) -> Table | None:
