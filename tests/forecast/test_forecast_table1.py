@@ -13,17 +13,22 @@ from recurrify.forecast import table1, training
 from recurrify.forecast.published import SETTINGS, chosen_settings
 from recurrify.forecast.table1 import Plan, Recipe, Unit, do_unit, do_units, run_table1, summary
 from recurrify.forecast.training import STATE_FILE
-from recurrify.report.forecast_table1 import table1_lines, write_table1_page
+from recurrify.report.forecast_table1 import table1_lines, table1_statement, write_table1_page
 from recurrify.results import load_result
 
 TINY = Recipe(width=8, inner=8, epochs=1, batch=64, learning_rates=(1e-3, 1e-2), epoch_windows=64)
 SETTING = SETTINGS[0]._replace(data="some", horizon=3, past=24, label=4)
 
 
+MODELS = ("informer", "rsa-informer", "seasonal", "last-value")
+
+
 @pytest.fixture
 def plan(write_csv, tmp_path) -> Plan:
     folder = write_csv(rows=300).parent
-    return Plan(folder=str(folder), root=str(tmp_path / "root"), settings=[SETTING], seeds=2, recipe=TINY)
+    return Plan(
+        folder=str(folder), root=str(tmp_path / "root"), settings=[SETTING], models=MODELS, seeds=2, recipe=TINY
+    )
 
 
 def test_the_published_table_is_whole():
@@ -75,7 +80,22 @@ def test_the_table_is_run_once_and_the_rate_chosen_on_validation(plan, monkeypat
 
 
 def test_time_that_is_up_leaves_the_rest_for_later(plan):
-    assert run_table1(plan, lambda _: None, deadline=0.0) is None
+    result = run_table1(plan, lambda _: None, deadline=0.0)
+    assert result["missing"] == 2 * 2 + 2  # two models with two seeds, two that learn nothing
+    assert "mean_mse" not in result
+    assert table1_statement(result) == "Not finished: 6 runs are missing."
+
+
+def test_a_table_is_made_of_what_there_is(plan):
+    """Seeds of one model alone are shown, and not summed up beside another number of them."""
+    plan = replace(plan, recipe=replace(TINY, learning_rates=(1e-3,)))
+    for model, seeds in (("informer", 2), ("rsa-informer", 1), ("seasonal", 1)):
+        do_units([plan.unit(SETTING, model, 1e-3, seed) for seed in range(seeds)], 1, lambda _: None)
+    result = run_table1(plan, lambda _: None, deadline=0.0)
+    ours = result["table1"][0]["ours"]
+    assert {model: one["seeds"] for model, one in ours.items()} == {"informer": 2, "rsa-informer": 1, "seasonal": 1}
+    assert result["missing"] == 2
+    assert "mean_mse" not in result
 
 
 NUMBERS = ("best_epoch", "valid_mse", "test", "recurrence")
@@ -169,7 +189,7 @@ def test_a_missing_file_is_named(plan):
 def test_better_counts_only_beyond_the_error():
     def row(plain: tuple[float, float], rsa: tuple[float, float]) -> dict[str, object]:
         ours = {
-            name: {metric: {"mean": mean, "standard_error": error} for metric in ("mse", "mae")}
+            name: {"seeds": 2} | {metric: {"mean": mean, "standard_error": error} for metric in ("mse", "mae")}
             for name, (mean, error) in (("informer", plain), ("rsa-informer", rsa))
         }
         return {"setting": "s", "ours": ours}

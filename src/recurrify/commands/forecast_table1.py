@@ -9,7 +9,7 @@ import typer
 from recurrify.console import say
 from recurrify.errors import UserError
 from recurrify.forecast.published import chosen_settings
-from recurrify.forecast.table1 import PAIR, Plan, Recipe, run_table1
+from recurrify.forecast.table1 import MODELS, Plan, Recipe, run_table1
 from recurrify.jobs import pick_device
 from recurrify.report.forecast_table1 import table1_lines, write_table1_page
 from recurrify.results import load_result
@@ -28,9 +28,7 @@ def run(
     data: Annotated[Path, typer.Option(help="Folder with ETTh1.csv, ETTh2.csv, ETTm1.csv and WTH.csv.")],
     root: Root = ROOT,
     only: Annotated[list[str] | None, typer.Option(help="Settings (ETTh1-24) or data sets; may be repeated.")] = None,
-    models: Annotated[str, typer.Option(help="Models, with commas between.")] = ",".join(
-        (*PAIR, "seasonal", "last-value")
-    ),
+    models: Annotated[str, typer.Option(help="Models, with commas between.")] = ",".join(MODELS),
     seeds: Annotated[int, typer.Option(min=1)] = 3,
     jobs: Annotated[int, typer.Option(min=1, help="Trainings side by side on one device.")] = 1,
     learning_rates: Annotated[
@@ -82,12 +80,11 @@ def run(
         device=str(pick_device(device)),
     )
     result = run_table1(plan, say, None if max_minutes is None else time.time() + 60 * max_minutes)
-    if result is None:
-        say("The time is up: the same command goes on from here.")
-        return
     for line in table1_lines(result):
         typer.echo(line)
     typer.echo(f"result: {root / 'table1.json'}")
+    if result["missing"]:
+        say(f"The time is up with {result['missing']} runs to go: the same command goes on from here.")
 
 
 def _rates(text: str) -> tuple[float, ...]:

@@ -26,6 +26,7 @@ from recurrify.forecast.training import precision_context
 from recurrify.results import load_result, provenance, save_result
 
 PAIR = ("informer", "rsa-informer")
+MODELS = (*PAIR, "linear", "seasonal", "last-value")
 Say = Callable[[str], None]
 
 
@@ -274,7 +275,7 @@ class Plan:
     """Of the CSV files."""
     root: str
     settings: Sequence[Setting]
-    models: tuple[str, ...] = (*PAIR, "seasonal", "last-value")
+    models: tuple[str, ...] = MODELS
     seeds: int = 3
     recipe: Recipe = Recipe()
     jobs: int = 1
@@ -290,40 +291,48 @@ class Plan:
             for setting in self.settings
             for model in self.models
             for rate in self._rates(model)
-            for seed in range(self.seeds if len(self._rates(model)) == 1 and model not in UNTRAINED else 1)
+            for seed in range(self._seeds(model) if len(self._rates(model)) == 1 else 1)
         ]
 
     def finals(self) -> list[Unit]:
-        """All seeds of every model at the learning rate that was best on validation."""
+        """All seeds of every model at the learning rate that was best on validation, where all have been tried."""
         chosen = []
         for setting in self.settings:
             for model in self.models:
                 trials = [self.unit(setting, model, rate, 0) for rate in self._rates(model)]
                 best = trials[0]
                 if len(trials) > 1:
+                    if not all(unit.path.is_file() for unit in trials):
+                        continue
                     best = min(trials, key=lambda unit: load_result(unit.path)["valid_mse"])
-                chosen += [replace(best, seed=seed) for seed in range(1 if model in UNTRAINED else self.seeds)]
+                chosen += [replace(best, seed=seed) for seed in range(self._seeds(model))]
         return chosen
+
+    def runs(self) -> int:
+        """How many the table is made of."""
+        return len(self.settings) * sum(self._seeds(model) for model in self.models)
+
+    def _seeds(self, model: str) -> int:
+        return 1 if model in UNTRAINED else self.seeds
 
     def _rates(self, model: str) -> tuple[float, ...]:
         return self.recipe.learning_rates[:1] if model in UNTRAINED else self.recipe.learning_rates
 
 
-def run_table1(plan: Plan, say: Say, deadline: float | None = None) -> dict[str, Any] | None:
-    """Run what is missing and write `table1.json`; None where the time was up: the same call goes on."""
+def run_table1(plan: Plan, say: Say, deadline: float | None = None) -> dict[str, Any]:
+    """Run what is missing and write `table1.json`; `missing` says how many runs there was no time for: the same call
+    goes on with them."""
     started = time.time()
     for setting in plan.settings:
         path = Path(plan.folder) / f"{setting.data}.csv"
         if not path.is_file():
             raise UserError(f"{path} does not exist: --data must be a folder with {setting.data}.csv.")
-    if not do_units(plan.trials(), plan.jobs, say, deadline):
-        return None
-    finals = plan.finals()
-    if not do_units(finals, plan.jobs, say, deadline):
-        return None
-    results = [load_result(unit.path) for unit in finals]
+    if do_units(plan.trials(), plan.jobs, say, deadline):
+        do_units(plan.finals(), plan.jobs, say, deadline)
+    results = [load_result(unit.path) for unit in plan.finals() if unit.path.is_file()]
     config = {"recipe": asdict(plan.recipe), "models": plan.models, "seeds": plan.seeds, "jobs": plan.jobs}
-    result = {"table1": rows(plan.settings, results)} | summary(rows(plan.settings, results))
+    table = rows(plan.settings, results)
+    result = {"table1": table, "missing": plan.runs() - len(results)} | summary(table)
     result["provenance"] = provenance(config, started=started)
     save_result(Path(plan.root) / "table1.json", result)
     return result
@@ -354,11 +363,12 @@ def _mean_and_error(values: list[float]) -> dict[str, Any]:
 
 
 def summary(table: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Mean MSE of both models, and in how many settings RSA-Informer is better, also beyond one standard error."""
+    """Mean MSE of both models, and in how many settings RSA-Informer is better, also beyond one standard error; where
+    both have as many seeds."""
     pairs = [
         tuple(row["ours"][model]["mse"] for model in PAIR)
         for row in table
-        if all(model in row["ours"] for model in PAIR)
+        if all(model in row["ours"] for model in PAIR) and len({row["ours"][model]["seeds"] for model in PAIR}) == 1
     ]
     if not pairs:
         return {}

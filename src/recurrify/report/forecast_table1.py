@@ -61,10 +61,12 @@ def _ours(ours: Mapping[str, Any], model: str, metric: str) -> str:
 
 def table1_statement(result: Mapping[str, Any]) -> str:
     means = result.get("mean_mse")
+    missing = result.get("missing")
+    told = f"Not finished: {missing} runs are missing. " if missing else ""
     if not means:
-        return ""
+        return told.strip()
     return (
-        f"Over {result['settings']} settings the mean MSE is {means['informer']:.3f} for Informer and "
+        f"{told}Over {result['settings']} settings the mean MSE is {means['informer']:.3f} for Informer and "
         f"{means['rsa-informer']:.3f} for RSA-Informer, which is better in {result['rsa_better']} settings, beyond one "
         f"standard error in {result['rsa_better_beyond_error']}, and worse beyond it in "
         f"{result['rsa_worse_beyond_error']}."
