@@ -1,6 +1,8 @@
 """Checkpointed training steps captured by the window: which are, and that they compute what they did."""
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable
 from contextlib import contextmanager
 from typing import Any
@@ -133,6 +135,33 @@ def test_replayed_windows_compute_what_checkpointed_ones_do(name: str, replays: 
             assert not replays
     assert len(model.graphed_steps.steps) == 1
     assert replays.count("_pass_forward") == 1 + replays.count("_pass_back")  # one for the shape of its memory
+
+
+@pytest.mark.parametrize("name", ["carry", "memory tokens"])
+def test_the_base_may_be_frozen(name: str, replays: list[str]) -> None:
+    """A first window then has nothing to learn but what it writes."""
+    model, twin = with_twin(name)
+    for one in (model, twin):
+        one.base.requires_grad_(False)
+    for step in range(graphed.SEEN_BEFORE + 2):
+        compare_steps(model, twin, (24, 24), seed=step)
+    assert replays
+
+
+def test_graphs_go_with_who_held_them() -> None:
+    """At once, and not when garbage is collected: their memory is wanted."""
+    model = recurrent("carry")
+    model.compiled_window, model.graphed_steps = OneWindow(model), AnyDevice(model)
+    holder = model.graphed_steps
+    holder.steps[None] = holder._window(0)
+    gone = weakref.ref(holder)
+    del holder
+    gc.disable()
+    try:
+        model.graphed_steps = None
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_dropout_takes_out_the_same_in_both_passes(replays: list[str]) -> None:

@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 from recurrify.capturing import on_side_stream
 from recurrify.errors import UserError
 from recurrify.recurrence.compiled import compile_windows
-from recurrify.recurrence.graphed_windows import CheckpointedStep, WindowInputs, WindowOutputs
+from recurrify.recurrence.graphed_windows import CheckpointedStep, Clock, WindowInputs, WindowOutputs
 from recurrify.recurrence.mechanism import RecurrenceConfig
 from recurrify.recurrence.model import IGNORE, RecurrentPreTrainedModel, WindowsRun
 from recurrify.recurrence.packing import Packed, open_windows
@@ -123,16 +123,18 @@ class GraphedSteps:
                 one.overlap,
                 one.bptt_windows,
                 stand_ins,
-                self.clock.memory,
+                self.clock,
             )
 
     def _statistics(self) -> tuple[Tensor, ...]:
         return self.model.mechanism.statistics() if self.model.mechanism is not None else ()
 
     def _window(self, first: int) -> Callable[[WindowInputs], WindowOutputs]:
+        model = self.model  # and not `self`: graphs that hold their holder outlive it until garbage is collected
+
         def run(inputs: WindowInputs) -> WindowOutputs:
             tokens, targets, memory, statistics = inputs
-            return WindowOutputs(*self.model.compiled_window(tokens, targets, memory, statistics, first, True))
+            return WindowOutputs(*model.compiled_window(tokens, targets, memory, statistics, first, True))
 
         return run
 
@@ -231,18 +233,6 @@ class Found(NamedTuple):
 
 
 Run = Callable[[Tensor, Tensor], Found]
-
-
-class Clock:
-    """Graphs of one model share their memory: what a pass leaves there lasts until the next one."""
-
-    def __init__(self) -> None:
-        self.passes = 0
-        self.memory: Any = None
-
-    def tick(self) -> int:
-        self.passes += 1
-        return self.passes
 
 
 @contextmanager

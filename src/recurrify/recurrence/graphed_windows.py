@@ -21,6 +21,18 @@ WARM_UPS = 2
 """Passes before a capture: the first ones compile and choose kernels, which a graph cannot hold."""
 
 
+class Clock:
+    """Graphs of one model share their memory: what a pass leaves there lasts until the next one."""
+
+    def __init__(self) -> None:
+        self.passes = 0
+        self.memory: Any = None
+
+    def tick(self) -> int:
+        self.passes += 1
+        return self.passes
+
+
 class WindowInputs(NamedTuple):
     tokens: Tensor
     """(B, window)."""
@@ -70,12 +82,13 @@ class WindowGraphs:
         memory = [] if self.inputs.memory is None else [self.inputs.memory]
         with torch.enable_grad():
             found = self.run(self.inputs)
-            ends, incoming = [found.losses], [self.incoming]
-            if found.memory is not None and found.memory.requires_grad:
-                assert self.incoming_memory is not None
-                ends.append(found.memory)
-                incoming.append(self.incoming_memory)
-            gradients = torch.autograd.grad(ends, [*self.parameters, *memory], incoming, allow_unused=True)
+            ends = [(found.losses, self.incoming)]
+            if found.memory is not None and self.incoming_memory is not None:
+                ends.append((found.memory, self.incoming_memory))
+            ends = [one for one in ends if one[0].requires_grad]  # a first window of a frozen base learns nothing
+            gradients = torch.autograd.grad(
+                [end for end, _ in ends], [*self.parameters, *memory], [one for _, one in ends], allow_unused=True
+            )
         weights = gradients[: len(self.parameters)]
         self.reached = [one is not None for one in weights]
         added = [(total, one) for total, one in zip(self.sums, weights, strict=True) if one is not None]
@@ -153,19 +166,19 @@ class CheckpointedStep:
         overlap: int,
         bptt_windows: int | None,
         stand_ins: Sequence[Tensor],
-        pool: Any,
+        clock: Clock,
     ) -> None:
         """`runs` are a first window and a later one; `inputs` a text of two windows at least."""
-        self.window, self.overlap, self.bptt_windows = window, overlap, bptt_windows
+        self.window, self.overlap, self.bptt_windows, self.clock = window, overlap, bptt_windows, clock
         self.statistics = tuple(one.clone() for one in inputs.statistics)
         self.sums = [torch.zeros_like(one, requires_grad=False) for one in stand_ins]
         first, second = schedule(2 * window - overlap, window, overlap)
         with unmoved(generator_of(inputs.tokens)):
             one = self._inputs(inputs.tokens, inputs.targets, first, None)
-            self.first = WindowGraphs(runs[0], one, stand_ins, self.sums, pool)
+            self.first = WindowGraphs(runs[0], one, stand_ins, self.sums, clock.memory)
             memory = self.first.replay_forward(one).memory
             two = self._inputs(inputs.tokens, inputs.targets, second, memory)
-            self.later = WindowGraphs(runs[1], two, stand_ins, self.sums, pool)
+            self.later = WindowGraphs(runs[1], two, stand_ins, self.sums, clock.memory)
 
     def _inputs(self, tokens: Tensor, targets: Tensor, span: Window, memory: Tensor | None) -> WindowInputs:
         return WindowInputs(
@@ -182,6 +195,7 @@ class CheckpointedStep:
         return losses
 
     def forward(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, "Kept"]:
+        self.clock.tick()
         kept = Kept(tokens, targets, tuple(one.clone() for one in self.statistics), [], [])
         generator, memory = generator_of(tokens), None
         self.memories: list[Tensor] = []
@@ -202,6 +216,7 @@ class CheckpointedStep:
 
     def back(self, kept: "Kept", incoming: Tensor) -> list[Tensor | None]:
         """The gradients of the weights; None for those that no window uses, which an optimiser then leaves alone."""
+        self.clock.tick()
         torch._foreach_zero_(self.sums)
         for mine, then in zip(self.statistics, kept.statistics, strict=True):
             mine.copy_(then)
