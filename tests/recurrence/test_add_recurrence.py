@@ -26,9 +26,11 @@ from recurrify import (
     RecurrentForCausalLM,
     RecurrentForMaskedLM,
     RecurrentModel,
+    RSARecurrenceConfig,
     UserError,
     add_recurrence,
 )
+from recurrify.attention import RSAConfig
 from recurrify.recurrence import Family, families, register_family
 from support.checks import WINDOW, config, recurrent
 from support.models import DECODERS, KINDS, POSITIONS, VOCABULARY, text, tiny
@@ -44,6 +46,15 @@ def assert_refused(model: Any, settings: Any, *words: str) -> None:
     for word in words:
         assert word in message
     assert message.endswith("."), message
+
+
+def test_the_config_of_one_layer_is_refused_with_that_of_a_model() -> None:
+    layer = RSAConfig(heads=4, counts=(0, 0, 0, 0, 1, 1), dilations=(2, 3))
+    with pytest.raises(UserError) as caught:
+        add_recurrence(tiny("gpt2", "causal"), layer)  # type: ignore[arg-type]
+    way_out = str(caught.value).partition("pass recurrify.")[2].rstrip(".")
+    asked = eval(way_out, {"RSARecurrenceConfig": RSARecurrenceConfig})
+    assert asked == RSARecurrenceConfig(window=300, counts=layer.counts, dilations=layer.dilations)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids="-".join)

@@ -49,8 +49,8 @@ class OneWindow:
 class AnyDevice(GraphedSteps):
     """Takes steps on the CPU too."""
 
-    def takes(self, packed: Any, state: State) -> bool:
-        return super().takes(packed._replace(tokens=_OnCuda(packed.tokens)), state)
+    def takes(self, packed: Any, state: State, summed: bool = False) -> bool:
+        return super().takes(packed._replace(tokens=_OnCuda(packed.tokens)), state, summed)
 
 
 class _OnCuda:

@@ -59,6 +59,7 @@ class CompiledWindow:
         statistics: tuple[Tensor, ...],
         first: int,
         writes: bool,
+        summed: bool = False,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """A short last window is filled up: nobody looks ahead, and filler is not scored."""
         scored = targets.shape[1]
@@ -68,7 +69,9 @@ class CompiledWindow:
         targets = F.pad(targets, (0, missing), value=IGNORE).contiguous()
         # torch reads it when it compiles, which is whenever a call is unlike those before.
         with functorch_config.patch(activation_memory_budget=self.memory_budget):
-            losses, written, summary = self.compiled(self.model, tokens, targets, memory, statistics, first, writes)
+            losses, written, summary = self.compiled(
+                self.model, tokens, targets, memory, statistics, first, writes, summed
+            )
         return losses[:, :scored], written, summary
 
 
@@ -88,6 +91,7 @@ def run_full_window(
     statistics: tuple[Tensor, ...],
     first: int,
     writes: bool,
+    summed: bool = False,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """What `RecurrentPreTrainedModel` does for a window, without the cases that never meet here."""
     # Made in here: an object handed in from outside would be a reason to compile anew for each window.
@@ -100,7 +104,10 @@ def run_full_window(
         # Keys that outnumber the queries need the base's mask.
         traffic.maskless &= memory is None or "past_key_values" not in inputs
     hidden = run_backbone(model.base, traffic, **inputs)
-    losses = token_losses(model.family.head(model.base, hidden[:, first:]), targets)
+    if summed and model.makes_gradients_at_once(hidden):
+        losses = model.summed_losses(hidden[:, first:], targets)
+    else:
+        losses = token_losses(model.family.head(model.base, hidden[:, first:]), targets)
     if mechanism is None or notes is None:
         return losses, None, None
     return losses, mechanism.write(notes, past, statistics), notes.summary()

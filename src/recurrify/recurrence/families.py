@@ -78,6 +78,15 @@ def _output_embeddings(base: PreTrainedModel, hidden: Tensor) -> Tensor:
     return logits if softcap is None else torch.tanh(logits / softcap) * softcap
 
 
+def plain_head(base: PreTrainedModel, family: "Family") -> Tensor | None:
+    """The weights (vocabulary, width) of a head that is a linear map and nothing else; None for any other."""
+    head = base.get_output_embeddings()
+    capped = getattr(base.config, "final_logit_softcapping", None) is not None
+    if family.head is not _output_embeddings or capped or type(head) is not nn.Linear or head.bias is not None:
+        return None
+    return head.weight
+
+
 def _distilbert_head(base: Any, hidden: Tensor) -> Tensor:
     return base.vocab_projector(base.vocab_layer_norm(base.activation(base.vocab_transform(hidden))))
 

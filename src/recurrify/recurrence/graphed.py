@@ -60,7 +60,7 @@ class GraphedSteps:
         self.steps: dict[Key, GraphedStep | CheckpointedStep] = {}
         self.clock = Clock()
 
-    def takes(self, packed: Packed, state: State) -> bool:
+    def takes(self, packed: Packed, state: State, summed: bool = False) -> bool:
         """Whether this batch is replayed; counts how often its shape has come."""
         model = self.model
         if not (model.training and torch.is_grad_enabled() and packed.tokens.is_cuda):
@@ -76,25 +76,25 @@ class GraphedSteps:
             self.steps.clear()
             self.built = built
         self.most_windows = max(self.most_windows, self._windows(packed))
-        key = self._key(packed)
+        key = self._key(packed, summed)
         self.seen[key] += 1
         return key in self.steps or (self.seen[key] > SEEN_BEFORE and len(self.steps) < MOST_GRAPHS)
 
     def _windows(self, packed: Packed) -> int:
         return len(schedule(packed.tokens.shape[1], self.model.recurrence.window, self.model.recurrence.overlap))
 
-    def _key(self, packed: Packed) -> "Key":
+    def _key(self, packed: Packed, summed: bool) -> "Key":
         windows = self._windows(packed)
         half = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
         if self.model.recurrence.checkpoint:
-            return Key(len(packed.lengths), None, False, half, self.model.recurrence)
+            return Key(len(packed.lengths), None, False, half, self.model.recurrence, False)
         if len(set(packed.lengths)) > 1:
             windows = min(round_up(windows), self.most_windows)
-        key = Key(len(packed.lengths), windows, False, half, self.model.recurrence)
+        key = Key(len(packed.lengths), windows, False, half, self.model.recurrence, summed)
         return key._replace(filled_up=set(packed.lengths) != {key.width(windows)})
 
-    def __call__(self, packed: Packed, state: State, targets: Tensor) -> WindowsRun:
-        key, width = self._key(packed), packed.tokens.shape[1]
+    def __call__(self, packed: Packed, state: State, targets: Tensor, summed: bool = False) -> WindowsRun:
+        key, width = self._key(packed, summed), packed.tokens.shape[1]
         missing = key.width(key.windows or self._windows(packed)) - width
         tokens = F.pad(packed.tokens, (0, missing))
         targets = F.pad(targets, (0, missing), value=IGNORE)
@@ -112,7 +112,7 @@ class GraphedSteps:
         self, key: "Key", packed: Packed, state: State, tokens: Tensor, targets: Tensor
     ) -> "GraphedStep | CheckpointedStep":
         if key.windows is not None:
-            run = self._whole_rows(packed, state, key.filled_up)
+            run = self._whole_rows(packed, state, key)
             return GraphedStep(self.model, run, tokens, targets, self.clock)
         with capturing(self.model, tokens, self.clock) as stand_ins:
             one = key.recurrence
@@ -138,15 +138,15 @@ class GraphedSteps:
 
         return run
 
-    def _whole_rows(self, packed: Packed, state: State, every_memory: bool) -> "Run":
+    def _whole_rows(self, packed: Packed, state: State, key: "Key") -> "Run":
         def run(tokens: Tensor, targets: Tensor) -> Found:
             full = packed._replace(tokens=tokens, lengths=[tokens.shape[1]] * len(tokens))
-            windows = list(self.model.each_window(full, state, targets, keep_hidden=False))
+            windows = list(self.model.each_window(full, state, targets, keep_hidden=False, summed=key.summed))
             memories = [one.memory for one in windows if one.memory is not None]
             summaries = [one.summary for one in windows if one.summary is not None]
             return Found(
                 torch.cat([one.output for one in windows], dim=1),
-                torch.stack(memories if every_memory else memories[-1:]).detach() if memories else None,
+                torch.stack(memories if key.filled_up else memories[-1:]).detach() if memories else None,
                 torch.stack(summaries).detach() if summaries else None,
             )
 
@@ -178,6 +178,8 @@ class Key(NamedTuple):
     """Whether rows end before the last window does, so that the memory behind every window may be asked for."""
     precision: torch.dtype | None
     recurrence: RecurrenceConfig
+    summed: bool
+    """Whether losses are only ever added up."""
 
     def width(self, windows: int) -> int:
         return self.recurrence.window + (windows - 1) * self.recurrence.stride

@@ -21,6 +21,7 @@ from transformers.models.auto.modeling_auto import (
 )
 from transformers.utils import can_return_tuple
 
+from recurrify.attention import RSAConfig
 from recurrify.errors import UserError
 from recurrify.recurrence.config import RecurrentConfig
 from recurrify.recurrence.families import check_attention, family_of
@@ -84,7 +85,9 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):
             return RecurrentOutput(logits=logits, state=cache.state if return_state else None, past_key_values=cache)
         keeps = self.returns_logits(labelled, return_logits, logits_to_keep)
         shift = targets is None
-        run = self.forward_windows(input_ids, attention_mask, state, labels if shift else targets, keeps, shift)
+        run = self.forward_windows(
+            input_ids, attention_mask, state, labels if shift else targets, keeps, shift, summed=not return_losses
+        )
         output = self.head_output(run, num_items_in_batch, logits_to_keep, return_losses, return_state)
         if use_cache:
             seen = input_ids.shape[1] + (cache.seen if cache is not None else 0)
@@ -141,7 +144,9 @@ class RecurrentForMaskedLM(RecurrentPreTrainedModel):
         """As in `RecurrentForCausalLM`, with labels in the places of the tokens they name. A state remembers the
         tokens of an open window but not their types: the next call takes them for type 0."""
         keeps = self.returns_logits(labels is not None, return_logits, 0)
-        run = self.forward_windows(input_ids, attention_mask, state, labels, keeps, token_type_ids=token_type_ids)
+        run = self.forward_windows(
+            input_ids, attention_mask, state, labels, keeps, token_type_ids=token_type_ids, summed=not return_losses
+        )
         return self.head_output(run, num_items_in_batch, 0, return_losses)
 
 
@@ -189,6 +194,11 @@ def add_recurrence(model: PreTrainedModel, config: RecurrenceConfig) -> Any:
         raise UserError("This model is recurrent already: pass its base, `model.base`, to add something else.")
     if not isinstance(model, PreTrainedModel):
         raise UserError(f"`model` must be a transformers PreTrainedModel: got {type(model).__name__}.")
+    if isinstance(config, RSAConfig):
+        raise UserError(
+            "`config` is an RSAConfig, which describes one attention layer: for a pretrained model pass "
+            f"recurrify.RSARecurrenceConfig(window=300, counts={config.counts}, dilations={config.dilations})."
+        )
     if not isinstance(config, RecurrenceConfig):
         raise UserError(f"`config` must be a config such as CarryConfig(window=300): got {type(config).__name__}.")
     family = family_of(model.config)

@@ -17,7 +17,8 @@ from transformers.utils import ModelOutput
 
 from recurrify.errors import UserError
 from recurrify.recurrence.config import RecurrentConfig
-from recurrify.recurrence.families import Traffic, attach, check_fits, family_of, run_backbone
+from recurrify.recurrence.families import Traffic, attach, check_fits, family_of, plain_head, run_backbone
+from recurrify.recurrence.head_loss import IGNORE, product_dtype, summed_losses
 from recurrify.recurrence.mechanism import Mechanism, Notes, Past, RecurrenceConfig, build_mechanism
 from recurrify.recurrence.neutral import neutral_inputs
 from recurrify.recurrence.packing import Packed, open_windows, pack
@@ -25,7 +26,6 @@ from recurrify.recurrence.saving import SavingMixin
 from recurrify.state import State
 from recurrify.windows import Window, completed, schedule
 
-IGNORE = -100
 FEW_LOGITS = 2**24
 """So many, 64 MiB in float32, are kept for the backward pass rather than computed again."""
 
@@ -170,18 +170,20 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         targets: Tensor | None,
         keep_hidden: bool,
         token_types: Tensor | None = None,
+        summed: bool = False,
     ) -> WindowsRun:
         """Run packed rows window by window.
 
         `targets` (B, P) are what each packed input should predict. Without `keep_hidden` the losses are computed
-        inside the windows, and neither hidden states nor logits of the whole text ever exist at once.
+        inside the windows, and neither hidden states nor logits of the whole text ever exist at once. `summed` says
+        that nobody wants losses but their sum, or gradients of anything else.
         """
         outputs: list[Tensor] = []
         summaries: list[Tensor] = []
         memory, live = state.memory, state.live
         # One large product is quicker than many small ones, as long as the logits of all windows are few.
         late = targets is not None and not keep_hidden and self._has_few_logits(packed.tokens)
-        for done in self.each_window(packed, state, targets, keep_hidden or late, token_types):
+        for done in self.each_window(packed, state, targets, keep_hidden or late, token_types, summed):
             outputs.append(done.output)
             memory, live = done.memory, done.live
             if done.summary is not None:
@@ -207,6 +209,7 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         targets: Tensor | None,
         keep_hidden: bool,
         token_types: Tensor | None = None,
+        summed: bool = False,
     ) -> Iterator[WindowDone]:
         """Run packed rows, giving what each window leaves behind; statistics are read but not learned."""
         window, overlap = self.recurrence.window, self.recurrence.overlap
@@ -219,7 +222,7 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
             if limit is not None and memory is not None and index and index % limit == 0:
                 memory = memory.detach()
             output, written, summary = self._run_window(
-                packed, span, targets, keep_hidden, memory, live, statistics, bool(finished.any()), token_types
+                packed, span, targets, keep_hidden, memory, live, statistics, bool(finished.any()), token_types, summed
             )
             if written is not None:
                 memory = _overwrite(memory, written, finished)
@@ -237,6 +240,7 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         statistics: tuple[Tensor, ...],
         writes: bool,
         token_types: Tensor | None,
+        summed: bool,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         tokens = packed.tokens[:, span.start : span.stop]
         wanted = None if keep_hidden or targets is None else targets[:, span.first : span.stop]
@@ -249,7 +253,8 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         def step(memory: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
             if compiled is not None:
                 # A memory in which no row is live belongs to nobody any more.
-                return compiled(tokens, wanted, memory if bool(live.any()) else None, statistics, first, writes)
+                alive = memory if bool(live.any()) else None
+                return compiled(tokens, wanted, alive, statistics, first, writes, summed)
             inputs: dict[str, Any] = {"input_ids": tokens}
             if self.family.causal:
                 inputs["use_cache"] = False
@@ -261,7 +266,7 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
             hidden = hidden[:, first:]
             if wanted is None:
                 return hidden, written, summary
-            return self._losses(hidden, wanted), written, summary
+            return self._losses(hidden, wanted, summed), written, summary
 
         if self.recurrence.checkpoint and torch.is_grad_enabled():
             return checkpoint(step, memory, use_reentrant=False)
@@ -314,7 +319,10 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
             return False  # nothing of all windows is to be kept, or windows are compiled with their head
         return tokens.numel() * self.base.config.vocab_size <= FEW_LOGITS
 
-    def _losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
+    def _losses(self, hidden: Tensor, targets: Tensor, summed: bool) -> Tensor:
+        if summed and self.makes_gradients_at_once(hidden):
+            return self.summed_losses(hidden, targets)
+
         def losses(hidden: Tensor) -> Tensor:
             return token_losses(self.family.head(self.base, hidden), targets)
 
@@ -322,6 +330,18 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
             return losses(hidden)
         # The logits of a large vocabulary outweigh everything else that is kept: recompute them instead.
         return checkpoint(losses, hidden, use_reentrant=False)
+
+    def makes_gradients_at_once(self, hidden: Tensor) -> bool:
+        """Whether the gradients of the head are made with its losses: not in a pass that is run a second time for
+        them, not of heads that are more than a linear map, and not in float16, which is too narrow for a sum."""
+        learning = self.training and torch.is_grad_enabled() and not self.recurrence.checkpoint
+        wide = product_dtype(hidden) != torch.float16
+        return learning and wide and plain_head(self.base, self.family) is not None
+
+    def summed_losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        weight = plain_head(self.base, self.family)
+        assert weight is not None
+        return summed_losses(hidden.flatten(0, 1), weight, targets.flatten()).view_as(targets)
 
     def forward_windows(
         self,
@@ -332,6 +352,7 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         keep_hidden: bool,
         shift: bool = False,
         token_type_ids: Tensor | None = None,
+        summed: bool = False,
     ) -> ForwardRun:
         """Pack the input behind the state and run it. With `shift`, labels name the inputs themselves and are
         moved to the real token before each; otherwise they already stand where they are predicted."""
@@ -354,9 +375,9 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
             targets = targets.masked_fill(before.to(targets.device), IGNORE)
         types = None if token_type_ids is None else packed.spread(token_type_ids, 0)
         graphed = self.graphed_steps
-        if graphed is not None and targets is not None and not keep_hidden and graphed.takes(packed, state):
-            return ForwardRun(packed, targets, graphed(packed, state, targets))
-        return ForwardRun(packed, targets, self.run_windows(packed, state, targets, keep_hidden, types))
+        if graphed is not None and targets is not None and not keep_hidden and graphed.takes(packed, state, summed):
+            return ForwardRun(packed, targets, graphed(packed, state, targets, summed))
+        return ForwardRun(packed, targets, self.run_windows(packed, state, targets, keep_hidden, types, summed))
 
     def head_output(
         self,

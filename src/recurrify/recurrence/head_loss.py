@@ -1,0 +1,85 @@
+"""A language model's head and its loss in one, for training: gradients are made together with the losses.
+
+Logits of a large vocabulary outweigh everything else that a step keeps. Here they live for a moment: what is kept for
+the backward pass are the gradients of the hidden states and of the head's weights, which no pass has to compute a
+second time. The price is that all losses must weigh alike in what is differentiated, as they do in a sum or a mean.
+
+Shapes: R rows of hidden states, K width, V vocabulary.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - everyone's name for it
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+IGNORE = -100
+ALIGNED = 64
+"""A vocabulary is filled up to a multiple of so many: matrix units are slow where rows begin at odd places."""
+LOGITS_AT_ONCE = 2**26
+"""As they are, operations make several copies of the logits; compiled, they are fused, and all rows go at once."""
+
+
+def summed_losses(hidden_RK: Tensor, weight_VK: Tensor, targets_R: Tensor) -> Tensor:
+    """(R,) cross entropies in float32 or better, 0 where the target is to be ignored.
+
+    Only for losses that are added up: the gradients of the weights are those of one weight for all of them.
+    """
+    half = product_dtype(hidden_RK)
+    rows = len(hidden_RK) if torch.compiler.is_compiling() else max(LOGITS_AT_ONCE // len(weight_VK), 1)
+    losses: Tensor = _SummedLosses.apply(hidden_RK, weight_VK, targets_R, half, rows, weight_VK.requires_grad)
+    return losses
+
+
+def product_dtype(hidden: Tensor) -> torch.dtype:
+    """In which matrix products of it are computed."""
+    kind = hidden.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+
+
+class _SummedLosses(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_RK: Tensor, weight_VK: Tensor, targets_R: Tensor, half: torch.dtype, rows: int, learns: bool
+    ) -> Tensor:
+        weight = F.pad(weight_VK.to(half), (0, 0, 0, -len(weight_VK) % ALIGNED))
+        losses, hidden_gradients, weight_gradient = [], [], None
+        for start in range(0, len(hidden_RK), rows):
+            hidden = hidden_RK[start : start + rows].to(half)
+            loss, error = losses_and_errors(hidden, weight, len(weight_VK), targets_R[start : start + rows])
+            losses.append(loss)
+            hidden_gradients.append(error @ weight)
+            if learns:
+                part = (error.T @ hidden)[: len(weight_VK)]
+                # More than one part adds up in 32 bits.
+                weight_gradient = part if weight_gradient is None else weight_gradient.to(loss.dtype) + part
+        ctx.save_for_backward(torch.cat(hidden_gradients), weight_gradient, targets_R)
+        ctx.types = hidden_RK.dtype, weight_VK.dtype
+        return torch.cat(losses)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, incoming_R: Tensor) -> tuple[Tensor | None, ...]:
+        hidden_gradient, weight_gradient, targets_R = ctx.saved_tensors
+        hidden = (hidden_gradient.to(incoming_R.dtype) * incoming_R[:, None]).to(ctx.types[0])
+        if weight_gradient is None:
+            return hidden, None, None, None, None, None
+        scored_R = targets_R != IGNORE
+        common = (incoming_R * scored_R).sum() / scored_R.sum().clamp(min=1)
+        return hidden, (weight_gradient.to(incoming_R.dtype) * common).to(ctx.types[1]), None, None, None, None
+
+
+def losses_and_errors(hidden_RK: Tensor, weight: Tensor, vocabulary: int, targets_R: Tensor) -> tuple[Tensor, Tensor]:
+    """(R,), and the gradient of their sum by the logits (R, V), filled up with zeros, in the precision of the hidden
+    states."""
+    logits = hidden_RK @ weight.T
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    token = torch.arange(len(weight), device=logits.device)
+    logits = logits.masked_fill(token >= vocabulary, -torch.inf)
+    normaliser_R = logits.logsumexp(dim=-1)
+    scored_R = targets_R != IGNORE
+    target_R = targets_R.where(scored_R, 0)
+    losses = (normaliser_R - logits.gather(1, target_R[:, None])[:, 0]).where(scored_R, 0)
+    errors = (logits - normaliser_R[:, None]).exp() - (token == target_R[:, None]).to(logits.dtype)
+    return losses, (errors * scored_R[:, None]).to(hidden_RK.dtype)

@@ -1,0 +1,137 @@
+"""The head and its loss in one: the losses and gradients of a plain head, without its logits being kept."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - everyone's name for it
+from torch import Tensor
+
+from recurrify import CarryConfig, NoRecurrence, add_recurrence
+from recurrify.recurrence import head_loss
+from recurrify.recurrence.compiled import CompiledWindow, run_full_window
+from recurrify.recurrence.head_loss import IGNORE, summed_losses
+from recurrify.recurrence.model import token_losses
+from support.models import text, tiny
+
+
+def inputs(rows: int = 11, width: int = 8, vocabulary: int = 37, dtype: torch.dtype = torch.float64) -> Any:
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(rows, width, generator=generator, dtype=dtype).requires_grad_()
+    weight = torch.randn(vocabulary, width, generator=generator, dtype=dtype).requires_grad_()
+    targets = torch.randint(vocabulary, (rows,), generator=generator)
+    targets[3::4] = IGNORE
+    return hidden, weight, targets
+
+
+@pytest.mark.parametrize("rows_at_once", [1, 4, 100])
+@pytest.mark.parametrize("vocabulary", [37, 64])
+def test_losses_and_gradients_are_those_of_a_plain_head(
+    rows_at_once: int, vocabulary: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(head_loss, "LOGITS_AT_ONCE", rows_at_once * vocabulary)
+    hidden, weight, targets = inputs(vocabulary=vocabulary)
+    wanted = F.cross_entropy(hidden @ weight.T, targets, ignore_index=IGNORE, reduction="none")
+    found = summed_losses(hidden, weight, targets)
+    torch.testing.assert_close(found, wanted)
+    ours, theirs = (torch.autograd.grad(one.sum() * 0.3, (hidden, weight)) for one in (found, wanted))
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_a_weight_that_does_not_learn_costs_no_gradient() -> None:
+    hidden, weight, targets = inputs()
+    losses = summed_losses(hidden, weight.detach(), targets)
+    assert losses.grad_fn is not None
+    assert [tuple(one.shape) for one in losses.grad_fn.saved_tensors if one is not None] == [(11, 8), (11,)]
+    losses.sum().backward()
+    wanted = token_losses((hidden @ weight.detach().T)[None], targets[None]).sum()
+    torch.testing.assert_close(hidden.grad, torch.autograd.grad(wanted, hidden)[0])
+
+
+def test_nothing_scored_has_no_gradient_and_no_trouble() -> None:
+    hidden, weight, targets = inputs()
+    losses = summed_losses(hidden, weight, torch.full_like(targets, IGNORE))
+    assert not losses.any()
+    for gradient in torch.autograd.grad(losses.sum(), (hidden, weight)):
+        assert not gradient.any()
+
+
+def test_half_precision_is_as_near_as_that_of_a_plain_head() -> None:
+    hidden, weight, targets = inputs(rows=64, width=64, vocabulary=301, dtype=torch.float32)
+    exact = F.cross_entropy(hidden @ weight.T, targets, ignore_index=IGNORE, reduction="none")
+    wanted = torch.autograd.grad(exact.mean(), (hidden, weight))
+    with torch.autocast("cpu", torch.bfloat16):
+        ours = summed_losses(hidden, weight, targets)
+        theirs = token_losses(F.linear(hidden, weight)[None], targets[None])[0]
+    assert ours.dtype == torch.float32
+    torch.testing.assert_close(ours, theirs)
+    for one, other, true in zip(
+        torch.autograd.grad(ours.mean(), (hidden, weight)),
+        torch.autograd.grad(theirs.mean(), (hidden, weight)),
+        wanted,
+        strict=True,
+    ):
+        assert one.dtype == torch.float32
+        assert float((one - true).norm()) <= 1.1 * float((other - true).norm())
+
+
+@pytest.mark.parametrize("base", ["gpt2", "llama", "gemma2", "opt"])
+def test_a_model_learns_the_same_with_and_without(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads that are more than a linear map are left as they are."""
+    monkeypatch.setattr("recurrify.recurrence.model.FEW_LOGITS", 0)
+    model = add_recurrence(tiny(base), CarryConfig(window=8)).train()
+    twin = copy.deepcopy(model)
+    monkeypatch.setattr(twin, "makes_gradients_at_once", lambda hidden: False)
+    assert model.makes_gradients_at_once(torch.zeros(1)) == (base != "gemma2")
+    assert not model.makes_gradients_at_once(torch.zeros(1).half())
+    ids = text(2, 29)
+    mask = torch.ones_like(ids)
+    mask[0, 20:] = 0
+    losses = [one(ids, attention_mask=mask, labels=ids).loss for one in (model, twin)]
+    torch.testing.assert_close(losses[0], losses[1])
+    for loss in losses:
+        loss.backward()
+    for (name, mine), theirs in zip(model.named_parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_losses_that_are_returned_may_be_weighed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are the plain ones, of which any function may be differentiated."""
+    monkeypatch.setattr("recurrify.recurrence.model.FEW_LOGITS", 0)
+    model = add_recurrence(tiny("gpt2"), CarryConfig(window=8)).train()
+    monkeypatch.setattr(model, "summed_losses", lambda *_: pytest.fail("these losses are not only added up"))
+    ids = text(2, 29)
+    model(ids, labels=ids, return_losses=True).token_losses[:, 3].sum().backward()
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_compiled_windows_keep_no_logits(half: bool) -> None:
+    """What stays for the backward pass, by the compiler's own partition of the work."""
+    vocabulary, rows, window = 1031, 2, 16
+    model = add_recurrence(tiny("gpt2", vocab_size=vocabulary), NoRecurrence(window=window)).train()
+    compiled = CompiledWindow(model, rows)
+    compiled.compiled = torch.compile(run_full_window, backend="aot_eager_decomp_partition", dynamic=False)
+    model.compiled_window = compiled
+    kept: list[tuple[int, ...]] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        kept.append(tuple(tensor.shape))
+        return tensor
+
+    ids = torch.randint(vocabulary, (rows, 2 * window), generator=torch.Generator().manual_seed(0))
+    twin = copy.deepcopy(model)
+    twin.compiled_window = None
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda one: one), torch.autocast("cpu", enabled=half):
+        loss = model(ids, targets=ids.roll(-1, 1)).loss
+    assert kept
+    assert not [shape for shape in kept if rows * window in shape and max(shape) >= vocabulary]
+    with torch.autocast("cpu", enabled=half):
+        wanted = twin(ids, targets=ids.roll(-1, 1), return_losses=True).loss
+    torch.testing.assert_close(loss, wanted)
+    loss.backward()
+    wanted.backward()
+    tolerance = 0.05 if half else 1e-4
+    for (name, mine), theirs in zip(model.named_parameters(), twin.parameters(), strict=True):
+        apart = float((mine.grad - theirs.grad).norm() / theirs.grad.norm())
+        assert apart < tolerance, name
