@@ -169,6 +169,7 @@ app.add_typer(probe.app, name="probe")
 
 @app.command()
 def evaluate(
+    context: typer.Context,
     models: options.ModelArguments,
     data: options.Data,
     split: options.Split = "test",
@@ -183,8 +184,12 @@ def evaluate(
     """Perplexity per word and per token and bits per character, at any window and overlap.
 
     Every model and setting scores exactly the same tokens: all but the first of each document. A base model is run
-    in plain windows. With several models, each is compared with the first, with an interval over documents.
+    in plain windows. With several models, each is compared with the first, with an interval over documents. Models
+    from scratch (`train --arch`) read the text as one stream, in --rows lanes (by default, as in their training).
     """
+    if scratch.is_evaluated_from_scratch(context):
+        scratch.evaluate_architectures(context)
+        return
     where = pick_device(device)
     half = where.type == "cuda" and uses_bf16("auto")
     window, overlaps = _common_windows(models, window, overlap)

@@ -17,7 +17,8 @@ DECODERS_ONLY = ("kv", "rsa")
 MODEL_HELP = f"A Hugging Face name, a folder, a run's folder, a .gguf file, or one of {', '.join(shipped_names())}."
 DATA_HELP = (
     "A text or JSONL file (also .gz, .xz), a folder, a Hugging Face data set (hf:owner/name[:config]), "
-    f"or a corpus: {', '.join(CORPORA)}."
+    f"or a corpus: {', '.join(CORPORA)}; enwik8:FILE and text8:FILE read a file of yours, the variable RECURRIFY_DATA "
+    "names a folder that has them, and text8-from:FILE cleans a Wikipedia dump."
 )
 
 

@@ -83,6 +83,12 @@ def test_lists_from_json_make_the_same_config():
         ({"counts": (0, 1, 1, 0, 2, 0), "dilations": (1, 1)}, "sharing='none'"),
         ({"counts": (1, 0, 0, 0, 0, 0), "sharing": "all"}, "'all'"),
         ({"counts": (1, 0, 0, 0, 0, 0), "truncation": 0}, "got 0"),
+        ({"counts": (1, 0, 0, 0, 0, 0), "truncation": math.nan}, "`truncation` must be finite"),
+        ({"counts": (1, 0, 0, 0, 0, 0), "truncation": math.inf}, "`truncation` must be finite"),
+        ({"counts": (1, 0, 0, 0, 0, 0), "gate_start": math.nan}, "`gate_start` must be finite: got nan"),
+        ({"counts": (1, 0, 0, 0, 0, 0), "gate_start": -math.inf}, "`gate_start` must be finite: got -inf"),
+        ({"counts": (math.nan, 0, 0, 0, 0, 0)}, "`counts` must be finite"),
+        ({"counts": (0, 0, 0, 1, 0, 0), "dilations": (math.nan,)}, "`dilations` must be finite"),
     ],
 )
 def test_bad_settings_are_refused_with_a_sentence(settings, words):

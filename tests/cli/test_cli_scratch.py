@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from recurrify.jobs.scratch import score_stream, stream_for, train_scratch
+from recurrify.models.language import parse_settings
 from recurrify.train.scratch_settings import ScratchSettings
 from support.commands import invoke
 
@@ -111,6 +113,71 @@ def test_defaults_are_the_protocol(text: Path, tmp_path: Path, monkeypatch: pyte
     assert (settings.schedule, settings.warmup_steps, settings.clip) == ("cosine", 0, 0.25)
 
 
+@pytest.mark.parametrize("dilations", ["3", "7"])
+def test_dilations_are_said_where_a_run_begins(dilations: str, text: Path, tmp_path: Path) -> None:
+    asked = [*MORE["rsa"][1:-2:2], f"rsa.dilations={dilations}"]
+    said: list[str] = []
+    settings = ScratchSettings(
+        out=str(tmp_path / "run"),
+        arch="rsa",
+        data=str(text),
+        settings=parse_settings("rsa", asked),
+        steps=1,
+        batch=2,
+        length=8,
+    )
+    train_scratch(settings, said.append, show_progress=False)
+    assert f"recurrence in 1 of 2 heads, dilations {dilations}; " in said[0]
+
+
+class TestEvaluate:
+    @pytest.fixture(scope="class")
+    def runs(self, text: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+        folder = tmp_path_factory.mktemp("evaluated")
+        for arch in ("xl", "gru"):
+            invoke("train", "--arch", arch, "--data", text, "--out", folder / arch, *MORE[arch], *BUDGET)
+        return {arch: folder / arch for arch in ("xl", "gru")}
+
+    def test_runs_are_scored_as_in_their_results(self, runs: dict[str, Path], text: Path, tmp_path: Path) -> None:
+        said = invoke("evaluate", runs["xl"], runs["gru"] / "model", "--data", text, "--out", tmp_path / "found.json")
+        found = json.loads((tmp_path / "found.json").read_text())
+        assert [row["arch"] for row in found["rows"]] == ["xl", "gru"]
+        for row, run in zip(found["rows"], runs.values(), strict=True):
+            expected = json.loads((run / "result.json").read_text())["test"]
+            assert {key: row[key] for key in expected} == pytest.approx(expected, rel=1e-6)
+            assert f"{row['model']} ({row['arch']}): {expected['bits_per_symbol']:.4f} bits per byte" in said
+        assert found["provenance"]["config"]["data"] == str(text)
+
+    def test_other_lanes(self, runs: dict[str, Path], text: Path, tmp_path: Path) -> None:
+        invoke("evaluate", runs["xl"], "--data", text, "--rows", 5, "--out", tmp_path / "found.json")
+        (row,) = json.loads((tmp_path / "found.json").read_text())["rows"]
+        expected = score_stream(runs["xl"], stream_for(runs["xl"], str(text)), batch=5, length=8)
+        assert row["loss"] == pytest.approx(expected.loss, rel=1e-6)
+
+    def test_other_kinds_and_their_options_are_refused(
+        self, runs: dict[str, Path], text: Path, refused: Refused
+    ) -> None:
+        said = refused("evaluate", runs["xl"], "shipped:base", "--data", text)
+        assert "was trained from scratch and 'shipped:base' was not" in said
+        said = refused("evaluate", runs["xl"], "--data", text, "--window", 20)
+        assert "`--window` is not for models from scratch" in said
+
+    @pytest.mark.parametrize("command", ["generate", "train"])
+    @pytest.mark.parametrize("part", ["", "model"], ids=["run", "model"])
+    def test_who_takes_such_a_model(
+        self, command: str, part: str, runs: dict[str, Path], text: Path, tmp_path: Path, refused: Refused
+    ) -> None:
+        folder = runs["xl"] / part
+        options = {
+            "generate": [folder, "--prompt", "It"],
+            "train": ["--model", folder, "--data", text, "--out", tmp_path / "run"],
+        }[command]
+        said = refused(command, *options)
+        assert (
+            f"'{folder}' holds a recurrify language model, not a pretrained transformer: `recurrify evaluate`" in said
+        )
+
+
 class TestRefusals:
     @pytest.fixture
     def train(self, refused: Refused, text: Path, tmp_path: Path) -> Refused:
@@ -157,6 +224,7 @@ class TestRefusals:
         [
             (["--set", "depth=3"], "lstm has no setting `depth`"),
             (["--set", "width"], "name=value"),
+            (["--arch", "rsa", *TINY, "--set", "rsa.gate_start=nan"], "`gate_start` must be finite: got nan"),
             (["--set", "target_length=16"], "give it as --length"),
             (["--eval-set", "width=8", *MORE["lstm"], *BUDGET], "`eval_settings` width ask for other weights"),
             (["--batch", "900"], "too few for 900 lanes of 512"),

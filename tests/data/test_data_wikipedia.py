@@ -14,7 +14,16 @@ import pytest
 
 from recurrify.data import documents as sources
 from recurrify.data import load_documents, wikipedia
-from recurrify.data.wikipedia import ENWIK8, TEXT8, Dump, articles, clean_wikipedia, part_of_dump
+from recurrify.data.wikipedia import (
+    ENWIK8,
+    TEXT8,
+    Dump,
+    articles,
+    clean_wikipedia,
+    cleaned_records,
+    part_of_dump,
+    verified_corpus,
+)
 from recurrify.errors import UserError
 
 HEADER = "<mediawiki>\n  <siteinfo>\n  </siteinfo>\n"
@@ -49,6 +58,23 @@ def dump(content: bytes, monkeypatch: pytest.MonkeyPatch) -> Dump:
 def test_the_published_sums() -> None:
     assert (ENWIK8.md5, ENWIK8.size) == ("a1fa5ffddb56f4953e226637dabbb36a", 10**8)
     assert (TEXT8.md5, TEXT8.size) == ("3bea1919949baf155f99411df5fada7e", 10**8)
+
+
+@pytest.mark.parametrize(
+    ("source", "corpus"),
+    [
+        ("enwik8", "enwik8"),
+        ("text8:some/file.zip", "text8"),
+        ("text8-from:enwik8", None),
+        ("some/text8", None),
+        ("./enwik8", None),
+        ("enwik8:", None),
+        ("stdlib", None),
+        ("", None),
+    ],
+)
+def test_whose_checksum_is_verified(source: str, corpus: str | None) -> None:
+    assert verified_corpus(source) == corpus
 
 
 class TestSplits:
@@ -244,15 +270,38 @@ class TestCleaning:
     def test_markup(self, markup: str, words: str) -> None:
         assert clean(markup, "", "-", "x") == f" {words} x"
 
+    @pytest.mark.parametrize(
+        ("lines", "words"),
+        [
+            (["before", "{| border=1", "! head", "|-", "| cell 7 || cell", "|}", "after"], "before after"),
+            (["before &lt;!-- a comment", "over three", "lines --&gt; after"], "before after"),
+            (["before&lt;ref name=x", "&gt;a note", "", "of lines&lt;/ref&gt; after"], "before after"),
+            (["before {{Infobox", "| name = no", "}} after"], "before after"),
+            (["before {| a", "{{stub}}", "still |} after"], "before after"),
+            (["one [[a|", "b]] two"], "one b two"),
+        ],
+        ids=["table", "comment", "footnote", "template", "template in a table", "link"],
+    )
+    def test_markup_goes_whole_however_many_lines_it_has(self, lines: list[str], words: str) -> None:
+        assert clean(*lines) == f" {words}"
+
     def test_only_articles(self) -> None:
-        """Neither the dump's own fields nor redirects; an article's first and last line have tags on them."""
+        """Neither the dump's own fields nor redirects, not even one that is told of in the middle of an article."""
         dump = (
             "<title>No</title>\n<comment>no</comment>\n"
             '      <text xml:space="preserve">#REDIRECT [[No]]</text>\n'
             '      <text xml:space="preserve">First Line\nsecond line\nlast one</text>\n<id>7</id>\n'
             '      <text xml:space="preserve">Whole</text>\n'
+            '      <text xml:space="preserve">Of pages\nwith #redirect in them\nand no more</text>\n'
         )
-        assert clean_wikipedia(dump) == " first line second line last one"
+        assert clean_wikipedia(dump) == " first line second line last one whole"
+
+    @pytest.mark.parametrize("size", [1, 2, 7, 50])
+    def test_blocks_change_nothing(self, size: int) -> None:
+        dump = "".join(page(title, 3) for title in ("One", "Two")) + '<text xml:space="preserve">the {| end\n|} of it'
+        blocks = [dump[start : start + size] for start in range(0, len(dump), size)]
+        whole = " n ive n ive n ive n ive n ive n ive the of it"
+        assert "".join(cleaned_records(blocks)) == clean_wikipedia(dump) == whole
 
     def test_the_beginning_of_text8(self) -> None:
         line = (
@@ -276,6 +325,52 @@ def test_a_dump_of_the_users_own_is_cleaned_and_split_as_text8_is(tmp_path: Path
     joined = "".join(documents[0].text for documents in parts)
     assert joined.split() == words
     assert len(parts[0][0].text) == len(joined) * 90 // 100
+
+
+class TestPackedDumps:
+    WORDS = "näive words " * 2_000
+    TEXT = f'<page>\n<text xml:space="preserve">{WORDS}</text>\n</page>\n'
+
+    @pytest.mark.parametrize("suffix", [".xz", ".gz", ".zip"])
+    def test_cleaned_as_they_are_unpacked(self, tmp_path: Path, suffix: str) -> None:
+        file = tmp_path / f"dump{suffix}"
+        match suffix:
+            case ".xz":
+                file.write_bytes(lzma.compress(self.TEXT.encode()))
+            case ".gz":
+                file.write_bytes(gzip.compress(self.TEXT.encode()))
+            case ".zip":
+                with zipfile.ZipFile(file, "w") as archive:
+                    archive.writestr("enwik9", self.TEXT)
+        parts = load_documents(f"text8-from:{file}", "all")
+        assert "".join(part.text for part in parts) == " n ive words" * 2_000
+
+    def test_an_archive_of_several(self, tmp_path: Path) -> None:
+        with zipfile.ZipFile(tmp_path / "dump.zip", "w") as archive:
+            archive.writestr("one", "x")
+            archive.writestr("two", "x")
+        with pytest.raises(UserError, match="holds 2 files: unpack it"):
+            load_documents(f"text8-from:{tmp_path}/dump.zip")
+
+    def test_a_broken_archive(self, tmp_path: Path) -> None:
+        (tmp_path / "dump.xz").write_bytes(lzma.compress(self.TEXT.encode())[:-20])
+        with pytest.raises(UserError, match=r"is no whole \.xz file .*give another file"):
+            load_documents(f"text8-from:{tmp_path}/dump.xz")
+
+    def test_no_more_is_read_than_text8_has(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What follows is not even text."""
+        monkeypatch.setattr(wikipedia, "TEXT8", replace(TEXT8, size=10_000))
+        monkeypatch.setattr(wikipedia, "BLOCK", 1_000)
+        (tmp_path / "dump").write_bytes(self.TEXT.encode() + b" " * 2_000 + b"\xff")
+        parts = load_documents(f"text8-from:{tmp_path}/dump", "all")
+        assert "".join(part.text for part in parts) == (" n ive words" * 2_000)[:10_000]
+
+    def test_the_place_of_a_bad_byte(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Counted from the beginning of the file, wherever blocks are cut: within a character, too."""
+        monkeypatch.setattr(wikipedia, "BLOCK", 4)
+        (tmp_path / "dump").write_bytes("aaäääa".encode() + b"\xff" + b"a" * 20)
+        with pytest.raises(UserError, match=r"is not UTF-8 text \(invalid start byte at byte 9\)"):
+            load_documents(f"text8-from:{tmp_path}/dump")
 
 
 @pytest.mark.parametrize(

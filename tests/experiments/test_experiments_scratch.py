@@ -66,6 +66,17 @@ def test_full_sizes_are_the_protocol_on_enwik8(name: str, tmp_path: Path) -> Non
     assert {run.settings.data for run in runs_of(lab, protocol(study), study)} == {"enwik8"}
 
 
+@pytest.mark.parametrize(
+    ("wiki", "expected"), [("enwik8:/dump/enwik8.zip", "enwik8:/dump/enwik8.zip"), ("/books/enwik8", "enwik8")]
+)
+def test_enwik8_may_be_a_file_of_the_users_own(wiki: str, expected: str, tmp_path: Path) -> None:
+    """At the size whose wiki text is another; that other text never takes enwik8's place."""
+    lab = Lab(SIZES["paper"], tmp_path, lambda text: None, wiki=wiki)
+    study = ScratchStudy()
+    assert {run.settings.data for run in runs_of(lab, protocol(study), study)} == {expected}
+    assert lab.source("wiki") == wiki
+
+
 def test_stopped_and_gone_on_with(text_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     now = time.monotonic()
     rows, missing = protocol_rows(replace(text_lab, deadline=now - 1))

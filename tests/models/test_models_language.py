@@ -193,6 +193,7 @@ def test_a_setting_given_twice_is_refused():
         ("xl", {"vocabulary": 204.0}, "`vocabulary`"),
         ("rsa-xl", {"rsa.counts": (0, 0, 0, 0, 2, 2.5)}, "`rsa.counts`"),
         ("rsa-xl", {"heads": 2}, "no more than `heads`"),
+        ("rsa-xl", {"rsa.gate_start": float("nan")}, "`gate_start` must be finite"),
         ("brt", {"gate": "gru"}, "fixed or lstm"),
     ],
 )

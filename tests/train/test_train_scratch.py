@@ -185,9 +185,68 @@ class TestTraining:
     def test_a_loss_that_is_not_finite_ends_the_run_before_it_is_saved(self, tmp_path: Any) -> None:
         model = Repeats()
         model.sureness.data.fill_(math.inf)
-        with pytest.raises(UserError, match="loss is not finite at step 1"):
+        with pytest.raises(UserError, match="loss is not finite at step 1: nothing was saved yet;"):
             fit(model, stream(61), SETTINGS, folder=tmp_path)
         assert not list(tmp_path.iterdir())
+
+    def test_what_was_saved_before_a_loss_that_is_not_finite_is_named(self, tmp_path: Any) -> None:
+        model = Repeats()
+
+        def spoil(entry: dict[str, float]) -> None:
+            if entry["step"] == 6:
+                model.sureness.data.fill_(math.nan)
+
+        every_second = replace(SETTINGS, valid_every=2 * SETTINGS.symbols_per_step)
+        with pytest.raises(UserError, match=r"not finite at step 6: the checkpoint of step 4 is good;"):
+            fit(
+                model,
+                stream(61),
+                every_second,
+                lambda now: score_lanes(now, stream(41), 2, 6, nullcontext),
+                tmp_path,
+                spoil,
+            )
+
+
+class TestDilations:
+    """Those published for text8 on text8, and what was asked for whatever the text."""
+
+    @pytest.mark.parametrize(
+        ("data", "expected"),
+        [
+            ("text8", [6, 6, 12, 12]),
+            ("text8:FILE", [6, 6, 12, 12]),
+            ("text8-from:enwik9", [6, 6, 12, 12]),
+            ("enwik8", None),
+            ("./text8", None),
+            ("hf:someone/text8", None),
+        ],
+    )
+    def test_by_text(self, data: str, expected: list[int] | None) -> None:
+        found = replace(SETTINGS, arch="rsa-xl", data=data)
+        assert found.settings.get("rsa.dilations") == expected
+        with torch.device("meta"):
+            rsa = language_model("rsa-xl", 27, **found.settings).config.rsa
+        assert rsa.dilations == tuple(expected or (3, 6, 9, 12))
+
+    def test_settings_come_first(self) -> None:
+        asked = {"rsa.dilations": [3, 6, 9, 12]}
+        assert replace(SETTINGS, arch="rsa-brt", data="text8", settings=asked).settings == asked
+
+    @pytest.mark.parametrize("arch", ["xl", "lstm"])
+    def test_none_without_recurrence(self, arch: str) -> None:
+        assert replace(SETTINGS, arch=arch, data="text8").settings == {}
+
+    def test_a_run_of_an_earlier_version_is_not_changed_on_its_way(self, tmp_path: Any) -> None:
+        """It had enwik8's: with its checksum it is told apart, and refused as a run with other settings."""
+        begun = replace(SETTINGS, out=str(tmp_path), arch="rsa-xl", data="text8", data_checksum="ab")
+        assert begun.settings == {}
+        begun.write()
+        there = ScratchSettings.read(tmp_path)
+        assert there == begun
+        now = replace(SETTINGS, out=str(tmp_path), arch="rsa-xl", data="text8")
+        with pytest.raises(UserError, match=r"settings\.rsa\.dilations=None there, \[6, 6, 12, 12\] now"):
+            replace(now, data_checksum="ab").check_same_run(begun)
 
 
 class TestSpeed:

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from recurrify import UserError
-from recurrify.jobs.scratch import score_stream, stream_for, train_scratch
+from recurrify.jobs.scratch import score_run, score_stream, stream_for, train_scratch
 from recurrify.models.language import load_language_model
 from recurrify.train.scratch import TRAINING_FILE
 from recurrify.train.scratch_settings import ScratchSettings
@@ -147,6 +147,22 @@ def test_other_settings_in_evaluation(text: Path, tmp_path: Path) -> None:
     object.__setattr__(model.config, "clamp", 25)
     found = score_stream(model, stream_for(tmp_path / "other", str(text)), batch=2, length=40)
     assert found.loss == pytest.approx(other["test"]["loss"], rel=1e-6)
+    again = score_run(tmp_path / "other", str(text), show_progress=False)
+    assert again["loss"] == pytest.approx(other["test"]["loss"], rel=1e-6)
+
+
+def test_a_run_is_scored_as_it_scored_itself_and_a_model_alone_in_one_lane(text: Path, tmp_path: Path) -> None:
+    result = train(settings(text, tmp_path / "run", steps=3))
+    for run in (tmp_path / "run", tmp_path / "run" / "model"):
+        found = score_run(run, str(text), show_progress=False)
+        assert {key: found[key] for key in result["test"]} == pytest.approx(result["test"], rel=1e-6)
+        assert (found["arch"], found["unit"]) == ("xl", "byte")
+    (tmp_path / "run" / "model").rename(tmp_path / "alone")
+    stream = stream_for(tmp_path / "alone", str(text))
+    for lanes, batch in ((None, 1), (3, 3)):
+        found = score_run(tmp_path / "alone", str(text), lanes=lanes, show_progress=False)
+        expected = score_stream(tmp_path / "alone", stream, batch=batch, length=40)
+        assert found["loss"] == pytest.approx(expected.loss, rel=1e-6)
 
 
 def test_evaluation_settings_that_change_the_weights_are_refused(text: Path, tmp_path: Path) -> None:

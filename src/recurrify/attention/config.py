@@ -1,5 +1,6 @@
 """Which heads carry a recurrence encoding matrix (REM), of which kind, and with which parameters."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -42,6 +43,7 @@ class RSAConfig:
         # A configuration read back from JSON brings lists, which are neither equal to tuples nor hashable.
         object.__setattr__(self, "counts", tuple(self.counts))
         object.__setattr__(self, "dilations", tuple(self.dilations))
+        self._check_finite()
         self._check_counts()
         self._check_dilations()
         if self.sharing not in ("pair", "none"):
@@ -54,6 +56,13 @@ class RSAConfig:
             )
         if self.truncation is not None and self.truncation < 1:
             raise UserError(f"`truncation` must be at least 1, or None for no limit: got {self.truncation}.")
+
+    def _check_finite(self) -> None:
+        for name in ("heads", "counts", "dilations", "truncation", "gate_start"):
+            value = getattr(self, name)
+            numbers = value if isinstance(value, tuple) else (value,)
+            if any(number is not None and not math.isfinite(number) for number in numbers):
+                raise UserError(f"`{name}` must be finite: got {value}.")
 
     def _check_counts(self) -> None:
         if len(self.counts) != 6 or min(self.counts) < 0:

@@ -26,6 +26,10 @@ NAMES_HELP = (
     "Names from `recurrify experiment list`; all: everything that was published; beyond: what is ours, "
     f"{', '.join(BEYOND)}."
 )
+WIKI_HELP = (
+    "Encyclopaedia text, instead of the size's own source. enwik8:FILE is also what experiments on enwik8 read; else "
+    "they look into the folder that the variable RECURRIFY_DATA names, or ask the hub."
+)
 SIZE_HELP = "; ".join(f"**{size.name}**: {size.purpose}" for size in SIZES.values())
 
 
@@ -49,7 +53,7 @@ def run(
     size: Annotated[str, typer.Option(help=SIZE_HELP)] = "tiny",
     root: Root = ROOT,
     books: Annotated[str | None, typer.Option(help="Long documents, instead of the size's own source.")] = None,
-    wiki: Annotated[str | None, typer.Option(help="Encyclopaedia text, instead of the size's own source.")] = None,
+    wiki: Annotated[str | None, typer.Option(help=WIKI_HELP)] = None,
     model: Annotated[
         str | None, typer.Option(help=f"The model of `rotary`, instead of the size's own. {MODEL_HELP}")
     ] = None,

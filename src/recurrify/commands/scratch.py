@@ -1,4 +1,4 @@
-"""`recurrify train --arch`: a language model from scratch; `recurrify train-report`: several of them on one page."""
+"""`recurrify train --arch`: a language model from scratch, its `evaluate`, and `train-report`: several on one page."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -8,9 +8,10 @@ import typer
 
 from recurrify.console import say, show_table
 from recurrify.errors import UserError
-from recurrify.jobs.scratch import train_scratch
+from recurrify.jobs.scratch import is_scratch, score_run, train_scratch
 from recurrify.models.language import ARCHITECTURES, parse_settings
 from recurrify.report.scratch_page import PAGE, TEXT, write_training_page
+from recurrify.results import provenance, save_result
 from recurrify.train.scratch_settings import ScratchSettings
 
 SETTINGS = {entry.name for entry in fields(ScratchSettings)}
@@ -18,6 +19,8 @@ ONLY_HERE = ("symbols", "steps", "length", "clip", "weight_decay", "eval_batch",
 OPTION_OF = {"settings": "--set", "eval_settings": "--eval-set"}
 INSTEAD = {"compile": "--speed", "epochs": "--steps", "max_tokens": "--steps", "windows": "--length"}
 """What does the same here as an option of fine-tuning."""
+SPELT_IN: dict[str, tuple[str, ...]] = {"byte": (), "character": ("byte",), "token": ("character", "byte")}
+"""What a score is given by besides, for each kind of symbol."""
 
 
 def is_from_scratch(context: typer.Context) -> bool:
@@ -54,16 +57,57 @@ def train_architecture(context: typer.Context) -> None:
     if not result["finished"]:
         raise typer.Exit(130 if result["interrupted"] else 0)
     for part in ("validation", "test"):
-        found = result[part]
-        typer.echo(
-            f"{part}: {found['bits_per_symbol']:.4f} bits per {result['unit']}{_in_bytes(found, result['unit'])}, "
-            f"perplexity {found['perplexity_per_symbol']:.3f}, {found['symbols']:,} scored"
-        )
+        typer.echo(f"{part}: {_scored(result[part], result['unit'])}")
     typer.echo(f"model: {out / 'model'}")
 
 
-def _in_bytes(found: dict[str, Any], unit: str) -> str:
-    return "" if unit == "byte" or found["bits_per_byte"] is None else f" ({found['bits_per_byte']:.4f} per byte)"
+def is_evaluated_from_scratch(context: typer.Context) -> bool:
+    """Whether `evaluate` was given models from scratch; others beside them, and options for others, are refused."""
+    models = context.params["models"]
+    own = [name for name in models if is_scratch(name)]
+    if not own:
+        return False
+    if len(own) < len(models):
+        other = next(name for name in models if name not in own)
+        raise UserError(
+            f"{own[0]!r} was trained from scratch and {other!r} was not, so that they cannot score the same tokens: "
+            "evaluate each kind by itself, and compare bits per character."
+        )
+    for name in ("window", "overlap", "tokens_per_document"):
+        if name in _named(context):
+            raise UserError(f"`{_option(name)}` is not for models from scratch, such as {own[0]!r}: leave it out.")
+    return True
+
+
+def evaluate_architectures(context: typer.Context) -> None:
+    asked = context.params
+    data, split = asked["data"], asked["split"]
+    found = [
+        score_run(
+            name,
+            data,
+            split,
+            text_field=asked["text_field"],
+            lanes=_named(context).get("rows"),
+            device=asked["device"],
+        )
+        for name in asked["models"]
+    ]
+    for one in found:
+        typer.echo(f"{one['model']} ({one['arch']}): {_scored(one, one['unit'])}")
+    if asked["out"] is not None:
+        config = {name: asked[name] for name in ("models", "data", "split", "rows", "device")}
+        save_result(asked["out"], {"kind": "scratch-evaluation", "rows": found, "provenance": provenance(config)})
+        say(f"saved {asked['out']}")
+
+
+def _scored(found: dict[str, Any], unit: str) -> str:
+    others = [(other, found[f"bits_per_{other}"]) for other in SPELT_IN[unit]]
+    spelt = ", ".join(f"{bits:.4f} per {other}" for other, bits in others if bits is not None)
+    return (
+        f"{found['bits_per_symbol']:.4f} bits per {unit}{f' ({spelt})' if spelt else ''}, "
+        f"perplexity {found['perplexity_per_symbol']:.3f}, {found['symbols']:,} scored"
+    )
 
 
 def _named(context: typer.Context) -> dict[str, Any]:

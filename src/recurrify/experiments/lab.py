@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from recurrify.data.wikipedia import verified_corpus
 from recurrify.errors import UserError
 from recurrify.experiments.pool import Outcome, do_units
 from recurrify.experiments.sizes import Size
@@ -46,8 +47,9 @@ class Lab:
         return self.root / self.size.name
 
     def source(self, corpus: str) -> str:
-        """`corpus` is books, wiki or enwik8."""
-        given = {"books": self.books, "wiki": self.wiki, "enwik8": None}[corpus]
+        """`corpus` is books, wiki or enwik8, which wiki text can be too: `enwik8:PATH` stands for both."""
+        enwik8 = self.wiki if verified_corpus(self.wiki or "") == "enwik8" else None
+        given = {"books": self.books, "wiki": self.wiki, "enwik8": enwik8}[corpus]
         return given or {"books": self.size.books, "wiki": self.size.wiki, "enwik8": "enwik8"}[corpus]
 
     def base(self) -> str:

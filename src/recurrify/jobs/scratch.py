@@ -19,7 +19,14 @@ from recurrify.errors import UserError
 from recurrify.jobs.finetuning import explain_full_disk
 from recurrify.jobs.resuming import MODEL_FOLDER, RESULT_FILE, earlier_result
 from recurrify.jobs.texts import Say, cache_folder, pick_device
-from recurrify.models.language import count_parameters, language_model, load_language_model, save_language_model
+from recurrify.models.language import (
+    architecture_name,
+    count_parameters,
+    is_language_model,
+    language_model,
+    load_language_model,
+    save_language_model,
+)
 from recurrify.results import provenance, save_result
 from recurrify.train.lanes import Lanes, Score, score_lanes
 from recurrify.train.scratch import TRAINING_FILE, Progress, ScratchOutcome, fit, saved_step
@@ -103,6 +110,41 @@ def stream_for(run: str | Path, source: str, split: str = "test", *, text_field:
     """A split of any source in the symbols of a run's model."""
     symbols = load_symbols(_model_folder(run))
     return encode_part(symbols, source, split, text_field=text_field, cache_dir=cache_folder())
+
+
+def is_scratch(name: str | Path) -> bool:
+    """Whether a name is the folder of a run from scratch, or of its model."""
+    return is_language_model(_model_folder(name))
+
+
+def score_run(
+    run: str | Path,
+    source: str,
+    split: str = "test",
+    *,
+    text_field: str = "text",
+    lanes: int | None = None,
+    device: str = "auto",
+    show_progress: bool = True,
+) -> dict[str, Any]:
+    """A run's model on any text, read as the run read its own: in its lanes and segments, the state carried along, with
+    its `eval_settings`. A model whose run is gone reads in one lane; `lanes` asks for others."""
+    where, folder = pick_device(device), _model_folder(run)
+    model = load_language_model(folder).to(where)
+    stream = stream_for(run, source, split, text_field=text_field)
+    config: Any = model.config
+    made = ScratchSettings.read(folder.parent) if folder.name == MODEL_FOLDER else None
+    settings = made or ScratchSettings(out="", arch=architecture_name(model), data=source, batch=1)
+    if made is None:
+        settings = replace(settings, length=getattr(config, "target_length", settings.length))
+    precision = "fp32" if settings.precision == "fp32" else "auto"
+    settings = replace(settings, eval_batch=lanes or settings.eval_batch, precision=precision)
+    scorer = Scorer(settings, config.vocabulary, model, where)
+    shown = progress_bar(f"scoring {run}", len(stream.ids)) if show_progress else nullcontext()
+    with shown as tick:
+        score = scorer(model, _on_device(stream, where), tick)
+    unit = load_symbols(folder).unit
+    return {"model": str(run), "arch": architecture_name(model), "unit": unit, **described_score(score, stream)}
 
 
 def described_score(score: Score, stream: SymbolStream) -> dict[str, Any]:
@@ -193,9 +235,18 @@ def _describe(settings: ScratchSettings, model: nn.Module, data: SymbolData) -> 
     sizes = ", ".join(f"{part} {len(stream.ids):,}" for part, stream in data.streams.items())
     return (
         f"{settings.arch}: {count_parameters(model):,} parameters; "
-        f"{data.symbols.size:,} different {data.symbols.unit}s, {sizes}; "
+        f"{data.symbols.size:,} different {data.symbols.unit}s, {sizes}; {_describe_recurrence(model)}"
         f"{settings.batch} lanes of {settings.length} in each of {settings.steps:,} steps"
     )
+
+
+def _describe_recurrence(model: nn.Module) -> str:
+    config: Any = model.config
+    rsa = getattr(config, "rsa", None)
+    if rsa is None:
+        return ""
+    dilated = f", dilations {', '.join(map(str, rsa.dilations))}" if rsa.dilations else ""
+    return f"recurrence in {rsa.rem_heads} of {rsa.heads} heads{dilated}; "
 
 
 def _describe_validation(entry: dict[str, float], unit: str) -> str:

@@ -25,7 +25,9 @@ from recurrify.results import write_whole
 CONFIG_FILE, WEIGHTS_FILE, FORMAT = "config.json", "model.safetensors", "recurrify language model"
 RSA_PREFIX = "rsa."
 ENWIK8_RECURRENCE: Mapping[str, Any] = {"counts": (0, 0, 0, 0, 2, 2), "dilations": (3, 6, 9, 12)}
-"""The published heads for enwik8; those for text8 have the dilations 6, 6, 12, 12."""
+"""The published heads for enwik8, which any other text gets too, but for text8."""
+TEXT8_DILATIONS = (6, 6, 12, 12)
+"""Where the published heads for text8 differ."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +91,12 @@ def language_model(arch: str, vocabulary: int, **settings: Any) -> nn.Module:
     return architecture.model(architecture.config(**values))
 
 
+def text8_settings(arch: str) -> dict[str, Any]:
+    """What is published for text8 where it is not the default; nothing for an architecture without recurrence."""
+    known = ARCHITECTURES.get(arch)
+    return {} if known is None or known.recurrence is None else {f"{RSA_PREFIX}dilations": TEXT8_DILATIONS}
+
+
 def parse_settings(arch: str, assignments: Iterable[str]) -> dict[str, Any]:
     """From `name=value`, as on a command line, to what `language_model` takes; `none` is None, lists have commas."""
     known = _architecture(arch).settings()
@@ -129,6 +137,15 @@ def save_language_model(model: nn.Module, folder: str | Path) -> None:
     weights = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()}
     write_whole(Path(folder) / WEIGHTS_FILE, save(weights))
     write_whole(Path(folder) / CONFIG_FILE, (json.dumps(described, indent=2) + "\n").encode())
+
+
+def is_language_model(folder: str | Path) -> bool:
+    """Whether `save_language_model` wrote the folder, as far as its configuration says."""
+    try:
+        described = json.loads((Path(folder) / CONFIG_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(described, dict) and described.get("format") == FORMAT
 
 
 def load_language_model(folder: str | Path) -> nn.Module:

@@ -1,5 +1,6 @@
 """From a name to a model and its tokenizer: the hub, a folder, a .gguf file, or a model that recurrify ships."""
 
+import json
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -99,8 +100,10 @@ def resolve_name(name: str) -> tuple[str, dict[str, Any]]:
         return str(path.parent), {"gguf_file": path.name}
     if path.is_dir() and not (path / "config.json").is_file():
         if (path / "model" / "config.json").is_file():  # the folder of a training run
+            _must_be_pretrained(name, path / "model")
             return str(path / "model"), {}
         raise UserError(f"The folder {name!r} holds no model: it has no config.json.")
+    _must_be_pretrained(name, path)
     if not path.exists() and _looks_like_a_path(name):
         raise UserError(f"There is no folder {name!r}: check the path, or give a model's name on the hub.")
     if not path.exists() and constants.HF_HUB_OFFLINE and not isinstance(_downloaded_config(name), str):
@@ -109,6 +112,25 @@ def resolve_name(name: str) -> tuple[str, dict[str, Any]]:
             "HF_HUB_OFFLINE to ask the hub."
         )
     return name, {}
+
+
+TAKEN_BY = {
+    "recurrify language model": "`recurrify evaluate` and recurrify.models.load_language_model take it, and "
+    "`recurrify train-report` its run",
+    "recurrify forecaster": "`recurrify forecast evaluate` and `recurrify forecast predict` take its run",
+}
+"""What the models that are not transformers' call themselves in their config.json, and who knows them."""
+
+
+def _must_be_pretrained(name: str, folder: Path) -> None:
+    """Refuse models of this package's own making, of which transformers would say that they have no tokenizer."""
+    try:
+        described = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # no folder, or one of which transformers says more
+        return
+    kind = described.get("format") if isinstance(described, dict) else None
+    if isinstance(kind, str) and kind in TAKEN_BY:
+        raise UserError(f"{name!r} holds a {kind}, not a pretrained transformer: {TAKEN_BY[kind]}.")
 
 
 def _looks_like_a_path(name: str) -> bool:

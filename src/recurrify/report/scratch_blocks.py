@@ -72,7 +72,8 @@ def _plot(group: Group, which: str, along: str, anchor: str) -> Plot | None:
         "training": "Each point is the mean since the one before, with dropout.",
         "validation": "On the first symbols of the validation part, without dropout.",
     }
-    levels = " Thin lines: published levels within the plot." if which == "validation" and _is_published(group) else ""
+    drawn_levels = which == "validation" and group.published_unit == "symbol" and _is_published(group)
+    levels = " Thin lines: published levels within the plot." if drawn_levels else ""
     time = " Time of training alone: compiling counts, validating and saving do not." if along == "time" else ""
     seeds = " One line for each seed." if any(len(variant.runs) > 1 for variant in group.variants) else ""
     return Plot(drawn, plots.describe_curves(group, which, along), captions[which] + levels + time + seeds)
@@ -134,13 +135,15 @@ def _against_partner(variant: Variant, scored: Sequence[Variant], unit: str) -> 
 
 def _against_published(variant: Variant, group: Group) -> str:
     known, bits = _published(variant, group)
-    ours = variant.mean("test")
+    unit = group.published_unit
+    ours = variant.mean("test", unit)
     if known is None or bits is None or ours is None:
         return ""
     direction = "lower" if ours < bits else "higher"
+    spelt = "" if unit == "symbol" else f" bits per {unit}"
     return (
-        f"{variant.label}: {numbers.fixed(ours, 3)}, {direction} than the reproduction's {bits:g} after {known.steps} "
-        "steps."
+        f"{variant.label}: {numbers.fixed(ours, 3)}{spelt}, {direction} than the reproduction's {bits:g} after "
+        f"{known.steps} steps."
     )
 
 
@@ -149,8 +152,9 @@ def _is_published(group: Group) -> bool:
 
 
 def _published(variant: Variant, group: Group) -> tuple[Published | None, float | None]:
+    """None also where these runs have no score of the kind: a token's bits say nothing about a character's."""
     corpus = group.conditions.data
-    if corpus not in CORPORA:
+    if not group.published_unit or variant.mean("test", group.published_unit) is None:
         return None, None
     known = published_for(variant.first.arch, variant.first.shape, corpus)
     return known, None if known is None else known.bits(corpus)
@@ -182,16 +186,18 @@ def score_table(group: Group) -> Table:
     """One row for each model, over its seeds."""
     unit, variants = group.unit, group.variants
     known = [_published(variant, group) for variant in variants]
+    spelt = group.published_unit
     on_gpu = any(run.gpu_bytes is not None for run in group.runs)
     columns = [
         ("model", [variant.label for variant in variants]),
         (f"test, bits per {unit}", [_score(variant, "test") for variant in variants]),
+        *([(f"test, bits per {spelt}", _spelt(variants, spelt))] if spelt not in ("", "symbol") else []),
         ("published", [numbers.MISSING if bits is None else f"{bits:g}" for _, bits in known]),
         ("after steps", [numbers.MISSING if entry is None else entry.steps for entry, _ in known]),
         (f"validation, bits per {unit}", [_score(variant, "validation") for variant in variants]),
         ("seeds", [str(len(variant.runs)) for variant in variants]),
         ("parameters", [numbers.count(variant.first.content.get("parameters")) for variant in variants]),
-        (f"{unit}s per second", [numbers.large(_mean(variant, "tokens_per_second")) for variant in variants]),
+        (f"{unit}s per second", [_pace(variant) for variant in variants]),
         ("ms per step", [_milliseconds(variant) for variant in variants]),
         ("minutes of training", [_minutes(variant) for variant in variants]),
         (f"peak memory, {'GPU' if on_gpu else 'process'}", [_memory(variant, on_gpu) for variant in variants]),
@@ -222,17 +228,30 @@ def _score(variant: Variant, part: str) -> str:
     return told if spread is None else f"{told} ± {numbers.fixed(spread, 4)}"
 
 
-def _mean(variant: Variant, key: str) -> float | None:
-    return variant.average(run.number(key) for run in variant.runs)
+def _spelt(variants: Sequence[Variant], unit: str) -> list[str]:
+    """The test score by what published ones are of."""
+    return [numbers.fixed(variant.mean("test", unit), 4) for variant in variants]
+
+
+def _seconds_per_symbol(variant: Variant) -> float | None:
+    """All that is said of the speed comes from this one mean: that of rates would contradict that of times."""
+    return variant.average(run.seconds_per_symbol for run in variant.runs)
+
+
+def _pace(variant: Variant) -> str:
+    seconds = _seconds_per_symbol(variant)
+    return numbers.large(None if seconds is None else 1 / seconds)
 
 
 def _milliseconds(variant: Variant) -> str:
-    seconds = variant.average(run.seconds_per_step for run in variant.runs)
-    return numbers.MISSING if seconds is None else f"{1000 * seconds:#.3g}".rstrip(".")
+    seconds, symbols = _seconds_per_symbol(variant), variant.first.symbols_per_step
+    if seconds is None or symbols is None:
+        return numbers.MISSING
+    return f"{1000 * seconds * symbols:#.3g}".rstrip(".")
 
 
 def _minutes(variant: Variant) -> str:
-    seconds = _mean(variant, "training_seconds")
+    seconds = variant.average(run.number("training_seconds") for run in variant.runs)
     return numbers.fixed(None if seconds is None else seconds / 60, 2)
 
 

@@ -10,7 +10,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 from recurrify.report import numbers
 from recurrify.report.experiments_plots import shown
 from recurrify.report.plots import Draw, Palette, dress
-from recurrify.report.scratch_published import CORPORA, published_for
+from recurrify.report.scratch_published import published_for
 from recurrify.report.scratch_runs import Group, Point, Variant
 
 STYLES = {  # colour of the palette, line, marker
@@ -75,7 +75,7 @@ def _draw(axes: Axes, group: Group, palette: Palette, *, which: str, along: str)
 def _draw_published(axes: Axes, group: Group, palette: Palette) -> None:
     """Levels that lie where the curves are; others would squash them, and stand in the table."""
     corpus = group.conditions.data
-    if corpus not in CORPORA:
+    if group.published_unit != "symbol":
         return
     low, high = axes.get_ylim()
     for variant in group.variants:

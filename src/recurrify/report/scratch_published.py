@@ -11,6 +11,8 @@ SHORT = {REPRODUCTION: "reproduction, Table 2", RSA_PAPER: "RSA paper", XL_PAPER
 SYMBOLS = "bytes-without-newlines"
 """How Transformer-XL's code, and whoever builds on it, reads enwik8."""
 CORPORA = ("enwik8", "text8")
+UNITS = {"enwik8": "byte", "text8": "character"}
+"""What papers count, and call a character, on each."""
 
 
 class Published(NamedTuple):

@@ -8,11 +8,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from recurrify.data.wikipedia import verified_corpus
 from recurrify.errors import UserError
 from recurrify.report import numbers
 from recurrify.report.experiments_data import entries, facts, words
 from recurrify.report.html_parts import Link
-from recurrify.report.scratch_published import CORPORA
+from recurrify.report.scratch_published import UNITS
 
 MODELS = {
     "xl": "Transformer-XL",
@@ -71,10 +72,9 @@ class TrainingRun:
 
     @property
     def corpus(self) -> str:
-        """enwik8 or text8 whatever the file, else the last part of what was named."""
+        """enwik8 or text8 only where reading it verified the checksum, else all of what was named."""
         data = words(self.config.get("data"))
-        head = data.partition(":")[0]
-        return head if head in CORPORA else Path(data).name or "unnamed"
+        return verified_corpus(data) or data or "unnamed"
 
     @property
     def seed(self) -> str:
@@ -85,19 +85,21 @@ class TrainingRun:
         machine = facts(facts(self.content.get("provenance")).get("machine"))
         return words(machine.get("gpu") or machine.get("cpu"))
 
-    def score(self, part: str) -> float | None:
-        return numbers.finite(facts(self.content.get(part)).get("bits_per_symbol"))
+    def score(self, part: str, per: str = "symbol") -> float | None:
+        return numbers.finite(facts(self.content.get(part)).get(f"bits_per_{per}"))
 
     def number(self, key: str) -> float | None:
         return numbers.finite(self.content.get(key))
 
     @property
-    def seconds_per_step(self) -> float | None:
+    def seconds_per_symbol(self) -> float | None:
         pace = self.number("tokens_per_second")
+        return 1 / pace if pace else None
+
+    @property
+    def symbols_per_step(self) -> float | None:
         sizes = [numbers.finite(self.config.get(name)) for name in ("batch", "length")]
-        if not pace or None in sizes:
-            return None
-        return math.prod(size for size in sizes if size is not None) / pace
+        return None if None in sizes else math.prod(size for size in sizes if size is not None)
 
     @property
     def gpu_bytes(self) -> float | None:
@@ -132,12 +134,12 @@ class Variant:
     def first(self) -> TrainingRun:
         return self.runs[0]
 
-    def scores(self, part: str) -> dict[str, float]:
+    def scores(self, part: str, per: str = "symbol") -> dict[str, float]:
         """By seed."""
-        return {run.seed: score for run in self.runs if (score := run.score(part)) is not None}
+        return {run.seed: score for run in self.runs if (score := run.score(part, per)) is not None}
 
-    def mean(self, part: str) -> float | None:
-        scores = list(self.scores(part).values())
+    def mean(self, part: str, per: str = "symbol") -> float | None:
+        scores = list(self.scores(part, per).values())
         return statistics.mean(scores) if scores else None
 
     def spread(self, part: str) -> float | None:
@@ -199,6 +201,14 @@ class Group:
     @property
     def unit(self) -> str:
         return self.first.unit
+
+    @property
+    def published_unit(self) -> str:
+        """What published scores on this text are of: `symbol` where these runs' own are just that, `byte` or
+        `character` where those of other symbols have to be spelt, and nothing where nothing was published."""
+        unit = UNITS.get(self.conditions.data, "")
+        # Every character of text8 is one byte.
+        return "symbol" if unit and self.unit in (unit, "byte") else unit
 
     @property
     def runs(self) -> list[TrainingRun]:

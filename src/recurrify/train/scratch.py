@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from recurrify.errors import UserError
 from recurrify.results import write_whole
-from recurrify.train.callbacks import StopOnInterrupt, non_finite
+from recurrify.train.callbacks import StopOnInterrupt
 from recurrify.train.lanes import Lanes, Score
 from recurrify.train.pretrain import WARM_STEPS
 from recurrify.train.scratch_settings import ScratchSettings
@@ -115,13 +115,17 @@ class Run:
             self.progress.timed_seconds += seconds
         for index, loss in enumerate(found):
             if not math.isfinite(loss):
-                step = self.progress.step - self.taken + index + 1
-                raise UserError(
-                    f"The loss is not finite at step {step}: the checkpoint saved before is good; lower the learning "
-                    "rate and use a new output folder, or look at the data."
-                )
+                raise self._not_finite("loss", self.progress.step - self.taken + index + 1)
         self.progress.waiting += found
         self.taken = 0
+
+    def _not_finite(self, what: str, step: int) -> UserError:
+        saved = None if self.folder is None else saved_step(self.folder)
+        kept = "nothing was saved yet" if saved is None else f"the checkpoint of step {saved} is good"
+        return UserError(
+            f"The {what} is not finite at step {step}: {kept}; lower the learning rate and use a new output folder, or "
+            "look at the settings and the data."
+        )
 
     def validate(self, validate: Validate) -> dict[str, float]:
         self.fetch()
@@ -140,7 +144,7 @@ class Run:
     def save(self) -> None:
         self.fetch()
         if not bool(torch.isfinite(nn.utils.get_total_norm(list(self.model.parameters())))):
-            raise non_finite("norm of the weights", self.progress.step)
+            raise self._not_finite("norm of the weights", self.progress.step)
         if self.stepper.device.type == "cuda":
             peak = torch.cuda.max_memory_allocated(self.stepper.device)
             self.progress.peak_bytes = max(peak, self.progress.peak_bytes or 0)

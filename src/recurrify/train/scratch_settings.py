@@ -5,7 +5,9 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from recurrify.data.wikipedia import is_text8
 from recurrify.errors import UserError
+from recurrify.models.language import text8_settings
 from recurrify.records import RunRecord
 from recurrify.train.settings import SCHEDULES
 
@@ -28,7 +30,8 @@ class ScratchSettings(RunRecord):
     symbols: str = "bytes"
     """characters, bytes, all-bytes, bytes-without-newlines, or a folder or a name on the hub of a tokenizer."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """The architecture's own, where they are not its defaults."""
+    """The architecture's own, where they are not its defaults. On text8 a recurrence gets the dilations published for
+    it, unless they are set."""
     eval_settings: dict[str, Any] = field(default_factory=dict)
     """What is different in validation and test, on the same weights: a longer memory, say."""
     steps: int = 20_000
@@ -66,6 +69,9 @@ class ScratchSettings(RunRecord):
     """Of the training text, written down when the run begins."""
 
     def __post_init__(self) -> None:
+        # Not to those of a run that has begun: it goes on as it is.
+        if self.data_checksum is None and is_text8(self.data):
+            object.__setattr__(self, "settings", text8_settings(self.arch) | self.settings)
         for name in ("settings", "eval_settings"):
             # As they will be read back: tuples become lists.
             object.__setattr__(self, name, json.loads(json.dumps(getattr(self, name))))
