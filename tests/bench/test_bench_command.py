@@ -77,8 +77,10 @@ def test_training_goes_on_with_the_batches_that_are_missing(monkeypatch: pytest.
         ("naive", ["--ways", "eager,compiled"]),
         ("training", ["--ways", "compiled"]),
         ("training", ["--batches", "2"]),
+        ("training", ["--kinds", "plain,tail"]),
+        ("evaluation", ["--kinds", "tail"]),
     ],
-    ids=["ways of naive", "ways of training", "batches of training"],
+    ids=["ways of naive", "ways of training", "batches of training", "kinds of training", "kinds of evaluation"],
 )
 def test_what_the_file_lacks_is_measured(
     part: str, options: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -87,15 +89,15 @@ def test_what_the_file_lacks_is_measured(
 
     def measure(bench: Any, earlier: Any = None) -> dict[str, Any]:
         ran.append(bench.ways)
-        groups = [{"batch": batch, "ways": bench.ways, "rows": [], "checks": []} for batch in bench.batches]
-        return {"ways": bench.ways, "checks": [], **({"groups": groups} if part == "training" else {"rows": []})}
+        asked = {"ways": bench.ways, "kinds": bench.kinds, "rows": [], "checks": []}
+        return {**asked, "groups": [{"batch": batch, **asked} for batch in bench.batches]}
 
     monkeypatch.setitem(running.PARTS, part, running.PARTS[part]._replace(measure=measure, needs_ceiling=False))
     command = ["bench", part, "--size", "tiny", "--device", "cpu", "--out", tmp_path]
-    invoke(*command, "--ways", "eager", "--batches", "1")
-    invoke(*command, "--ways", "eager", "--batches", "1")
+    invoke(*command, "--ways", "eager", "--batches", "1", "--kinds", "plain")
+    invoke(*command, "--ways", "eager", "--batches", "1", "--kinds", "plain")
     assert len(ran) == 1
-    asked = {"--ways": "eager", "--batches": "1", options[0]: options[1]}
+    asked = {"--ways": "eager", "--batches": "1", "--kinds": "plain", options[0]: options[1]}
     invoke(*command, *[word for pair in asked.items() for word in pair])
     assert len(ran) == 2
 
@@ -134,11 +136,27 @@ class TestRefusals:
             (["--size", "huge"], "There is no size 'huge': there are auto, tiny, small, gpt2."),
             (["--ways", "eager,magic"], "There is no way 'magic' of training"),
             (["--ways", "graphs", "--device", "cpu"], "Graphs are for CUDA GPUs, and this is a CPU"),
+            (["--kinds", "carry,magic"], "There is no kind 'magic' of model to measure: there are plain, carry, tail."),
+            (["--ways", "compiled", "--budgets", "1.5"], "at least 0 and below 1, such as 0.5: got 1.5"),
+            (["--budgets", "half"], "`--budgets` must be numbers"),
+            (["--budgets", "0.5"], "is for compiled training steps: add compiled to --ways"),
             (["--batches", "0"], "at least 1 sequence: got 0"),
             (["--batches", "few"], "`--batches` must be whole numbers"),
             (["--page"], "There are no results of a benchmark"),
         ],
-        ids=["part", "size", "way", "graphs", "batch", "words", "page"],
+        ids=[
+            "part",
+            "size",
+            "way",
+            "graphs",
+            "kind",
+            "budget",
+            "budget words",
+            "eager budget",
+            "batch",
+            "words",
+            "page",
+        ],
     )
     def test_bad_input(self, refused: Refused, options: list[str], words: str, tmp_path: Path) -> None:
         assert words in refused("bench", "--device", "cpu", "--out", tmp_path, *options)
@@ -164,6 +182,18 @@ class TestRefusals:
         assert "`recurrify bench ceilings --again`" in refused(*options, "--again")
         invoke("bench", "ceilings", *options[1:], "--again")
         assert len(parts) == 4
+
+    def test_another_number_of_threads(
+        self, refused: Refused, parts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        options = ["bench", "peers", "--size", "tiny", "--device", "cpu", "--out", tmp_path]
+        monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+        invoke(*options)
+        assert json.loads((tmp_path / "peers.json").read_text())["provenance"]["config"]["threads"] == 2
+        monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+        assert "was measured with 2 threads, not 3: choose another --out" in refused(*options)
+        assert "cores, threads: 2" in (tmp_path / "bench.md").read_text()
+        invoke(*options, "--again")
 
     def test_something_else_in_the_folder(self, refused: Refused, tmp_path: Path) -> None:
         (tmp_path / "naive.json").write_text('{"kind": "probe"}')

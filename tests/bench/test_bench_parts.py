@@ -1,63 +1,33 @@
 """What a benchmark counts, checks and leaves out, on models that are too small to be worth timing."""
 
-import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from matplotlib.figure import Figure
+from mini_bench import CPU, MINI, mini_bench
 from torch import Tensor
+from torch._dynamo.exc import BackendCompilerFailed
 from torch.utils.flop_counter import FlopCounterMode
 
-from recurrify.bench import evaluation, generation, timing, training
-from recurrify.bench.bench import Bench
+from recurrify.bench import evaluation, lengths, stepping, timing
 from recurrify.bench.checks import EXACT, HALF, WINDOWS, Seen, compare, observe, told_apart
 from recurrify.bench.evaluation import measure_evaluation
-from recurrify.bench.generation import Clock, measure_generation
 from recurrify.bench.lengths import measure_lengths
 from recurrify.bench.models import random_tokens
-from recurrify.bench.naive import measure_naive
+from recurrify.bench.naive import NaiveLoop, measure_naive
 from recurrify.bench.peers import PEERS, body_weights, measure_peers
 from recurrify.bench.profiling import kind_of, measure_profile
-from recurrify.bench.sizes import SIZES, Size
 from recurrify.bench.stepping import Ours, Theirs
-from recurrify.bench.timing import DOES_NOT_FIT, NO_TIME, Entrant, NotMeasuredError, Turns, ratio
+from recurrify.bench.timing import DOES_NOT_FIT, NO_TIME, WRONG, Entrant, NotMeasuredError, Turns, ratio
 from recurrify.bench.training import measure_training, ratios, rows_that_fit
 from recurrify.recurrence import RecurrentForCausalLM
-
-CPU = torch.device("cpu")
-MINI = replace(
-    SIZES["tiny"],
-    vocabulary=41,
-    width=16,
-    layers=2,
-    heads=2,
-    positions=40,
-    window=8,
-    windows=3,
-    batches=(1, 2),
-    tail=4,
-    lengths=(2, 4),
-    prompts=(1, 20, 100),
-    documents=3,
-    document_tokens=40,
-    rounds=1,
-    matrices=(32,),
-    copied_bytes=2**16,
-)
-
-
-@contextmanager
-def no_bar(name: str, total: int) -> Any:
-    yield lambda done: None
-
-
-def mini_bench(size: Size = MINI, **more: Any) -> Bench:
-    more = {"ways": ("eager",), "ceiling": 1e12, "batches": size.batches, **more}
-    return Bench(size, CPU, lambda text: None, no_bar, **more)
+from recurrify.report.bench_page import draw_memory
+from recurrify.report.bench_tables import bench_tables
+from recurrify.report.plots import ON_WHITE
 
 
 class TestOperations:
@@ -138,6 +108,37 @@ class TestChecks:
         assert result["checks"][0]["relative_gradient_difference"] < 1e-5
         assert [row["name"] for row in result["rows"]] == ["naive loop", "ours, eager"]
 
+    def test_the_naive_loop_has_the_same_optimiser(self) -> None:
+        naive, ours = NaiveLoop(MINI, CPU).optimizer, Ours(MINI, "carry", CPU).optimizer
+        assert (type(naive), naive.defaults) == (type(ours), ours.defaults)
+
+    def test_plain_windows_that_are_wrong_are_no_measure(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        loss = Ours.loss
+        monkeypatch.setattr(Ours, "loss", lambda self, *more: loss(self, *more) * (1.01 if self.kind == "plain" else 1))
+        rows = measure_training(mini_bench(batches=(1,), kinds=("plain", "tail")))["groups"][0]["rows"]
+        assert [(row["kind"], row["checkpoint"], row["trouble"]) for row in rows] == [
+            ("transformers", False, None),
+            *(("plain", False, WRONG), ("plain", True, WRONG), ("tail", False, None), ("tail", True, None)),
+        ]
+        assert all(bool(row["seconds"]) == (row["kind"] != "plain") for row in rows)
+
+    def test_wrong_lanes_are_not_timed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        score = evaluation.evaluate_documents
+
+        def wrong(model: RecurrentForCausalLM, documents: Any, rows: int, **more: Any) -> Any:
+            found = score(model, documents, rows=rows, **more)
+            if rows > 1 and model.recurrence.mechanism == "tail":
+                found.nll[:] = 0
+            return found
+
+        monkeypatch.setattr(evaluation, "evaluate_documents", wrong)
+        result = measure_evaluation(mini_bench(kinds=("plain", "tail")))
+        assert [check["passed"] for check in result["checks"]] == [True, False]
+        assert [row["name"] for row in result["rows"]] == ["plain", "plain", "tail", "tail", evaluation.THEIRS]
+        for row in result["rows"]:
+            assert row["trouble"] == (WRONG if row["name"] == "tail" else None)
+            assert bool(row["seconds"]) == (row["name"] != "tail")
+
     def test_lanes_score_what_documents_alone_do(self) -> None:
         result = measure_evaluation(mini_bench())
         assert [check["passed"] for check in result["checks"]] == [True] * 3
@@ -199,6 +200,74 @@ class TestABrokenMemory:
         assert check["relative_gradient_difference"] == pytest.approx(0.01)
         assert check["relative_memory_gradient_difference"] == pytest.approx(0.5)
         assert not check["passed"]
+
+
+class TestLengths:
+    def test_ours_is_checked_first(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        result = measure_lengths(mini_bench())
+        assert [(check["name"], check["passed"]) for check in result["checks"]] == [
+            ("carry, checkpointed, eager", True)
+        ]
+        loss = Ours.loss
+        monkeypatch.setattr(
+            Ours, "loss", lambda self, *more: loss(self, *more) * (1.01 if self.recurrent.recurrence.checkpoint else 1)
+        )
+        result = measure_lengths(mini_bench())
+        assert not result["checks"][0]["passed"]
+        for row in result["rows"]:
+            assert row["trouble"] == (WRONG if row["name"] == "carry, checkpointed" else None)
+            assert bool(row["seconds"]) == (row["name"] != "carry, checkpointed")
+
+    def test_theirs_is_compiled_where_it_can_be(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Not the longer length, here."""
+        asked: list[dict[str, Any]] = []
+
+        def compiling(model: Any, **options: Any) -> Callable[..., Any]:
+            asked.append(options)
+
+            def run(ids: Tensor, **more: Any) -> Any:
+                if ids.shape[1] > 16:
+                    raise BackendCompilerFailed(lambda: None, RuntimeError("too long"), None)
+                return model(ids, **more)
+
+            return run
+
+        monkeypatch.setattr(lengths, "ways_on", lambda device: ("eager", "compiled"))
+        monkeypatch.setattr(torch, "compile", compiling)
+        result = measure_lengths(mini_bench())
+        assert asked == 2 * [{"dynamic": False}]
+        ways = [(row["name"], row["way"], row["tokens"]) for row in result["rows"] if row["name"] == lengths.IN_ONE]
+        assert ways == [(lengths.IN_ONE, "compiled", 16), (lengths.IN_ONE, "eager", 32)]
+        assert all(row["seconds"] for row in result["rows"])
+        axes = Figure().subplots()
+        known = [{**row, "peak_bytes": 2**30} for row in result["rows"]]
+        assert draw_memory(axes, {"rows": known}, ON_WHITE)
+        told = [text.get_text() for text in axes.get_legend().get_texts()]
+        assert told == ["carry, checkpointed (eager)", "carry (eager)", f"{lengths.IN_ONE} (compiled, eager)"]
+
+
+class TestBudgets:
+    def test_are_for_compiled_steps_of_carry(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        compiled: set[tuple[str, float]] = set()
+
+        def noting(model: RecurrentForCausalLM, rows: int, memory_budget: float) -> None:
+            compiled.add((model.recurrence.mechanism, memory_budget))
+
+        monkeypatch.setattr(stepping, "compile_windows", noting)
+        monkeypatch.setattr(torch, "compile", lambda model, **options: model)
+        size = replace(MINI, rounds=2)
+        bench = mini_bench(size, batches=(1,), ways=("eager", "compiled"), kinds=("plain", "carry"), budgets=(0.5,))
+        result = measure_training(bench)
+        assert compiled == {("none", 1.0), ("carry", 1.0), ("carry", 0.5)}
+        group = result["groups"][0]
+        within = [row for row in group["rows"] if row["memory_budget"] != 1]
+        assert [(row["kind"], row["way"], row["checkpoint"]) for row in within] == [("carry", "compiled", False)]
+        assert "carry, compiled, budget 0.5" in [check["name"] for check in result["checks"]]
+        names = [one["name"] for one in group["ratios"]]
+        assert "carry, compiled, budget 0.5 / carry, compiled" in names
+        assert "carry, compiled, budget 0.5 / transformers, compiled" in names
+        table = bench_tables({"training": result})[0]
+        assert [row[0] for row in table.rows if "budget" in row[0]] == ["carry, compiled, budget 0.5"]
 
 
 class TestTurns:
@@ -284,147 +353,6 @@ class TestRowsThatFit:
 
     def test_nothing_known(self) -> None:
         assert rows_that_fit(16, [{"peak_bytes": None, "fixed_bytes": 10, "rows_at_once": 2}], room=0) == 16
-
-
-class TestGeneration:
-    def test_reading_the_prompt_does_not_count(self) -> None:
-        clock = Clock()
-        clock.times = [0.0, 100.0, 101.0, 103.0, 106.0]
-        assert clock.seconds_per_token() == 2.0
-
-    def test_who_is_measured_where(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(generation, "ROUNDS", 1)
-        result = measure_generation(mini_bench())
-        assert result["checks"][0]["passed"]
-        prompts: dict[str, list[int]] = {}
-        for row in result["rows"]:
-            assert len(row["seconds"]) == 1
-            prompts.setdefault(row["name"], []).append(row["prompt"])
-        assert prompts.pop("transformers' generate") == [1, 20]  # 31 is the most that leaves room
-        assert len(prompts) == 6
-        assert all(found == [1, 20, 100] for found in prompts.values())
-
-    def test_the_check_is_in_true_float32(self, monkeypatch: pytest.MonkeyPatch, high_precision: None) -> None:
-        generate, seen = RecurrentForCausalLM.generate, []
-
-        def noting(self: Any, *arguments: Any, **options: Any) -> Any:
-            seen.append(torch.get_float32_matmul_precision())
-            return generate(self, *arguments, **options)
-
-        monkeypatch.setattr(RecurrentForCausalLM, "generate", noting)
-        assert generation._check_follows_forward(mini_bench())["passed"]
-        assert seen == ["highest"]
-        assert torch.get_float32_matmul_precision() == "high"
-
-
-@pytest.fixture
-def high_precision() -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    yield
-    torch.set_float32_matmul_precision(before)
-
-
-class Killed(BaseException):
-    pass
-
-
-class TestGoingOn:
-    """A run that is killed after something was saved, and the one after it."""
-
-    def killed_after(self, saves: int, measure: Callable[..., Any], size: Size) -> dict[str, Any]:
-        saved: list[dict[str, Any]] = []
-
-        def keep(found: dict[str, Any]) -> None:
-            saved.append(json.loads(json.dumps(found)))
-            if len(saved) == saves:
-                raise Killed
-
-        with pytest.raises(Killed):
-            measure(mini_bench(size, keep=keep))
-        assert saved[-1]["missing"]
-        return saved[-1]
-
-    @pytest.mark.parametrize("measure", [measure_evaluation, measure_peers], ids=["evaluation", "peers"])
-    def test_with_the_rounds_that_are_missing(
-        self, measure: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr("recurrify.bench.peers.find_spec", lambda name: None)
-        size = replace(MINI, rounds=3)
-        left = self.killed_after(2, measure, size)
-        result = measure(mini_bench(size), left)
-        assert result["missing"] == []
-        for row, before in zip(result["rows"], left["rows"], strict=True):
-            if row["trouble"] != "not installed":
-                assert row["seconds"][:2] == before["seconds"]
-                assert (len(row["seconds"]), len(before["seconds"])) == (3, 2)
-
-    def test_with_the_lengths_that_are_missing(self) -> None:
-        left = self.killed_after(1, measure_lengths, MINI)
-        assert left["missing"] == [32]
-        result = measure_lengths(mini_bench(), left)
-        assert [row["tokens"] for row in result["rows"]] == 3 * [16] + 3 * [32]
-        assert result["rows"][:3] == left["rows"]
-        assert result["missing"] == []
-
-    def test_with_the_prompts_and_rounds_that_are_missing(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(generation, "ROUNDS", 2)
-        written: list[tuple[str, int]] = []
-
-        def writers(bench: Bench) -> list[generation.Writer]:
-            def by(name: str) -> Callable[[Tensor], float]:
-                return lambda prompt: (written.append((name, prompt.shape[1])), len(written))[1]
-
-            return [generation.Writer(name, by(name)) for name in ("ours, carry", "other")]
-
-        monkeypatch.setattr(generation, "_writers", writers)
-        size = replace(MINI, prompts=(1, 20))
-        left = self.killed_after(3, measure_generation, size)  # both prompts once, and the first a second time
-        assert len(left["missing"]) == 2
-        written.clear()
-        result = measure_generation(mini_bench(size), left)
-        assert written == 2 * [("ours, carry", 20), ("other", 20)]  # to warm up, and to be timed
-        assert [len(row["seconds"]) for row in result["rows"]] == 4 * [2]
-        assert result["rows"][0] == left["rows"][0]
-        assert result["missing"] == []
-
-    def test_a_round_that_not_all_had_is_taken_again(self) -> None:
-        earlier = [
-            {"seconds": [1.0, 2.0], "peak_bytes": 3, "trouble": None},
-            {"seconds": [1.0], "peak_bytes": 3, "trouble": NO_TIME},
-            {"seconds": [], "peak_bytes": None, "trouble": DOES_NOT_FIT},
-        ]
-        ran: list[str] = []
-        entrants = [Entrant(name, lambda name=name: ran.append(name)) for name in "abc"]
-        found = Turns(CPU, 2).take(entrants, earlier)
-        assert [(len(one.seconds), one.trouble) for one in found] == [(2, None), (2, None), (0, DOES_NOT_FIT)]
-        assert [one.seconds[0] for one in found[:2]] == [1.0, 1.0]
-        assert found[0].seconds[1] != 2.0
-        assert ran == ["a", "a", "b", "b", "a", "a", "b", "b"]
-
-    def test_ways_that_are_missing_are_measured_beside_those_there(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        class Whole:
-            def __init__(self, bench: Bench, steppers: Any, batch: int, known: Any) -> None:
-                row = {"trouble": NO_TIME if bench.out_of_time() else None}
-                self.group = {"batch": batch, "ways": bench.ways, "rows": [row], "checks": []}
-
-            def measure(self) -> dict[str, Any]:
-                return self.group
-
-        monkeypatch.setattr(training, "Group", Whole)
-        earlier = measure_training(mini_bench(batches=(1, 4)))
-        result = measure_training(mini_bench(batches=(2, 4), ways=("compiled",)), earlier)
-        ways = {group["batch"]: group["ways"] for group in result["groups"]}
-        assert ways == {1: ("eager",), 2: ("compiled",), 4: ("eager", "compiled")}
-        left = iter([False, True])
-        monkeypatch.setattr(Bench, "out_of_time", lambda self: next(left))
-        late = measure_training(mini_bench(batches=(1,), ways=("compiled",)), earlier)
-        assert late["groups"] == earlier["groups"]  # what was whole is not lost
-        assert late["missing"] == [1]
-
-    def test_naive_keeps_its_ways(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(Ours, "ways", ("eager",))
-        assert measure_naive(mini_bench(), {"ways": ["graphs"]})["ways"] == ["eager", "graphs"]
 
 
 def test_peers_that_are_not_installed_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from recurrify.bench.models import KINDS
 from recurrify.bench.sizes import Size
 from recurrify.bench.timing import Turns
 
@@ -31,14 +32,20 @@ class Bench:
     """Of the size's, those that are measured."""
     ways: tuple[str, ...] = WAYS
     """In which training steps are timed."""
+    kinds: tuple[str, ...] = KINDS
+    """Of ours, those that are trained and that score documents."""
+    budgets: tuple[float, ...] = ()
+    """Memory budgets below 1 in which compiled steps of the paper's mechanism are timed as well."""
     keep: Callable[[dict[str, Any]], None] = field(default=lambda result: None)
     """Saves what a part has so far."""
 
     def out_of_time(self) -> bool:
         return self.deadline is not None and time.monotonic() >= self.deadline
 
-    def turns(self, advance: Callable[[int], None], warm_ups: int = 1) -> Turns:
-        return Turns(self.device, self.size.rounds, self.out_of_time, advance, warm_ups)
+    def turns(self, advance: Callable[[int], None], warm_ups: int = 1, limited: bool = True) -> Turns:
+        """`limited` ones end when the time does."""
+        out_of_time = self.out_of_time if limited else lambda: False
+        return Turns(self.device, self.size.rounds, out_of_time, advance, warm_ups)
 
     def turns_of(self, entrants: int) -> int:
         """How often `turns` tells that it is a step further: memory is a turn of its own."""

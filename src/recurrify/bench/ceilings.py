@@ -12,10 +12,13 @@ REPEATS = 3
 
 
 def measure_ceilings(bench: Bench) -> dict[str, Any]:
-    """The best of several sizes counts; copying reads and writes every byte once."""
+    """The best of several sizes counts; copying reads and writes every byte once.
+
+    They take seconds, and the shares of all else are of them: no limit of time cuts them short.
+    """
     dtype = torch.bfloat16 if bench.device.type == "cuda" else torch.float32
     with bench.bar("ceilings", bench.turns_of(len(bench.size.matrices) + 1)) as advance:
-        turns = bench.turns(advance, warm_ups=2)
+        turns = bench.turns(advance, warm_ups=2, limited=False)
         products = [_product(bench, side, dtype) for side in bench.size.matrices]
         rows: list[Row] = []
         for side, timed in zip(bench.size.matrices, turns.take(products), strict=True):

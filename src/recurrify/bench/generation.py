@@ -1,11 +1,14 @@
 """The time that a generated token takes, from a text's beginning to far past the model's context.
 
 All is timed by what arrives: a streamer notes when each token comes, so reading the prompt does not count. As many
-tokens are generated as a window has, so that each measurement holds one step from window to window.
+tokens are generated as a window has, so that each measurement holds one step from window to window. Graphs are captured
+anew in every text: tokens during whose step that happens are not timed, and what they took is told apart.
 """
 
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -14,8 +17,7 @@ from transformers import MistralConfig, MistralForCausalLM, set_seed
 from transformers.generation.streamers import BaseStreamer
 
 from recurrify.bench.bench import Bench
-from recurrify.bench.checks import stirred, true_float32
-from recurrify.bench.memory import free_memory
+from recurrify.bench.generation_check import check_of, check_steps
 from recurrify.bench.models import (
     base_model,
     random_tokens,
@@ -23,7 +25,19 @@ from recurrify.bench.models import (
     rotary_model,
     rotary_sizes,
 )
-from recurrify.bench.timing import NO_TIME, Row, Timed, ratio, still_missing, trouble_of, whole_rounds
+from recurrify.bench.sizes import Size
+from recurrify.bench.timing import (
+    NO_TIME,
+    WRONG,
+    NotMeasuredError,
+    Row,
+    Timed,
+    ratio,
+    still_missing,
+    tried,
+    whole_rounds,
+)
+from recurrify.recurrence.generation import RecurrentCache
 from recurrify.recurrence.graphed_generation import graph_generation
 
 OVERLAPS = (0.5, 0.9)
@@ -36,6 +50,15 @@ THEIRS = "transformers' generate"
 PLAINLY = "ours, carry"
 GRAPHS = "ours, carry, graphs"
 ROTARY = "rotary: ours, kept keys and values"
+NOT_YET = "no whole window yet"
+
+
+class Written(NamedTuple):
+    """How long it took."""
+
+    seconds_per_token: float
+    capturing: float = 0.0
+    """Seconds for graphs, once in a text, beyond those for the tokens that came with them."""
 
 
 class Clock(BaseStreamer):
@@ -43,6 +66,18 @@ class Clock(BaseStreamer):
 
     def __init__(self) -> None:
         self.times: list[float] = []
+        self.graphs = 0
+        """Captured by the step before the newest token."""
+        self.slowed: set[int] = set()
+        """Arrivals that a capture preceded."""
+
+    def watch(self, model: Any, inputs: Any, output: Any) -> None:
+        """A forward hook: who captures does so within a step."""
+        cache = getattr(output, "past_key_values", None)
+        graphs = len(cache.graphs.graphs) if isinstance(cache, RecurrentCache) else 0
+        if graphs > self.graphs:
+            self.slowed.add(len(self.times))
+        self.graphs = graphs
 
     def put(self, value: Tensor) -> None:
         self.times.append(time.perf_counter())
@@ -50,18 +85,21 @@ class Clock(BaseStreamer):
     def end(self) -> None:
         pass
 
-    def seconds_per_token(self) -> float:
+    def written(self) -> Written:
         """Without the first new token, whose time is that of reading the prompt."""
-        times = self.times[1:]
-        return (times[-1] - times[0]) / (len(times) - 1)
+        spans = {arrival: self.times[arrival] - self.times[arrival - 1] for arrival in range(2, len(self.times))}
+        slowed = [span for arrival, span in spans.items() if arrival in self.slowed]
+        usual = (sum(spans.values()) - sum(slowed)) / (len(spans) - len(slowed))
+        return Written(usual, max(0.0, sum(slowed) - usual * len(slowed)))
 
 
 class Writer(NamedTuple):
     """Someone who continues a prompt."""
 
     name: str
-    write: Callable[[Tensor], float]
-    """Gives the seconds for each token."""
+    write: Callable[[Tensor], Written]
+    check: Callable[[], Row] | None = None
+    """None for what is a forward pass itself."""
     most: int | None = None
     """The longest prompt that leaves room, where there is a limit."""
 
@@ -69,27 +107,38 @@ class Writer(NamedTuple):
         return self.most is None or prompt <= self.most
 
 
-Found = dict[tuple[str, int], Timed]
+@dataclass
+class Told(Timed):
+    """Seconds for a token, and for capturing graphs."""
+
+    captures: list[float] = field(default_factory=list)
+
+
+Found = dict[tuple[str, int], Told]
 """By the writer's name and the tokens of the prompt."""
 
 
 def measure_generation(bench: Bench, earlier: dict[str, Any] | None = None) -> dict[str, Any]:
-    """All in turns; whole rounds of an `earlier` run are not repeated."""
-    writers = _writers(bench)
-    checks = [_check_follows_forward(bench)]
-    prompts = bench.size.prompts
+    """All in turns; checks and whole rounds of an `earlier` run are not repeated."""
+    writers, prompts = _writers(bench), bench.size.prompts
     found = _left_by(earlier, writers, prompts)
-    with bench.bar("generation", (ROUNDS + 1) * len(prompts) * len(writers)) as advance:
-        for turn in range(ROUNDS + 1):
+    with bench.bar("generation", ROUNDS * len(prompts) * len(writers)) as advance:
+        checks = _checked(bench, writers, found, earlier)
+        bench.keep(_result(bench, found, checks))
+        warm: set[int] = set()
+        for turn in range(ROUNDS):
             for prompt in prompts:
-                for writer in writers:
-                    timed = found.get((writer.name, prompt))
-                    # The first turn warms up, where others follow.
-                    if timed is not None and len(timed.seconds) < (turn or ROUNDS):
-                        _one_turn(bench, writer, prompt, timed, warms_up=turn == 0)
-                    advance(1)
-                if turn:
-                    bench.keep(_result(bench, found, checks))
+                here = [(one, found[one.name, prompt]) for one in writers if (one.name, prompt) in found]
+                due = [(writer, told) for writer, told in here if len(told.seconds) <= turn]
+                # Right before its first turn, or little time would go into what is not timed.
+                if prompt not in warm:
+                    for writer, told in due:
+                        _one_turn(bench, writer, prompt, told, warms_up=True)
+                    warm |= {prompt} if due else set()
+                for writer, told in due:
+                    _one_turn(bench, writer, prompt, told)
+                advance(len(writers))
+                bench.keep(_result(bench, found, checks))
     return _result(bench, found, checks)
 
 
@@ -98,8 +147,41 @@ def _left_by(earlier: dict[str, Any] | None, writers: list[Writer], prompts: tup
     left: Found = {}
     for prompt in prompts:
         keys = [(writer.name, prompt) for writer in writers if writer.takes(prompt)]
-        left |= zip(keys, whole_rounds([before.get(key) for key in keys]), strict=True)
+        for key, timed in zip(keys, whole_rounds([before.get(key) for key in keys]), strict=True):
+            captures = before.get(key, {}).get("captures") or []
+            left[key] = Told(timed.seconds, trouble=timed.trouble, captures=captures[: len(timed.seconds)])
     return left
+
+
+def _checked(bench: Bench, writers: list[Writer], found: Found, earlier: dict[str, Any] | None) -> list[Row]:
+    """Who has not been checked yet is; who is wrong, or is not checked for want of time, is not timed."""
+    known = {check["name"]: check for check in (earlier or {}).get("checks") or []}
+    checks: list[Row] = []
+    for writer in writers:
+        check, trouble = _check(bench, writer, known.get(check_of(writer.name)))
+        checks += [] if check is None else [check]
+        for (name, _), told in found.items():
+            if name == writer.name and trouble is not None:
+                told.trouble, told.seconds = trouble, [] if trouble == WRONG else told.seconds
+    return checks
+
+
+def _check(bench: Bench, writer: Writer, known: Row | None) -> tuple[Row | None, str | None]:
+    """The check, if it was made, and why the writer is not to be timed, if there is a reason."""
+    made: list[Row] = [] if known is None else [known]
+
+    def check() -> None:
+        if writer.check is not None:
+            made.append(writer.check())
+
+    if known is None and writer.check is not None:
+        trouble = NO_TIME if bench.out_of_time() else tried(check, bench.device)
+        if trouble is not None:
+            return None, trouble
+    if made and not made[0]["passed"]:
+        bench.say(f"{made[0]['name']}: wrong results, and therefore not timed")
+        return made[0], WRONG
+    return (made[0] if made else None), None
 
 
 def _result(bench: Bench, found: Found, checks: list[Row]) -> dict[str, Any]:
@@ -107,44 +189,73 @@ def _result(bench: Bench, found: Found, checks: list[Row]) -> dict[str, Any]:
         {
             "name": name,
             "prompt": prompt,
-            "seconds": timed.seconds,
-            "seconds_per_token": timed.median,
-            "trouble": timed.trouble,
+            "seconds": told.seconds,
+            "seconds_per_token": told.median,
+            "captures": told.captures,
+            "seconds_to_capture": statistics.median(told.captures) if any(told.captures) else None,
+            "trouble": told.trouble,
         }
-        for (name, prompt), timed in found.items()
+        for (name, prompt), told in found.items()
     ]
     missing = still_missing([f"{name}, after {prompt:,}" for name, prompt in found], found.values(), ROUNDS)
     window = bench.size.window
     return {"rows": rows, "ratios": _ratios(rows), "checks": checks, "window": window, "missing": missing}
 
 
-def _one_turn(bench: Bench, writer: Writer, prompt: int, timed: Timed, warms_up: bool) -> None:
-    if timed.trouble is None and bench.out_of_time():
-        timed.trouble = NO_TIME
-    if timed.trouble is not None:
+def _one_turn(bench: Bench, writer: Writer, prompt: int, told: Told, warms_up: bool = False) -> None:
+    """One that warms up is not counted."""
+    if told.trouble is None and bench.out_of_time():
+        told.trouble = NO_TIME
+    if told.trouble is not None:
         return
-    try:
-        seconds = writer.write(random_tokens(bench.size, 1, prompt, bench.device))
-    except Exception as error:
-        timed.trouble = trouble_of(error)
-        if timed.trouble is None:
-            raise
-        del error
-        free_memory(bench.device, thoroughly=True)
-        return
-    if not warms_up:
-        timed.seconds.append(seconds)
+    written: list[Written] = []
+    ids = random_tokens(bench.size, 1, prompt, bench.device)
+    told.trouble = tried(lambda: written.append(writer.write(ids)), bench.device)
+    if written and not warms_up:
+        told.seconds.append(written[0].seconds_per_token)
+        told.captures.append(written[0].capturing)
 
 
 def _writers(bench: Bench) -> list[Writer]:
     size, device = bench.size, bench.device
-    new = size.window + 1
+    base = base_model(size, device)
+    theirs = _by_generate(THEIRS, base, size)
+    writers = [
+        theirs._replace(most=size.positions - _new_tokens(size)),
+        _by_generate(PLAINLY, recurrent_model(base_model(size, device), size, "carry"), size),
+    ]
+    if device.type == "cuda":
+        captured = recurrent_model(base_model(size, device), size, "carry")
+        graph_generation(captured)
+        writers.append(_by_generate(GRAPHS, captured, size))
+    for share in OVERLAPS:
+        overlap = int(share * size.window)
+        model = recurrent_model(base_model(size, device), size, "plain", overlap=overlap)
+        writer = _by_generate(f"re-execution, overlap {overlap}", model, size)
+        writers.append(writer._replace(write=_of_last_window(writer.write, size.window)))
+    writers.append(Writer("re-execution, a window for each token", _window_anew(bench, base)))
+    rolling = MistralConfig(**rotary_sizes(size), sliding_window=size.window)
+    set_seed(0)
+    # Read in parts: a mask over a whole long prompt would be square.
+    in_parts = {"prefill_chunk_size": size.window}
+    model = MistralForCausalLM(rolling).to(device)
+    writers.append(_by_generate("rotary: transformers' generate, rolling cache", model, size, **in_parts))
+    writers.append(_by_generate(ROTARY, recurrent_model(rotary_model(size, device), size, "kv"), size))
+    return writers
 
-    def by_generate(model: Any, **more: Any) -> Callable[[Tensor], float]:
+
+def _new_tokens(size: Size) -> int:
+    return size.window + 1
+
+
+def _by_generate(name: str, model: Any, size: Size, **more: Any) -> Writer:
+    new = _new_tokens(size)
+
+    def write(prompt: Tensor) -> Written:
         as_generated(model)
-
-        def write(prompt: Tensor) -> float:
-            clock = Clock()
+        clock = Clock()
+        hook = model.register_forward_hook(clock.watch)
+        try:
             with torch.inference_mode():
                 model.generate(
                     prompt,
@@ -155,78 +266,49 @@ def _writers(bench: Bench) -> list[Writer]:
                     streamer=clock,
                     **more,
                 )
-            assert len(clock.times) == new + 1
-            return clock.seconds_per_token()
+        finally:
+            hook.remove()
+        assert len(clock.times) == new + 1
+        return clock.written()
 
-        return write
-
-    base = base_model(size, device)
-    writers = [
-        Writer(THEIRS, by_generate(base), most=size.positions - new),
-        Writer(PLAINLY, by_generate(recurrent_model(base_model(size, device), size, "carry"))),
-    ]
-    if device.type == "cuda":
-        captured = recurrent_model(base_model(size, device), size, "carry")
-        graph_generation(captured)
-        writers.append(Writer(GRAPHS, by_generate(captured)))
-    for share in OVERLAPS:
-        overlap = int(share * size.window)
-        model = recurrent_model(base_model(size, device), size, "plain", overlap=overlap)
-        writers.append(Writer(f"re-execution, overlap {overlap}", _of_last_window(by_generate(model), size.window)))
-    writers.append(Writer("re-execution, a window for each token", _window_anew(bench, base)))
-    rolling = MistralConfig(**rotary_sizes(size), sliding_window=size.window)
-    set_seed(0)
-    # Read in parts: a mask over a whole long prompt would be square.
-    theirs = by_generate(MistralForCausalLM(rolling).to(device), prefill_chunk_size=size.window)
-    writers.append(Writer("rotary: transformers' generate, rolling cache", theirs))
-    ours = recurrent_model(rotary_model(size, device), size, "kv")
-    writers.append(Writer(ROTARY, by_generate(ours)))
-    return writers
+    return Writer(name, write, lambda: check_steps(name, model, size, **more))
 
 
 def as_generated(model: Any) -> None:
-    """As one loads a model to generate: on a GPU in half precision, weights and all."""
+    """As one loads a model to generate: on a GPU in half precision, weights and all. After its check, which is in
+    single precision."""
     model.eval()
     if model.device.type == "cuda":
         model.to(torch.bfloat16)
 
 
-def _of_last_window(write: Callable[[Tensor], float], window: int) -> Callable[[Tensor], float]:
+def _of_last_window(write: Callable[[Tensor], Written], window: int) -> Callable[[Tensor], Written]:
     """A model without a memory knows no more than its window: to read all before it would only take time."""
     return lambda prompt: write(prompt[:, -window:])
 
 
-def _window_anew(bench: Bench, base: Any) -> Callable[[Tensor], float]:
+def _window_anew(bench: Bench, base: Any) -> Callable[[Tensor], Written]:
     """The standard sliding window of a model with absolute positions: no cache survives a shift."""
+    window = bench.size.window
 
-    def write(prompt: Tensor) -> float:
+    def write(prompt: Tensor) -> Written:
+        if prompt.shape[1] < window:
+            raise NotMeasuredError(NOT_YET)
+        as_generated(base)
         clock = Clock()
         clock.put(prompt)
-        text = prompt[:, -bench.size.window :]
+        text = prompt[:, -window:]
         with torch.inference_mode():
             for _ in range(ANEW_TOKENS + 1):
                 newest = base(text, use_cache=False, logits_to_keep=1).logits[:, -1:].argmax(-1)
-                text = torch.cat([text, newest], dim=1)[:, -bench.size.window :]
+                text = torch.cat([text, newest], dim=1)[:, -window:]
                 clock.put(newest.cpu())
-        return clock.seconds_per_token()
+        return clock.written()
 
     return write
 
 
-def _check_follows_forward(bench: Bench) -> Row:
-    """Greedy generation over two borders of windows gives at each step what a pass over the whole text gives."""
-    model = recurrent_model(base_model(bench.size, bench.device), bench.size, "carry").eval()
-    model.set_recurrence(window=16)
-    prompt = random_tokens(bench.size, 1, 5, bench.device)
-    # In float32, where two ways of computing choose the same token.
-    with stirred(model), true_float32(), torch.inference_mode():
-        text = model.generate(prompt, max_new_tokens=40, do_sample=False, pad_token_id=0)
-        expected = model(text[:, :-1]).logits.argmax(-1)[:, prompt.shape[1] - 1 :]
-    wrong = int((expected != text[:, prompt.shape[1] :]).sum())
-    return {"name": "generation follows the forward pass", "wrong_tokens": wrong, "passed": wrong == 0}
-
-
-def _ratios(rows: list[Row]) -> list[Row]:
+def _ratios(rows: Sequence[Row]) -> list[Row]:
     """Ours against the others at each prompt, and the last prompt against the first."""
     by = {(row["name"], row["prompt"]): row["seconds"] for row in rows}
     found: list[Row | None] = []

@@ -1,77 +1,157 @@
 """Memory and speed of a training step over one sequence, against its length: with a memory, and all in one context."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from recurrify.bench.bench import Bench
+from recurrify.bench.checks import compare, observe, told_apart, tolerance_on
 from recurrify.bench.memory import free_memory
-from recurrify.bench.models import base_model, random_tokens
-from recurrify.bench.stepping import Ours, Stepper, warm
-from recurrify.bench.timing import NO_TIME, Entrant, Row
-from recurrify.evaluate import full_flops_per_token
+from recurrify.bench.models import random_tokens
+from recurrify.bench.stepping import Ours, Stepper, Theirs, warm
+from recurrify.bench.timing import (
+    DOES_NOT_FIT,
+    NO_TIME,
+    WRONG,
+    Entrant,
+    NotMeasuredError,
+    Row,
+    Timed,
+    tried,
+)
 
 IN_ONE = "transformers, all in one context"
-ENTRANTS = 3
-"""The memory with and without checkpointing, and all in one context."""
+OURS = {"carry, checkpointed": True, "carry": False}
+"""Whether it is checkpointed."""
+ENTRANTS = len(OURS) + 1
 
 
-class InOneContext(Stepper):
-    """transformers' own model with as many positions as the sequence has tokens."""
-
-    def __init__(self, bench: Bench, length: int) -> None:
-        model = base_model(bench.size, bench.device, positions=length)
-        super().__init__(IN_ONE, model, bench.device, full_flops_per_token(model, length, 0))
-
-    def loss(self, ids: Tensor, inside_windows: bool = False) -> Tensor:
-        loss: Tensor = self.model(ids, labels=ids, use_cache=False).loss
-        return loss
+def ways_on(device: torch.device) -> tuple[str, str]:
+    """Of ours and of theirs: the fastest that each has."""
+    return ("graphs", "compiled") if device.type == "cuda" else ("eager", "eager")
 
 
 def measure_lengths(bench: Bench, earlier: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Each length is one group of interleaved turns; groups of an `earlier` run are not repeated."""
-    ours = Ours(bench.size, "carry", bench.device)
-    rows: list[Row] = []
+    """Each length is one group of interleaved turns; whole rounds of an `earlier` run are not repeated."""
     lengths = [windows * bench.size.window for windows in bench.size.lengths]
-    result: dict[str, Any] = {"rows": rows, "checks": []}
+    ours = Ours(bench.size, "carry", bench.device)
+    earlier = earlier or {}
+    by: dict[int, list[Row]] = {
+        length: [row for row in earlier.get("rows") or [] if row["tokens"] == length] for length in lengths
+    }
+    checks, troubles = _checked(bench, ours, min(lengths), earlier)
+
+    def result() -> dict[str, Any]:
+        missing = [length for length in lengths if not _is_whole(by[length], bench.size.rounds)]
+        return {"rows": [row for length in lengths for row in by[length]], "checks": checks, "missing": missing}
+
     with bench.bar("lengths", bench.turns_of(ENTRANTS * len(lengths))) as advance:
-        for number, length in enumerate(lengths, 1):
-            before = [row for row in (earlier or {}).get("rows") or [] if row["tokens"] == length]
-            if len(before) == ENTRANTS and all(row["trouble"] != NO_TIME for row in before):
-                rows += before
+        for length in lengths:
+            if _is_whole(by[length], bench.size.rounds):
                 advance(bench.turns_of(ENTRANTS))
                 continue
-            rows += _one_length(bench, ours, length, advance)
-            result["missing"] = lengths[number:]
-            bench.keep(result)
+            if bench.out_of_time():
+                break
+
+            def keep(rows: list[Row], length: int = length) -> None:
+                by[length] = rows
+                bench.keep(result())
+
+            keep(_one_length(bench, ours, length, troubles, by[length], advance, keep))
             free_memory(bench.device, thoroughly=bench.device.type == "cuda")
-    return {**result, "missing": []}
+    return result()
 
 
-def _one_length(bench: Bench, ours: Ours, length: int, advance: Callable[[int], None]) -> list[Row]:
-    quick = bench.device.type == "cuda"
-    ways = {
-        "carry, checkpointed": ("graphs" if quick else "eager", True),
-        "carry": ("graphs" if quick else "eager", False),
-    }
+def _is_whole(rows: Sequence[Row], rounds: int) -> bool:
+    done = [row["trouble"] not in (None, NO_TIME) or len(row["seconds"]) >= rounds for row in rows]
+    return len(rows) == ENTRANTS and all(done)
+
+
+def _checked(bench: Bench, ours: Ours, length: int, earlier: dict[str, Any]) -> tuple[list[Row], dict[str, str | None]]:
+    """At this length, each way of ours beside the plainest; why one is not to be timed, if there is a reason."""
+    way = ways_on(bench.device)[0]
+    known = {check["name"]: check for check in earlier.get("checks") or []}
+    ids = told_apart(random_tokens(bench.size, 1, length, bench.device), bench.size.window)
+    checks: list[Row] = []
+    troubles: dict[str, str | None] = {}
+
+    def check(name: str, checkpoint: bool) -> None:
+        ours.prepare("eager", False, 1)
+        expected = observe(ours, ids)
+        ours.prepare(way, checkpoint, 1)
+        checks.append(compare(f"{name}, {way}", expected, observe(ours, ids), tolerance_on(bench.device)))
+
+    for name, checkpoint in OURS.items():
+        if (way, checkpoint) == ("eager", False):
+            continue
+        if f"{name}, {way}" in known:
+            checks.append(known[f"{name}, {way}"])
+        elif bench.out_of_time():
+            troubles[name] = NO_TIME
+            continue
+        else:
+            troubles[name] = tried(partial(check, name, checkpoint), bench.device)
+            ours.rest()
+        if troubles.get(name) is None and not checks[-1]["passed"]:
+            bench.say(f"{name}, {way}: wrong results, and therefore not timed")
+            troubles[name] = WRONG
+    return checks, troubles
+
+
+def _one_length(
+    bench: Bench,
+    ours: Ours,
+    length: int,
+    troubles: dict[str, str | None],
+    before: Iterable[Row],
+    advance: Callable[[int], None],
+    keep: Callable[[list[Row]], None],
+) -> list[Row]:
     ids = random_tokens(bench.size, 1, length, bench.device)
-    theirs = InOneContext(bench, length)
-    entrants = [_entrant(ours, ids, name, *how) for name, how in ways.items()]
-    entrants.append(Entrant(IN_ONE, lambda: theirs.step(ids, 1), own_bytes=theirs.own_bytes))
-    rows: list[Row] = []
-    for entrant, timed in zip(entrants, bench.turns(advance).take(entrants), strict=True):
-        rate = timed.rate(length)
-        by = theirs if entrant.name == IN_ONE else ours
-        flops = None if rate is None else rate * by.flops_per_token
-        row = {"name": entrant.name, "way": ways.get(entrant.name, ("eager", False))[0], "tokens": length}
-        row |= {"tokens_per_second": rate, "flops_per_second": flops, "share_of_ceiling": bench.share(flops)}
-        rows.append({**row, **vars(timed)})
-    return rows
+    theirs = Theirs(bench.size, bench.device, length)
+    ways = dict.fromkeys(OURS, ways_on(bench.device)[0]) | {IN_ONE: _their_way(bench, theirs, ids)}
+    entrants = [_entrant(ours, ids, name, ways[name], flag, troubles.get(name)) for name, flag in OURS.items()]
+    entrants.append(_entrant(theirs, ids, IN_ONE, ways[IN_ONE], False, None))
+
+    def rows(found: list[Timed]) -> list[Row]:
+        return [
+            _row(bench, one.name, ways[one.name], length, timed, theirs if one.name == IN_ONE else ours)
+            for one, timed in zip(entrants, found, strict=True)
+        ]
+
+    known = {(row["name"], row["way"]): row for row in before}
+    left = [known.get((one.name, ways[one.name])) for one in entrants]
+    return rows(bench.turns(advance).take(entrants, left, lambda some: keep(rows(some))))
 
 
-def _entrant(stepper: Ours, ids: Tensor, name: str, way: str, checkpoint: bool) -> Entrant:
+def _row(bench: Bench, name: str, way: str, length: int, timed: Timed, stepper: Stepper) -> Row:
+    rate = timed.rate(length)
+    flops = None if rate is None else rate * stepper.flops_per_token
+    row = {"name": name, "way": way, "tokens": length, "tokens_per_second": rate}
+    return {**row, "flops_per_second": flops, "share_of_ceiling": bench.share(flops), **vars(timed)}
+
+
+def _their_way(bench: Bench, theirs: Theirs, ids: Tensor) -> str:
+    """Eager where it cannot be compiled."""
+    way = ways_on(bench.device)[1]
+    if way == "eager":
+        return way
+    theirs.prepare(way, False, 1)
+    trouble = tried(lambda: theirs.backward(ids), bench.device)
+    theirs.optimizer.zero_grad(set_to_none=True)
+    if trouble in (None, DOES_NOT_FIT):
+        return way
+    bench.say(f"{IN_ONE}, {ids.numel():,} tokens: {trouble}, and therefore run as it is")
+    return "eager"
+
+
+def _entrant(stepper: Stepper, ids: Tensor, name: str, way: str, checkpoint: bool, trouble: str | None) -> Entrant:
     def wake() -> None:
+        if trouble is not None:
+            raise NotMeasuredError(trouble)
         stepper.prepare(way, checkpoint, 1)
         if way == "graphs":
             warm(stepper, ids)

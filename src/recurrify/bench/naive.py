@@ -11,8 +11,8 @@ from recurrify.bench.bench import WAYS, Bench
 from recurrify.bench.checks import WINDOWS, compare, observe, told_apart, tolerance_on
 from recurrify.bench.models import base_model, random_tokens, recurrent_model
 from recurrify.bench.sizes import Size
-from recurrify.bench.stepping import LEARNING_RATE, Ours, Stepper, warm
-from recurrify.bench.timing import Entrant, Row, ratio
+from recurrify.bench.stepping import Ours, Stepper, warm
+from recurrify.bench.timing import Entrant, Row, Timed, ratio, still_missing
 from recurrify.evaluate import full_flops_per_token
 
 BATCH = 4
@@ -20,7 +20,10 @@ BATCH = 4
 
 
 class NaiveLoop(Stepper):
-    """Window after window through the layers; all hidden states kept and pooled at the end; all logits at once."""
+    """Window after window through the layers; all hidden states kept and pooled at the end; all logits at once.
+
+    The optimiser is as fast as ours: it is no part of what is compared.
+    """
 
     def __init__(self, size: Size, device: torch.device) -> None:
         # The same weights as ours, without what we attach to a base's layers.
@@ -31,9 +34,8 @@ class NaiveLoop(Stepper):
         self.window = size.window
         self.base: Any = model["base"]
         self.mechanism: Any = twin.mechanism
-        self.optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)  # as one writes it at first
 
-    def prepare(self, way: str, checkpoint: bool, rows: int) -> None:
+    def prepare(self, way: str, checkpoint: bool, rows: int, memory_budget: float = 1.0) -> None:
         assert way == "eager"
         assert not checkpoint
 
@@ -63,27 +65,41 @@ def covers_ways(earlier: dict[str, Any], ways: Sequence[str]) -> bool:
 
 
 def measure_naive(bench: Bench, earlier: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The demo's shape of batch, in turns; ways of an `earlier` run are measured again, beside those that it lacks."""
-    size = bench.size
-    ways = [way for way in WAYS if way in (*bench.ways, *((earlier or {}).get("ways") or ()))]
+    """The demo's shape of batch, in turns; whole rounds of an `earlier` run are not repeated, unless its ways are
+    measured again, beside those that it lacks."""
+    size, earlier = bench.size, earlier or {}
+    ways = [way for way in WAYS if way in (*bench.ways, *(earlier.get("ways") or ()))]
     ids = random_tokens(size, BATCH, size.windows * size.window, bench.device)
     ours, naive = Ours(size, "carry", bench.device), NaiveLoop(size, bench.device)
-    few = told_apart(ids[:, : WINDOWS * size.window], size.window)
-    ours.prepare("eager", False, BATCH)
-    check = compare("ours against the naive loop", observe(naive, few), observe(ours, few), tolerance_on(bench.device))
+    checks = earlier.get("checks") or [_check(bench, ours, naive, ids)]
     entrants = {naive.kind: Entrant(naive.kind, lambda: naive.step(ids, BATCH), own_bytes=naive.own_bytes)}
-    if check["passed"]:
+    if checks[0]["passed"]:
         entrants |= {f"ours, {way}": _entrant(ours, ids, way) for way in ours.ways if way in ways}
+
+    def result(found: list[Timed]) -> dict[str, Any]:
+        rows: list[Row] = []
+        for name, timed in zip(entrants, found, strict=True):
+            rate = timed.rate(ids.numel())
+            flops = None if rate is None else rate * ours.flops_per_token
+            row = {"name": name, "batch": BATCH, "tokens_per_second": rate, "share_of_ceiling": bench.share(flops)}
+            rows.append({**row, **vars(timed)})
+        ratios = [ratio(f"{row['name']} / {naive.kind}", row["seconds"], rows[0]["seconds"]) for row in rows[1:]]
+        missing = still_missing(entrants, found, size.rounds)
+        known = [one for one in ratios if one is not None]
+        return {"ways": ways, "rows": rows, "ratios": known, "checks": checks, "missing": missing}
+
+    before = {row["name"]: row for row in earlier.get("rows") or []}
     with bench.bar("naive", bench.turns_of(len(entrants))) as advance:
-        found = bench.turns(advance, warm_ups=2).take(list(entrants.values()))
-    rows: list[Row] = []
-    for name, timed in zip(entrants, found, strict=True):
-        rate = timed.rate(ids.numel())
-        flops = None if rate is None else rate * ours.flops_per_token
-        row = {"name": name, "batch": BATCH, "tokens_per_second": rate, "share_of_ceiling": bench.share(flops)}
-        rows.append({**row, **vars(timed)})
-    ratios = [ratio(f"{row['name']} / {naive.kind}", row["seconds"], rows[0]["seconds"]) for row in rows[1:]]
-    return {"ways": ways, "rows": rows, "ratios": [one for one in ratios if one is not None], "checks": [check]}
+        left = [before.get(name) for name in entrants]
+        turns = bench.turns(advance, warm_ups=2)
+        found = turns.take(list(entrants.values()), left, lambda some: bench.keep(result(some)))
+    return result(found)
+
+
+def _check(bench: Bench, ours: Ours, naive: NaiveLoop, ids: Tensor) -> Row:
+    few = told_apart(ids[:, : WINDOWS * bench.size.window], bench.size.window)
+    ours.prepare("eager", False, BATCH)
+    return compare("ours against the naive loop", observe(naive, few), observe(ours, few), tolerance_on(bench.device))
 
 
 def _entrant(ours: Ours, ids: Tensor, way: str) -> Entrant:

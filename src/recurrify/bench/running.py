@@ -10,9 +10,10 @@ import torch
 from recurrify.attention.backends import leave_out_cudnn
 from recurrify.bench.bench import WAYS, Bar, Bench, Say
 from recurrify.bench.ceilings import measure_ceilings
-from recurrify.bench.evaluation import measure_evaluation
+from recurrify.bench.evaluation import covers_kinds, measure_evaluation
 from recurrify.bench.generation import measure_generation
 from recurrify.bench.lengths import measure_lengths
+from recurrify.bench.models import KINDS
 from recurrify.bench.naive import covers_ways, measure_naive
 from recurrify.bench.peers import measure_peers
 from recurrify.bench.profiling import measure_profile
@@ -41,12 +42,16 @@ PARTS = {
     "training": Part(
         "training steps beside transformers' own GPT-2",
         measure_training,
-        covers=lambda earlier, bench: covers_groups(earlier, bench.batches, bench.ways),
+        covers=covers_groups,
     ),
     "profile": Part("where a training step's time goes", measure_profile, False, goes_on=False),
     "lengths": Part("memory and speed of a step against a sequence's length", measure_lengths),
     "generation": Part("time per token, from the beginning to far past the context", measure_generation, False),
-    "evaluation": Part("scoring documents side by side", measure_evaluation),
+    "evaluation": Part(
+        "scoring documents side by side",
+        measure_evaluation,
+        covers=lambda earlier, bench: covers_kinds(earlier, bench.kinds),
+    ),
     "naive": Part(
         "training beside a naive loop over windows",
         measure_naive,
@@ -66,6 +71,9 @@ class Asked(NamedTuple):
     """None: the size's own."""
     ways: tuple[str, ...] | None = None
     """None: all on a GPU, and uncompiled on a CPU, where compiling takes longer than everything else."""
+    kinds: tuple[str, ...] = KINDS
+    """Of ours; plain windows are measured in any case."""
+    budgets: tuple[float, ...] = ()
     again: bool = False
     max_minutes: float | None = None
 
@@ -78,13 +86,22 @@ class Outcome(NamedTuple):
 
 
 def run_bench(asked: Asked, out: Path, say: Say, bar: Bar) -> Outcome:
-    """Measure the parts that are not there yet; refuses a folder that holds another size's or device's."""
+    """Measure the parts that are not there yet; refuses a folder that holds another size's, device's or number of
+    threads'."""
     check_asked(asked)
     device = pick_device(asked.device)
     size = size_for(asked.size, device)
     deadline = None if asked.max_minutes is None else time.monotonic() + 60 * asked.max_minutes
     bench = Bench(
-        size, device, say, bar, deadline, batches=asked.batches or size.batches, ways=_ways_on(device, asked.ways)
+        size,
+        device,
+        say,
+        bar,
+        deadline,
+        batches=asked.batches or size.batches,
+        ways=_ways_on(device, asked.ways, asked.budgets),
+        kinds=tuple(kind for kind in KINDS if kind in ("plain", *asked.kinds)),
+        budgets=asked.budgets,
     )
     wanted = [name for name in PARTS if name in asked.parts] or list(PARTS)
     if any(PARTS[name].needs_ceiling for name in wanted) and "ceilings" not in wanted:
@@ -93,8 +110,11 @@ def run_bench(asked: Asked, out: Path, say: Say, bar: Bar) -> Outcome:
         "size": size.name,
         "device": device.type,
         "device_name": _name_of(device),
+        "threads": torch.get_num_threads(),
         "batches": bench.batches,
         "ways": bench.ways,
+        "kinds": bench.kinds,
+        "budgets": bench.budgets,
     }
     anew = [name for name in wanted if asked.again and name in (asked.parts or wanted)]
     for name in wanted:
@@ -121,19 +141,28 @@ def check_asked(asked: Asked) -> None:
     for way in asked.ways or ():
         if way not in WAYS:
             raise UserError(f"There is no way {way!r} of training: there are {', '.join(WAYS)}.")
+    for kind in asked.kinds:
+        if kind not in KINDS:
+            raise UserError(f"There is no kind {kind!r} of model to measure: there are {', '.join(KINDS)}.")
+    for budget in asked.budgets:
+        if not 0 <= budget < 1:
+            raise UserError(f"A memory budget is a share of at least 0 and below 1, such as 0.5: got {budget:g}.")
     for batch in asked.batches or ():
         if batch < 1:
             raise UserError(f"A batch has at least 1 sequence: got {batch}.")
 
 
-def _ways_on(device: torch.device, asked: tuple[str, ...] | None) -> tuple[str, ...]:
-    if asked is None:
-        return WAYS if device.type == "cuda" else ("eager",)
-    if asked == ("graphs",) and device.type != "cuda":
+def _ways_on(device: torch.device, asked: tuple[str, ...] | None, budgets: tuple[float, ...]) -> tuple[str, ...]:
+    ways = asked or (WAYS if device.type == "cuda" else ("eager",))
+    if ways == ("graphs",) and device.type != "cuda":
         raise UserError(
             f"Graphs are for CUDA GPUs, and this is a {device.type.upper()}: add eager or compiled to --ways."
         )
-    return asked
+    if budgets and set(ways) == {"eager"}:
+        raise UserError(
+            f"A memory budget, here {budgets[0]:g}, is for compiled training steps: add compiled to --ways."
+        )
+    return ways
 
 
 def _name_of(device: torch.device) -> str:
@@ -149,10 +178,12 @@ def _check_folder(path: Path, name: str, config: dict[str, Any]) -> None:
         return
     before = load_result(path)
     held = (before.get("provenance") or {}).get("config") or {}
-    for key, what in (("size", "size"), ("device", "device"), ("device_name", "device")):
-        if held.get(key) != config[key]:
+    told = {"size": "size {}", "device": "device {}", "device_name": "device {}", "threads": "{} threads"}
+    for key, what in told.items():
+        # Before threads were noted, nobody can say how many there were.
+        if held.get(key, config[key] if key == "threads" else None) != config[key]:
             raise UserError(
-                f"{path} was measured with {what} {held.get(key)}, not {config[key]}: choose another --out, "
+                f"{path} was measured with {what.format(held.get(key))}, not {config[key]}: choose another --out, "
                 f"or measure it anew with `recurrify bench {name} --again`."
             )
 
@@ -182,7 +213,21 @@ def _run_part(name: str, bench: Bench, config: dict[str, Any], out: Path, again:
     bench.keep = lambda found: save_result(path, whole(found))
     result = whole(part.measure(bench, earlier) if part.goes_on else part.measure(bench))
     save_result(path, result)
+    if earlier is not None and bench.out_of_time() and _done(result) <= _done(earlier):
+        bench.say(f"{name}: no further than before: --max-minutes may be too short for a check or a round of turns")
     return load_result(path)
+
+
+def _done(found: dict[str, Any]) -> int:
+    """How much has been measured, in checks and repeats."""
+    groups = [*found.get("groups", [found]), *found.get("begun", [])]
+    rows = [row for group in groups for row in group.get("rows", [])]
+    repeats = sum(len(row["seconds"]) for row in rows if isinstance(row.get("seconds"), list))
+    return (
+        repeats
+        + sum(row.get("peak_bytes") is not None for row in rows)
+        + sum(len(group.get("checks", [])) for group in groups)
+    )
 
 
 def _is_finished(found: dict[str, Any]) -> bool:

@@ -31,7 +31,7 @@ class Stepper:
         """Of training; what checkpointing computes a second time is not counted, for it is no progress."""
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
 
-    def prepare(self, way: str, checkpoint: bool, rows: int) -> None:
+    def prepare(self, way: str, checkpoint: bool, rows: int, memory_budget: float = 1.0) -> None:
         raise NotImplementedError
 
     def loss(self, ids: Tensor, inside_windows: bool = False) -> Tensor:
@@ -71,16 +71,19 @@ class Stepper:
 
 
 class Theirs(Stepper):
-    """transformers' own GPT-2: every window is a row, and no row knows of another."""
+    """transformers' own GPT-2: every window is a row, and no row knows of another.
 
-    def __init__(self, size: Size, device: torch.device) -> None:
-        model = base_model(size, device)
-        super().__init__("transformers", model, device, full_flops_per_token(model, size.window, 0))
-        self.window = size.window
+    With a `length`, its context has so many tokens, and they are its only window.
+    """
+
+    def __init__(self, size: Size, device: torch.device, length: int | None = None) -> None:
+        model = base_model(size, device, positions=length)
+        self.window = length or size.window
+        super().__init__("transformers", model, device, full_flops_per_token(model, self.window, 0))
         self.compiled: Any = None
         self.chosen: Any = model
 
-    def prepare(self, way: str, checkpoint: bool, rows: int) -> None:
+    def prepare(self, way: str, checkpoint: bool, rows: int, memory_budget: float = 1.0) -> None:
         if way == "compiled" and self.compiled is None:
             self.compiled = torch.compile(self.model, dynamic=False)
         self.chosen = self.compiled if way == "compiled" else self.model
@@ -104,14 +107,14 @@ class Ours(Stepper):
         if device.type == "cuda":
             self.ways = ("eager", "compiled", "graphs")
 
-    def prepare(self, way: str, checkpoint: bool, rows: int) -> None:
+    def prepare(self, way: str, checkpoint: bool, rows: int, memory_budget: float = 1.0) -> None:
         self.way = way
         self.recurrent.set_recurrence(checkpoint=checkpoint)
         self.recurrent.compiled_window = self.recurrent.graphed_steps = None
         if way == "compiled":
-            compile_windows(self.recurrent, rows)
+            compile_windows(self.recurrent, rows, memory_budget)
         elif way == "graphs":
-            graph_steps(self.recurrent, rows)
+            graph_steps(self.recurrent, rows, memory_budget)
 
     def loss(self, ids: Tensor, inside_windows: bool = False) -> Tensor:
         targets = ids.roll(-1, 1)

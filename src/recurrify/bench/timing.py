@@ -12,6 +12,9 @@ from recurrify.bench.memory import PeakMemory, free_memory
 
 DOES_NOT_FIT = "does not fit"
 NO_TIME = "no time left"
+WRONG = "wrong results"
+NOTHING_HELD = (None, NO_TIME, WRONG)
+"""After which no error holds on to memory; to look for it takes a while."""
 FEWEST_TURNS = 2
 """One turn on a shared machine says nothing."""
 Row = dict[str, Any]
@@ -71,6 +74,8 @@ class Turns:
     ) -> None:
         self.device, self.rounds, self.warm_ups = device, rounds, warm_ups
         self.out_of_time, self.advance = out_of_time, advance
+        self.warm: set[int] = set()
+        """Who has run in this process: what is compiled or chosen at first is not to be timed."""
 
     def take(
         self,
@@ -78,12 +83,17 @@ class Turns:
         earlier: Sequence[Mapping[str, Any] | None] | None = None,
         keep: Callable[[list[Timed]], None] = lambda found: None,
     ) -> list[Timed]:
-        """`earlier` are the rows of an unfinished run, to go on from; `keep` is told what there is after each round."""
+        """`earlier` are the rows of an unfinished run, to go on from; `keep` is told what there is after each round.
+
+        Memory that was measured before any turn of an earlier run is not measured again: whoever has little time for
+        each run would never come to the first turn.
+        """
         found = whole_rounds(earlier or [None] * len(entrants))
         for entrant, timed in zip(entrants, found, strict=True):
-            if len(timed.seconds) < self.rounds:
+            if timed.peak_bytes is None and not timed.seconds:
                 self._attempt(entrant, timed, self._measure_memory)
             self.advance(1)
+        keep(found)
         for turn in range(self.rounds):
             for entrant, timed in zip(entrants, found, strict=True):
                 if len(timed.seconds) <= turn:
@@ -96,8 +106,7 @@ class Turns:
         if entrant.holds_graphs:
             memory, own = PeakMemory(self.device, reserved=True), entrant.own_bytes()
         entrant.wake()
-        for _ in range(self.warm_ups):
-            entrant.run()
+        self._warm_up(entrant)
         wait(self.device)
         if not entrant.holds_graphs:
             memory, own = PeakMemory(self.device), entrant.own_bytes()
@@ -108,12 +117,19 @@ class Turns:
 
     def _measure_time(self, entrant: Entrant, timed: Timed) -> None:
         entrant.wake()
+        self._warm_up(entrant)
         entrant.run()  # fills the allocator's store, which nobody may empty before the clock
         wait(self.device)
         started = time.perf_counter()
         entrant.run()
         wait(self.device)
         timed.seconds.append(time.perf_counter() - started)
+
+    def _warm_up(self, entrant: Entrant) -> None:
+        if id(entrant) not in self.warm:
+            for _ in range(self.warm_ups):
+                entrant.run()
+        self.warm.add(id(entrant))
 
     def _attempt(self, entrant: Entrant, timed: Timed, measure: Callable[[Entrant, Timed], None]) -> None:
         if timed.trouble is None and self.out_of_time():
@@ -128,7 +144,7 @@ class Turns:
                 raise
         finally:
             entrant.rest()
-        thoroughly = entrant.holds_graphs or timed.trouble is not None
+        thoroughly = entrant.holds_graphs or timed.trouble not in NOTHING_HELD
         free_memory(self.device, thoroughly)  # not in `finally`: the error holds on to what did not fit
 
 
@@ -167,6 +183,20 @@ def trouble_of(error: Exception) -> str | None:
     if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
         return f"could not be compiled ({text[:120]})"
     return None
+
+
+def tried(work: Callable[[], Any], device: torch.device) -> str | None:
+    """What kept it from being done, of what a benchmark has to expect."""
+    trouble = None
+    try:
+        work()
+    except Exception as error:
+        trouble = trouble_of(error)
+        if trouble is None:
+            raise
+    if trouble not in NOTHING_HELD:  # not in `except`: the error holds on to what did not fit
+        free_memory(device, thoroughly=True)
+    return trouble
 
 
 def wait(device: torch.device) -> None:

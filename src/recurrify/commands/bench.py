@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from recurrify import options
-from recurrify.bench import PARTS, SIZES, WAYS, Asked, run_bench
+from recurrify.bench import KINDS, PARTS, SIZES, WAYS, Asked, run_bench
 from recurrify.console import err_console, progress_bar, say, show_table
 from recurrify.report.bench_page import PAGE, PICTURE, bench_tables, load_parts, write_bench_page
 
@@ -26,14 +26,24 @@ def bench_command(
         str | None,
         typer.Option(help=f"How training steps run, of {','.join(WAYS)}; default: all on a CUDA GPU, eager on a CPU."),
     ] = None,
+    kinds: Annotated[
+        str, typer.Option(help="Of ours, what trains and scores documents; plain is always among them.")
+    ] = ",".join(KINDS),
+    budgets: Annotated[
+        str,
+        typer.Option(
+            help="Memory budgets, such as 0.5, for compiled training steps of carry besides those that keep all of a "
+            "window's activations."
+        ),
+    ] = "",
     again: Annotated[bool, typer.Option("--again", help="Measure anew what is there already.")] = False,
     max_minutes: Annotated[float | None, typer.Option(min=0.1, help="Stop, saved, after so many minutes.")] = None,
     page: Annotated[bool, typer.Option("--page", help="Measure nothing: write tables and picture anew.")] = False,
 ) -> None:
     """Measure training, generation and evaluation beside transformers, naive code and the field's packages.
 
-    Results are checked before they are timed. Ratios are medians over interleaved repeats of one run. Each part is
-    saved as soon as it is done; the same command goes on with what is missing.
+    Ours are checked before they are timed. Ratios are medians over interleaved repeats of one run. Checks and rounds
+    are saved as soon as they are done; the same command goes on with what is missing.
     """
     if not page:
         asked = Asked(
@@ -42,6 +52,8 @@ def bench_command(
             device=device,
             batches=None if batches is None else options.numbers("--batches", batches),
             ways=None if ways is None else tuple(way.strip() for way in ways.split(",")),
+            kinds=tuple(kind.strip() for kind in kinds.split(",")),
+            budgets=options.numbers("--budgets", budgets, float),
             again=again,
             max_minutes=max_minutes,
         )

@@ -26,8 +26,13 @@ NOTES = (
     "second time counts), times tokens per second, over the fastest measured matrix product.",
     "Memory is the most that a step takes, weights, gradients and optimiser included; of CUDA graphs, what they "
     "reserve; on a CPU, resident memory.",
-    "Every way was compared with the plainest one before it was timed: losses before and after updates, and gradients "
-    "of the base and of the memory, each by itself.",
+    "Training, and one sequence by its length: every way of ours was compared with the plainest one before it was "
+    "timed, plain windows with transformers' own model, and the naive loop with ours: losses before and after updates, "
+    "and gradients of the base and of the memory, each by itself.",
+    "Generation: every step's logits along a given text were compared with those of a forward pass. Scoring: losses in "
+    "lanes with those of documents read alone. The field's packages are other models, and were compared with nothing.",
+    "Graphs of generation are captured anew in every text. The time for a token is without that; what it takes has a "
+    "line of its own.",
 )
 
 Parts = Mapping[str, Mapping[str, Any]]
@@ -63,7 +68,8 @@ def _machine(parts: Parts) -> str:
         origin = result.get("provenance") or {}
         machine, libraries, config = (origin.get(key) or {} for key in ("machine", "libraries", "config"))
         where = machine.get("gpu") if config.get("device") == "cuda" else None
-        where = where or f"{machine.get('cpu')}, {machine.get('cores')} cores"
+        threads = f", threads: {config['threads']}" if "threads" in config else ""
+        where = where or f"{machine.get('cpu')}, {machine.get('cores')} cores{threads}"
         told.append(
             f"Size {config.get('size')} on {where}; torch {libraries.get('torch')}, "
             f"transformers {libraries.get('transformers')}."
@@ -80,19 +86,22 @@ def draw_memory(axes: Axes, result: Mapping[str, Any], palette: Palette) -> bool
 
 
 def _draw(
-    axes: Axes, result: Mapping[str, Any], palette: Palette, title: str, key: str, label: str, unit: float
+    axes: Axes, result: Mapping[str, Any], palette: Palette, title: str, key: str, unit_name: str, unit: float
 ) -> bool:
     rows: Sequence[Mapping[str, Any]] = result.get("rows") or []
     drawn = False
     for index, name in enumerate(dict.fromkeys(str(row.get("name")) for row in rows)):
-        known = [(row["tokens"], numbers.finite(row.get(key))) for row in rows if row.get("name") == name]
+        own = [row for row in rows if row.get("name") == name]
+        known = [(row["tokens"], numbers.finite(row.get(key))) for row in own]
         points = [(tokens, value / unit) for tokens, value in known if value is not None]
         if not points:
             continue
         colour, line, marker = STYLES[index % len(STYLES)]
-        axes.plot(*zip(*points, strict=True), line, color=palette.models[colour], marker=marker, label=name)
+        # Where one cannot be compiled at all lengths, both ways are named.
+        label = f"{name} ({', '.join(dict.fromkeys(str(row.get('way')) for row in own))})"
+        axes.plot(*zip(*points, strict=True), line, color=palette.models[colour], marker=marker, label=label)
         drawn = True
-    dress(axes, palette, title, "tokens in the sequence", label)
+    dress(axes, palette, title, "tokens in the sequence", unit_name)
     if drawn:
         axes.set_xscale("log")
         if unit == 1:

@@ -64,7 +64,7 @@ def _ceilings(result: Row) -> Table | None:
 def _training(group: Row) -> Table | None:
     rows = [
         (
-            f"{row.get('kind')}, {row.get('way')}{', checkpointed' if row.get('checkpoint') else ''}",
+            _variant(row),
             numbers.count(row.get("rows_at_once")),
             _rate(row),
             _share(row),
@@ -74,6 +74,12 @@ def _training(group: Row) -> Table | None:
     ]
     caption = f"Training, batch {group.get('batch')}: {group.get('windows')} windows of {group.get('window')} tokens"
     return _table(caption, "model and way|rows at once|tokens/s|of the ceiling|peak GiB", rows)
+
+
+def _variant(row: Row) -> str:
+    budget = row.get("memory_budget", 1)
+    within = "" if budget == 1 else f", budget {budget:g}"
+    return f"{row.get('kind')}, {row.get('way')}{', checkpointed' if row.get('checkpoint') else ''}{within}"
 
 
 def _checks(parts: Mapping[str, Row]) -> Table | None:
@@ -137,6 +143,10 @@ def _generation(result: Row) -> Table | None:
         (str(name), *(_milliseconds(cells.get((name, prompt))) for prompt in prompts))
         for name in dict.fromkeys(row["name"] for row in found)
     ]
+    for name in dict.fromkeys(row["name"] for row in found if row.get("seconds_to_capture") is not None):
+        captures = [numbers.finite(cells.get((name, prompt), {}).get("seconds_to_capture")) for prompt in prompts]
+        told = [numbers.MISSING if one is None else f"{1000 * one:.0f}" for one in captures]
+        rows.append((f"{name}: capturing, once in a text", *told))
     header = "|".join(["who", *(f"after {prompt:,}" for prompt in prompts)])
     return _table("Milliseconds for a generated token, after so many", header, rows)
 
