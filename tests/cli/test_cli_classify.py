@@ -159,6 +159,9 @@ def test_a_run_leaves_its_classes_and_settings_behind(folder: Path, runs: dict[s
         "tested_and_trained_on": 0,
         "empty": 1,
     }
+    assert result["memory"]["added_parameters"] == result["parameters"]["added"] > 0
+    assert result["memory"]["state_floats"] > 0
+    assert result_of(runs["plain"])["memory"]["state_floats"] == 0
     assert result["test"]["windows_per_text"] == pytest.approx(
         np.mean([-(-len(text.split()) // WINDOW) for text, _ in read_texts(folder / "test.csv")])
     )

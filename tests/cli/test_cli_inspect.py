@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from recurrify.data import TokenizedDocument
-from recurrify.evaluate import evaluate_documents
+from recurrify.evaluate import evaluate_documents, memory_cost
 from recurrify.recurrence import load_model
 from recurrify.results import load_result
 from support.commands import invoke
@@ -36,6 +36,9 @@ def test_a_page_and_its_numbers(runs: dict[str, Path], story: Path, tmp_path: Pa
         assert sum(found["tokens"][name][1:]) == pytest.approx(score.nll[0], rel=1e-5)
         means = [window[name] for window in found["windows"]]
         assert means == pytest.approx(list(score.loss_by_window), rel=1e-5)
+    cost = memory_cost(load_model(str(runs["recurrent"]))[0])
+    assert found["memory"] == cost._asdict()
+    assert cost.state_floats > 0
     assert found["slot_attention"]["layers"] == [2]
     assert found["gradients"]["windows"] == [7]
     assert len(found["gradients"]["mean"]) == 7

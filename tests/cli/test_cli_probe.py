@@ -90,6 +90,9 @@ class TestRefusals:
         [
             (["--task", "passkey"], "There is no probe of symbols 'passkey'"),
             (["--mechanism", "nothing"], "Unknown recurrence mechanism 'nothing'"),
+            (["--mechanism", "kv"], "'kv' needs a model with rotary positions"),
+            (["--mechanism", "kv", "--set", "keep=99"], "'kv' needs a model with rotary positions"),
+            (["--mechanism", "kv", "--model", "shipped:base"], "'kv' needs a model with rotary positions"),
             (["--set", "overlap=3"], "without overlap"),
             (["--task-set", "pairs=many"], "`pairs` of the probe 'recall' must be a whole number"),
             (["--task-set", "pairs"], "A setting is name=value"),
@@ -97,7 +100,19 @@ class TestRefusals:
             (["--width", "30"], "`width` must be a multiple of `heads`"),
             (["--growth", "2"], "`growth` is a share"),
         ],
-        ids=["task", "mechanism", "overlap", "pairs", "setting", "window", "width", "growth"],
+        ids=[
+            "task",
+            "mechanism",
+            "kv",
+            "kv-size",
+            "kv-model",
+            "overlap",
+            "pairs",
+            "setting",
+            "window",
+            "width",
+            "growth",
+        ],
     )
     def test_training(self, refused: Refused, options: list[str], words: str, tmp_path: Path) -> None:
         assert words in refused("probe", "train", *options, "--out", tmp_path)

@@ -79,6 +79,11 @@ def test_it_learns_and_leaves_everything_behind(trained: Path) -> None:
     paper = {"mechanism": "carry", "pooled_layers": "last", "hidden_layers": 2, "hidden_size": 768, "insert_layer": 2}
     assert recurrence == recurrence | paper
     assert result["questions"] == {"asked": 3, "trained_on": 3, "handled": {}}
+    memory = result["memory"]
+    width = load_task_model(str(trained), RecurrentForQuestionAnswering, trained_head=True)[0].base.config.hidden_size
+    assert (memory["mechanism"], memory["state_floats"]) == ("carry", width)
+    assert memory["added_parameters"] == result["parameters"]["added"]
+    assert memory["extra_flops_per_token"] > 0
 
 
 def test_a_finished_run_is_not_trained_again(folder: Path, trained: Path) -> None:
@@ -93,6 +98,7 @@ def test_evaluate_and_predict_say_what_training_said(folder: Path, trained: Path
     assert said.startswith("F1 100.00 (95 %: 100.00 to 100.00), exact match 100.00")
     scores = json.loads((tmp_path / "scores.json").read_text())
     assert scores["by_question"] == {f"q{number}": [1, 1] for number in range(3)}
+    assert scores["memory"] == json.loads((trained / "result.json").read_text())["memory"]
     untold = json.loads((folder / "towns.json").read_text())
     for entry in untold["data"][0]["paragraphs"][0]["qas"]:
         del entry["answers"]

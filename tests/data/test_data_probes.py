@@ -1,7 +1,9 @@
 """Probes against readers of their own, and nothing that would give an answer away."""
 
 import re
+from collections import Counter
 from collections.abc import Callable
+from fractions import Fraction
 from itertools import pairwise
 from typing import Any
 
@@ -20,6 +22,7 @@ from recurrify.data.probes import (
     symbol_probe,
     whole_distances,
 )
+from recurrify.data.probes_guess import level_by_place, most_frequent
 from recurrify.data.probes_text import PEOPLE, PLACES, TEXT_PROBES, ProbeText, TextProbe, clean_filler, text_probe
 from recurrify.errors import UserError
 from recurrify.recurrence.loading import SHIPPED
@@ -96,6 +99,29 @@ class TestSymbols:
         # Were they drawn without replacement, two would never be the same.
         assert (wanted[:, 0] == wanted[:, 1]).mean() == pytest.approx(0.25, abs=0.04)
 
+    @pytest.mark.parametrize("settings", [{}, {"answers": 3}], ids=str)
+    @pytest.mark.parametrize("name", list(SYMBOL_PROBES))
+    def test_a_reader_that_knows_the_answers_but_not_whose(self, name: str, settings: dict[str, int]) -> None:
+        """It names what is left most often, and strikes out what it has read."""
+        probe = symbol_probe(name, **settings)
+        right = 0.0
+        targets = probe.make(1, 4000, WINDOW, probe_stream("test", 0)).targets
+        wanted = targets[targets != IGNORED].reshape(4000, -1)
+        for answers in wanted.tolist():
+            left = Counter(answers)
+            for answer in answers:
+                likeliest = [one for one, count in left.items() if count == max(left.values())]
+                right += (answer in likeliest) / len(likeliest)
+                left -= Counter([answer])
+        assert right / wanted.size == pytest.approx(probe.guess_level, abs=0.015)
+
+    def test_guessing_by_hand(self) -> None:
+        # Of two among sixteen: alike in one case of sixteen, else one in two; then the last one is known.
+        assert symbol_probe("recall", pairs=2).guess_level == pytest.approx((17 / 32 + 1) / 2)
+        # Heads or tails three times: all alike in one case of four, else two of three.
+        assert most_frequent(3, 2) == Fraction(9, 4)
+        assert level_by_place([0.0, 0.5, 0.5], 8) == pytest.approx(9 / 16)
+
     def test_facts_stand_everywhere_in_their_window(self) -> None:
         inputs = symbol_probe("recall", pairs=1).make(2, 2000, 6, probe_stream("test", 0)).inputs
         shares = (inputs[:, :6] >= symbol_probe("recall", pairs=1).first_name).mean(axis=0)
@@ -161,8 +187,9 @@ def find_answer(name: str, said: str, asked: str) -> str:
     if name in ("copying", "reversal"):
         words = re.findall(r"\w+", said.partition(":")[2])
         return ", ".join(words if name == "copying" else words[::-1])
-    where = dict(re.findall(r"(\w+) went to the (\w+)", said))
-    who = re.findall(r"(\w+) took", said)[0] if name == "entities" else asked.split()[0]
+    where = dict(re.findall(r"(\w+) (?:went|took the \w+) to the (\w+)", said))
+    thing = asked.split()[1]
+    who = re.findall(rf"(\w+) took the {thing}", said)[0] if name == "entities" else asked.split()[0]
     return str(where[who])
 
 
@@ -177,7 +204,7 @@ class TestTexts:
         filler = probe.filler(documents, tokenizer)
         answers = []
         for seed in range(40):
-            text = probe.make(1 + seed % 3, seed, TEXT_WINDOW, tokenizer, filler)
+            text = probe.make(1 + seed % 3, (0, seed), TEXT_WINDOW, tokenizer, filler)
             said, asked, *candidates = told(tokenizer, text)
             # A tokenizer may have joined the question's end to the answer.
             whole = [asked + candidate for candidate in candidates]
@@ -191,7 +218,7 @@ class TestTexts:
     def test_distances_are_exact(
         self, probe: TextProbe, distance: int, tokenizer: Any, documents: list[np.ndarray]
     ) -> None:
-        text = probe.make(distance, 5, TEXT_WINDOW, tokenizer, probe.filler(documents, tokenizer))
+        text = probe.make(distance, (5, 0), TEXT_WINDOW, tokenizer, probe.filler(documents, tokenizer))
         assert len(text.ids) + max(map(len, text.candidates)) == (distance + 1) * TEXT_WINDOW
         assert all(0 <= first < end <= TEXT_WINDOW for first, end in text.facts)
         assert text.question // TEXT_WINDOW == distance
@@ -201,7 +228,7 @@ class TestTexts:
         self, probe: TextProbe, tokenizer: Any, documents: list[np.ndarray]
     ) -> None:
         for seed in range(10):
-            text = probe.make(20, seed, TEXT_WINDOW, tokenizer, probe.filler(documents, tokenizer))
+            text = probe.make(20, (0, seed), TEXT_WINDOW, tokenizer, probe.filler(documents, tokenizer))
             facts = np.concatenate([np.arange(*span) for span in text.facts])
             rest = np.delete(text.ids[: text.question], facts)
             words = tokenizer.decode(rest)
@@ -217,9 +244,47 @@ class TestTexts:
 
     def test_same_seed_same_text(self, probe: TextProbe, tokenizer: Any, documents: list[np.ndarray]) -> None:
         filler = probe.filler(documents, tokenizer)
-        first, again, other = (probe.make(2, seed, TEXT_WINDOW, tokenizer, filler) for seed in (1, 1, 2))
+        first, again, *others = (
+            probe.make(2, seed, TEXT_WINDOW, tokenizer, filler) for seed in ((1, 3), (1, 3), (1, 4), (3, 1), (2, 3))
+        )
         assert (first.ids == again.ids).all()
-        assert len(first.ids) != len(other.ids) or (first.ids != other.ids).any()
+        for other in others:
+            assert len(first.ids) != len(other.ids) or (first.ids != other.ids).any()
+
+    def test_a_reader_that_knows_the_answers_but_not_whose(
+        self, probe: TextProbe, tokenizer: Any, documents: list[np.ndarray]
+    ) -> None:
+        """Of all ways to choose by what is said and its order, the best is right as often as the guess level says."""
+        chance, texts = np.random.default_rng(0), 4000
+        stories = [probe.draw(chance) for _ in range(texts)]
+        if probe.name in ("copying", "reversal"):
+            # Every candidate has the words that were said.
+            assert all(len({frozenset(re.findall(r"\w+", c)) for c in story.candidates}) == 1 for story in stories)
+            assert probe.guess_level == probe.chance_level
+            return
+        tallies: dict[tuple[int, ...], np.ndarray] = {}
+        for story in stories:
+            said = "".join(story.facts)
+            keys = [candidate.strip(" .\n") for candidate in story.candidates]
+            found = re.findall("|".join(keys), said)
+            # Which of the places hold the same: then it does not matter which answers these are.
+            pattern = tuple(found.index(one) for one in found)
+            tally = tallies.setdefault(pattern, np.zeros(len(found)))
+            tally[[number for number, one in enumerate(found) if one == keys[story.answer]]] += 1
+        best = sum(tally.max() for tally in tallies.values()) / texts
+        assert best == pytest.approx(probe.guess_level, abs=0.025)
+
+    @pytest.mark.parametrize("name", ["entities", "hidden"])
+    def test_the_last_place_and_the_last_way_are_the_others_as_often_as_not(self, name: str) -> None:
+        chance, probe = np.random.default_rng(1), text_probe(name)
+        last, twice = 0, 0
+        for story in (probe.draw(chance) for _ in range(2000)):
+            said, words = "".join(story.facts), story.question.split()
+            who = re.findall(rf"(\w+) took the {words[1]}", said)[0] if name == "entities" else words[0]
+            people = re.findall(r"(\w+) (?:went|took)", said)
+            last += people[-1] == who
+            twice += people.count(who) == 2
+        assert (last / 2000, twice / 2000) == pytest.approx((0.5, 0.5), abs=0.04)
 
     def test_answers_that_two_pieces_would_make_where_they_meet(self, tokenizer: Any) -> None:
         """Digits alone: every piece is clean by itself, and none may follow another."""
@@ -236,7 +301,7 @@ class TestTexts:
         probe = text_probe("passkey")
         filler = probe.filler(documents, tokenizer)
         with pytest.raises(UserError, match="too many for windows of 10"):
-            probe.make(1, 0, 10, tokenizer, filler)
-        assert not probe.fits_one_window(20, tokenizer, filler, 0)
+            probe.make(1, (0, 0), 10, tokenizer, filler)
+        assert not probe.fits_one_window(20, tokenizer, filler, (0, 0))
         with pytest.raises(UserError, match="name a longer or another one with --haystack"):
             probe.filler([np.array(tokenizer.encode("12345 " * 60))], tokenizer)

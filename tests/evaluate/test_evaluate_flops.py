@@ -20,9 +20,10 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from recurrify import CarryConfig, NoRecurrence, UserError, add_recurrence
+from recurrify import CarryConfig, KVConfig, NoRecurrence, UserError, add_recurrence
 from recurrify.evaluate import full_flops_per_token, paper_flops_per_token
 from recurrify.evaluate.flops import memory_cost
+from recurrify.evaluate.inspection import watched_attention
 from recurrify.recurrence import mechanism_names, recurrence_config
 
 PUBLISHED = {
@@ -184,6 +185,18 @@ def test_what_memory_adds_is_what_torch_counts(mechanism: str, overlap: int) -> 
     assert cost.extra_share == pytest.approx(full_flops_per_token(model) / full_flops_per_token(plain) - 1)
     assert cost.state_floats == memory[0].numel()
     assert cost.added_parameters == sum(value.numel() for value in model.mechanism.parameters())
+
+
+@pytest.mark.parametrize("keep", [4, 9])
+def test_of_a_band_only_what_is_seen_is_counted(keep: int) -> None:
+    """Against the attention weights of a window that are not nothing."""
+    base = LlamaForCausalLM(LlamaConfig(**small(intermediate_size=24, num_key_value_heads=1)))
+    model = add_recurrence(base, KVConfig(window=10, keep=keep, sinks=1, sliding=True)).eval()
+    with torch.no_grad(), watched_attention(model, [0, 1]) as weights:
+        model(torch.arange(40)[None] % 20)
+    seen = [int((weights[layer][0, 0, :, : keep + 1] > 0).sum()) for layer in (0, 1)]
+    assert seen[0] == seen[1] < 10 * (keep + 1)
+    assert memory_cost(model).extra_flops_per_token * 10 == pytest.approx(4 * 16 * sum(seen))
 
 
 def test_the_printed_summary(gpt2_small: GPT2LMHeadModel) -> None:

@@ -95,7 +95,12 @@ def micro_beyond() -> Beyond:
         start_points=2,
         curriculum=((2, 0.5), (3, 0.5)),
         rotary_model=None,
-        rotary={"tail-3": tail(3), "tail-9": tail(9), "kv-window": kv(WHOLE_WINDOW)},
+        rotary={
+            "tail-3": tail(3),
+            "tail-9": tail(9),
+            "kv-window": kv(WHOLE_WINDOW),
+            "sliding-window": kv(WHOLE_WINDOW, sliding=True),
+        },
         rotary_seeds=(0,),
         rotary_candidates=(1e-3, 1e-2),
     )

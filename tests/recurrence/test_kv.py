@@ -49,6 +49,39 @@ def test_windows_look_back_as_far_as_they_should(family: str) -> None:
     assert_close(model(ids).logits, model.base(ids, attention_mask=mask).logits)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("keep", [WINDOW - 1, WINDOW])
+@pytest.mark.parametrize("family", ROTARY)
+def test_a_band_is_sliding_window_attention_over_the_whole_text(family: str, keep: int) -> None:
+    """The base over the whole text, each position with the eight last ones; three windows and a part of a fourth."""
+    model, ids = recurrent(family, mechanism="kv", keep=keep, sinks=0, sliding=True), text(2, 3 * WINDOW + 5)
+    expected = model.base(ids, attention_mask=sliding_mask(model, ids.shape[1])).logits
+    assert_close(model(ids).logits, expected)
+    # In two calls, the first of which ends inside a window.
+    first = model(ids[:, :13])
+    assert_close(model(ids[:, 13:], state=first.state).logits, expected[:, 13:])
+
+
+def sliding_mask(model: Any, length: int) -> Tensor:
+    back = torch.arange(length)[:, None] - torch.arange(length)[None]
+    allowed = ((back >= 0) & (back < WINDOW)).expand(2, 1, -1, -1)
+    if model.base.config._attn_implementation == "eager":
+        return torch.zeros(allowed.shape).masked_fill(~allowed, torch.finfo(torch.float32).min)
+    return allowed
+
+
+@torch.no_grad()
+def test_a_band_while_writing() -> None:
+    """Token by token, against the base over all that was written so far."""
+    model, ids = recurrent("llama", mechanism="kv", keep=WINDOW, sinks=0, sliding=True), text(2, 5)
+    written = model.generate(ids, max_new_tokens=3 * WINDOW, min_new_tokens=3 * WINDOW, do_sample=False, pad_token_id=0)
+    for _ in range(3 * WINDOW):
+        logits = model.base(ids, attention_mask=sliding_mask(model, ids.shape[1])).logits[:, -1]
+        logits[:, model.generation_config.eos_token_id or 0] = -torch.inf
+        ids = torch.cat([ids, logits.argmax(-1, keepdim=True)], dim=1)
+    assert (written == ids).all()
+
+
 class Kept:
     """One layer's keys, before they are turned, and values: of the first positions and of the last."""
 
@@ -81,7 +114,10 @@ def block(w: dict[str, Tensor], s: Any, c: Any, name: str, x: Tensor, kept: Kept
     if kept.first is not None:
         k, v = (torch.cat(parts, 2) for parts in zip(kept.first, kept.last, own, strict=True))
     keys = turn(c, k, torch.arange(room + length)[-k.shape[2] :])
-    mixed = attend(turn(c, q, torch.arange(room, room + length)), keys, v)
+    places = torch.arange(room, room + length)
+    back = places[:, None] - torch.arange(room + length)[None, -k.shape[2] :]
+    unseen = (back >= s.window) & (torch.arange(k.shape[2]) >= s.sinks) if s.sliding else None
+    mixed = attend(turn(c, q, places), keys, v, unseen)
     if length == s.window:
         stride = s.window - s.overlap
         kept.first = kept.first or [part[:, :, : s.sinks] for part in own]

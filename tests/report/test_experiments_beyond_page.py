@@ -82,7 +82,7 @@ def test_it_is_said_whether_recurrence_pays_and_by_how_much_the_paper_is_passed(
     words = page.words.replace("\xa0", " ")
     assert (
         "Recurrence pays: 1 of 2 learned memories beat the best rival that costs no more FLOPs. The furthest ahead is "
-        "tail-64 against plain at overlap 10: +4.2 % (+3.7 % to +4.7 %)."
+        "tail-64 against plain at overlap 10: +4.2 % (+3.7 % to +4.7 %, 1 seed)."
     ) in words
     assert "the paper's mechanism gains +2.0 %, so that is 4.0 times as much (double)" in words
     assert "No plain windows that were run are better, at any overlap." in words
@@ -94,9 +94,36 @@ def test_where_it_does_not_pay_that_is_said(tmp_path: Path) -> None:
     page = page_of(tmp_path, "mechanisms", mechanism_rows(95.0, 0.003))
     words = page.words.replace("\xa0", " ")
     assert "Recurrence does not pay: no learned memory beats, beyond noise, the best rival" in words
-    assert "The closest is tail-64 against plain at overlap 10: +0.3 % (−0.2 % to +0.8 %)." in words
+    assert "The closest is tail-64 against plain at overlap 10: +0.3 % (−0.2 % to +0.8 %, 1 seed)." in words
     # Overlap 50 costs 1.2e8.
     assert "Plain windows are better from an overlap of 50, where they take 1.04 times its FLOPs." in words
+
+
+def test_rows_are_ranked_on_the_seeds_that_all_have(tmp_path: Path) -> None:
+    """Over its own two seeds the carry seems to be worth less than plain windows; on the first it is not."""
+    shared = {"seeds": [0], "perplexity_per_word": {"test": 100.0}, "gain": None}
+    rows = [
+        memory_row("plain", "plain", 99.0, 1e8, seeds=[0], shared=shared),
+        memory_row("plain", "plain", 98.5, 1.03e8, 9, shared=shared | at(99.0, 0.01), matches=["carry-1"]),
+        memory_row("carry", "carry-1", 99.5, 1.04e8, seeds=[0, 1], shared=shared | at(97.0, 0.03)),
+    ]
+    rows[2]["scores"]["test"] |= {"spread": 0.25}
+    page = page_of(tmp_path, "mechanisms", rows)
+    shown = page.table("Perplexity per word, test split")
+    assert [(row["perplexity"], row["gain"], row["on the front"]) for row in shown] == [
+        ("100.0", "–", "✓"),
+        ("99.00", "+1.0 %", "✓"),
+        ("97.00", "+3.0 %", "✓"),
+    ]
+    assert [row["± over its seeds"] for row in shown] == ["–", "–", "0.25 of 2"]
+    assert shown[1]["model"] == "plain, as dear as carry-1 at most"
+    words = page.words.replace("\xa0", " ")
+    assert "perplexities and gains of the one seed that all rows have" in words
+    assert "The best is carry-1, +3.0 % over plain windows without overlap" in words
+
+
+def at(perplexity: float, gain: float) -> Facts:
+    return {"perplexity_per_word": {"test": perplexity}, "gain": {"test": gained(gain)}}
 
 
 def test_models_that_were_not_tuned_stand_apart(tmp_path: Path) -> None:
@@ -113,12 +140,14 @@ def test_gains_by_tokens_are_told(tmp_path: Path) -> None:
     for tokens, plain, carry in ((1_000_000, 100.0, 99.0), (10_000_000, 95.0, 90.0)):
         rows.append(memory_row("plain", "plain", plain, 1e8, wanted_tokens=tokens))
         gain = {"test": gained(1 - carry / plain)}
-        rows.append(memory_row("carry", "carry", carry, 1e8, wanted_tokens=tokens, gain=gain))
+        seen = {"tokens": tokens, "kept_tokens": min(tokens, 2_500_000)}
+        rows.append(memory_row("carry", "carry", carry, 1e8, wanted_tokens=tokens, gain=gain, **seen))
     page = page_of(tmp_path, "tokens", rows)
     words = page.words.replace("\xa0", " ")
     assert "recurrent: the gain grows with tokens, from +1.0 % after 1 M to +5.3 % after 10 M." in words
     shown = page.table("Perplexity per word, test split, one seed")
     assert [row["fine-tuning tokens"] for row in shown] == ["1 M", "10 M"] * 2
+    assert [row["weights kept after"] for row in shown] == ["–", "–", "all", "2.5 M (25.0 %)"]
     assert any(
         "gain against fine-tuning tokens. recurrent: 1.0 % at 1 M, 5.3 % at 10 M" in t for t in page.descriptions
     )

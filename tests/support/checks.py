@@ -42,6 +42,7 @@ MEMORIES: dict[str, dict[str, Any]] = {
 KEPT: dict[str, dict[str, Any]] = {
     "kv": {"mechanism": "kv", "overlap": 3},
     "kv_whole": {"mechanism": "kv", "keep": WINDOW, "sinks": 0},
+    "kv_sliding": {"mechanism": "kv", "keep": WINDOW - 1, "sinks": 1, "sliding": True},
 }
 RSA: dict[str, dict[str, Any]] = {
     "rsa": {"mechanism": "rsa", "overlap": 3, "counts": (0, 0, 0, 0, 1, 1), "dilations": (2, 3), "sharing": "pair"},

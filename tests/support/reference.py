@@ -53,10 +53,12 @@ def carried_to(layer: int, s: Settings, memory: Tensor | None, x: Tensor) -> Ten
     return memory[:, first : first + s.slots]
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """(rows, heads, positions, width); the keys that outnumber the queries come first and are seen by all."""
+def attend(q: Tensor, k: Tensor, v: Tensor, unseen: Tensor | None = None) -> Tensor:
+    """(rows, heads, positions, width); the keys that outnumber the queries come first and are seen by all, unless
+    they are `unseen` (queries, keys)."""
     extra = k.shape[2] - q.shape[2]
     late = torch.arange(k.shape[2])[None] > torch.arange(q.shape[2])[:, None] + extra
+    late = late if unseen is None else late | unseen
     odds = (q @ k.mT / math.sqrt(q.shape[-1])).masked_fill(late, -math.inf).softmax(-1)
     return (odds @ v).transpose(1, 2).flatten(2)
 

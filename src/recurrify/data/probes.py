@@ -4,8 +4,10 @@ The first window states facts among noise. So many windows of noise lie between,
 the last window asks: a model that carries nothing into it is right by chance. The distance counts windows: at 1 the
 question stands in the window after the facts, at 0 in the same one, which is what full context can do.
 
-Answers are drawn independently of each other and of all else, so none can be told from another or from what is missing.
-Those of earlier questions are read like any other symbol, as in language modelling.
+Answers are drawn independently of each other and of all else: to a reader that remembers nothing, none tells of
+another. Those of earlier questions are read like any other symbol, as in language modelling. A reader that remembers
+which answers were said, but not whose they are, can therefore strike out those that it has read and guess among the
+rest: `guess_level` is how often that one is right, far above chance where few are said.
 """
 
 from abc import ABC, abstractmethod
@@ -15,6 +17,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
+from recurrify.data.probes_guess import level_by_elimination
 from recurrify.errors import UserError
 
 IGNORED = -100
@@ -50,6 +53,16 @@ class SymbolProbe(ABC):
     @property
     def chance_level(self) -> float:
         return 1 / self.answers
+
+    @property
+    def guess_level(self) -> float:
+        """How often a reader is right that knows the answers said, but neither whose they are nor their order."""
+        return level_by_elimination(self.asked, self.answers)
+
+    @property
+    @abstractmethod
+    def asked(self) -> int:
+        """How many answers are said; every one is asked for."""
 
     @property
     def vocabulary(self) -> int:
@@ -140,6 +153,10 @@ class Recall(SymbolProbe):
         return self.different_names
 
     @property
+    def asked(self) -> int:
+        return self.pairs
+
+    @property
     def fact_length(self) -> int:
         return 2
 
@@ -177,6 +194,10 @@ class Variables(SymbolProbe):
     @property
     def names(self) -> int:
         return self.different_names
+
+    @property
+    def asked(self) -> int:
+        return self.chains
 
     @property
     def fact_length(self) -> int:
@@ -221,6 +242,10 @@ class Copying(SymbolProbe):
 
     def __post_init__(self) -> None:
         _at_least(self, answers=2, symbols=1)
+
+    @property
+    def asked(self) -> int:
+        return self.symbols
 
     @property
     def fact_length(self) -> int:

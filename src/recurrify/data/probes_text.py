@@ -3,7 +3,8 @@
 The facts stand in the first window, at random places among filler: any long text the user names, or a story that goes
 on about others. The question stands at the end of the window `distance` windows later. The right answer is drawn
 independently of the filler, the question and the candidates, so a reader who remembers nothing is right in one of so
-many cases, whatever it prefers. Text to hide facts in is cleaned first: none of a probe's answers stands in it.
+many cases, whatever it prefers. Where several answers are said, one who knows them all but not whose they are is right
+more often: `guess_level` is how often. Text to hide facts in is cleaned first: none of a probe's answers stands in it.
 """
 
 import re
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
+from recurrify.data.probes_guess import level_by_place
 from recurrify.errors import UserError
 
 if TYPE_CHECKING:
@@ -89,10 +91,18 @@ class TextProbe(ABC):
     """What must not stand in a text that facts are hidden in: anything that could be an answer."""
     needs_haystack: ClassVar[bool] = True
     candidates: ClassVar[int] = CANDIDATES
+    right_at: ClassVar[tuple[float, ...]] = (1.0,)
+    """For each of the answers that the facts say, in their order, how often it is the right one."""
 
     @property
     def chance_level(self) -> float:
         return 1 / self.candidates
+
+    @property
+    def guess_level(self) -> float:
+        """How often a reader is right that knows the answers said and their order, but not whose they are; where one
+        is said alone, always."""
+        return level_by_place(self.right_at, self.candidates)
 
     @abstractmethod
     def draw(self, chance: np.random.Generator) -> Story:
@@ -103,12 +113,18 @@ class TextProbe(ABC):
         return clean_filler(haystack, tokenizer, self)
 
     def make(
-        self, distance: int, seed: int, window: int, tokenizer: "PreTrainedTokenizerBase", filler: Filler
+        self,
+        distance: int,
+        seed: tuple[int, int],
+        window: int,
+        tokenizer: "PreTrainedTokenizerBase",
+        filler: Filler,
     ) -> ProbeText:
-        """A text whose question stands in the window `distance` windows after that of the facts."""
+        """A text whose question stands in the window `distance` windows after that of the facts; `seed` is that of all
+        texts and the number of this one."""
         if distance < 0:
             raise UserError(f"A distance counts windows and cannot be negative: got {distance}.")
-        chance = np.random.default_rng([seed, distance])
+        chance = np.random.default_rng([*seed, distance])
         story = self.draw(chance)
         facts = [_encode(tokenizer, fact) for fact in story.facts]
         question, candidates = _question_and_candidates(tokenizer, story)
@@ -134,7 +150,9 @@ class TextProbe(ABC):
                 f"for windows of {window}{' that hold both' if distance == 0 else ''}: choose larger windows."
             )
 
-    def fits_one_window(self, window: int, tokenizer: "PreTrainedTokenizerBase", filler: Filler, seed: int) -> bool:
+    def fits_one_window(
+        self, window: int, tokenizer: "PreTrainedTokenizerBase", filler: Filler, seed: tuple[int, int]
+    ) -> bool:
         """Whether facts and question can stand in the same window, for this seed."""
         try:
             self.make(0, seed, window, tokenizer, filler)
@@ -172,6 +190,7 @@ class WordRecall(TextProbe):
 
     name = "recall"
     asks = "Which colour had this one of three things?"
+    right_at = (1 / 3, 1 / 3, 1 / 3)
     secrets = re.compile("|".join(COLOURS), re.IGNORECASE)
 
     def draw(self, chance: np.random.Generator) -> Story:
@@ -190,6 +209,7 @@ class WordVariables(TextProbe):
 
     name = "variables"
     asks = "Which number does a name stand for that was given another name's value?"
+    right_at = (1 / 2, 1 / 2)
     secrets = re.compile(r"\d{3}|" + "|".join(VARIABLES))
 
     def draw(self, chance: np.random.Generator) -> Story:
@@ -212,6 +232,11 @@ class WordCopying(TextProbe):
     asks = "In which order stood the four words of a list?"
     secrets = re.compile("|".join(THINGS), re.IGNORECASE)
     again: ClassVar[str] = "again"
+
+    @property
+    def guess_level(self) -> float:
+        """Whoever knows the words alone knows nothing of their order."""
+        return self.chance_level
 
     def draw(self, chance: np.random.Generator) -> Story:
         words = _some(THINGS, 4, chance)
@@ -239,22 +264,24 @@ class WordReversal(WordCopying):
 
 
 class Entities(TextProbe):
-    """The story goes on about other people, who go to all the places alike: the right one is named there too, but not
-    more often than any other."""
+    """Another carries another thing along. The story goes on about other people, who go to all the places alike: the
+    right one is named there too, but not more often than any other."""
 
     name = "entities"
-    asks = "Where is the thing that somebody took and carried along? A generated story."
+    asks = "Where is the one of two things that two people took and carried along? A generated story."
     needs_haystack = False
+    right_at = (1 / 8, 3 / 8, 1 / 2)
     others: ClassVar[list[str]] = PEOPLE[3:]
 
     def draw(self, chance: np.random.Generator) -> Story:
-        who = PEOPLE[_drawn(chance, len(PEOPLE) - len(self.others))]
-        thing = THINGS[_drawn(chance, len(THINGS))]
-        before = PLACES[_drawn(chance, len(PLACES))]
-        answer = _drawn(chance, self.candidates)
-        said = f" {who} took the {thing}. {who} went to the {before}. {who} went to the {PLACES[answer]}."
+        people = _some([one for one in PEOPLE if one not in self.others], 2, chance)
+        things = _some(THINGS, 2, chance)
+        ways, asked, answer = _ways(people, chance)
+        taken = {one: f"took the {thing}" for one, thing in zip(people, things, strict=True)}
+        # Each takes a thing along where they are first told of, and has it from there on.
+        said = "".join(f" {one} {taken.pop(one, 'went')} to the {place}." for one, place in ways)
         candidates = tuple(f" {place}." for place in PLACES)
-        return Story((said,), f" The {thing} is in the", candidates, answer)
+        return Story((said,), f" The {things[asked]} is in the", candidates, answer)
 
     def filler(self, haystack: Iterable[np.ndarray], tokenizer: "PreTrainedTokenizerBase") -> Filler:
         said = [
@@ -276,18 +303,29 @@ class Entities(TextProbe):
 
 class Hidden(TextProbe):
     name = "hidden"
-    asks = "Where is somebody whose ways are told in sentences hidden in a text about other things?"
+    asks = "Where is the one of two people whose ways are told in sentences hidden in a text about other things?"
+    right_at = (1 / 8, 3 / 8, 1 / 2)
     secrets = re.compile("|".join(PLACES), re.IGNORECASE)
 
     def draw(self, chance: np.random.Generator) -> Story:
-        who, other = _some(PEOPLE, 2, chance)
-        first, elsewhere = (PLACES[_drawn(chance, len(PLACES))] for _ in range(2))
-        turn = _drawn(chance, 3)
-        answer = _drawn(chance, self.candidates)
-        ways = [(who, first), (who, PLACES[answer])]
-        ways.insert(turn, (other, elsewhere))
+        people = _some(PEOPLE, 2, chance)
+        ways, asked, answer = _ways(people, chance)
         facts = tuple(f"\n{one} went to the {place}.\n" for one, place in ways)
-        return Story(facts, f"\n{who} is in the", tuple(f" {place}." for place in PLACES), answer)
+        return Story(facts, f"\n{people[asked]} is in the", tuple(f" {place}." for place in PLACES), answer)
+
+
+def _ways(people: Sequence[str], chance: np.random.Generator) -> tuple[list[tuple[str, str]], int, int]:
+    """The ways of two people, of whom one is told of twice; which of the two is asked for, and where that one is in
+    the end, as a number. Who is asked for comes last as often as not, and is told of once as often as twice: neither
+    the last place nor that of whoever went on is always the right one."""
+    turn = 2 if _drawn(chance, 2) else _drawn(chance, 2)
+    turns = [0, 0]
+    turns.insert(turn, 1)
+    places = [_drawn(chance, len(PLACES)) for _ in turns]
+    asked = _drawn(chance, 2)
+    answer = _drawn(chance, len(PLACES))
+    places[max(number for number, one in enumerate(turns) if one == asked)] = answer
+    return [(people[one], PLACES[place]) for one, place in zip(turns, places, strict=True)], asked, answer
 
 
 TEXT_PROBES: dict[str, type[TextProbe]] = {

@@ -169,7 +169,8 @@ def gradient_profile(
     """Norms of the gradients of windows' losses at the input embeddings of up to `reach` windows before.
 
     The losses are those of the first `starts` windows that have so many before them. Where windows overlap, a token is
-    embedded anew in each: what is counted for an earlier window came through the memory alone.
+    embedded anew in each: what is counted for an earlier window came through the memory alone. Gradients are followed
+    through all windows, also those of a model whose training cuts them: what a loss depends on is not how it learned.
     """
     check_counts(reach=reach, starts=starts)
     recurrence = model.recurrence
@@ -185,13 +186,13 @@ def gradient_profile(
     ids = torch.as_tensor(text.ids[: spans[-1].stop + 1], dtype=torch.long, device=model.device)[None]
     hook = model.get_input_embeddings().register_forward_hook(keep)
     # A checkpointed window would be embedded a second time on the way back.
-    model.set_recurrence(checkpoint=False)
+    model.set_recurrence(checkpoint=False, bptt_windows=None)
     try:
         with evaluation_mode(model), torch.enable_grad():
             output = model(ids[:, :-1], targets=ids[:, 1:], return_logits=False, return_losses=True)
     finally:
         hook.remove()
-        model.set_recurrence(checkpoint=recurrence.checkpoint)
+        model.set_recurrence(checkpoint=recurrence.checkpoint, bptt_windows=recurrence.bptt_windows)
     ends = list(range(reach, len(spans)))
     norms = np.zeros((len(ends), reach + 1))
     for row, end in enumerate(ends):

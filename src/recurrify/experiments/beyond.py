@@ -1,12 +1,13 @@
 """What the experiments beyond the papers share: a learning rate for each mechanism, rounds of runs, and rows that tell
-what a memory takes and what it gains over the best rival that costs no more."""
+what a memory takes and what it gains."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from recurrify.evaluate import relative_gain
-from recurrify.experiments.catalogue import Rows, tuning_unit
+from recurrify.evaluate.cost import validation_curve
+from recurrify.experiments.catalogue import tuning_unit
 from recurrify.experiments.lab import Lab
 from recurrify.experiments.rows import SPLITS, perplexity_row
 from recurrify.experiments.sizes import CARRY
@@ -23,7 +24,8 @@ TEST = "test"
 
 def family(recurrence: Mapping[str, Any]) -> str:
     """What shares a learning rate: a mechanism at any size."""
-    return f"gated {recurrence['mechanism']}" if recurrence.get("gated") else str(recurrence["mechanism"])
+    kinds = [word for word in ("gated", "sliding") if recurrence.get(word)]
+    return " ".join([*kinds, str(recurrence["mechanism"])])
 
 
 # ---- learning rates --------------------------------------------------------------------------------------
@@ -145,7 +147,14 @@ def memory_row(
         "learning_rate": done.settings.learning_rate,
         "added_learning_rate": done.settings.added_learning_rate,
         "tokens": run["tokens"],
+        "kept_tokens": kept_tokens(run),
     }
+
+
+def kept_tokens(run: Mapping[str, Any]) -> float:
+    """After how many of a run's tokens its weights were taken: those that validated best, the first of them."""
+    curve = validation_curve(run["history"], run["tokens"] / run["steps"])
+    return min(curve, key=lambda point: point[1])[0] if curve else run["tokens"]
 
 
 def _bare_flops(unit: Unit, run: Mapping[str, Any], full: float, overlap: int, split: str) -> float:
@@ -166,18 +175,3 @@ def gain_over(
         return None
     gain = relative_gain([one for one, _ in both], [other for _, other in both], paired_seeds=True)
     return {**asdict(gain), "seeds": len(both)}
-
-
-def with_rivals(rows: Rows, units: Mapping[str, Sequence[Unit]], rivals: Callable[[dict[str, Any]], bool]) -> Rows:
-    """Each row that is no rival beside the best rival that costs no more, all counted; `units` are those of rows."""
-    told = []
-    for row in rows:
-        cheaper = [one for one in rows if rivals(one) and one["full_flops_per_token"] <= row["full_flops_per_token"]]
-        if rivals(row) or not cheaper:
-            told.append({**row, "rival": None})
-            continue
-        best = min(cheaper, key=lambda one: one["scores"][TEST]["perplexity_per_word"])
-        gain = gain_over(units[best["row"]], best["overlap"], units[row["row"]], row["overlap"])
-        named = {key: best[key] for key in ("label", "kind", "overlap", "full_flops_per_token")}
-        told.append({**row, "rival": None if gain is None else {**named, **gain}})
-    return told

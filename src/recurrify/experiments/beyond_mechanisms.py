@@ -14,8 +14,8 @@ from recurrify.experiments.beyond import (
     memory_row,
     told_rates,
     tuning,
-    with_rivals,
 )
+from recurrify.experiments.beyond_rivals import matched_overlaps, overlaps_by_seed, plain_units, with_rivals
 from recurrify.experiments.catalogue import Experiment, Rows, register
 from recurrify.experiments.lab import Lab
 from recurrify.experiments.rows import SPLITS
@@ -41,40 +41,62 @@ def rate_units(lab: Lab) -> list[Unit]:
     return [unit for of in families for unit in tuning(lab, of).values()]
 
 
+def units_by_name(lab: Lab, corpus: str) -> dict[str, list[Unit]]:
+    """Plain windows and all memories that have a learning rate."""
+    found = {name: units_of(lab, corpus, name) for name in (PLAIN, *lab.size.beyond.mechanisms)}
+    return {name: units for name, units in found.items() if units}
+
+
 def main_units(lab: Lab) -> list[Unit]:
-    units = []
+    wanted = [lab.wanted(split, 0) for split in SPLITS]
+    return [
+        unit.with_scores(wanted)
+        for corpus in CORPORA
+        for units in units_by_name(lab, corpus).values()
+        for unit in units
+    ]
+
+
+def rival_units(lab: Lab) -> list[Unit]:
+    """Plain windows at every overlap that something is held against: nothing is trained for it."""
+    found = []
     for corpus in CORPORA:
-        for name in (PLAIN, *lab.size.beyond.mechanisms):
-            for unit in units_of(lab, corpus, name):
-                # As in the paper's tables: overlaps beyond none for the first seed alone.
-                more = all_overlaps(lab) if name == PLAIN and unit.settings.seed == lab.size.seeds[0] else [0]
-                units.append(unit.with_scores([lab.wanted(split, overlap) for overlap in more for split in SPLITS]))
-    return units
+        units = units_by_name(lab, corpus)
+        found += plain_units(lab, units[PLAIN], plain_overlaps(lab, units))
+    return found
+
+
+def plain_overlaps(lab: Lab, units: dict[str, list[Unit]]) -> dict[int, list[int]]:
+    return overlaps_by_seed(lab, units, all_overlaps(lab), [name for name in units if name != PLAIN])
 
 
 def mechanism_rows(lab: Lab) -> tuple[Rows, list[str]]:
-    failed = finish_in_turn(lab, [lambda: rate_units(lab), lambda: main_units(lab)])
+    failed = finish_in_turn(lab, [lambda: rate_units(lab), lambda: main_units(lab), lambda: rival_units(lab)])
     rows: Rows = []
     missing: list[str] = []
     for corpus in CORPORA:
         own: Rows = []
+        found = units_by_name(lab, corpus)
         units: dict[str, list[Unit]] = {}
-        for name, overlap in rows_of(lab):
-            found = units_of(lab, corpus, name)
-            row = memory_row(corpus, name, found, units_of(lab, corpus, PLAIN), overlap) if found else None
+        overlaps, matched = plain_overlaps(lab, found), matched_overlaps(found)
+        for name, overlap in rows_of(lab, overlaps):
+            row = memory_row(corpus, name, found[name], found[PLAIN], overlap) if name in found else None
             if row is None:
                 missing.append(f"{corpus}, {name}, overlap {overlap}")
                 continue
-            own.append({**row, "rates": rates_tried(lab, name)})
-            units[row["row"]] = found
-            wanted = seeds_of(lab, name) if overlap == 0 else lab.size.seeds[:1]
-            missing += [f"{corpus}, {name}, seed {seed}" for seed in wanted if seed not in row["seeds"]]
+            matches = matched.get(overlap, []) if name == PLAIN else []
+            own.append({**row, "matches": matches, "rates": rates_tried(lab, name)})
+            units[row["row"]] = found[name]
+            wanted = seeds_of(lab, name) if name != PLAIN else [seed for seed in overlaps if overlap in overlaps[seed]]
+            where = f"{corpus}, {name}{f', overlap {overlap}' if overlap else ''}"
+            missing += [f"{where}, seed {seed}" for seed in wanted if seed not in row["seeds"]]
         rows += with_rivals(own, units, lambda row: row["kind"] == PLAIN)
     return rows, [*missing, *failed]
 
 
-def rows_of(lab: Lab) -> Iterator[tuple[str, int]]:
-    yield from ((PLAIN, overlap) for overlap in all_overlaps(lab))
+def rows_of(lab: Lab, overlaps: dict[int, list[int]]) -> Iterator[tuple[str, int]]:
+    """Names and overlaps, plain windows with all that they have at some seed."""
+    yield from ((PLAIN, overlap) for overlap in sorted({o for own in overlaps.values() for o in own}))
     yield from ((name, 0) for name in lab.size.beyond.mechanisms)
 
 

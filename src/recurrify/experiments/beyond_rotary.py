@@ -1,4 +1,5 @@
-"""Whether recurrence pays on a model with rotary positions, where kept keys and values and overlap are the rivals."""
+"""Whether recurrence pays on a model with rotary positions, where its rivals are overlap, kept keys and values, and
+sliding-window attention."""
 
 import re
 from dataclasses import replace
@@ -21,8 +22,8 @@ from recurrify.experiments.beyond import (
     shorter,
     told_rates,
     untouched,
-    with_rivals,
 )
+from recurrify.experiments.beyond_rivals import matched_overlaps, overlaps_by_seed, plain_units, with_rivals
 from recurrify.experiments.beyond_sizes import WHOLE_WINDOW, Recurrence
 from recurrify.experiments.catalogue import Experiment, Rows, Stage, register
 from recurrify.experiments.lab import Lab
@@ -32,7 +33,7 @@ from recurrify.recurrence import KVConfig, load_model
 from recurrify.recurrence.families import family_of
 
 KV = "kv"
-RIVALS = (PLAIN, KV)
+RIVALS = (PLAIN, KV, "sliding kv")
 """What needs no recurrence that is learned."""
 MADE_HERE = "rotary-base"
 
@@ -155,17 +156,37 @@ def needs_no_training(lab: Lab) -> list[str]:
 
 
 def main_units(lab: Lab) -> list[Unit]:
-    units = []
-    for name in entrants(lab):
-        own = [*units_of(lab, name), *([untouched_unit(lab, name)] if name in needs_no_training(lab) else [])]
-        for unit in own:
-            more = overlaps(lab) if name == PLAIN and unit.settings.seed == lab.size.seeds[0] else [0]
-            units.append(unit.with_scores([lab.wanted(split, overlap) for overlap in more for split in SPLITS]))
-    return units
+    wanted = [lab.wanted(split, 0) for split in SPLITS]
+    units = [unit for name in entrants(lab) for unit in units_of(lab, name)]
+    units += [untouched_unit(lab, name) for name in needs_no_training(lab)]
+    return [unit.with_scores(wanted) for unit in units]
+
+
+def rival_units(lab: Lab) -> list[Unit]:
+    """Plain windows at every overlap that something is held against, and of the base as it is at the usual ones:
+    nothing is trained for it."""
+    units = units_by_name(lab)
+    bare = [lab.wanted(split, overlap) for overlap in overlaps(lab) for split in SPLITS]
+    tuned = plain_units(lab, units[PLAIN], plain_overlaps(lab, units)) if PLAIN in units else []
+    return [*tuned, untouched_unit(lab, PLAIN).with_scores(bare)]
+
+
+def units_by_name(lab: Lab) -> dict[str, list[Unit]]:
+    """Those that have a learning rate."""
+    return {name: units for name in entrants(lab) if (units := units_of(lab, name))}
 
 
 def overlaps(lab: Lab) -> list[int]:
     return [overlap for overlap in all_overlaps(lab) if overlap < lab.size.window]
+
+
+def plain_overlaps(lab: Lab, units: dict[str, list[Unit]]) -> dict[int, list[int]]:
+    """The usual ones for the first seed, and those that match a memory that is learned."""
+    return overlaps_by_seed(lab, units, overlaps(lab), learned(lab, units))
+
+
+def learned(lab: Lab, units: dict[str, list[Unit]]) -> list[str]:
+    return [name for name in units if name not in needs_no_training(lab)]
 
 
 # ---- rows ------------------------------------------------------------------------------------------------
@@ -173,38 +194,49 @@ def overlaps(lab: Lab) -> list[int]:
 
 def rotary_rows(outer: Lab) -> tuple[Rows, list[str]]:
     lab = rotary_lab(outer)
-    told = outer.size.beyond.rotary_model or "a small Llama with random weights, to check the machinery"
-    failed = finish_in_turn(lab, [lambda: rate_units(lab), lambda: main_units(lab)])
+    model = outer.size.beyond.rotary_model or "a small Llama with random weights, to check the machinery"
+    failed = finish_in_turn(lab, [lambda: rate_units(lab), lambda: main_units(lab), lambda: rival_units(lab)])
+    tuned, lacking = tuned_rows(lab)
+    bare, more = bare_rows(lab)
+    return [{**row, "model": model} for row in (*tuned, *bare)], [*lacking, *more, *failed]
+
+
+def tuned_rows(lab: Lab) -> tuple[Rows, list[str]]:
+    """Everybody fine-tuned, on the same seeds."""
     rows: Rows = []
     missing: list[str] = []
     units: dict[str, list[Unit]] = {}
-    for trained in (True, False):
-        own: Rows = []
-        for name, overlap in rows_of(lab, trained):
-            found = units_of(lab, name) if trained else [untouched_unit(lab, name)]
-            plain = units_of(lab, PLAIN) if trained else [untouched_unit(lab, PLAIN)]
-            row = memory_row("books", name, found, plain, overlap) if found else None
-            if row is None:
-                missing.append(f"{name}, overlap {overlap}{'' if trained else ', not fine-tuned'}")
-                continue
-            wanted = lab.size.seeds if trained and overlap == 0 else lab.size.seeds[:1]
-            missing += [f"{name}, seed {seed}" for seed in wanted if seed not in row["seeds"]]
-            own.append(
-                {
-                    **row,
-                    "model": told,
-                    "trained": trained,
-                    "rates": told_rates(rotary_tuning(lab, name)) if trained else [],
-                }
-            )
-            units[row["row"]] = found
-        rows += with_rivals(own, units, lambda row: row["kind"] in RIVALS) if trained else own
-    return rows, [*missing, *failed]
+    found = units_by_name(lab)
+    at = plain_overlaps(lab, found) if PLAIN in found else {}
+    matched = matched_overlaps({name: found[name] for name in (PLAIN, *learned(lab, found))}) if at else {}
+    every = sorted({overlap for own in at.values() for overlap in own} or overlaps(lab))
+    for name, overlap in [(PLAIN, overlap) for overlap in every] + [(one, 0) for one in entrants(lab) if one != PLAIN]:
+        row = memory_row("books", name, found[name], found[PLAIN], overlap) if {name, PLAIN} <= set(found) else None
+        if row is None:
+            missing.append(f"{name}, overlap {overlap}")
+            continue
+        wanted = lab.size.seeds if name != PLAIN else [seed for seed in at if overlap in at[seed]]
+        missing += [f"{name}, overlap {overlap}, seed {seed}" for seed in wanted if seed not in row["seeds"]]
+        matches = matched.get(overlap, []) if name == PLAIN else []
+        rates = told_rates(rotary_tuning(lab, name))
+        rows.append({**row, "trained": True, "matches": matches, "rates": rates})
+        units[row["row"]] = found[name]
+    return with_rivals(rows, units, lambda row: row["kind"] in RIVALS), missing
 
 
-def rows_of(lab: Lab, trained: bool) -> list[tuple[str, int]]:
-    names = list(entrants(lab)) if trained else needs_no_training(lab)
-    return [(PLAIN, overlap) for overlap in overlaps(lab)] + [(name, 0) for name in names if name != PLAIN]
+def bare_rows(lab: Lab) -> tuple[Rows, list[str]]:
+    """The base as it is, with what needs no training."""
+    rows: Rows = []
+    missing: list[str] = []
+    plain = untouched_unit(lab, PLAIN)
+    kept = [(name, 0) for name in needs_no_training(lab) if name != PLAIN]
+    for name, overlap in [*((PLAIN, overlap) for overlap in overlaps(lab)), *kept]:
+        row = memory_row("books", name, [untouched_unit(lab, name)], [plain], overlap)
+        if row is None:
+            missing.append(f"{name}, overlap {overlap}, not fine-tuned")
+        else:
+            rows.append({**row, "trained": False, "rates": []})
+    return rows, missing
 
 
 register(

@@ -28,6 +28,7 @@ def perplexity_row(
 ) -> dict[str, Any] | None:
     """One row, or None when nothing of it has been run. `units` are its seeds, `plain` the baseline's.
 
+    `memory` is what the model's takes, as counted where it was trained; None for XLNet, whose own is of another kind.
     Seeds count as long as they were scored on every split; the gain takes the seeds that both sides have.
     """
     done = [unit for unit in units if all(unit.evaluation(split, overlap) for split in splits)]
@@ -46,6 +47,7 @@ def perplexity_row(
         "scores": {split: _score(done, split, overlap) for split in splits},
         "flops_per_token": first["flops_per_token"],
         "full_flops_per_token": first["full_flops_per_token"],
+        "memory": load_result(done[0].run_file).get("memory"),
         "gain": None if kind == "plain" else {split: _gain(plain, done, split, overlap) for split in splits},
         "runs": [unit.name for unit in done],
     }

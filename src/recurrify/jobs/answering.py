@@ -17,6 +17,7 @@ from recurrify.console import is_first
 from recurrify.data.question_windows import WindowedQuestion, window_questions
 from recurrify.data.questions import EMPTY_CONTEXT, Question, QuestionSet, load_questions
 from recurrify.errors import UserError
+from recurrify.evaluate import memory_cost
 from recurrify.evaluate.answers import (
     LONGEST_ANSWER,
     Answer,
@@ -73,6 +74,7 @@ def answer_train(
         "steps": outcome.steps,
         "tokens": outcome.tokens,
         "parameters": parameters,
+        "memory": memory_cost(model)._asdict(),
         "questions": {"asked": len(asked.questions), "trained_on": len(learnable), "handled": dict(counts)},
         "history": outcome.history,
     }
@@ -110,7 +112,8 @@ def answer_evaluate(
     answers, scores = answer_questions(model.to(device), tokenizer, asked, say, longest, batch)
     config = {"model": name, "data": data, "recurrence": model.recurrence.to_dict(), "longest_answer": longest}
     origin = provenance(config, data_checksum=checksum(asked.questions), started=started)
-    return answers, {"kind": "answer-evaluation", **scores, "provenance": origin}, asked.style
+    memory = memory_cost(model)._asdict()
+    return answers, {"kind": "answer-evaluation", **scores, "memory": memory, "provenance": origin}, asked.style
 
 
 def answer_predict(

@@ -18,6 +18,7 @@ from recurrify.console import is_first, progress_bar
 from recurrify.data.labelled import LabelledTexts, hold_out, joined_checksum, load_labelled, shortened
 from recurrify.data.labelled_windows import collate_texts, tokenize_texts
 from recurrify.errors import UserError
+from recurrify.evaluate import memory_cost
 from recurrify.evaluate.answers import mean_interval
 from recurrify.evaluate.classification import classification_metrics, share_interval
 from recurrify.jobs.finetuning import count_parameters, explain_full_disk
@@ -121,6 +122,7 @@ def classify_train(
         "steps": outcome.steps,
         "tokens": outcome.tokens,
         "parameters": parameters,
+        "memory": memory_cost(model)._asdict(),
         "classes": classifier.classes,
         "texts": {
             "trained_on": texts.counts,
@@ -162,7 +164,8 @@ def classify_evaluate(
         classifier = load_classifier(name)
         classifier.model.to(device)
         found, hits = score_texts(classifier, given, batch, device.type == "cuda" and uses_bf16("auto"))
-        rows.append({"model": name, "mechanism": classifier.model.recurrence.mechanism, **found})
+        memory = memory_cost(classifier.model)._asdict()
+        rows.append({"model": name, "mechanism": classifier.model.recurrence.mechanism, "memory": memory, **found})
         right.append(hits)
     config = {"models": list(names), "data": data, "text_field": text_field, "label_field": label_field}
     return {

@@ -8,6 +8,7 @@ import numpy as np
 
 from recurrify.data import CORPORA, Document, checksum, load_documents
 from recurrify.errors import UserError
+from recurrify.evaluate import memory_cost
 from recurrify.evaluate.inspection import (
     REACH,
     GradientProfile,
@@ -52,6 +53,8 @@ def inspect_text(
     text, pieces = _tokens(document, tokenizer, choice.tokens)
     twin = _plain(model, document, text, plain, choice.tokens)
     say(f"{document.name}: {len(text.ids):,} tokens, windows of {model.recurrence.window}")
+    cost = memory_cost(model)
+    say(str(cost))
     model, twin = model.to(where), twin.to(where)
     reading, other = read_text(model, text), read_text(twin, text)
     say("losses read; now attention and gradients")
@@ -62,6 +65,7 @@ def inspect_text(
         "plain": plain,
         "mechanism": model.recurrence.mechanism,
         "recurrence": model.recurrence.to_dict(),
+        "memory": cost._asdict(),
         "document": document.name,
         "tokens": {
             "text": pieces,

@@ -18,7 +18,8 @@ from recurrify.evaluate import memory_cost
 from recurrify.evaluate.perplexity import evaluation_mode, recurrence_settings
 from recurrify.evaluate.probing import ProbeScore, score_symbols, score_texts
 from recurrify.jobs.texts import Say, pick_device, read_text
-from recurrify.recurrence import RecurrentForCausalLM, add_recurrence, load_model, recurrence_config
+from recurrify.recurrence import KVConfig, RecurrentForCausalLM, add_recurrence, load_model, recurrence_config
+from recurrify.recurrence.kv import check_rotary
 from recurrify.results import provenance
 
 Progress = Callable[[int], None]
@@ -98,7 +99,7 @@ def _probe_texts(
     rows: int,
 ) -> dict[str, Any]:
     window = model.recurrence.window
-    seeds = [settings.seed * settings.examples + number for number in range(settings.examples)]
+    seeds = [(settings.seed, number) for number in range(settings.examples)]
     full = [0] if all(probe.fits_one_window(window, tokenizer, filler, seed) for seed in seeds) else []
     distances = [*full, *whole_distances(settings.distances)]
     scores: dict[int, ProbeScore] = {}
@@ -112,8 +113,11 @@ def _probe_texts(
 def _task_result(probe: TextProbe | SymbolProbe, scores: dict[int, ProbeScore]) -> dict[str, Any]:
     return {
         "task": probe.name,
+        "form": "text" if isinstance(probe, TextProbe) else "symbols",
+        "settings": {} if isinstance(probe, TextProbe) else asdict(cast(Any, probe)),
         "asks": probe.asks,
         "chance": probe.chance_level,
+        "guess": probe.guess_level,
         "full_context": scores[0]._asdict() if 0 in scores else None,
         "rows": [{"distance": distance, **score._asdict()} for distance, score in scores.items() if distance],
     }
@@ -201,6 +205,9 @@ def model_for(settings: SymbolTraining, probe: SymbolProbe) -> RecurrentForCausa
     wanted = {"window": SYMBOLS_WINDOW, "overlap": 0} | settings.recurrence
     if wanted["overlap"]:
         raise UserError(f"Probes count windows without overlap: got overlap={wanted['overlap']}; leave it out.")
+    if wanted["mechanism"] == KVConfig.mechanism and isinstance(wanted["window"], int):
+        # The usual number is meant for the windows of a language model.
+        wanted.setdefault("keep", max(1, wanted["window"] - wanted.get("sinks", KVConfig.sinks)))
     if settings.model is not None:
         model, _ = load_model(settings.model, wanted)
         if probe.vocabulary > int(model.base.config.vocab_size):
@@ -208,6 +215,8 @@ def model_for(settings: SymbolTraining, probe: SymbolProbe) -> RecurrentForCausa
                 f"{settings.model!r} has fewer tokens than the {probe.vocabulary} symbols of {probe.name!r}."
             )
         return model
+    if wanted["mechanism"] == KVConfig.mechanism:
+        check_rotary(GPT2Config())
     config = recurrence_config(wanted)
     if "neutral_start" in {one.name for one in fields(config)} and "neutral_start" not in wanted:
         # There is no trained base whose ways would have to be kept.

@@ -49,6 +49,8 @@ class Traffic:
     """Layers whose extra inputs are what the layer before makes of its own."""
     cached_slots: dict[int, int] = field(default_factory=dict)
     """Layers whose cache already begins with this many extra inputs: only their masks are widened."""
+    seen_slots: Tensor | None = None
+    """(rows, count): which of those each row's token sees; None means all."""
     behind: Tensor | None = None
     """Extra inputs (rows, count, width) behind the window: they enter the first layer, live on to the top and see all
     that stands before them; the window does not see them."""
@@ -332,7 +334,7 @@ def _enter(
     if traffic.maskless:
         named["attention_mask"] = None
     if cached is not None and named.get("attention_mask") is not None:
-        named["attention_mask"] = _widen(named["attention_mask"], cached, traffic.live)
+        named["attention_mask"] = _widen(named["attention_mask"], cached, traffic.live, traffic.seen_slots)
     if front is None and behind is None:
         return (recall(index, hidden),), named
     counts = tuple(0 if part is None else part.shape[1] for part in (front, behind))
@@ -398,14 +400,17 @@ def as_mask(allowed: Tensor, additive: bool, dtype: torch.dtype) -> Tensor:
     return torch.zeros_like(allowed, dtype=dtype).masked_fill(~allowed, torch.finfo(dtype).min)
 
 
-def _widen(mask: Tensor, count: int, live: Tensor | None) -> Tensor:
-    """Let every query see `count` more keys in front, except in rows that are not live."""
+def _widen(mask: Tensor, count: int, live: Tensor | None, seen: Tensor | None = None) -> Tensor:
+    """Let every query see `count` more keys in front, or those of them that are `seen` (rows, count), except in rows
+    that are not live."""
     allowed, forbidden = _marks(mask)
     rows = len(mask) if live is None else len(live)
     mask = mask.expand(rows, *mask.shape[1:])
     front = mask.new_full((*mask.shape[:-1], count), allowed)
     if live is not None:
         front = front.masked_fill(~live[:, None, None, None], forbidden)
+    if seen is not None:
+        front = front.masked_fill(~seen[:, None, None], forbidden)
     return torch.cat([front, mask], dim=-1)
 
 

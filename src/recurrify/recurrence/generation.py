@@ -188,6 +188,7 @@ def _one_token(
         traffic.recall = model.mechanism.recall(past)
     if model.mechanism is not None:
         traffic.mix = model.mechanism.mix(past, tokens=places)
+        traffic.seen_slots = model.mechanism.sees_slots(places)
     return run_backbone(
         model.base,
         traffic,

@@ -1,7 +1,8 @@
 """Keys and values of the previous window's last positions, and of a document's first, seen by every layer of the next.
 
 As in "Transformer-XL", Dai et al. 2019, with the attention sinks of "Efficient Streaming Language Models with Attention
-Sinks", Xiao et al. 2023. Nothing is added that could be trained; it is for models with rotary positions alone, whose
+Sinks", Xiao et al. 2023, and on request with a band that makes it the sliding-window attention of "Longformer",
+Beltagy et al. 2020. Nothing is added that could be trained; it is for models with rotary positions alone, whose
 keys can be turned to where they stand in the next window. Shapes: B rows, L layers, H key heads, D size of a head, C
 keys kept (sinks, then the last positions), N positions.
 """
@@ -13,11 +14,19 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 
 from recurrify.errors import UserError
-from recurrify.recurrence.families import family_of, turn_keys
-from recurrify.recurrence.mechanism import Mechanism, Notes, Past, RecurrenceConfig, register_mechanism, whole_number
+from recurrify.recurrence.families import as_mask, family_of, turn_keys
+from recurrify.recurrence.mechanism import (
+    Mechanism,
+    Notes,
+    Past,
+    RecurrenceConfig,
+    register_mechanism,
+    whole_number,
+    yes_or_no,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,11 +39,15 @@ class KVConfig(RecurrenceConfig):
     """How many of the last positions that the next window does not see it looks back at."""
     sinks: int = 4
     """How many of a document's first positions all its windows look back at."""
+    sliding: bool = False
+    """Every position sees, beside the sinks, only as many of the last ones as a window has, itself among them. With
+    `keep` a window less one or more, and no sinks, that is sliding-window attention over the whole text."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         whole_number("keep", self.keep, 1)
         whole_number("sinks", self.sinks, 0)
+        yes_or_no("sliding", self.sliding)
         if self.keep + self.sinks > self.stride:
             raise UserError(
                 f"`keep` is {self.keep} and `sinks` {self.sinks}, but the next window leaves only {self.stride} "
@@ -56,18 +69,27 @@ class KV(Mechanism):
 
     def fit(self, base: PreTrainedModel) -> None:
         config = base.config
-        if not family_of(config).rotary:
-            raise UserError(
-                f"The mechanism 'kv' needs a model with rotary positions, which {config.model_type!r} models do not "
-                "have: with absolute positions, what was kept would stand where the window's own tokens stand. "
-                "Choose another, such as 'tail'."
-            )
+        check_rotary(config)
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.numbers = self.layers * 2 * heads * self.kept * size
 
     def slots(self) -> dict[int, int]:
         return dict.fromkeys(range(self.layers), self.kept)
+
+    def slot_pairs(self, window: int) -> int:
+        if not self.config.sliding:
+            return super().slot_pairs(window)
+        last = sum(min(self.config.keep, max(self.config.window - 1 - place, 0)) for place in range(window))
+        return self.layers * (window * self.config.sinks + last)
+
+    def sees_slots(self, places: Tensor) -> Tensor | None:
+        if not self.config.sliding:
+            return None
+        slots = torch.arange(self.kept, device=places.device)[None]
+        # The last one kept stands right before the window's first position.
+        back = places[:, None] + self.kept - slots
+        return (slots < self.config.sinks) | (back < self.config.window)
 
     def floats(self) -> int:
         return self.numbers
@@ -87,13 +109,27 @@ class KV(Mechanism):
         if past.memory is not None:
             for layer in range(self.layers):
                 cache.update(*past.memory[:, layer].unbind(1), layer)
-            if past.live is not None:
+            if self.config.sliding:
+                mask = self._band(base, ids, past.live)
+            elif past.live is not None:
                 mask = torch.cat([past.live[:, None].expand(-1, self.kept), torch.ones_like(ids)], dim=1)
         if notes is not None:
             assert isinstance(notes, KeysAndValues)
             notes.cache, notes.turn = cache, partial(turn_keys, base)
         places = torch.arange(self.kept, self.kept + ids.shape[1], device=ids.device)[None].expand(len(ids), -1)
         return {**inputs, "position_ids": places, "attention_mask": mask, "past_key_values": cache, "use_cache": True}
+
+    def _band(self, base: PreTrainedModel, ids: Tensor, live: Tensor | None) -> Tensor:
+        """(B, 1, N, C + N): what each position sees of what was kept and of its own window."""
+        rows, length = ids.shape
+        front = self.sees_slots(torch.arange(length, device=ids.device))
+        assert front is not None
+        front = front.expand(rows, -1, -1)
+        if live is not None:
+            front = front & live[:, None, None]
+        own = torch.ones(length, length, dtype=torch.bool, device=ids.device).tril()
+        allowed = torch.cat([front, own.expand(rows, -1, -1)], dim=2)[:, None]
+        return as_mask(allowed, base.config._attn_implementation == "eager", base.dtype)
 
     def start_window(self, stride: int) -> "KeysAndValues":
         return KeysAndValues(stride, self.config.keep, self.config.sinks)
@@ -104,6 +140,16 @@ class KV(Mechanism):
         if past.memory is not None:
             first = Past(past.memory[..., : self.config.sinks, :], past.live).otherwise(first)
         return torch.cat([first, last], dim=-2)
+
+
+def check_rotary(config: PretrainedConfig) -> None:
+    """Refuse a base whose positions cannot be turned."""
+    if not family_of(config).rotary:
+        raise UserError(
+            f"The mechanism 'kv' needs a model with rotary positions, which {config.model_type!r} models do not "
+            "have: with absolute positions, what was kept would stand where the window's own tokens stand. "
+            "Choose another, such as 'tail'."
+        )
 
 
 class KeysAndValues(Notes):

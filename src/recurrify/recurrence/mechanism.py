@@ -91,6 +91,14 @@ class Mechanism(nn.Module, ABC):
     def slots(self) -> dict[int, int]:
         """How many extra inputs each layer has: {layer index: count}."""
 
+    def slot_pairs(self, window: int) -> int:
+        """How many pairs of a token and a slot attention computes in a window, all layers together."""
+        return window * sum(self.slots().values())
+
+    def sees_slots(self, places: Tensor) -> Tensor | None:
+        """Which of the slots (tokens, count) are seen from these places of a window; None: all of them."""
+        return None
+
     @abstractmethod
     def floats(self) -> int:
         """How many numbers a row's memory holds."""

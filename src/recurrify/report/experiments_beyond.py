@@ -17,6 +17,8 @@ from recurrify.report.tables import Table
 
 PAPERS = "carry-1"
 """The paper's own mechanism, by its name in the rows."""
+NOT_LEARNED = (PLAIN, "kv", "sliding kv")
+"""Kinds of rows without a memory that is learned."""
 DOUBLE = 2.0
 """How many times the paper's gain the best is meant to reach."""
 
@@ -38,7 +40,9 @@ def mechanism_blocks(experiment: Experiment, linker: Linker) -> list[Block]:
         return []
     caption = (
         "Lower and further left is better; both scales logarithmic. Numbers beside points: the overlap of plain "
-        "windows, the size of a memory. Grey step: the Pareto front. Everything is counted: head, module and slots."
+        "windows, the size of a memory; without a number: plain windows at the largest overlap that costs no more than "
+        "some memory. Grey step: the Pareto front. Everything is counted: head, module and slots."
+        + _told_seeds(tuned, " Means over {}.")
     )
     plots = [
         Plot(drawn, describe_front(own), caption)
@@ -62,6 +66,15 @@ def _model(rows: Sequence[MemoryRow]) -> list[Block]:
     return [] if named is None else [Paragraph(f"The base: {named}, windows of {rows[0].row.window}.")]
 
 
+def _told_seeds(rows: Sequence[MemoryRow], sentence: str) -> str:
+    """On how many seeds rows are ranked, where all texts have as many."""
+    counts = {row.shared_seeds for row in rows} - {None}
+    if len(counts) != 1:
+        return ""
+    count = counts.pop()
+    return sentence.format("the one seed that all rows have" if count == 1 else f"the {count} seeds that all rows have")
+
+
 # ---- sentences -------------------------------------------------------------------------------------------
 
 
@@ -77,7 +90,7 @@ def _findings(rows: Sequence[MemoryRow]) -> list[Block]:
 
 def _learned(rows: Sequence[MemoryRow]) -> list[MemoryRow]:
     """The rows of a memory that was learned, best first."""
-    found = [row for row in rows if row.row.kind not in (PLAIN, "kv") and row.perplexity is not None]
+    found = [row for row in rows if row.row.kind not in NOT_LEARNED and row.perplexity is not None]
     return sorted(found, key=lambda row: row.perplexity or 0.0)
 
 
@@ -89,8 +102,10 @@ def pays(rows: Sequence[MemoryRow]) -> str:
     best = max(priced, key=lambda row: row.rival.gain.relative if row.rival else 0.0)
     rival = best.rival
     assert rival is not None
-    interval = numbers.percent_range(rival.gain.interval, signed=True)
-    ahead = f"{best.row.label} against {rival.name}: {numbers.percent(rival.gain.relative, signed=True)} ({interval})"
+    noise = numbers.percent_range(rival.gain.interval, signed=True)
+    if rival.gain.seeds is not None:
+        noise += f", {rival.gain.seeds} seed{'' if rival.gain.seeds == 1 else 's'}"
+    ahead = f"{best.row.label} against {rival.name}: {numbers.percent(rival.gain.relative, signed=True)} ({noise})"
     winners = [
         row.row.label for row in priced if row.rival and row.rival.gain.relative > 0 and not row.rival.gain.within_noise
     ]
@@ -106,15 +121,14 @@ def pays(rows: Sequence[MemoryRow]) -> str:
 def compared(rows: Sequence[MemoryRow]) -> str | None:
     """The best beside the paper's mechanism, and which plain windows are better, whatever they cost."""
     learned = _learned(rows)
-    split = rows[0].split
-    if not learned or split not in learned[0].row.gains:
+    if not learned or learned[0].compared is None:
         return None
     best = learned[0]
-    gain = best.row.gains[split].relative
+    gain = learned[0].compared.relative
     told = f"the best is {best.row.label}, {numbers.percent(gain, signed=True)} over plain windows without overlap"
-    papers = next((row for row in learned if row.row.label == PAPERS and split in row.row.gains), None)
-    if papers is not None and papers is not best:
-        theirs = papers.row.gains[split]
+    papers = next((row for row in learned if row.row.label == PAPERS), None)
+    theirs = None if papers is best or papers is None else papers.compared
+    if theirs is not None:
         told += f"; the paper's mechanism gains {numbers.percent(theirs.relative, signed=True)}"
         if theirs.within_noise:
             told += ", which is within noise"
@@ -153,6 +167,11 @@ class Setting:
     def first(self) -> MemoryRow:
         return next(iter(self.rows.values()))
 
+    @property
+    def told(self) -> str:
+        matches = self.first.matches
+        return f"{self.name}, as dear as {listed(matches)} at most" if matches else self.name
+
 
 def _settings(rows: Sequence[MemoryRow]) -> list[Setting]:
     found: dict[tuple[str, int | None], dict[str, MemoryRow]] = {}
@@ -166,7 +185,7 @@ def size_table(rows: Sequence[MemoryRow], linker: Linker) -> tuple[Table, list[l
     settings, texts = _settings(rows), list(corpora(rows))
     fronts = {text: front(own) for text, own in corpora(rows).items()}
     columns: list[tuple[str, list[str]]] = [
-        ("model", [setting.name for setting in settings]),
+        ("model", [setting.told for setting in settings]),
         ("on the front", [_fronts(setting, fronts) for setting in settings]),
         ("overlap", [str(setting.overlap) for setting in settings]),
         ("numbers passed on", [numbers.count(one.first.content.get("state_floats")) for one in settings]),
@@ -180,7 +199,7 @@ def size_table(rows: Sequence[MemoryRow], linker: Linker) -> tuple[Table, list[l
         columns += [
             (f"{prefix}perplexity", [numbers.perplexity(row.perplexity if row else None) for row in own]),
             (f"{prefix}gain", [row.short_gain if row else numbers.MISSING for row in own]),
-            (f"{prefix}± over seeds", [numbers.perplexity(row.spread if row else None) for row in own]),
+            (f"{prefix}± over its seeds", [_spread(row) for row in own]),
         ]
     kept = [(name, cells) for name, cells in columns if set(cells) != {numbers.MISSING}]
     cells = [list(line) for line in zip(*(cells for _, cells in kept), strict=True)]
@@ -193,7 +212,14 @@ def size_table(rows: Sequence[MemoryRow], linker: Linker) -> tuple[Table, list[l
     ]
     split = SPLITS.get(rows[0].split, rows[0].split)
     caption = f"Perplexity per word, {split} split; gains over plain windows without overlap; all FLOPs counted"
+    caption += _told_seeds(rows, "; perplexities and gains of {}")
     return Table(caption, [name for name, _ in kept], cells, text_columns=2), files
+
+
+def _spread(row: MemoryRow | None) -> str:
+    if row is None or row.spread is None:
+        return numbers.MISSING
+    return f"{numbers.perplexity(row.spread)} of {row.row.seeds}"
 
 
 def _fronts(setting: Setting, fronts: Mapping[str, Sequence[MemoryRow]]) -> str:
@@ -213,6 +239,7 @@ def rival_table(rows: Sequence[MemoryRow]) -> Table | None:
             numbers.percent(row.rival.gain.relative, signed=True),
             numbers.percent_range(row.rival.gain.interval, signed=True),
             "within noise" if row.rival.gain.within_noise else "better" if row.rival.gain.relative > 0 else "worse",
+            numbers.count(row.rival.gain.seeds),
             numbers.large(row.flops),
             numbers.large(row.rival.flops),
         ]
@@ -220,9 +247,9 @@ def rival_table(rows: Sequence[MemoryRow]) -> Table | None:
         if row.rival is not None
     ]
     header = ["model", "text", "gain over plain windows without overlap", "best rival that costs no more"]
-    header += ["gain over it", "95 % interval", "verdict"]
+    header += ["gain over it", "95 % interval", "verdict", "seeds"]
     header += ["FLOPs per token", "the rival's"]
-    caption = "Drop of perplexity per word with 95 % intervals, test split, seeds that both have"
+    caption = "Drop of perplexity per word with 95 % intervals, test split, of all seeds that both have"
     return Table(caption, header, cells, text_columns=4) if cells else None
 
 

@@ -21,6 +21,7 @@ STYLES = {  # colour of the palette, line, marker
     "summary": ("xlnet", ":", "P"),
     "compress": ("ink", "-", "X"),
     "kv": ("ink", "--", "h"),
+    "sliding kv": ("ink", ":", "d"),
 }
 LINE_STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)), (0, (8, 2)))
 START_MARKERS = ("o", "s", "^", "v", "D", "P", "X")
@@ -47,7 +48,10 @@ def _families(rows: Sequence[MemoryRow]) -> dict[str, list[MemoryRow]]:
 
 
 def _size(row: MemoryRow) -> str:
-    """What tells a point from others of its line: the overlap, or the size at the end of its name."""
+    """What tells a point from others of its line: the overlap, or the size at the end of its name. Overlaps that match
+    a memory's cost are too many to be named."""
+    if row.matches:
+        return ""
     return str(row.row.overlap) if row.row.kind == PLAIN else row.row.label.rpartition("-")[2]
 
 

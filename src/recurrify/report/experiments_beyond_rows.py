@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from recurrify.report import numbers
-from recurrify.report.experiments_data import Experiment, Gain, Row, entries, facts, gain_of, words
+from recurrify.report.experiments_data import Experiment, Gain, Row, entries, facts, gain_of, names, words
 from recurrify.report.experiments_front import Point, pareto_front
 
 PLAIN = "plain"
@@ -35,8 +35,29 @@ class MemoryRow:
         return f"plain at overlap {self.row.overlap}" if self.row.kind == PLAIN else self.row.label
 
     @property
+    def matches(self) -> list[str]:
+        """Of plain windows: the memories whose cost their overlap comes closest to from below."""
+        return names(self.content.get("matches"))
+
+    @property
+    def shared_seeds(self) -> int | None:
+        """How many seeds all rows of its text have, on which they are ranked; None where a result does not tell."""
+        seeds = facts(self.content.get("shared")).get("seeds")
+        return len(seeds) if isinstance(seeds, list) else None
+
+    @property
     def perplexity(self) -> float | None:
-        return self.row.perplexity(self.split)
+        """On the seeds that all rows of its text have, where the result tells which these are."""
+        if self.shared_seeds is None:
+            return self.row.perplexity(self.split)
+        return numbers.finite(facts(facts(self.content["shared"]).get("perplexity_per_word")).get(self.split))
+
+    @property
+    def compared(self) -> Gain | None:
+        """The gain over plain windows without overlap, on the same seeds as the perplexity."""
+        if self.shared_seeds is None:
+            return self.row.gains.get(self.split)
+        return gain_of(facts(facts(self.content["shared"]).get("gain")).get(self.split))
 
     @property
     def spread(self) -> float | None:
@@ -64,14 +85,14 @@ class MemoryRow:
 
     @property
     def gain(self) -> str:
-        """The gain and its interval as a cell."""
+        """The gain and its interval as a cell, on all seeds that it has."""
         found = self.row.gains.get(self.split)
         return numbers.MISSING if found is None else told_gain(found)
 
     @property
     def short_gain(self) -> str:
-        """The same without the interval."""
-        found = self.row.gains.get(self.split)
+        """Without the interval, on the seeds that all rows of its text have."""
+        found = self.compared
         if found is None:
             return numbers.MISSING
         told = numbers.percent(found.relative, signed=True)

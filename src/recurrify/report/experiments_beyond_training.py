@@ -39,6 +39,14 @@ def _tokens(row: MemoryRow) -> float:
     return numbers.finite(row.content.get("wanted_tokens")) or 0.0
 
 
+def _kept(row: MemoryRow) -> str:
+    """After how many tokens the weights were taken, and which share of the run that is."""
+    kept, length = (numbers.finite(row.content.get(name)) for name in ("kept_tokens", "tokens"))
+    if kept is None or not length:
+        return numbers.MISSING
+    return "all" if kept >= length else f"{numbers.tick(kept)} ({numbers.percent(kept / length)})"
+
+
 def token_blocks(experiment: Experiment, linker: Linker) -> list[Block]:
     rows = [row for row in memory_rows(experiment) if row.perplexity is not None and _tokens(row) > 0]
     if not rows:
@@ -51,12 +59,27 @@ def token_blocks(experiment: Experiment, linker: Linker) -> list[Block]:
         for kind in kinds
         if kind != PLAIN
     }
-    caption = "Each point is a run of its own, whose learning rate falls to nothing at its end."
+    caption = (
+        "Each point is a run of its own, whose learning rate falls to nothing at its end; it stands at the run's "
+        "length, also where the weights that validated best, and were kept, are of an earlier step."
+    )
     table = Table(
         f"Perplexity per word, {SPLITS.get(split, split)} split, one seed",
-        ["model", "fine-tuning tokens", "perplexity per word", "gain over plain at the same tokens"],
         [
-            [kind_name(row.row.kind), numbers.tick(_tokens(row)), numbers.perplexity(row.perplexity), row.gain]
+            "model",
+            "fine-tuning tokens",
+            "weights kept after",
+            "perplexity per word",
+            "gain over plain at the same tokens",
+        ],
+        [
+            [
+                kind_name(row.row.kind),
+                numbers.tick(_tokens(row)),
+                _kept(row),
+                numbers.perplexity(row.perplexity),
+                row.gain,
+            ]
             for kind in kinds
             for row in rows
             if row.row.kind == kind

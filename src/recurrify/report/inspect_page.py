@@ -267,9 +267,6 @@ def _gradients(result: Mapping[str, Any]) -> str:
         f"the loss would move if that text were a little different. Mean over {_windows(len(gradients['windows']))}; "
         "faint lines: each of them."
     )
-    limit = result["recurrence"]["bptt_windows"]
-    if limit is not None:
-        note += f" This model cuts gradients after {_windows(limit)}: what goes further back is not shown."
     described = "; ".join(f"{back} back: {value:.3g}" for back, value in enumerate(mean))
     figure = _figures(
         (inspect_plots.draw_gradients, gradients, "gradients", f"Line plot on a log scale. {described}.", note, 3.7)

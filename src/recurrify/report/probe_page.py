@@ -1,17 +1,21 @@
-"""Probes as tables, a picture and a small page: accuracy against distance, with chance and full context beside it."""
+"""Probes as tables, a picture and a small page: accuracy against distance, beside chance, guessing and full context."""
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
+from recurrify.data.probes import symbol_probe
+from recurrify.errors import UserError
 from recurrify.report import html_parts as parts
 from recurrify.report import numbers, plots
+from recurrify.report.experiments_data import facts
 from recurrify.report.plots import Palette
 from recurrify.report.tables import Table
 from recurrify.results import write_whole
@@ -28,25 +32,81 @@ TERMS = [
     ("accuracy", "how often the right one of the candidates is the likeliest, with its 95 % interval."),
     ("probability", "what the right candidate gets on average, all candidates together getting 1."),
     ("chance", "how often a reader who remembers nothing is right."),
+    (
+        "guess",
+        "how often one is right who remembers all answers that were said, but not whose they are, and strikes out "
+        "those that were asked for; not told where only one is said.",
+    ),
     ("full (context)", "the same model with what is said and what is asked in one window."),
 ]
 
 Result = Mapping[str, Any]
 
 
+class Asked(NamedTuple):
+    """What makes two results' scores comparable: the same task with the same settings."""
+
+    task: str
+    form: str
+    """Texts, or symbols that a model is trained on."""
+    asks: str
+    chance: float | None
+    guess: float | None
+    settings: tuple[tuple[str, str], ...]
+
+
+Entries = list[tuple[str, Mapping[str, Any], Result]]
+"""Scores of one task with the name of who was asked, and the result they are from."""
+
+
 def probe_tables(results: Sequence[Result]) -> list[Table]:
     """One table for each task."""
-    return [_table(task, found) for task, found in _by_task(results).items()]
+    return [_table(title, asked, found) for title, asked, found in _by_task(results)]
 
 
-def _by_task(results: Sequence[Result]) -> dict[str, list[tuple[str, Mapping[str, Any], Result]]]:
-    """Each task's scores with the name of who was asked."""
-    named = _names(results)
-    tasks: dict[str, list[tuple[str, Mapping[str, Any], Result]]] = {}
-    for name, result in zip(named, results, strict=True):
-        for task in result.get("tasks") or []:
-            tasks.setdefault(str(task.get("task")), []).append((name, task, result))
-    return tasks
+def _by_task(results: Sequence[Result]) -> list[tuple[str, Asked, Entries]]:
+    """Each task with a title of its own and its scores."""
+    tasks: dict[Asked, Entries] = {}
+    for name, result in zip(_names(results), results, strict=True):
+        for scores in result.get("tasks") or []:
+            tasks.setdefault(_asked(scores, result), []).append((name, scores, result))
+    return [(title, *found) for title, found in zip(_titles(list(tasks)), tasks.items(), strict=True)]
+
+
+def _asked(scores: Mapping[str, Any], result: Result) -> Asked:
+    """Older results tell a task's settings only where they tell their own, and no level of guessing."""
+    task, config = str(scores.get("task")), facts(facts(result.get("provenance")).get("config"))
+    form = str(scores.get("form") or ("symbols" if "task_settings" in config else "text"))
+    settings, guess = facts(scores.get("settings", config.get("task_settings"))), numbers.finite(scores.get("guess"))
+    if form == "symbols" and guess is None:
+        try:
+            probe = symbol_probe(task, **settings)
+        except UserError:
+            pass  # a task that is no longer known: shown as far as it goes
+        else:
+            settings, guess = asdict(cast(Any, probe)), probe.guess_level
+    told = tuple(sorted((str(name), str(value)) for name, value in settings.items()))
+    return Asked(task, form, str(scores.get("asks") or ""), numbers.finite(scores.get("chance")), guess, told)
+
+
+def _titles(tasks: Sequence[Asked]) -> list[str]:
+    """The name where that is enough; else with what tells tasks of one name apart, and if nothing does a number."""
+    titles: list[str] = []
+    for one in tasks:
+        namesakes = [other for other in tasks if other.task == one.task]
+        parts = [one.form] if len({other.form for other in namesakes}) > 1 else []
+        alike = set.intersection(*(set(other.settings) for other in namesakes))
+        parts += [f"{name} {value}" for name, value in one.settings if (name, value) not in alike]
+        title = f"{one.task} ({', '.join(parts)})" if parts else one.task
+        again = titles.count(title)
+        titles.append(title if not again else f"{title}, {again + 1}")
+    return titles
+
+
+def _levels(asked: Asked) -> dict[str, float]:
+    """What no memory reaches, and what a memory of the answers alone does, unless that is everything."""
+    found = {"chance": asked.chance, "guess": asked.guess}
+    return {name: level for name, level in found.items() if level is not None and level < 1}
 
 
 def _names(results: Sequence[Result]) -> list[str]:
@@ -58,15 +118,15 @@ def _names(results: Sequence[Result]) -> list[str]:
     ]
 
 
-def _table(task: str, found: Sequence[tuple[str, Mapping[str, Any], Result]]) -> Table:
+def _table(title: str, asked: Asked, found: Entries) -> Table:
     rows = []
     for name, scores, _ in found:
         lines = [("full", scores.get("full_context"))]
         lines += [(numbers.count(row.get("distance")), row) for row in scores.get("rows") or []]
         rows += [[name, *_cells(distance, row)] for distance, row in lines if row]
-    chance = numbers.percent(numbers.finite(found[0][1].get("chance")))
+    levels = ", ".join(f"{name} {numbers.percent(level)}" for name, level in _levels(asked).items())
     header = ["model", "distance", "accuracy", "95 % interval", "probability", "answers"]
-    return Table(f"{task} (chance {chance})", header, rows, text_columns=1)
+    return Table(f"{title} ({levels})" if levels else title, header, rows, text_columns=1)
 
 
 def _cells(distance: str, row: Mapping[str, Any]) -> list[str]:
@@ -81,7 +141,7 @@ def _cells(distance: str, row: Mapping[str, Any]) -> list[str]:
 
 def draw_accuracy(axes: Axes, found: Any, palette: Palette) -> bool:
     """Accuracy against distance, one line for each model; a hollow mark at 0 is full context."""
-    task, entries = found
+    task, asked, entries = found
     distances: set[float] = set()
     for number, (name, scores, _) in enumerate(entries):
         rows = [row for row in scores.get("rows") or [] if numbers.finite(row.get("accuracy")) is not None]
@@ -101,9 +161,8 @@ def draw_accuracy(axes: Axes, found: Any, palette: Palette) -> bool:
             axes.plot([0], [full], marker=marker, color=colour, markersize=7, markerfacecolor="none", linestyle="none")
     if not distances:
         return False
-    chance = numbers.finite(entries[0][1].get("chance"))
-    if chance is not None:
-        axes.axhline(chance, linestyle="--", color=palette.ink, linewidth=1, label="chance")
+    for (name, level), dashes in zip(_levels(asked).items(), ("--", "-."), strict=False):
+        axes.axhline(level, linestyle=dashes, color=palette.ink, linewidth=1, label=name)
     trained = {result.get("trained_up_to") for _, _, result in entries} - {None}
     if len(trained) == 1:
         axes.axvline(trained.pop(), linestyle=":", color=palette.ink, linewidth=1, label="trained up to here")
@@ -122,22 +181,21 @@ def write_probe_page(results: Sequence[Result], folder: Path) -> None:
     tasks = _by_task(results)
     _write_picture(tasks, folder / PICTURE)
     body = [parts.terms(TERMS)]
-    for (task, found), table in zip(tasks.items(), probe_tables(results), strict=True):
-        svg = plots.svg(draw_accuracy, (task, found), task)
-        figure = parts.figure(svg, _described(task, found), "Bands: 95 % intervals.") if svg else ""
-        body.append(
-            parts.section(task, [parts.paragraph(str(found[0][1].get("asks") or "")), figure, parts.table(table)])
-        )
+    for title, asked, found in tasks:
+        svg = plots.svg(draw_accuracy, (title, asked, found), title)
+        figure = parts.figure(svg, _described(title, found), "Bands: 95 % intervals.") if svg else ""
+        table = parts.table(_table(title, asked, found))
+        body.append(parts.section(title, [parts.paragraph(asked.asks), figure, table]))
     body.append(_models(results))
     write_whole(folder / PAGE, parts.document(TITLE, body).encode("utf-8", errors="replace"))
 
 
-def _write_picture(tasks: Mapping[str, Any], path: Path) -> None:
+def _write_picture(tasks: Sequence[tuple[str, Asked, Entries]], path: Path) -> None:
     """All tasks on white, so many side by side."""
     columns = min(len(tasks), COLUMNS)
     lines = math.ceil(len(tasks) / columns)
     figure = Figure(figsize=(5.2 * columns, 3.9 * lines), layout="constrained", facecolor="white")
-    for place, found in enumerate(tasks.items(), start=1):
+    for place, found in enumerate(tasks, start=1):
         axes = figure.add_subplot(lines, columns, place)
         axes.set_visible(draw_accuracy(axes, found, plots.ON_WHITE))
     content = BytesIO()
@@ -145,7 +203,7 @@ def _write_picture(tasks: Mapping[str, Any], path: Path) -> None:
     write_whole(path, content.getvalue())
 
 
-def _described(task: str, found: Sequence[tuple[str, Mapping[str, Any], Result]]) -> str:
+def _described(task: str, found: Entries) -> str:
     told = []
     for name, scores, _ in found:
         rows = [
