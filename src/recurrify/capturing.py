@@ -1,9 +1,9 @@
 """What everything that runs as CUDA graphs shares: warm-up, capture, and an optimiser that can be captured."""
 
 import gc
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,21 +12,38 @@ Found = TypeVar("Found")
 
 
 def capturable_optimizer(
-    parameters: Iterable[nn.Parameter], learning_rate: float, weight_decay: float, device: torch.device
+    parameters: Iterable[nn.Parameter],
+    learning_rate: float,
+    weight_decay: float,
+    device: torch.device,
+    apart: Sequence[nn.Parameter] = (),
+    apart_rate: float | None = None,
 ) -> torch.optim.Optimizer:
-    """Adam, or AdamW where weights decay; on a CUDA device it reads its learning rate from there."""
+    """Adam, or AdamW where weights decay; on a CUDA device it reads its learning rate from there.
+
+    With an `apart_rate` the parameters `apart`, which are among the others, learn at that rate instead.
+    """
     on_cuda = device.type == "cuda"
-    rate = torch.tensor(learning_rate, device=device) if on_cuda else learning_rate
+
+    def group(members: list[nn.Parameter], times: float) -> dict[str, Any]:
+        rate = learning_rate * times
+        return {"params": members, "lr": torch.tensor(rate, device=device) if on_cuda else rate, "times": times}
+
+    own = {id(parameter) for parameter in apart} if apart_rate is not None else set()
+    groups = [group([parameter for parameter in parameters if id(parameter) not in own], 1.0)]
+    if own and apart_rate is not None:
+        groups.append(group(list(apart), apart_rate / learning_rate))
     kind = torch.optim.AdamW if weight_decay else torch.optim.Adam
-    return kind(parameters, lr=rate, weight_decay=weight_decay, fused=True, capturable=on_cuda)
+    return kind(groups, weight_decay=weight_decay, fused=True, capturable=on_cuda)
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """The learning rate of all, and in the same proportion as before of those with a rate of their own."""
     for group in optimizer.param_groups:
         if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(rate)
+            group["lr"].fill_(rate * group["times"])
         else:
-            group["lr"] = rate
+            group["lr"] = rate * group["times"]
 
 
 def on_side_stream(step: Callable[[], Found]) -> Found:

@@ -12,14 +12,16 @@ from recurrify import cli
 from recurrify.results import load_result
 from support.commands import invoke
 
-SMALL = [
-    "--past", "24", "--horizon", "4", "--width", "16", "--inner", "16", "--encoder-layers", "1", "--epochs", "1",
-    "--epoch-windows", "64", "--learning-rate", "1e-3", "--device", "cpu",
-]  # fmt: skip
+LENGTHS = ["--past", "24", "--horizon", "4", "--device", "cpu"]
+LEARNING = ["--epochs", "1", "--epoch-windows", "64", "--learning-rate", "1e-3"]
+SMALL = [*LENGTHS, *LEARNING, "--width", "16", "--inner", "16", "--encoder-layers", "1"]
 
 
 def train(path: Path, out: Path, *more: object) -> str:
-    return invoke("forecast", "train", "--data", path, "--out", out, *SMALL, *more)
+    """Options that mean nothing to a model are refused, so each gets its own."""
+    naive = {"last-value", "seasonal"} & set(more)
+    options = LENGTHS if naive else [*LENGTHS, *LEARNING] if "linear" in more else SMALL
+    return invoke("forecast", "train", "--data", path, "--out", out, *options, *more)
 
 
 def test_from_a_csv_to_a_forecast_and_a_page(write_csv, tmp_path):
@@ -30,7 +32,7 @@ def test_from_a_csv_to_a_forecast_and_a_page(write_csv, tmp_path):
     assert result["constant_columns"] == ["flat"]
     # The same command again has nothing left to do.
     train(path, tmp_path / "run")
-    assert load_result(tmp_path / "run" / "result.json")["history"] == result["history"]
+    assert load_result(tmp_path / "run" / "result.json") == result
 
     said = invoke("forecast", "evaluate", tmp_path / "run", "--device", "cpu")
     assert "90% interval" in said
@@ -49,8 +51,14 @@ def test_from_a_csv_to_a_forecast_and_a_page(write_csv, tmp_path):
     for title in ("Scores", "Error by horizon", "Forecasts over the truth", "What the recurrence learned"):
         assert f"<h2>{title}</h2>" in page
     assert page.count("<svg") == 1 + 4 + 1 + 2  # horizons, windows, gates, layers
-    gate = found["recurrence"][0]["gate"]
-    assert f">{gate:.3f}<" in page
+    start, end = (found[name][0] for name in ("recurrence_start", "recurrence"))
+    assert f">{start['gate']:.3f} → {end['gate']:.3f}<" in page
+    assert f">{start['heads'][0]['theta']:.3f} → {end['heads'][0]['theta']:.3f}<" in page
+    assert ">a, b, flat<" in page
+    held = found["scores"][0]["coverage"][2]
+    assert held["level"] == 0.9
+    assert f"flat {100 * held['by_column']['flat']:.1f} %" in page
+    assert held["held"] == pytest.approx(np.mean(list(held["by_column"].values())))
 
 
 def test_one_column_alone(write_csv, tmp_path):
@@ -129,7 +137,12 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         (["--speed", "graph"], "needs a CUDA device"),
         (["--seed", str(2**32)], "`seed` must be at most 4294967295"),
         (["--model", "informer", "--counts", "0,2,2,0,2,2"], "`counts` belongs to the rsa- models"),
-        (["--model", "lstm", "--recurrence-rows", "all"], "`recurrence_rows` belongs to the rsa- models"),
+        (["--model", "transformer", "--recurrence-rows", "all"], "`recurrence_rows` belongs to the rsa- models"),
+        (["--model", "rsa-transformer", "--recurrence-rows", "all"], "`recurrence_rows` belongs to rsa-informer"),
+        (["--model", "gru"], "`inner` means nothing to gru"),
+        (["--model", "linear"], "`width` means nothing to linear"),
+        (["--model", "seasonal"], "means nothing to seasonal"),
+        (["--season", "277"], "`season` must fit into the training part of some before a forecast, 276 rows: got 277"),
     ],
     ids=[
         "model",
@@ -144,6 +157,11 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         "seed",
         "no-rsa",
         "no-rows",
+        "no-selection",
+        "not-of-gru",
+        "not-of-linear",
+        "not-of-seasonal",
+        "season",
     ],
 )
 def test_bad_options_of_train(refused, write_csv, tmp_path, options, told):
@@ -171,7 +189,8 @@ def test_a_folder_with_other_files_is_left_alone(refused, write_csv, tmp_path):
 
 def test_a_file_that_has_changed_is_another_run(refused, write_csv, tmp_path):
     train(write_csv(), tmp_path / "run", "--model", "seasonal")
-    sentence = refused("train", "--data", write_csv(rows=401), "--out", tmp_path / "run", *SMALL, "--model", "seasonal")
+    seasonal = [*LENGTHS, "--model", "seasonal"]
+    sentence = refused("train", "--data", write_csv(rows=401), "--out", tmp_path / "run", *seasonal)
     assert "holds a run with other settings (data_checksum=" in sentence
     # What cannot be at all is told first.
     assert "too short" in refused("train", "--data", write_csv(), "--out", tmp_path / "run", "--past", "900")

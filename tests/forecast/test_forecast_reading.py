@@ -8,6 +8,7 @@ from recurrify.errors import UserError
 from recurrify.forecast.reading import read_series
 
 HEADER = "date,x,y\n"
+MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct")
 
 
 def lines(count: int = 10, skip: tuple[int, ...] = (), start: str = "2021-03-01", step: str = "h") -> list[str]:
@@ -156,7 +157,63 @@ def test_other_separators_and_columns_of_words(write_csv):
     text = "x;when;note\n" + "".join(f"{index};2021-03-{index + 1:02};fine\n" for index in range(10))
     series = read_series(write_csv(text), date_column="when")
     assert series.columns == ("x",)
-    assert series.repairs == ("the column 'note' holds no number and was left out",)
+    assert series.repairs == ("the column 'note' holds texts such as 'fine', no numbers, and was left out",)
+
+
+@pytest.mark.parametrize(
+    ("separator", "written", "number", "kind"),
+    [
+        (";", "{day},5", 1.5, "a decimal comma"),
+        ("\t", "-{day},25e1", -12.5, "a decimal comma"),
+        (";", "{day}.234,5", 1234.5, "a decimal comma"),
+        (";", "{day},234", 1.234, "a decimal comma"),
+        (",", '"{day},5"', 1.5, "a decimal comma"),
+        (",", '"{day},234.5"', 1234.5, "commas between thousands"),
+        (",", '"{day},234,567"', 1234567.0, "commas between thousands"),
+        (";", "{day}.234.567", 1234567.0, "dots between thousands"),
+    ],
+    ids=["decimal", "tab", "both", "three-decimals", "quoted", "thousands", "millions", "dots"],
+)  # fmt: skip
+def test_commas_in_numbers_are_read_and_told(write_csv, separator, written, number, kind):
+    rows = [f"2021-03-{day:02}{separator}{day}{separator}{written.format(day=day)}\n" for day in range(1, 29)]
+    series = read_series(write_csv(separator.join(["date", "x", "y"]) + "\n" + "".join(rows)))
+    assert series.values[0].tolist() == [1.0, number]
+    example = written.format(day=1).strip('"')
+    assert series.repairs == (f"numbers such as {example} in column 'y' were read with {kind}",)
+
+
+@pytest.mark.parametrize("ends", ["\r", "\r\n"], ids=["cr", "crlf"])
+def test_other_line_ends(write_csv, ends):
+    path = write_csv()
+    path.write_bytes((HEADER + "".join(lines())).replace("\n", ends).encode())
+    series = read_series(path)
+    assert series.repairs == ()
+    np.testing.assert_array_equal(series.values[:, 0], np.arange(10))
+
+
+def test_empty_lines_are_left_out_and_told(write_csv):
+    rows = lines()
+    series = read_series(write_csv(HEADER + "".join([*rows[:4], "\n", *rows[4:], "\n\n"])))
+    np.testing.assert_array_equal(series.values[:, 0], np.arange(10))
+    assert series.repairs == ("1 empty lines were left out",)
+
+
+def test_months_on_another_day_than_the_first(write_csv):
+    dates = pd.date_range("2015-01-01", periods=40, freq="MS") + pd.Timedelta(days=14)
+    series = read_series(write_csv(HEADER + "".join(f"{date},1,{date.year}\n" for date in dates)))
+    assert series.frequency == "MS"
+    assert list(series.dates) == list(dates - pd.Timedelta(days=14))
+    assert series.repairs == ("the dates, on day 15 of their months, were moved to the first",)
+
+
+@pytest.mark.parametrize("how", ["%y-%m-%d", "%y/%m/%d %H:%M", "%d.%m.%y"])
+def test_years_of_two_digits_stand_where_it_is_regular(write_csv, how):
+    dates = pd.date_range("2019-01-20", periods=60, freq="D")
+    series = read_series(write_csv(HEADER + "".join(f"{date.strftime(how)},1,2\n" for date in dates)))
+    assert list(series.dates) == list(dates)
+    first = "year" if how.startswith("%y") else "day"
+    told = f"dates such as {dates[0].strftime(how)} were read with the {first} first"
+    assert series.repairs in ((told,), ())
 
 
 @pytest.mark.parametrize(
@@ -177,10 +234,21 @@ def test_other_separators_and_columns_of_words(write_csv):
         (HEADER + "".join(lines(60, skip=tuple(range(20, 30)))), "10 of 60 rows are missing"),
         (HEADER + "".join(lines()).replace(",3,", ",,"), "1 of 10 rows"),
         ("date,x\n" + "".join(f"{line.split(',')[0]},word\n" for line in lines()), "no column of numbers"),
+        (HEADER + "\n" + "".join(lines()).replace(",3,", ",three,"), "'three' in line 6"),
+        (HEADER + "".join(lines(3)) + "\n\n" + ",1,2\n", "no date in line 7"),
+        ("date,x" + "x" * 140_000 + "\n2020-01-01,1\n", "is not a regular CSV file: field larger than field limit"),
+        ("date,x\n" + "".join(f"{hour:02}:00,{hour}\n" for hour in range(20)), "such as '00:00', have no day"),
+        ("date,x\n" + "".join(f"{name}-01,1\n" for name in MONTHS), "such as 'Jan-01', have a day or a year"),
+        ("date,x\n" + "".join(f"{month:02}/01,1\n" for month in range(1, 13)), "a day or a year, but not both"),
+        ("date,x\n" + "".join(f"01-01-{day:02},1\n" for day in range(1, 29)), "begin with the month or with the year"),
+        ("date,x\n" + "".join(f'2021-03-{day:02},"{day},234"\n' for day in range(1, 29)), "between thousands or"),
+        ("date;x;y\n" + "".join(f"2021-03-{day:02};1,{day};1.234\n" for day in range(1, 29)), "beside decimal commas"),
     ],
     ids=[
         "empty", "one-column", "header-only", "extra-fields", "same-name", "short", "bad-date", "no-date",
-        "word", "infinite", "numbers-as-dates", "off-grid", "gaps", "holes", "words-only",
+        "word", "infinite", "numbers-as-dates", "off-grid", "gaps", "holes", "words-only", "word-after-blank",
+        "no-date-after-blank", "long-name", "time-only", "month-and-number", "two-numbers", "yy-mm-dd", "either-comma",
+        "dots-beside-commas",
     ],
 )  # fmt: skip
 def test_what_cannot_be_repaired_is_refused(write_csv, text, told):

@@ -1,9 +1,11 @@
 """Table 1: the published numbers, the choice of a learning rate, runs that are stopped and go on, and the summary."""
 
+import hashlib
 import math
 import re
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,12 +13,15 @@ import pytest
 from recurrify.errors import UserError
 from recurrify.forecast import table1, training
 from recurrify.forecast.published import SETTINGS, chosen_settings
-from recurrify.forecast.table1 import Plan, Recipe, Unit, do_unit, do_units, run_table1, summary
+from recurrify.forecast.table1 import Plan, Recipe, Unit, do_unit, do_units, run_table1
+from recurrify.forecast.table1_rows import assembled, summary
 from recurrify.forecast.training import STATE_FILE
 from recurrify.report.forecast_table1 import table1_lines, table1_statement, write_table1_page
-from recurrify.results import load_result
+from recurrify.results import load_result, save_result
+from support.commands import invoke
 
 TINY = Recipe(width=8, inner=8, epochs=1, batch=64, learning_rates=(1e-3, 1e-2), epoch_windows=64)
+FOUND = {"table1": [], "missing": 0}
 SETTING = SETTINGS[0]._replace(data="some", horizon=3, past=24, label=4)
 
 
@@ -181,6 +186,85 @@ def test_a_run_that_fails_does_not_stop_the_others(plan, monkeypatch):
     assert len(done) == 4
 
 
+def test_runs_of_another_file_are_not_mixed_in(plan, write_csv):
+    plan = replace(plan, models=("last-value", "seasonal"))
+    result = run_table1(plan, lambda _: None)
+    checksum = hashlib.sha256((Path(plan.folder) / "some.csv").read_bytes()).hexdigest()
+    assert result["data_checksums"] == {"some": checksum}
+    write_csv(rows=301)
+    with pytest.raises(UserError, match=r"last-value-0\.001-s0\.json was run with another some\.csv than the one in"):
+        run_table1(plan, lambda _: None)
+
+
+def test_a_run_from_before_an_option_was_known_is_finished(unit):
+    do_unit(unit)
+    result = load_result(unit.path)
+    del result["provenance"]["config"]["recurrence_learning_rate"]
+    save_result(unit.path, result)
+    assert unit.is_finished()
+    faster = replace(unit.recipe, recurrence_learning_rate=1e-2)
+    with pytest.raises(UserError, match="was run with another recurrence_learning_rate"):
+        replace(unit, recipe=faster).is_finished()
+    assert replace(unit, model="informer", recipe=faster).settings().recurrence_learning_rate is None
+
+
+def fake_run(root: Path, setting: str, model: str, seed: int, mse: float, rate: float = 1e-4, **config: object) -> None:
+    """A unit's result, as far as a table needs it."""
+    data = setting.partition("-")[0]
+    result = {
+        "setting": setting, "model": model, "seed": seed, "learning_rate": rate, "valid_mse": mse + rate,
+        "test": {"mse": mse, "mae": mse / 2},
+        "provenance": {"data_checksum": f"of {data}", "config": {"data": f"{data}.csv", "batch": 32} | config},
+    }  # fmt: skip
+    save_result(root / "units" / f"{setting}-{model}-{rate:g}-s{seed}.json", result)
+
+
+def test_a_report_is_made_of_all_runs_there_are(tmp_path):
+    for seed in (0, 1):
+        fake_run(tmp_path, "WTH-24", "informer", seed, 1.0 + seed)
+        fake_run(tmp_path, "ETTh1-24", "rsa-informer", seed, 2.0 + seed)
+        fake_run(tmp_path, "ETTh1-24", "informer", seed, 3.0 + seed, recurrence_learning_rate=None)
+    fake_run(tmp_path, "ETTh1-24", "informer", 0, 9.0, rate=1e-3)  # a trial that was worse on validation
+    fake_run(tmp_path, "ETTh1-24", "seasonal", 0, 4.0)
+    said = invoke("forecast", "table1", "report", "--root", tmp_path)
+    rows = [line for line in said.splitlines() if line.startswith(("| ETT", "| WTH"))]
+    assert rows[0].endswith("| 3.500 ± 0.500 | 2.500 ± 0.500 * | 4.000 |")
+    assert rows[1].endswith("| 1.500 ± 0.500 | – | – |")
+    assert "Not finished: 3 runs are missing." in said
+    assert assembled(tmp_path)["data_checksums"] == {"ETTh1": "of ETTh1", "WTH": "of WTH"}
+    fake_run(tmp_path, "WTH-48", "informer", 0, 1.0, batch=64)
+    with pytest.raises(
+        UserError, match=r"WTH-48-informer-0\.0001-s0\.json was run with another batch than runs beside"
+    ):
+        assembled(tmp_path)
+
+
+def test_one_seed_is_beyond_no_standard_error(tmp_path):
+    for setting, seeds in (("WTH-24", 1), ("WTH-48", 2)):
+        for seed in range(seeds):
+            fake_run(tmp_path, setting, "informer", seed, 2.0 + 0.1 * seed)
+            fake_run(tmp_path, setting, "rsa-informer", seed, 1.0 + 0.1 * seed)
+    result = assembled(tmp_path)
+    assert (result["rsa_better"], result["rsa_better_beyond_error"]) == (2, 1)
+    lines = table1_lines(result)
+    assert "2.000 | 1.000 |" in lines[4]
+    assert "1.050 ± 0.050 *" in lines[5]
+    assert "better in 2 settings, beyond one standard error in 1 of the 1 with more than one seed" in lines[-1]
+    for path in (tmp_path / "units").glob("*-s1.json"):
+        path.unlink()
+    assert table1_statement(assembled(tmp_path)).endswith("in 2 settings; a standard error takes more than one seed.")
+
+
+def test_a_model_named_twice_is_run_once(monkeypatch, tmp_path):
+    plans: list[Plan] = []
+    monkeypatch.setattr("recurrify.commands.forecast_table1.run_table1", lambda plan, *_: plans.append(plan) or FOUND)
+    models = "linear,seasonal, linear"
+    invoke("forecast", "table1", "run", "--data", tmp_path, "--models", models, "--device", "cpu",
+           "--recurrence-learning-rate", "1e-2")  # fmt: skip
+    assert plans[0].models == ("linear", "seasonal")
+    assert plans[0].recipe.recurrence_learning_rate == 1e-2
+
+
 def test_a_missing_file_is_named(plan):
     with pytest.raises(UserError, match=r"other\.csv does not exist"):
         run_table1(replace(plan, settings=[SETTING._replace(data="other")]), lambda _: None)
@@ -202,3 +286,16 @@ def test_better_counts_only_beyond_the_error():
     assert "0.900 ± 0.040 *" in lines[4]
     assert "*" not in lines[5]
     assert "better in 2 settings, beyond one standard error in 1, and worse beyond it in 1" in lines[-1]
+
+
+def test_what_the_recurrence_alone_has_leaves_the_others_as_they_are(plan):
+    """Models without one serve tables of all its variants; variants of it are not mixed."""
+    plan = replace(plan, models=("informer", "rsa-informer"), seeds=1, recipe=replace(TINY, learning_rates=(1e-3,)))
+    changed = replace(plan, recipe=replace(plan.recipe, gate_start=-2.0, recurrence_learning_rate=1e-2))
+    run_table1(plan, lambda _: None)
+    assert changed.unit(SETTING, "informer", 1e-3, 0).is_finished()
+    with pytest.raises(UserError, match=r"was run with another .*gate_start"):
+        changed.unit(SETTING, "rsa-informer", 1e-3, 0).is_finished()
+    do_units([replace(changed.unit(SETTING, "rsa-informer", 1e-3, 1))], 1, lambda _: None)
+    with pytest.raises(UserError, match="another gate_start and recurrence_learning_rate than runs beside it"):
+        assembled(plan.root)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from recurrify.capturing import set_rate
 from recurrify.errors import UserError
 from recurrify.forecast import training
 from recurrify.forecast.building import default_dilations, described, new_forecaster, rebuilt
@@ -14,7 +15,7 @@ from recurrify.forecast.data import Scaling, Split, WindowedSeries
 from recurrify.forecast.evaluation import mean_squared_error
 from recurrify.forecast.settings import MODELS, ForecastSettings
 from recurrify.forecast.shapes import recurrence_shapes
-from recurrify.forecast.training import STATE_FILE, epoch_starts, fit, learning_rate
+from recurrify.forecast.training import STATE_FILE, epoch_starts, fit, learning_rate, recurrence_parameters
 
 SETTINGS = ForecastSettings(
     data="waves.csv", out="out", model="rsa-informer", past=30, label=12, horizon=6, width=16, heads=8, inner=16,
@@ -81,17 +82,26 @@ class Clock:
         self.now += 60.0 * steps
 
 
-def test_the_time_limit_ends_a_run_within_an_epoch_and_loses_that_epoch_alone(data, tmp_path, monkeypatch):
-    monkeypatch.setattr(training, "STEPS_BETWEEN_LOOKS", 3)
+@pytest.mark.parametrize("minutes", [4.0, 14.0], ids=["in the first epoch", "in the second"])
+def test_the_time_limit_ends_a_run_within_an_epoch_and_nothing_is_lost(data, tmp_path, monkeypatch, minutes):
     clock, whole = Clock(monkeypatch), fitted(SETTINGS, data)
     assert len(epoch_starts(data, SETTINGS, 0)) == 10
     torch.manual_seed(0)
     model = new_forecaster(SETTINGS, data.channels, data.times_TF.shape[1], data.series.step)
-    outcome = fit(model, data, replace(SETTINGS, max_minutes=14), tmp_path, tick=clock.tick)
+    outcome = fit(model, data, replace(SETTINGS, max_minutes=minutes), tmp_path, tick=clock.tick)
     assert not outcome.finished
-    assert clock.steps == 10 + 6  # seen at the first look behind the fourteenth step
-    assert len(outcome.history) == 1
-    assert same(whole, fitted(SETTINGS, data, tmp_path))
+    assert clock.steps == minutes + 1
+    epoch = 1 + int(minutes) // 10
+    assert outcome.stopped == (f"in epoch {epoch}, after 5 of its 10 steps (an epoch takes about 10.0 minutes)")
+    torch.manual_seed(5)  # where the random numbers stand by now must not matter
+    again = new_forecaster(SETTINGS, data.channels, data.times_TF.shape[1], data.series.step)
+    clock.steps = 0
+    outcome = fit(again, data, SETTINGS, tmp_path, tick=clock.tick)
+    assert clock.steps == 30  # 5 or 15 that were done before, and the others
+    assert same(whole, again)
+    torch.manual_seed(0)
+    uninterrupted = fit(new_forecaster(SETTINGS, 2, 4, data.series.step), data, SETTINGS)
+    assert [one["train_mse"] for one in outcome.history] == [one["train_mse"] for one in uninterrupted.history]
 
 
 def test_the_time_limit_counts_from_when_the_caller_began(data, tmp_path, monkeypatch):
@@ -145,6 +155,62 @@ def test_the_order_of_windows(data):
     assert torch.equal(sequential, sequential.sort().values)
     few = epoch_starts(data, replace(SETTINGS, epoch_windows=20), 0)
     assert few.shape == (2, 8)
+
+
+@pytest.mark.parametrize("sized", [{}, {"epoch_windows": 60}], ids=["all", "some"])
+def test_in_the_order_of_time_no_window_is_never_seen(data, sized):
+    settings = replace(SETTINGS, order="sequential", batch=32, **sized)
+    seen = torch.cat([epoch_starts(data, settings, epoch).flatten() for epoch in range(40)])
+    assert set(seen.tolist()) == set(data.starts("train").tolist())
+
+
+def recurrence(model: torch.nn.Module) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in recurrence_parameters(model)])
+
+
+def test_the_recurrence_learns_at_a_rate_of_its_own(data, tmp_path):
+    torch.manual_seed(SETTINGS.seed)
+    start = recurrence(new_forecaster(SETTINGS, 2, 4, data.series.step))
+    slow = replace(SETTINGS, learning_rate=1e-4)
+    moved = {
+        rate: (recurrence(fitted(replace(slow, recurrence_learning_rate=rate), data)) - start).abs().mean().item()
+        for rate in (None, 1e-4, 1e-2)
+    }
+    assert moved[1e-4] == moved[None]
+    assert moved[1e-2] > 20 * moved[None]
+    fast = replace(slow, recurrence_learning_rate=1e-2)
+    whole = fitted(fast, data)
+    for epochs in (1, 3):
+        in_parts = fitted(replace(fast, epochs=epochs), data, tmp_path)
+    assert same(whole, in_parts)
+
+
+def test_none_and_the_same_rate_are_the_same_training(data):
+    plain = fitted(SETTINGS, data)
+    assert same(plain, fitted(replace(SETTINGS, recurrence_learning_rate=SETTINGS.learning_rate), data))
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        "cpu",
+        pytest.param(
+            "cuda",
+            marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")],
+        ),
+    ],
+)
+def test_the_schedule_keeps_the_proportion_between_the_rates(data, device):
+    settings = replace(SETTINGS, recurrence_learning_rate=6e-2)
+    model = new_forecaster(settings, 2, 4, data.series.step).to(device)
+    optimizer = training.Step(model, data, replace(settings, device=device)).optimizer
+    for epoch in range(3):
+        set_rate(optimizer, learning_rate(settings, epoch))
+        rates = [float(group["lr"]) for group in optimizer.param_groups]
+        assert rates == pytest.approx([3e-3 / 2**epoch, 6e-2 / 2**epoch])
+    numbers = [sum(one.numel() for one in group["params"]) for group in optimizer.param_groups]
+    assert numbers[1] == len(recurrence(model)) > 0
+    assert sum(numbers) == sum(one.numel() for one in model.parameters())
 
 
 def test_learning_rates():

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Any
 
+import pandas as pd
 import typer
 from rich.table import Table
 
@@ -12,8 +13,9 @@ from recurrify.console import out_console, say
 from recurrify.errors import UserError
 from recurrify.forecast.prediction import forecast_beyond, interval_endings
 from recurrify.forecast.reading import read_series
-from recurrify.forecast.running import EVALUATION_FILE, evaluate_run, train_run
+from recurrify.forecast.running import train_run
 from recurrify.forecast.saving import load_forecaster
+from recurrify.forecast.scoring import EVALUATION_FILE, evaluate_run
 from recurrify.forecast.settings import MODELS, ForecastSettings
 from recurrify.jobs import pick_device
 from recurrify.report.forecast_page import write_forecast_page
@@ -38,6 +40,22 @@ def _model(text: str, **more: Any) -> Any:
 def _training(text: str, **more: Any) -> Any:
     return typer.Option(help=text, rich_help_panel="Training", **more)
 
+
+OF_RECURRENCE = ("counts", "dilations", "recurrence_rows", "recurrence_learning_rate")
+OF_TRANSFORMERS = ("label", "heads", "inner", "decoder_layers", "distil")
+OF_NETWORKS = (*OF_TRANSFORMERS, "width", "encoder_layers", "dropout")
+OF_TRAINING = (
+    "epochs", "patience", "batch", "learning_rate", "schedule", "order", "epoch_windows", "precision", "speed",
+    "max_minutes", "seed",
+)  # fmt: skip
+UNUSED = {
+    "lstm": OF_TRANSFORMERS,
+    "gru": OF_TRANSFORMERS,
+    "linear": OF_NETWORKS,
+    "last-value": (*OF_NETWORKS, *OF_TRAINING),
+    "seasonal": (*OF_NETWORKS, *OF_TRAINING),
+}
+"""By model, the options that mean nothing to it."""
 
 CSV_HELP = "A CSV file: one column of dates, the others numbers."
 Run = Annotated[Path, typer.Argument(help="The --out folder of `recurrify forecast train`.")]
@@ -69,22 +87,30 @@ Dilations = Annotated[str | None, _model("rsa: one for each dilated head; defaul
 RecurrenceRows = Annotated[
     str | None, _model("rsa-informer: recurrence on all rows, or on the selected ones; default: all.")
 ]
-Season = Annotated[int | None, _model("seasonal: steps of a season; default: a day, week or year.")]
+Season = Annotated[
+    int | None,
+    _model("Steps of a season, of the seasonal forecast to compare with, too; default: a day, week or year."),
+]
 Epochs = Annotated[int, _training("Passes over the training part, at most.")]
 Patience = Annotated[int, _training("Epochs without a better one before stopping; 0 never stops early.")]
 Batch = Annotated[int, _training("Windows in a step.")]
 LearningRate = Annotated[float, _training("Of the first epoch.")]
+RecurrenceLearningRate = Annotated[
+    float | None,
+    _training("rsa: of gates, decays and angles, which hardly move at a small one; default: as the others."),
+]
 Schedule = Annotated[str, _training("Then: halve (at each epoch), cosine or constant.")]
 Order = Annotated[str, _training("Of the training windows: shuffled or sequential.")]
 EpochWindows = Annotated[int | None, _training("Windows in an epoch; default: all.")]
 Precision = Annotated[str, _training("auto (tf32 on CUDA), bf16 or fp32.")]
 Speed = Annotated[str, _training("auto (graph on CUDA), plain, graph or compile.")]
-MaxMinutes = Annotated[float | None, _training("Stop, saved and ready to go on, after so many minutes.")]
+MaxMinutes = Annotated[float | None, _training("Stop, saved also within an epoch, after so many minutes.")]
 Seed = Annotated[int, _training("Seed of the weights and of the shuffling.")]
 
 
 @app.command()
 def train(
+    context: typer.Context,
     data: Data,
     out: Out,
     model: Model = "rsa-informer",
@@ -111,6 +137,7 @@ def train(
     patience: Patience = 3,
     batch: Batch = 32,
     learning_rate: LearningRate = 1e-4,
+    recurrence_learning_rate: RecurrenceLearningRate = None,
     schedule: Schedule = "halve",
     order: Order = "shuffled",
     epoch_windows: EpochWindows = None,
@@ -125,7 +152,7 @@ def train(
     The output folder gets `model/`, which `predict` loads, `run.json` with every setting and `result.json`.
     """
     given = locals()
-    _check_recurrence(model, counts=counts, dilations=dilations, recurrence_rows=recurrence_rows)
+    _check_used(model, [name for name in given if _is_given(context, name)])
     changed: dict[str, Any] = {
         "data": str(data),
         "out": str(out),
@@ -140,7 +167,7 @@ def train(
     settings = ForecastSettings.from_options(given, **changed)
     result = train_run(settings, say, _say_epoch)
     if not result["finished"]:
-        say("The time is up: the same command goes on from here.")
+        say(f"The time is up {result['stopped']}: all is saved, and the same command goes on from here.")
         return
     found = result["validation"]
     typer.echo(
@@ -149,12 +176,22 @@ def train(
     typer.echo(f"model: {out / 'model'}")
 
 
-def _check_recurrence(model: str, **asked: str | None) -> None:
-    named = [name for name, value in asked.items() if value is not None]
-    if named and model in MODELS and not model.startswith("rsa-"):
-        raise UserError(f"`{named[0]}` belongs to the rsa- models, and {model} has no recurrence: leave it out.")
-    if model == "rsa-transformer" and asked["recurrence_rows"] is not None:
-        raise UserError(f"`recurrence_rows` belongs to rsa-informer, and {model} selects no rows: leave it out.")
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _check_used(model: str, given: list[str]) -> None:
+    """Refuse options that mean nothing to a model: who gives them expects that they do something."""
+    unused = {}
+    if not model.startswith("rsa-"):
+        unused = dict.fromkeys(OF_RECURRENCE, f"belongs to the rsa- models, and {model} has no recurrence")
+    if model == "rsa-transformer":
+        unused["recurrence_rows"] = f"belongs to rsa-informer, and {model} selects no rows"
+    unused |= dict.fromkeys(UNUSED.get(model, ()), f"means nothing to {model}")
+    named = [name for name in given if name in unused]
+    if named and model in MODELS:
+        raise UserError(f"`{named[0]}` {unused[named[0]]}: leave it out.")
 
 
 def _say_epoch(epoch: dict[str, Any]) -> None:
@@ -171,12 +208,32 @@ def evaluate(
     as_published: Annotated[
         bool, typer.Option(help="Leave out the last windows that do not fill a batch of 32, as Informer's code does.")
     ] = False,
-    out: Annotated[Path | None, typer.Option(help="The result as JSON; default: evaluation.json of the run.")] = None,
+    other_series: Annotated[
+        bool, typer.Option(help="The file is of another place or thing: score it at dates of the training, too.")
+    ] = False,
+    windows: Annotated[
+        str | None, typer.Option(help="Dates, with commas between, from which forecasts are shown; default: some.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The result as JSON; default: evaluation.json of the run, with --data or --as-published "
+                     "in the name."),
+    ] = None,
     device: Device = "auto",
-) -> None:
+) -> None:  # fmt: skip
     """Score every window of the test part once, beside the naive forecasts, and check the intervals."""
-    result = evaluate_run(run, say, None if data is None else str(data), as_published, str(pick_device(device)))
-    path = out or run / EVALUATION_FILE
+    if other_series and data is None:
+        raise UserError("`other_series` says what --data is: give a file with it, or leave it out.")
+    result = evaluate_run(
+        run,
+        say,
+        None if data is None else str(data),
+        as_published,
+        str(pick_device(device)),
+        other_series,
+        _dates(windows),
+    )
+    path = out or run / _evaluation_file(result, is_other=data is not None and not result["own_data"])
     save_result(path, result)
     table = Table(box=None, pad_edge=False)
     for header in ("model", "MSE", "MAE", "MSE, original", "MAE, original", "windows"):
@@ -188,6 +245,25 @@ def evaluate(
     held = ", ".join(f"{one['level']:.0%} interval {one['held']:.1%}" for one in result["scores"][0]["coverage"])
     typer.echo(f"truth held by the intervals: {held}")
     typer.echo(f"result: {path}")
+
+
+def _dates(text: str | None) -> list[pd.Timestamp]:
+    if text is None:
+        return []
+    try:
+        return [pd.Timestamp(part.strip()) for part in text.split(",")]
+    except ValueError:
+        raise UserError(f"`windows` must be dates like 2018-03-01 or '2018-03-01 06:00': got {text!r}.") from None
+
+
+def _evaluation_file(result: dict[str, Any], is_other: bool) -> str:
+    """Numbers of another file, or of fewer windows, do not take the place of the run's own."""
+    stem, _, ending = EVALUATION_FILE.rpartition(".")
+    if is_other:
+        stem += f"-{result['data']}"
+    if result["as_published"]:
+        stem += "-as-published"
+    return f"{stem}.{ending}"
 
 
 @app.command()
@@ -208,6 +284,8 @@ def predict(
     for repair in series.repairs:
         say(f"{series.name}: {repair}")
     table = forecast_beyond(forecaster, series, level)
+    if level in forecaster.intervals.unreached():
+        say(f"{series.name}: {forecaster.intervals.told_unreached()}")
     endings = interval_endings(forecaster.columns)
     if endings != ("_low", "_high"):
         say(f"{series.name}: it has columns named like intervals, so these end in {endings[0]} and {endings[1]}")
@@ -229,8 +307,23 @@ def plot(
         result = load_result(path)
         if not isinstance(result.get("scores"), list):
             raise UserError(f"{path} is not a result of `recurrify forecast evaluate`.")
-        results.append(result | {"name": run.name if run.is_dir() else path.stem})
+        results.append(result)
+    named = [result | {"name": name} for result, name in zip(results, _names(runs), strict=True)]
     first = runs[0] if runs[0].is_dir() else runs[0].parent
     page = first / "forecast.html" if out is None else out
-    write_forecast_page(results, page)
+    write_forecast_page(named, page)
     typer.echo(f"The page: {page}")
+
+
+def _names(runs: list[Path]) -> list[str]:
+    """As much of the end of each path as tells it from the others; a result in a run's folder is called by that."""
+    places = []
+    for run in runs:
+        path = run.resolve()
+        own = path.is_file() and path.name == EVALUATION_FILE
+        places.append((path.parent if own else path if path.is_dir() else path.with_suffix("")).parts)
+    for length in range(1, max(map(len, places)) + 1):
+        names = ["/".join(parts[-length:]) for parts in places]
+        if len(set(names)) == len(set(places)):
+            break
+    return names

@@ -10,6 +10,7 @@ from recurrify.console import say
 from recurrify.errors import UserError
 from recurrify.forecast.published import chosen_settings
 from recurrify.forecast.table1 import MODELS, Plan, Recipe, run_table1
+from recurrify.forecast.table1_rows import assembled
 from recurrify.jobs import pick_device
 from recurrify.report.forecast_table1 import table1_lines, write_table1_page
 from recurrify.results import load_result
@@ -46,9 +47,14 @@ def run(
     distil: bool = False,
     recurrence_rows: Annotated[str, typer.Option(help="all or selected.")] = "all",
     gate_start: Annotated[float | None, typer.Option(help="Logit of the gates; default: drawn.")] = None,
+    recurrence_learning_rate: Annotated[
+        float | None, typer.Option(help="Of gates, decays and angles of RSA; default: as the others.")
+    ] = None,
     precision: str = "auto",
     speed: str = "auto",
-    max_minutes: Annotated[float | None, typer.Option(min=0.1, help="Stop, saved, after so many minutes.")] = None,
+    max_minutes: Annotated[
+        float | None, typer.Option(min=0.1, help="Stop, saved also within an epoch, after so many minutes.")
+    ] = None,
     device: str = "auto",
 ) -> None:
     """Train and score every model of the table. Finished runs are skipped, so the same command goes on."""
@@ -66,6 +72,7 @@ def run(
         distil=distil,
         recurrence_rows=recurrence_rows,
         gate_start=gate_start,
+        recurrence_learning_rate=recurrence_learning_rate,
         precision=precision,
         speed=speed,
     )
@@ -73,7 +80,7 @@ def run(
         folder=str(data),
         root=str(root),
         settings=chosen_settings(only),
-        models=tuple(name.strip() for name in models.split(",")),
+        models=tuple(dict.fromkeys(name.strip() for name in models.split(","))),
         seeds=seeds,
         recipe=recipe,
         jobs=jobs,
@@ -89,7 +96,7 @@ def run(
 
 def _rates(text: str) -> tuple[float, ...]:
     try:
-        return tuple(float(part) for part in text.split(","))
+        return tuple(dict.fromkeys(float(part) for part in text.split(",")))
     except ValueError:
         raise UserError(f"`learning_rates` must be numbers with commas between: got {text!r}.") from None
 
@@ -99,8 +106,8 @@ def report(
     root: Root = ROOT,
     out: Annotated[Path | None, typer.Option(help="The page; default: table1.html beside the result.")] = None,
 ) -> None:
-    """The table as a page, and as lines on the terminal."""
-    result = load_result(root / "table1.json")
+    """The table of all runs that lie in the folder, finished or not, as a page and as lines on the terminal."""
+    result = assembled(root) or load_result(root / "table1.json")
     path = out or root / "table1.html"
     write_table1_page(result, path)
     for line in table1_lines(result):

@@ -2,8 +2,9 @@
 
 from recurrify.forecast.prediction import forecast_beyond
 from recurrify.forecast.reading import Series, read_series
-from recurrify.forecast.running import evaluate_run, train_forecaster, train_run
+from recurrify.forecast.running import train_forecaster, train_run
 from recurrify.forecast.saving import Forecaster, load_forecaster, save_forecaster
+from recurrify.forecast.scoring import evaluate_run
 from recurrify.forecast.settings import MODELS, ForecastSettings
 
 __all__ = [

@@ -55,7 +55,7 @@ def new_forecaster(settings: ForecastSettings, channels: int, time_features: int
     """Random weights, in the shape that the settings say."""
     lengths = {"past": settings.past, "horizon": settings.horizon}
     if settings.model in ("last-value", "seasonal"):
-        season = 1 if settings.model == "last-value" else settings.season or usual_season(step)
+        season = 1 if settings.model == "last-value" else settings.season or usual_season(step) or 1
         return SeasonalNaive(SeasonalConfig(season=season, **lengths))
     if settings.model == "linear":
         return LinearForecaster(LinearConfig(**lengths))

@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 
 MINUTE, HOUR, DAY, WEEK = (pd.Timedelta(minutes=1), pd.Timedelta(hours=1), pd.Timedelta(days=1), pd.Timedelta(weeks=1))
+YEAR = pd.Timedelta(days=365)
 
 
 def time_features(dates: pd.DatetimeIndex, step: pd.Timedelta) -> np.ndarray:
@@ -21,10 +22,16 @@ def time_features(dates: pd.DatetimeIndex, step: pd.Timedelta) -> np.ndarray:
     return np.stack(chosen, axis=1)
 
 
-def usual_season(step: pd.Timedelta) -> int:
-    """Steps after which such data usually repeats: a day, for days a week, for weeks and longer steps a year."""
+def usual_season(step: pd.Timedelta, frequency: str = "") -> int | None:
+    """Steps after which such data usually repeats: a day, for days a week, for longer steps a year.
+
+    None for years and longer steps, which have no season; a week of business days (`frequency` B) has five.
+    """
+    if frequency == "B":
+        return 5
     if step < DAY:
         return max(1, round(DAY / step))
     if step < WEEK:
         return max(1, round(WEEK / step))
-    return max(1, round(pd.Timedelta(days=365) / step))
+    steps = round(YEAR / step)
+    return steps if steps > 1 else None

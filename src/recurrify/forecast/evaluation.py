@@ -3,11 +3,13 @@
 Shapes: N windows, B batch, P rows to forecast, C channels, V levels of intervals.
 """
 
+import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pandas as pd
 import torch
 from torch import Tensor, nn
 
@@ -61,15 +63,37 @@ class Intervals:
     levels: tuple[float, ...]
     half_widths: Tensor
     """(V, P, C), in scaled units."""
+    windows: int | None = None
+    """Of the validation part; None in models saved before it was written down."""
+
+    def unreached(self) -> list[float]:
+        """Levels for which there are too few windows: their intervals are as wide as the largest error seen."""
+        return [] if self.windows is None else [one for one in self.levels if _rank(self.windows, one) > self.windows]
+
+    def told_unreached(self) -> str | None:
+        """The same in a sentence."""
+        levels = self.unreached()
+        if not levels:
+            return None
+        named = " and ".join(f"{level:.0%}" for level in levels)
+        least = next(windows for windows in itertools.count(1) if _rank(windows, levels[-1]) <= windows)
+        return (
+            f"the {named} intervals are only as wide as the largest error on the {self.windows} validation windows, "
+            f"and may hold less: {levels[-1]:.0%} takes at least {least} windows"
+        )
+
+
+def _rank(windows: int, level: float) -> int:
+    """The place, from 1, of the smallest error that holds at least the level with one window more to come."""
+    return math.ceil((windows + 1) * level)
 
 
 def fit_intervals(model: nn.Module, data: WindowedSeries, levels: tuple[float, ...] = LEVELS) -> Intervals:
     errors_NPC = torch.cat([(forecast - batch.future).abs() for _, batch, forecast in forecasts(model, data, "valid")])
     count = len(errors_NPC)
     sorted_NPC = errors_NPC.sort(dim=0).values
-    # The smallest error that, with one window more to come, holds at least the level; the largest where none does.
-    ranks = [min(count, math.ceil((count + 1) * level)) - 1 for level in levels]
-    return Intervals(levels, sorted_NPC[ranks].clone())
+    ranks = [min(count, _rank(count, level)) - 1 for level in levels]
+    return Intervals(levels, sorted_NPC[ranks].clone(), count)
 
 
 class _Sums:
@@ -129,21 +153,46 @@ def evaluate_forecaster(
     if intervals is not None:
         held_VPC = (sums.held / sums.windows).cpu()
         found["coverage"] = [
-            {"level": level, "held": held_VPC[index].mean().item(), "by_horizon": held_VPC[index].mean(1).tolist()}
+            {
+                "level": level,
+                "held": held_VPC[index].mean().item(),
+                "by_horizon": held_VPC[index].mean(1).tolist(),
+                "by_column": dict(zip(data.series.columns, held_VPC[index].mean(0).tolist(), strict=True)),
+            }
             for index, level in enumerate(intervals.levels)
         ]
     return found
 
 
+def _shown_starts(data: WindowedSeries, part: Part, first_dates: Sequence[pd.Timestamp]) -> Tensor:
+    """Of the windows whose forecasts begin at these dates, or else of some that are spread evenly over the part."""
+    starts = data.starts(part)
+    if not first_dates:
+        chosen = torch.linspace(0, len(starts) - 1, min(SHOWN_WINDOWS, len(starts))).round().long().unique()
+        return starts[chosen.to(starts.device)]
+    first, last = (data.series.dates[int(starts[place]) + data.past] for place in (0, -1))
+    found = []
+    for date in first_dates:
+        if date not in data.series.dates or not first <= date <= last:
+            raise UserError(
+                f"No window of the {part} part begins at {date}: `windows` must lie from {first} to {last}."
+            )
+        found.append(data.series.dates.get_loc(date) - data.past)
+    return torch.tensor(found, device=starts.device)
+
+
 @torch.inference_mode()
 def shown_windows(
-    model: nn.Module, data: WindowedSeries, target: str, intervals: Intervals | None = None, part: Part = "test"
+    model: nn.Module,
+    data: WindowedSeries,
+    target: str,
+    intervals: Intervals | None = None,
+    part: Part = "test",
+    first_dates: Sequence[pd.Timestamp] = (),
 ) -> list[dict[str, Any]]:
-    """Forecasts of the target over the truth in original units, for windows spread evenly over the part."""
+    """Forecasts of the target over the truth in original units, from these dates, or from some of the part."""
     model.eval()
-    starts = data.starts(part)
-    chosen = torch.linspace(0, len(starts) - 1, min(SHOWN_WINDOWS, len(starts))).round().long().unique()
-    starts = starts[chosen.to(starts.device)]
+    starts = _shown_starts(data, part, first_dates)
     batch = data.batch(starts)
     forecast_BPC = model(batch.past, batch.past_time, batch.future_time).float()
     column = data.series.columns.index(target)

@@ -18,7 +18,8 @@ import numpy as np
 import pandas as pd
 
 from recurrify.errors import UserError
-from recurrify.forecast.dates import MOST_MISSING, line_of, read_dates, regular_step
+from recurrify.forecast.dates import MOST_MISSING, line_of, months_of, read_dates, regular_step
+from recurrify.forecast.numerals import check_beside_commas, read_numbers
 
 MOST_FILLED = MOST_MISSING
 """The largest share of a column that may be filled in."""
@@ -59,11 +60,12 @@ def read_series(path: str | Path, date_column: str | None = None, columns: Seque
     path = Path(path)
     content = _read_bytes(path)
     repairs: list[str] = []
-    table = _parse(path, content)
+    table, separator, told = _parse(path, content)
+    repairs += told
     named_dates = _date_column(path, table, date_column)
     dates, told = read_dates(path, table[named_dates])
     repairs += told
-    values, told = _numbers(path, table.drop(columns=named_dates), columns)
+    values, told = _numbers(path, table.drop(columns=named_dates), columns, separator)
     repairs += told
     frame, told = _in_order(path, values.set_axis(dates))
     repairs += told
@@ -92,36 +94,55 @@ def _read_bytes(path: Path) -> bytes:
         raise UserError(f"{path} cannot be read: {error.strerror or error}.") from error
 
 
-def _parse(path: Path, content: bytes) -> pd.DataFrame:
+def _parse(path: Path, content: bytes) -> tuple[pd.DataFrame, str, list[str]]:
+    """The table as texts, with the places of its rows in the file as its index; the separator; and what was mended."""
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise UserError(f"{path} is not UTF-8 text: save it as a CSV in UTF-8.") from None
+    text = text.replace("\r\n", "\n").replace("\r", "\n").rstrip("\n") + "\n"
     first_line = text.split("\n", 1)[0]
     if not first_line.strip():
         raise UserError(f"{path} is empty, or its first line is: the first line must name the columns.")
     separator = max(",;\t", key=first_line.count)
-    header = [name.strip() for name in next(csv.reader([first_line.strip("\r")], delimiter=separator))]
+    try:
+        header = [name.strip() for name in next(csv.reader([first_line], delimiter=separator))]
+        table = _table(path, text, separator, header)
+    except UserError:
+        raise
+    except (csv.Error, pd.errors.ParserError, ValueError) as error:
+        raise UserError(f"{path} is not a regular CSV file: {str(error).strip()}.") from error
+    if len(table.columns) < 2:
+        raise UserError(
+            f"{path} has one column only, {header[0]!r}: dates and at least one column of numbers are needed."
+        )
+    empty = table.isna().all(axis=1)
+    table = table[~empty].rename(columns=lambda name: str(name).strip())
+    if table.empty:
+        raise UserError(f"{path} has the names of columns but no rows: at least {FEWEST_ROWS} are needed.")
+    return table, separator, [f"{int(empty.sum())} empty lines were left out"] if empty.any() else []
+
+
+def _table(path: Path, text: str, separator: str, header: list[str]) -> pd.DataFrame:
     twice = sorted({name for name in header if name and header.count(name) > 1})
     if twice:
         raise UserError(f"{path} has more than one column {twice[0]!r}: give every column a name of its own.")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)
-            table = pd.read_csv(io.StringIO(text), sep=separator, dtype=str, skipinitialspace=True, index_col=False)
+            # Empty lines are kept for now, so that a row's place tells its line.
+            return pd.read_csv(
+                io.StringIO(text),
+                sep=separator,
+                dtype=str,
+                skipinitialspace=True,
+                index_col=False,
+                skip_blank_lines=False,
+            )
     except pd.errors.ParserWarning as error:
         raise UserError(
             f"{path} has more fields in its rows than names in its first line, {len(header)}: name every column."
         ) from error
-    except (pd.errors.ParserError, ValueError) as error:
-        raise UserError(f"{path} is not a regular CSV file: {str(error).strip()}.") from error
-    if len(table.columns) < 2:
-        raise UserError(
-            f"{path} has one column only, {header[0]!r}: dates and at least one column of numbers are needed."
-        )
-    if table.empty:
-        raise UserError(f"{path} has the names of columns but no rows: at least {FEWEST_ROWS} are needed.")
-    return table.rename(columns=lambda name: str(name).strip())
 
 
 def _date_column(path: Path, table: pd.DataFrame, asked: str | None) -> str:
@@ -134,34 +155,56 @@ def _date_column(path: Path, table: pd.DataFrame, asked: str | None) -> str:
     return next((found[known] for known in DATE_NAMES if known in found), names[0])
 
 
-def _numbers(path: Path, table: pd.DataFrame, asked: Sequence[str] | None) -> tuple[pd.DataFrame, list[str]]:
+def _numbers(
+    path: Path, table: pd.DataFrame, asked: Sequence[str] | None, separator: str
+) -> tuple[pd.DataFrame, list[str]]:
     unknown = [name for name in asked or () if name not in table.columns]
     if unknown:
         raise UserError(f"{path} has no column {unknown[0]!r}: it has {', '.join(map(str, table.columns))}.")
     twice = [name for name in asked or () if list(asked or ()).count(name) > 1]
     if twice:
         raise UserError(f"`columns` names {twice[0]!r} more than once: name each column once.")
-    told, found = [], {}
+    told: list[str] = []
+    found = {}
+    plain: list[str] = []
     for name in asked if asked is not None else table.columns:
         if asked is None and re.fullmatch(UNNAMED, name):
             told.append(f"the column without a name ({name!r}) was left out")
             continue
-        numbers = pd.to_numeric(table[name], errors="coerce")
+        numbers, written = read_numbers(str(path), table[name], separator)
         if numbers.isna().all():
             if asked is not None:
-                raise UserError(f"The column {name!r} of {path} holds no number: leave it out of --columns.")
-            told.append(f"the column {name!r} holds no number and was left out")
+                raise UserError(
+                    f"The column {name!r} of {path} holds {_of_what(table[name])}: leave it out of --columns."
+                )
+            told.append(f"the column {name!r} holds {_of_what(table[name])} and was left out")
             continue
-        bad = (numbers.isna() & table[name].notna()).to_numpy() | np.isinf(numbers.to_numpy(dtype=float))
-        if bad.any():
-            raise UserError(
-                f"The column {name!r} of {path} has {table[name][bad].iloc[0]!r} in line {line_of(bad)}, which is not "
-                "a finite number: mend it, leave the cell empty, or choose other columns with --columns."
-            )
+        if written is None:
+            plain.append(name)
+        else:
+            told.append(written)
+        _check_finite(path, table[name], numbers)
         found[str(name)] = numbers.astype(float)
     if not found:
         raise UserError(f"{path} has no column of numbers beside its dates.")
+    if any("decimal comma" in sentence for sentence in told):
+        for name in plain:
+            check_beside_commas(str(path), table[name])
     return pd.DataFrame(found), told
+
+
+def _of_what(column: pd.Series) -> str:
+    written = column.dropna()
+    return f"texts such as {written.iloc[0]!r}, no numbers," if len(written) else "nothing"
+
+
+def _check_finite(path: Path, column: pd.Series, numbers: pd.Series) -> None:
+    bad = (numbers.isna() & column.notna()).to_numpy() | np.isinf(numbers.to_numpy(dtype=float))
+    if bad.any():
+        raise UserError(
+            f"The column {column.name!r} of {path} has {column[bad].iloc[0]!r} in line {line_of(column[bad])}, which "
+            "is not a finite number: mend it, leave the cell empty, or choose other columns with --columns."
+        )
 
 
 def _in_order(path: Path, frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
@@ -190,9 +233,15 @@ def _in_order(path: Path, frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]
 
 def _on_a_grid(path: Path, frame: pd.DataFrame) -> tuple[pd.DataFrame, str, list[str]]:
     """The frame with one row for each step, and the step."""
-    frequency = regular_step(pd.DatetimeIndex(frame.index))
+    dates = pd.DatetimeIndex(frame.index)
+    frequency = regular_step(dates)
     if frequency is not None:
         return frame, frequency, []
+    months = months_of(dates)
+    frequency = None if months is None else regular_step(months)
+    if frequency is not None:
+        day = f"the dates, on day {dates[0].day} of their months, were moved to the first"
+        return frame.set_axis(months), frequency, [day]
     steps = pd.Series(np.diff(frame.index.to_numpy()))
     step = pd.Timedelta(steps.mode().iloc[0])
     off = (((frame.index - frame.index[0]) % step) != pd.Timedelta(0)).argmax()

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +21,17 @@ from recurrify.forecast.data import (
     only_column,
     split_rows,
 )
-from recurrify.forecast.evaluation import Intervals, evaluate_forecaster, fit_intervals, shown_windows
-from recurrify.forecast.prediction import check_fits, with_columns
+from recurrify.forecast.evaluation import Intervals, evaluate_forecaster, fit_intervals
 from recurrify.forecast.reading import Series, read_series
-from recurrify.forecast.saving import Forecaster, load_forecaster, save_forecaster
+from recurrify.forecast.saving import CONFIG_FILE, Forecaster, save_forecaster
+from recurrify.forecast.seasons import with_season
 from recurrify.forecast.settings import ForecastSettings
 from recurrify.forecast.shapes import recurrence_shapes
 from recurrify.forecast.training import Outcome, Watch, fit, precision_context, steps_per_epoch
-from recurrify.results import provenance, save_result
+from recurrify.results import load_result, provenance, save_result
 
 Say = Callable[[str], None]
-RESULT_FILE, EVALUATION_FILE = "result.json", "evaluation.json"
+RESULT_FILE = "result.json"
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,14 @@ class Trained:
     intervals: Intervals | None
     """Of the best epoch; None where the time was up before the end."""
     target: str
+    recurrence_start: list[dict[str, Any]] = field(default_factory=list)
+    """`recurrence_shapes` before the first step."""
 
     @property
     def forecaster(self) -> Forecaster:
         """What can be saved, of a training that has come to its end."""
         assert self.intervals is not None
+        dates, split = self.data.series.dates, self.data.split
         return Forecaster(
             model=self.model,
             columns=self.data.series.columns,
@@ -56,6 +59,9 @@ class Trained:
             horizon=self.data.horizon,
             scaling=self.data.scaling,
             intervals=self.intervals,
+            train_end=str(dates[split.train_end - 1]),
+            valid_end=str(dates[split.valid_end - 1]),
+            recurrence_start=self.recurrence_start,
         )
 
 
@@ -97,9 +103,12 @@ def train_forecaster(
     With a `folder` the training is saved there after each epoch, and goes on from what is there.
     """
     begun = time.monotonic()
+    settings = with_season(settings, series)
     data = prepare(series, settings, settings.split)
     torch.manual_seed(settings.seed)
     model = new_forecaster(settings, data.channels, data.times_TF.shape[1], series.step).to(settings.device)
+    # Told by the seed alone, so a run that goes on finds the same.
+    recurrence_start = recurrence_shapes(model)
     outcome = Outcome(True, 0, [], None)
     if settings.trains:
         bar = progress_bar("training", settings.epochs * steps_per_epoch(data, settings))
@@ -110,7 +119,7 @@ def train_forecaster(
     if outcome.finished:
         with precision_context(settings):
             intervals = fit_intervals(model, data)
-    return Trained(model, data, outcome, intervals, target)
+    return Trained(model, data, outcome, intervals, target, recurrence_start)
 
 
 def train_run(settings: ForecastSettings, say: Say, watch: Watch | None = None) -> dict[str, Any]:
@@ -125,6 +134,10 @@ def train_run(settings: ForecastSettings, say: Say, watch: Watch | None = None) 
         settings.check_same_run(earlier)
     elif folder.is_dir() and any(folder.iterdir()):
         raise UserError(f"{settings.out!r} holds other files: choose a new output folder.")
+    there = _finished_result(folder) if earlier is not None else None
+    if there is not None:
+        say(f"{settings.out!r} is finished: nothing is left to do")
+        return there
     constant = constant_columns(series, split_rows(series, settings.split).train_end)
     for name in constant:
         say(f"{series.name}: the column {name!r} is constant in the training part; it is only centred, not scaled")
@@ -133,6 +146,7 @@ def train_run(settings: ForecastSettings, say: Say, watch: Watch | None = None) 
     trained = train_forecaster(settings, series, target, folder, watch, shows_bar=True)
     result: dict[str, Any] = {
         "finished": trained.outcome.finished,
+        "stopped": trained.outcome.stopped,
         "model": settings.model,
         "data": series.name,
         "horizon": settings.horizon,
@@ -143,10 +157,13 @@ def train_run(settings: ForecastSettings, say: Say, watch: Watch | None = None) 
         "history": trained.outcome.history,
         "seconds_per_epoch": trained.outcome.seconds_per_epoch,
     }
-    if trained.outcome.finished:
+    if trained.intervals is not None:
         with precision_context(settings):
             result["validation"] = evaluate_forecaster(trained.model, trained.data, part="valid")
         save_forecaster(trained.forecaster, folder / "model")
+        told = trained.intervals.told_unreached()
+        if told is not None:
+            say(f"{series.name}: {told}")
     result["provenance"] = provenance(
         settings.to_dict(), seed=settings.seed, data_checksum=series.checksum, started=started
     )
@@ -154,64 +171,20 @@ def train_run(settings: ForecastSettings, say: Say, watch: Watch | None = None) 
     return result
 
 
+def _finished_result(folder: Path) -> dict[str, Any] | None:
+    """Of a run that came to its end and still has its model: what it measured stays as it was."""
+    if not (folder / RESULT_FILE).is_file() or not (folder / "model" / CONFIG_FILE).is_file():
+        return None
+    result = load_result(folder / RESULT_FILE)
+    return result if result.get("finished") is True else None
+
+
 def _try_out(settings: ForecastSettings, series: Series) -> None:
-    """Refuse a file too short or a model that cannot be, before anything is written."""
-    data = prepare(series, replace(settings, device="cpu", speed="auto"), settings.split)
+    """Refuse a file too short, a season that cannot be or a model that cannot be, before anything is written."""
+    settings = replace(settings, device="cpu", speed="auto")
+    if settings.season is not None:
+        with_season(replace(settings, model="seasonal"), series)
+    settings = with_season(settings, series)
+    data = prepare(series, settings, settings.split)
     with torch.device("meta"):
         new_forecaster(settings, data.channels, data.times_TF.shape[1], series.step)
-
-
-def evaluate_run(
-    run: str | Path, say: Say, data: str | None = None, as_published: bool = False, device: str = "cpu"
-) -> dict[str, Any]:
-    """`recurrify forecast evaluate`: the test part of the run's own file, or of another one of the same kind.
-
-    The naive forecasts are scored on the same windows, for a number without them says little.
-    """
-    started = time.time()
-    forecaster = load_forecaster(run)
-    settings = _settings_of(run, data, device)
-    # Only what the model reads: other columns may be as broken as they like.
-    series, _ = read_for(replace(settings, univariate=False, columns=forecaster.columns), say)
-    check_fits(forecaster, series)
-    tell_unused_rows(series, settings.split, say)
-    windows = prepare(with_columns(series, forecaster.columns), settings, settings.split, forecaster.scaling)
-    model = forecaster.model.to(settings.device)
-    intervals = replace(forecaster.intervals, half_widths=forecaster.intervals.half_widths.to(windows.values_TC.device))
-    scores = [{"model": settings.model} | evaluate_forecaster(model, windows, intervals, as_published=as_published)]
-    for name, naive in naive_forecasters(settings, series).items():
-        if name != settings.model:
-            scores.append({"model": name} | evaluate_forecaster(naive, windows, as_published=as_published))
-    return {
-        "model": settings.model,
-        "data": series.name,
-        "frequency": series.frequency,
-        "target": forecaster.target,
-        "horizon": settings.horizon,
-        "repairs": list(series.repairs),
-        "scores": scores,
-        "windows": shown_windows(model, windows, forecaster.target, intervals),
-        "recurrence": recurrence_shapes(model),
-        "provenance": provenance(
-            settings.to_dict(), seed=settings.seed, data_checksum=series.checksum, started=started
-        ),
-    }
-
-
-def naive_forecasters(settings: ForecastSettings, series: Series) -> dict[str, nn.Module]:
-    """Last value and, where the past holds a season, the season before."""
-    found = {}
-    for name in ("last-value", "seasonal"):
-        try:
-            found[name] = new_forecaster(replace(settings, model=name), len(series.columns), 1, series.step)
-        except UserError:
-            continue  # a season longer than the past
-    return found
-
-
-def _settings_of(run: str | Path, data: str | None, device: str) -> ForecastSettings:
-    settings = ForecastSettings.read(run)
-    if settings is None:
-        raise UserError(f"There is no run in {str(run)!r}: give the --out folder of `forecast train`.")
-    # However it was trained, scoring needs no captured graph.
-    return replace(settings, data=data or settings.data, device=device, speed="auto")

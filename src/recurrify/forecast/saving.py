@@ -1,7 +1,7 @@
 """A forecaster in a folder: `config.json` with all that a forecast needs to know, and weights as safetensors."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from recurrify.forecast.evaluation import Intervals
 from recurrify.results import write_whole
 
 CONFIG_FILE, WEIGHTS_FILE, INTERVALS_FILE = "config.json", "model.safetensors", "intervals.safetensors"
+START_FILE = "recurrence_start.json"
+"""What the recurrence was before the first step."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,12 @@ class Forecaster:
     horizon: int
     scaling: Scaling
     intervals: Intervals
+    train_end: str | None = None
+    """Date of the last training row; None in models saved before it was written down."""
+    valid_end: str | None = None
+    """Date of the last validation row: what begins later was never seen."""
+    recurrence_start: list[dict[str, Any]] = field(default_factory=list)
+    """`recurrence_shapes` before the first step."""
 
 
 def save_forecaster(forecaster: Forecaster, folder: str | Path) -> None:
@@ -47,11 +55,16 @@ def save_forecaster(forecaster: Forecaster, folder: str | Path) -> None:
         "mean": forecaster.scaling.mean.tolist(),
         "spread": forecaster.scaling.spread.tolist(),
         "levels": forecaster.intervals.levels,
+        "validation_windows": forecaster.intervals.windows,
+        "train_end": forecaster.train_end,
+        "valid_end": forecaster.valid_end,
     }
     weights = {name: value.detach().cpu().contiguous() for name, value in forecaster.model.state_dict().items()}
     write_whole(folder / WEIGHTS_FILE, save(weights))
     half_widths = forecaster.intervals.half_widths.detach().cpu().contiguous()
     write_whole(folder / INTERVALS_FILE, save({"half_widths": half_widths}))
+    if forecaster.recurrence_start:
+        write_whole(folder / START_FILE, (json.dumps(forecaster.recurrence_start) + "\n").encode())
     write_whole(folder / CONFIG_FILE, (json.dumps(config, indent=2) + "\n").encode())
 
 
@@ -79,7 +92,18 @@ def load_forecaster(path: str | Path) -> Forecaster:
             past=config["past"],
             horizon=config["horizon"],
             scaling=Scaling(np.array(config["mean"]), np.array(config["spread"])),
-            intervals=Intervals(tuple(config["levels"]), half_widths),
+            intervals=Intervals(tuple(config["levels"]), half_widths, config.get("validation_windows")),
+            train_end=config.get("train_end"),
+            valid_end=config.get("valid_end"),
+            recurrence_start=_recurrence_start(folder),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
         raise UserError(f"The forecaster in {str(folder)!r} cannot be loaded: {error}.") from error
+
+
+def _recurrence_start(folder: Path) -> list[dict[str, Any]]:
+    path = folder / START_FILE
+    if not path.is_file():
+        return []
+    found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+    return found

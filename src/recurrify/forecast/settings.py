@@ -73,6 +73,9 @@ class ForecastSettings(RunRecord):
     epochs: int = 6
     batch: int = 32
     learning_rate: float = 1e-4
+    recurrence_learning_rate: float | None = None
+    """Of the recurrence's own parameters (gates, decays, angles), for the rsa- models; None is that of the others,
+    at which they hardly move. It follows the same schedule."""
     schedule: str = "halve"
     """The learning rate after the first epoch: `halve` at each, as published, `cosine` to zero, or `constant`."""
     weight_decay: float = 0.0
@@ -105,7 +108,7 @@ class ForecastSettings(RunRecord):
                 raise UserError(f"`{name}` must be at least {least}: got {getattr(self, name)}.")
         if self.seed > LARGEST_SEED:
             raise UserError(f"`seed` must be at most {LARGEST_SEED}: got {self.seed}.")
-        for name in ("learning_rate", "max_minutes", "epoch_windows", "season"):
+        for name in ("learning_rate", "recurrence_learning_rate", "max_minutes", "epoch_windows", "season"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise UserError(f"`{name}` must be a positive number: got {value}.")

@@ -1,7 +1,7 @@
 """Table 1 of the RSA paper, run by us: sixteen settings, Informer and RSA-Informer alike, seeds side by side."""
 
 import functools
-import math
+import hashlib
 import multiprocessing
 import shutil
 import time
@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
 import torch
@@ -22,10 +21,10 @@ from recurrify.forecast.reading import Series, read_series
 from recurrify.forecast.running import train_forecaster
 from recurrify.forecast.settings import UNTRAINED, ForecastSettings
 from recurrify.forecast.shapes import recurrence_shapes
+from recurrify.forecast.table1_rows import PAIR, RECURRENCE, table_of
 from recurrify.forecast.training import precision_context
 from recurrify.results import load_result, provenance, save_result
 
-PAIR = ("informer", "rsa-informer")
 MODELS = (*PAIR, "linear", "seasonal", "last-value")
 Say = Callable[[str], None]
 
@@ -49,6 +48,8 @@ class Recipe:
     distil: bool = False
     recurrence_rows: str = "all"
     gate_start: float | None = None
+    recurrence_learning_rate: float | None = None
+    """Of the recurrence's own parameters; None is that of the others."""
     precision: str = "auto"
     speed: str = "auto"
 
@@ -70,6 +71,10 @@ class Unit:
     @property
     def name(self) -> str:
         return f"{self.setting.name}-{self.model}-{self.rate:g}-s{self.seed}"
+
+    @property
+    def data(self) -> Path:
+        return Path(self.folder) / f"{self.setting.data}.csv"
 
     @property
     def path(self) -> Path:
@@ -94,6 +99,8 @@ class Unit:
 
     def settings(self) -> ForecastSettings:
         recipe = {name: value for name, value in asdict(self.recipe).items() if name != "learning_rates"}
+        if not self.model.startswith("rsa-"):
+            recipe |= RECURRENCE
         one = self.setting
         return ForecastSettings(
             data=f"{one.data}.csv",
@@ -113,10 +120,11 @@ class Unit:
         )
 
     def is_finished(self) -> bool:
-        """Whether its result is there; one of another recipe is refused, for a table mixes no recipes."""
+        """Whether its result is there; one of another recipe or of other data is refused, for a table mixes none."""
         if not self.path.is_file():
             return False
-        there = load_result(self.path)["provenance"]["config"]
+        origin = load_result(self.path)["provenance"]
+        there = origin["config"]
         mine = self.settings().to_dict()
         different = [
             name
@@ -127,6 +135,11 @@ class Unit:
             raise UserError(
                 f"{self.path} was run with another {' and '.join(different)}: "
                 "repeat its settings, or choose another --root."
+            )
+        if origin["data_checksum"] != file_checksum(self.data):
+            raise UserError(
+                f"{self.path} was run with another {self.data.name} than the one in --data (its checksum differs): "
+                "give that one, or choose another --root."
             )
         return True
 
@@ -146,6 +159,18 @@ def logs_of(root: str) -> Path:
     return Path(root) / "logs"
 
 
+def file_checksum(path: Path) -> str:
+    """As a result's provenance has it; read once for all units, unless the file changes."""
+    there = path.stat()
+    return _checksum(path, there.st_mtime_ns, there.st_size)
+
+
+@functools.lru_cache(maxsize=8)
+def _checksum(path: Path, _changed: int, _size: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 @functools.lru_cache(maxsize=8)
 def _series(path: str) -> Series:
     return read_series(path)
@@ -159,7 +184,7 @@ def do_unit(unit: Unit, deadline: float | None = None) -> dict[str, Any] | None:
     started = time.time()
     if deadline is not None and started >= deadline:
         return None
-    series = _series(str(Path(unit.folder) / f"{unit.setting.data}.csv"))
+    series = _series(str(unit.data))
     settings = unit.check_training(series.checksum)
     if settings.trains:
         settings.write()
@@ -186,6 +211,7 @@ def do_unit(unit: Unit, deadline: float | None = None) -> dict[str, Any] | None:
         "valid_mse": trained.outcome.valid_mse,
         "test": scores,
         "recurrence": recurrence_shapes(model),
+        "recurrence_start": trained.recurrence_start,
         "provenance": provenance(
             unit.settings().to_dict(), seed=unit.seed, data_checksum=series.checksum, started=started
         ),
@@ -331,53 +357,7 @@ def run_table1(plan: Plan, say: Say, deadline: float | None = None) -> dict[str,
         do_units(plan.finals(), plan.jobs, say, deadline)
     results = [load_result(unit.path) for unit in plan.finals() if unit.path.is_file()]
     config = {"recipe": asdict(plan.recipe), "models": plan.models, "seeds": plan.seeds, "jobs": plan.jobs}
-    table = rows(plan.settings, results)
-    result = {"table1": table, "missing": plan.runs() - len(results)} | summary(table)
+    result = table_of(plan.settings, results) | {"missing": plan.runs() - len(results)}
     result["provenance"] = provenance(config, started=started)
     save_result(Path(plan.root) / "table1.json", result)
     return result
-
-
-def rows(settings: Sequence[Setting], results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For each setting: what authors and students report, and the mean and standard error of ours over seeds."""
-    found = []
-    for setting in settings:
-        ours = {}
-        for model in dict.fromkeys(one["model"] for one in results):
-            runs = [one for one in results if (one["setting"], one["model"]) == (setting.name, model)]
-            if runs:
-                ours[model] = {"learning_rate": runs[0]["learning_rate"], "seeds": len(runs)} | {
-                    name: _mean_and_error([one["test"][name] for one in runs]) for name in ("mse", "mae")
-                }
-        authors, students = (
-            {model: None if errors is None else errors._asdict() for model, errors in zip(PAIR, group, strict=True)}
-            for group in (setting.authors, setting.students)
-        )
-        found.append({"setting": setting.name, "authors": authors, "students": students, "ours": ours})
-    return found
-
-
-def _mean_and_error(values: list[float]) -> dict[str, Any]:
-    error = stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
-    return {"mean": fmean(values), "standard_error": error, "values": values}
-
-
-def summary(table: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Mean MSE of both models, and in how many settings RSA-Informer is better, also beyond one standard error; where
-    both have as many seeds."""
-    pairs = [
-        tuple(row["ours"][model]["mse"] for model in PAIR)
-        for row in table
-        if all(model in row["ours"] for model in PAIR) and len({row["ours"][model]["seeds"] for model in PAIR}) == 1
-    ]
-    if not pairs:
-        return {}
-    better = [plain["mean"] - rsa["mean"] for plain, rsa in pairs]
-    noise = [math.hypot(plain["standard_error"] or 0.0, rsa["standard_error"] or 0.0) for plain, rsa in pairs]
-    return {
-        "settings": len(pairs),
-        "mean_mse": {model: fmean(pair[index]["mean"] for pair in pairs) for index, model in enumerate(PAIR)},
-        "rsa_better": sum(gain > 0 for gain in better),
-        "rsa_better_beyond_error": sum(gain > error for gain, error in zip(better, noise, strict=True)),
-        "rsa_worse_beyond_error": sum(-gain > error for gain, error in zip(better, noise, strict=True)),
-    }

@@ -1,6 +1,7 @@
 """Training with the whole series on the device: no data loader, one look-up for each batch, and CUDA graphs.
 
-Every epoch is seeded by itself, so a run that goes on after a stop takes the steps of one that never stopped.
+Every epoch is seeded by itself, and a stop within one keeps the states of the random numbers, so a run that goes on
+takes the steps of one that never stopped.
 """
 
 import json
@@ -17,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from recurrify.attention import RecurrenceEncoding
 from recurrify.attention.backends import leave_out_cudnn
 from recurrify.capturing import capturable_optimizer, capture, on_side_stream, set_rate
 from recurrify.errors import UserError
@@ -33,6 +35,9 @@ STEPS_BEFORE_CAPTURE = 3
 captured."""
 STEPS_BETWEEN_LOOKS = 50
 """At the clock: each look waits for the device."""
+
+FACTS = ("epoch", "best_loss", "best_epoch", "history", "steps", "seconds")
+"""Of `Progress`, that are written down beside the tensors."""
 
 Watch = Callable[[dict[str, Any]], None]
 """Told the numbers of each epoch."""
@@ -51,6 +56,12 @@ class Progress:
     history: list[dict[str, float]] = field(default_factory=list)
     best: dict[str, Tensor] = field(default_factory=dict)
     """The weights of the best epoch."""
+    steps: int = 0
+    """Of the epoch that is open, where the time was up within it."""
+    seconds: float = 0.0
+    """That these steps took."""
+    within: dict[str, Tensor] = field(default_factory=dict)
+    """What these steps left behind: their losses added up, and the states of the random numbers."""
 
     def stops(self, settings: ForecastSettings) -> bool:
         waited = self.epoch - self.best_epoch
@@ -65,6 +76,8 @@ class Outcome:
     history: list[dict[str, float]]
     seconds_per_epoch: float | None
     """Of training alone, the quickest epoch of this invocation."""
+    stopped: str | None = None
+    """Where the time was up."""
 
     @property
     def valid_mse(self) -> float | None:
@@ -89,6 +102,16 @@ def learning_rate(settings: ForecastSettings, epoch: int) -> float:
     return settings.learning_rate
 
 
+def recurrence_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """Gates, decays and angles."""
+    return [
+        parameter
+        for module in model.modules()
+        if isinstance(module, RecurrenceEncoding)
+        for parameter in module.parameters()
+    ]
+
+
 class Step:
     """One update of the weights from the windows that begin at given rows; gives the loss, still on the device.
 
@@ -106,7 +129,14 @@ class Step:
         if isinstance(model, Informer):
             model.fuse(fused and self.speed == "graph" and TRITON_INSTALLED)
         leave_out_cudnn()
-        self.optimizer = capturable_optimizer(model.parameters(), settings.learning_rate, settings.weight_decay, device)
+        self.optimizer = capturable_optimizer(
+            model.parameters(),
+            settings.learning_rate,
+            settings.weight_decay,
+            device,
+            apart=recurrence_parameters(model),
+            apart_rate=settings.recurrence_learning_rate,
+        )
         self.replay: Callable[[], None] | None = None
         self.ordinary_steps = 0
 
@@ -151,10 +181,11 @@ def epoch_starts(data: WindowedSeries, settings: ForecastSettings, epoch: int) -
     generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + epoch)
     wanted = min(len(starts), settings.epoch_windows or len(starts))
     batch = min(settings.batch, wanted)
-    chosen = torch.randperm(len(starts), generator=generator)[:wanted]
+    # Cut before it is sorted, or the last windows of the series would never be seen in the order of time.
+    chosen = torch.randperm(len(starts), generator=generator)[: wanted // batch * batch]
     if settings.order == "sequential":
         chosen = chosen.sort().values
-    return starts[chosen[: wanted // batch * batch].to(starts.device)].view(-1, batch)
+    return starts[chosen.to(starts.device)].view(-1, batch)
 
 
 def steps_per_epoch(data: WindowedSeries, settings: ForecastSettings) -> int:
@@ -172,8 +203,8 @@ def fit(
 ) -> Outcome:
     """Train `model` in place and leave it with the weights of its best epoch.
 
-    With a `folder` the run is saved there after each epoch and goes on from what is there. `max_minutes` count from
-    `begun`, a `time.monotonic()`, or else from now; when they are over, the epoch that is open is lost.
+    With a `folder` the run is saved there after each epoch, and within one when `max_minutes` are over, and goes on
+    from what is there. The minutes count from `begun`, a `time.monotonic()`, or else from now.
     """
     if torch.device(settings.device).type == "cuda" and settings.precision != "fp32":
         torch.set_float32_matmul_precision("high")
@@ -185,15 +216,16 @@ def fit(
     if folder is not None:
         _load(folder, model, step.optimizer, progress)
     if tick is not None:
-        tick(progress.epoch * steps_per_epoch(data, settings))
+        tick(progress.epoch * steps_per_epoch(data, settings) + progress.steps)
     fastest = math.inf
     while not progress.stops(settings):
         seconds = _one_epoch(model, step, data, settings, progress, tick, deadline)
-        if seconds is None:
-            break
-        fastest = min(fastest, seconds)
+        if seconds is not None:
+            fastest = min(fastest, seconds)
         if folder is not None:
             _save(folder, model, step.optimizer, progress)
+        if seconds is None:
+            break
         if watch is not None:
             watch(progress.history[-1])
     if progress.best:
@@ -204,7 +236,16 @@ def fit(
         progress.best_epoch,
         progress.history,
         None if math.isinf(fastest) else fastest,
+        None if progress.stops(settings) else _where(progress, steps_per_epoch(data, settings)),
     )
+
+
+def _where(progress: Progress, steps: int) -> str:
+    told = f"in epoch {progress.epoch + 1}, after {progress.steps:,} of its {steps:,} steps"
+    seconds = progress.seconds / progress.steps * steps if progress.steps else None
+    if progress.history:
+        seconds = progress.history[-1]["seconds"]
+    return told if seconds is None else f"{told} (an epoch takes about {seconds / 60:.1f} minutes)"
 
 
 def _one_epoch(
@@ -220,13 +261,21 @@ def _one_epoch(
     torch.manual_seed(settings.seed * 1_000_003 + progress.epoch)
     set_rate(step.optimizer, learning_rate(settings, progress.epoch))
     model.train()
-    begun = time.monotonic()
+    device = data.values_TC.device
     batches = epoch_starts(data, settings, progress.epoch)
-    total = torch.zeros((), device=data.values_TC.device)
-    for number, starts_B in enumerate(batches):
-        if number % STEPS_BETWEEN_LOOKS == 0 and _is_over(deadline, total):
+    total = torch.zeros((), device=device)
+    if progress.within:
+        total.copy_(progress.within["loss"])
+        _restore_random(progress.within, device)
+    begun = time.monotonic() - progress.seconds
+    # Steps are only queued on a GPU, hundreds ahead: the clock means nothing before they are done, and waiting costs.
+    between = STEPS_BETWEEN_LOOKS if device.type == "cuda" else 1
+    for number in range(progress.steps, len(batches)):
+        if (number - progress.steps) % between == 0 and _is_over(deadline, total):
+            progress.steps, progress.seconds = number, time.monotonic() - begun
+            progress.within = {"loss": total} | _random_states(device)
             return None
-        total += step(starts_B)
+        total += step(batches[number])
         if tick is not None:
             tick(1)
     train_loss = total.item() / len(batches)
@@ -240,6 +289,7 @@ def _one_epoch(
     with precision_context(settings):
         valid_loss = mean_squared_error(model, data, "valid")
     progress.epoch += 1
+    progress.steps, progress.seconds, progress.within = 0, 0.0, {}
     progress.history.append(
         {"epoch": progress.epoch, "train_mse": train_loss, "valid_mse": valid_loss, "seconds": round(seconds, 3)}
     )
@@ -252,18 +302,29 @@ def _one_epoch(
 def _is_over(deadline: float, total: Tensor) -> bool:
     if math.isinf(deadline):
         return False
-    # Steps are only queued on a GPU, hundreds ahead: the clock means nothing before they are done.
     total.item()
     return time.monotonic() > deadline
+
+
+def _random_states(device: torch.device) -> dict[str, Tensor]:
+    states = {"random.cpu": torch.get_rng_state()}
+    return states | ({"random.cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})
+
+
+def _restore_random(within: dict[str, Tensor], device: torch.device) -> None:
+    torch.set_rng_state(within["random.cpu"].cpu())
+    if device.type == "cuda" and "random.cuda" in within:
+        torch.cuda.set_rng_state(within["random.cuda"].cpu(), device)
 
 
 def _save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
     """One file, whole or not at all: the weights now and at their best, the optimiser's moments, and the history."""
     tensors = {f"now.{name}": value for name, value in model.state_dict().items()}
     tensors |= {f"best.{name}": value for name, value in progress.best.items()}
+    tensors |= {f"within.{name}": value for name, value in progress.within.items()}
     for index, moments in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{index}.{name}": value for name, value in moments.items()}
-    facts = {name: getattr(progress, name) for name in ("epoch", "best_loss", "best_epoch", "history")}
+    facts = {name: getattr(progress, name) for name in FACTS}
     # Cloned, for the format refuses tensors that share memory.
     whole = {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
     write_whole(folder / STATE_FILE, save(whole, metadata={"progress": json.dumps(facts)}))
@@ -280,6 +341,7 @@ def _load(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, prog
         device = next(model.parameters()).device
         model.load_state_dict(_under("now.", tensors))
         progress.best = {name: value.to(device) for name, value in _under("best.", tensors).items()}
+        progress.within = _under("within.", tensors)
         state: dict[int, dict[str, Tensor]] = {}
         for name, value in _under("optimizer.", tensors).items():
             index, _, moment = name.partition(".")

@@ -1,5 +1,6 @@
 """The page of forecasts: scores, forecasts over the truth, error by horizon, and what the recurrence learned."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from recurrify.report.tables import Table
 from recurrify.results import write_whole
 
 TITLE = "recurrify forecast"
+MOST_NAMED = 8
+"""Columns that a row names; of more, the first ones and how many there are."""
 TERMS = [
     ("MSE, MAE", "mean squared and mean absolute error over all test windows, steps and columns, on scaled values: "
      "each column less its mean, over its spread, both of the training part."),
@@ -18,6 +21,7 @@ TERMS = [
     ("interval", "as wide as held that share of the errors on the validation part, by step and column (conformal); how "
      "much of the test part it holds is measured."),
     ("gate", "the share of the recurrence in the output of a layer's heads; the rest is attention."),
+    ("a → b", "of gates, λ, γ and θ: at the start of the training and at its end; dashed and pale in the plots."),
     ("λ, γ, θ", "what a head's weights decay by at each step, and the angle by which a cosine or sine turns."),
 ]  # fmt: skip
 
@@ -35,18 +39,40 @@ def _name(result: Mapping[str, Any]) -> str:
 
 
 def _scores(results: Sequence[Mapping[str, Any]]) -> str:
-    header = ["run", "model", "data", "horizon", "MSE", "MAE", "MSE, original", "MAE, original", "windows"]
+    header = ["run", "model", "data", "columns", "horizon"]
+    header += ["MSE", "MAE", "MSE, original", "MAE, original", "windows"]
     rows = []
     for result in results:
         for score in result.get("scores") or []:
             errors = [numbers.fixed(numbers.finite(score.get(name))) for name in ("mse", "mae")]
             original = [_significant(score.get(name)) for name in ("mse_original", "mae_original")]
-            first = [_name(result), str(score.get("model")), str(result.get("data"))]
+            first = [_name(result), str(score.get("model")), _data(result), _columns(result)]
             rows.append(
                 [*first, numbers.count(result.get("horizon")), *errors, *original, numbers.count(score.get("windows"))]
             )
-    content = [parts.table(Table("Errors on the test part", header, rows, text_columns=3))] if rows else []
+    content = [parts.table(Table("Errors on the test part", header, rows, text_columns=4))] if rows else []
     return parts.section("Scores", [*content, _coverage(results)])
+
+
+def _data(result: Mapping[str, Any]) -> str:
+    """The file, and what sets its numbers apart from those of the whole test part of the training's own file."""
+    scores = result.get("scores") or [{}]
+    marks = [
+        mark
+        for mark, holds in (
+            ("not the training's file", result.get("own_data") is False),
+            ("another series", result.get("other_series")),
+            ("as published", scores[0].get("as_published")),
+        )
+        if holds
+    ]
+    return f"{result.get('data')} ({', '.join(marks)})" if marks else str(result.get("data"))
+
+
+def _columns(result: Mapping[str, Any]) -> str:
+    scores = result.get("scores") or [{}]
+    names = [str(name) for name in result.get("columns") or scores[0].get("columns") or []]
+    return ", ".join(names) if len(names) <= MOST_NAMED else f"{', '.join(names[: MOST_NAMED - 1])}, … ({len(names)})"
 
 
 def _significant(value: Any) -> str:
@@ -60,25 +86,36 @@ def _coverage(results: Sequence[Mapping[str, Any]]) -> str:
         for score in result.get("scores") or []:
             for one in score.get("coverage") or []:
                 level, held = numbers.finite(one.get("level")), numbers.finite(one.get("held"))
-                rows.append([_name(result), numbers.percent(level), numbers.percent(held)])
-    header = ["run", "interval", "truth held"]
+                by_column = one.get("by_column") or {}
+                told = [f"{name} {numbers.percent(numbers.finite(share))}" for name, share in by_column.items()]
+                rows.append([_name(result), numbers.percent(level), numbers.percent(held), ", ".join(told)])
+    header = ["run", "interval", "truth held", "by column"]
     return parts.table(Table("What the intervals hold of the test part", header, rows, text_columns=1)) if rows else ""
 
 
 def _horizons(results: Sequence[Mapping[str, Any]]) -> str:
-    """One line for each run, and each naive forecast once for each data set and horizon."""
-    lines: dict[str, Mapping[str, Any]] = {}
-    for result in results:
+    """One line for each run, and each naive forecast once for each set of data, columns and horizon."""
+    lines: dict[tuple[str, ...], Mapping[str, Any]] = {}
+    same_columns = len({_columns(result) for result in results}) == 1
+    for number, result in enumerate(results):
+        setting = [_data(result), str(result.get("horizon"))]
+        if not same_columns:
+            setting.append(_columns(result))
         for index, score in enumerate(result.get("scores") or []):
-            setting = f"{result.get('data')}, {result.get('horizon')}"
-            label = _name(result) if index == 0 else f"{score.get('model')} ({setting})"
-            lines.setdefault(label, {**score, "label": label})
+            label = _name(result) if index == 0 else f"{score.get('model')} ({', '.join(setting)})"
+            key = (str(number),) if index == 0 else (label, _columns_key(result))
+            lines.setdefault(key, {**score, "label": label})
     svg = plots.svg(forecast_plots.draw_error_by_horizon, list(lines.values()), "horizon")
     if svg is None:
         return ""
-    told = [f"{label}: {numbers.fixed(numbers.finite(one.get('mse')))}" for label, one in lines.items()]
+    told = [f"{one.get('label')}: {numbers.fixed(numbers.finite(one.get('mse')))}" for one in lines.values()]
     description = f"Line plot of the MSE at each step ahead. Over all steps: {'; '.join(told)}."
     return parts.section("Error by horizon", [parts.figure(svg, description, "Lower is better.")])
+
+
+def _columns_key(result: Mapping[str, Any]) -> str:
+    scores = result.get("scores") or [{}]
+    return json.dumps(list(result.get("columns") or scores[0].get("columns") or []))
 
 
 def _run(result: Mapping[str, Any], anchor: str, alone: bool) -> str:
@@ -106,27 +143,40 @@ def _grid(figures: Sequence[str]) -> str:
 
 
 def _recurrence(result: Mapping[str, Any], anchor: str) -> list[str]:
-    layers = result.get("recurrence") or []
+    starts = {one.get("layer"): one for one in result.get("recurrence_start") or []}
+    layers = [layer | {"start": starts.get(layer.get("layer"))} for layer in result.get("recurrence") or []]
     figures = []
     gates = plots.svg(forecast_plots.draw_gates, layers, f"{anchor}-gates")
     if gates is not None:
-        told = "; ".join(f"{one.get('layer')}: {numbers.fixed(numbers.finite(one.get('gate')), 2)}" for one in layers)
+        told = "; ".join(f"{one.get('layer')}: {_moved(one, one.get('start'), 'gate', 2)}" for one in layers)
         figures.append(parts.figure(gates, f"Bars of the gate of each layer. {told}.", "0 is attention alone."))
     for index, layer in enumerate(layers):
         svg = plots.svg(forecast_plots.draw_weights, layer, f"{anchor}-layer{index}")
         if svg is not None:
             description = f"Weights by distance of the heads of {layer.get('layer')}: see the table."
-            figures.append(parts.figure(svg, description, "The gate is not in these weights."))
+            caption = "The gate is not in these weights."
+            if layer["start"]:
+                caption += " Dashed: at the start of the training."
+            figures.append(parts.figure(svg, description, caption))
     return [_grid(figures), _heads(layers)]
+
+
+def _moved(now: Mapping[str, Any], start: Mapping[str, Any] | None, name: str, digits: int = 3) -> str:
+    """A number at the end, behind what it was at the start where that is known."""
+    end = numbers.fixed(numbers.finite(now.get(name)), digits)
+    before = numbers.finite((start or {}).get(name))
+    return end if before is None else f"{numbers.fixed(before, digits)} → {end}"
 
 
 def _heads(layers: Sequence[Mapping[str, Any]]) -> str:
     rows = []
     for layer in layers:
-        for number, head in enumerate(layer.get("heads") or [], start=1):
-            shape = [numbers.fixed(numbers.finite(head.get(name))) for name in ("lambda", "gamma", "theta")]
-            period = numbers.fixed(numbers.finite(head.get("period")), 1)
-            gate = numbers.fixed(numbers.finite(layer.get("gate")))
+        before = layer.get("start") or {}
+        heads = layer.get("heads") or []
+        starts = before.get("heads") or [None] * len(heads)
+        for number, (head, start) in enumerate(zip(heads, starts, strict=False), start=1):
+            shape = [_moved(head, start, name) for name in ("lambda", "gamma", "theta")]
+            period, gate = _moved(head, start, "period", 1), _moved(layer, before, "gate")
             dilation = numbers.count(head.get("dilation"))
             rows.append([str(layer.get("layer")), f"{number} {head.get('kind')}", dilation, *shape, period, gate])
     header = ["layer", "head", "dilation", "λ", "γ", "θ", "period (rows)", "gate"]

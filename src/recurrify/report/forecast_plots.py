@@ -10,6 +10,10 @@ from recurrify.report.plots import Palette, dress, legend, points
 
 LINES = ("-", "--", "-.", ":")
 COLOURS = ("recurrent", "plain", "best", "xlnet")
+WIDTHS = (1.8, 1.2, 0.8)
+"""Of the first, second, … head of a kind."""
+FAINT = 0.45
+"""What was before training."""
 KIND_COLOURS = {"regular": "plain", "cosine": "recurrent", "sine": "best"}
 
 
@@ -62,7 +66,18 @@ def draw_error_by_horizon(axes: Axes, scores: Sequence[Mapping[str, Any]], palet
 
 
 def draw_weights(axes: Axes, layer: Mapping[str, Any], palette: Palette) -> bool:
-    """The weight of each head's recurrence by distance, before the gate."""
+    """The weight of each head's recurrence by distance, before the gate; `start` is the layer before training."""
+    start = layer.get("start")
+    if start:
+        _draw_heads(axes, start, palette, before=True)
+    drawn = _draw_heads(axes, layer, palette)
+    dress(axes, palette, str(layer.get("layer")), "distance (rows back)", "weight")
+    if drawn:
+        axes.legend(frameon=False, labelcolor=palette.ink, fontsize=7, handlelength=2.4, ncols=2)
+    return drawn
+
+
+def _draw_heads(axes: Axes, layer: Mapping[str, Any], palette: Palette, before: bool = False) -> bool:
     drawn = False
     used: dict[str, int] = {}
     for head in layer.get("heads") or []:
@@ -70,34 +85,43 @@ def draw_weights(axes: Axes, layer: Mapping[str, Any], palette: Palette) -> bool
         if not known:
             continue
         kind = str(head.get("kind"))
-        style = LINES[used.get(kind, 0) % len(LINES)]
+        width = WIDTHS[used.get(kind, 0) % len(WIDTHS)]
         used[kind] = used.get(kind, 0) + 1
         # A dilated head weighs only every d-th row: the zeros between would hide its shape.
         dilation = int(head.get("dilation") or 1)
         shown = [(distance, value) for distance, value in known if distance % dilation == 0]
+        label = kind if dilation == 1 else f"{kind}, dilation {dilation}"
         axes.plot(
             [distance for distance, _ in shown],
             [value for _, value in shown],
-            style,
+            "--" if before else "-",
             color=palette.models[KIND_COLOURS.get(kind, "xlnet")],
-            linewidth=1.3,
-            marker="." if dilation > 1 else None,
+            alpha=FAINT if before else 1.0,
+            linewidth=width,
+            marker="." if dilation > 1 and not before else None,
             markersize=4,
-            label=kind if dilation == 1 else f"{kind}, dilation {dilation}",
+            label="_nolegend_" if before else label,
         )
         drawn = True
-    dress(axes, palette, str(layer.get("layer")), "distance (rows back)", "weight")
-    if drawn:
-        axes.legend(frameon=False, labelcolor=palette.ink, fontsize=7, handlelength=2.4, ncols=2)
     return drawn
 
 
 def draw_gates(axes: Axes, layers: Sequence[Mapping[str, Any]], palette: Palette) -> bool:
-    """The share of the recurrence in each layer."""
-    known = [(str(layer.get("layer")), layer["gate"]) for layer in layers if isinstance(layer.get("gate"), float)]
+    """The share of the recurrence in each layer, after training and, where it is known, before."""
+    known = [layer for layer in layers if isinstance(layer.get("gate"), float)]
     if not known:
         return False
-    axes.bar([name for name, _ in known], [gate for _, gate in known], color=palette.models["recurrent"], width=0.5)
+    gates = [(layer.get("start") or {}).get("gate") for layer in known]
+    starts = [gate for gate in gates if isinstance(gate, float)]
+    paired = len(starts) == len(known)
+    width, places = (0.35 if paired else 0.5), range(len(known))
+    blue = palette.models["recurrent"]
+    if paired:
+        left = [place - width / 2 for place in places]
+        axes.bar(left, starts, color=blue, alpha=FAINT, width=width, label="at the start")
+    right = [place + width / 2 if paired else place for place in places]
+    axes.bar(right, [layer["gate"] for layer in known], color=blue, width=width, label="after training")
+    axes.set_xticks(list(places), [str(layer.get("layer")) for layer in known])
     dress(axes, palette, "Gate of each layer", "", "share of the recurrence")
     axes.set_ylim(0, 1)
-    return True
+    return legend(axes, palette) if paired else True

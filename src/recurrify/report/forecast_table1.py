@@ -1,5 +1,6 @@
 """Table 1 of the RSA paper: authors, students and ours, as lines for the terminal and as a page."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ MARK = "*"
 
 
 def table1_table(result: Mapping[str, Any], metric: str) -> Table:
-    """One row for each setting; a star where ours of the pair is lower by more than one standard error."""
+    """One row for each setting; a star where ours of the pair is lower by more than one standard error of both."""
     rows = result.get("table1") or []
     others = [
         name for name in dict.fromkeys(name for row in rows for name in row.get("ours") or {}) if name not in PAIR
@@ -53,8 +54,9 @@ def _ours(ours: Mapping[str, Any], model: str, metric: str) -> str:
     other = next(name for name in PAIR if name != model)
     if model in ours and other in ours:
         mine, theirs = ours[model][metric], ours[other][metric]
-        noise = ((mine.get("standard_error") or 0) ** 2 + (theirs.get("standard_error") or 0) ** 2) ** 0.5
-        if theirs["mean"] - mine["mean"] > noise:
+        errors = [numbers.finite(one.get("standard_error")) for one in (mine, theirs)]
+        known = [error for error in errors if error is not None]
+        if len(known) == len(errors) and theirs["mean"] - mine["mean"] > math.hypot(*known):
             text += f" {MARK}"
     return text
 
@@ -65,10 +67,16 @@ def table1_statement(result: Mapping[str, Any]) -> str:
     told = f"Not finished: {missing} runs are missing. " if missing else ""
     if not means:
         return told.strip()
-    return (
+    better = (
         f"{told}Over {result['settings']} settings the mean MSE is {means['informer']:.3f} for Informer and "
-        f"{means['rsa-informer']:.3f} for RSA-Informer, which is better in {result['rsa_better']} settings, beyond one "
-        f"standard error in {result['rsa_better_beyond_error']}, and worse beyond it in "
+        f"{means['rsa-informer']:.3f} for RSA-Informer, which is better in {result['rsa_better']} settings"
+    )
+    judged = result.get("settings_with_error", result["settings"])
+    if not judged:
+        return f"{better}; a standard error takes more than one seed."
+    among = "" if judged == result["settings"] else f" of the {judged} with more than one seed"
+    return (
+        f"{better}, beyond one standard error in {result['rsa_better_beyond_error']}{among}, and worse beyond it in "
         f"{result['rsa_worse_beyond_error']}."
     )
 
