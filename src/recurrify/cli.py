@@ -20,7 +20,7 @@ from recurrify.commands.recurrence_options import asked_recurrence
 from recurrify.console import err_console, is_first, out_console, progress_bar, say
 from recurrify.demo import run_demo
 from recurrify.errors import UserError
-from recurrify.evaluate import Evaluation
+from recurrify.evaluate import Evaluation, memory_cost
 from recurrify.jobs import evaluation_rows, gain_row, pick_device, read_text, train_run
 from recurrify.recurrence import RecurrentForCausalLM, load_model, own_windows, recurrence_config
 from recurrify.recurrence.graphed_generation import graph_generation
@@ -199,6 +199,7 @@ def evaluate(
     for name in models:
         model, tokenizer = load_model(name)
         model.set_recurrence(window=window, overlap=overlaps[0])
+        say(f"{name}: {memory_cost(model)}")
         tokens, checksum = read_text(data, split, tokenizer, say, text_field, tokens_per_document)
         total = len(overlaps) * sum(len(document.ids) - 1 for document in tokens)
         with progress_bar(name, total) as advance:

@@ -20,7 +20,7 @@ from recurrify.bench.lengths import measure_lengths
 from recurrify.bench.models import random_tokens
 from recurrify.bench.naive import NaiveLoop, measure_naive
 from recurrify.bench.peers import PEERS, body_weights, measure_peers
-from recurrify.bench.profiling import kind_of, measure_profile
+from recurrify.bench.profiling import covers_profile, kind_of, measure_profile
 from recurrify.bench.stepping import Ours, Theirs
 from recurrify.bench.timing import DOES_NOT_FIT, NO_TIME, WRONG, Entrant, NotMeasuredError, Turns, ratio
 from recurrify.bench.training import measure_training, ratios, rows_that_fit
@@ -376,6 +376,21 @@ class TestProfile:
             assert {"matrix products", "matrix products of the head", "attention", "loss", "optimiser"} <= set(work)
             assert all(one["seconds"] > 0 for one in work.values())
             assert row["tokens"] == 2 * 3 * 8
+
+    def test_what_was_profiled_stands(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        bench = mini_bench()
+        first = measure_profile(bench)
+        rows = first["rows"]
+        assert not covers_profile({**first, "finished": False}, bench)
+        assert covers_profile({**first, "finished": True}, bench)
+        assert not covers_profile({**first, "finished": True}, mini_bench(ways=("eager", "compiled")))
+        assert not covers_profile({**first, "finished": True}, mini_bench(batches=(1,)))
+        rows[1] = {**rows[1], "trouble": NO_TIME}
+        again = measure_profile(bench, first)["rows"]
+        assert again[0] is rows[0]
+        assert again[2] is rows[2]
+        assert again[1]["trouble"] is None
+        assert measure_profile(mini_bench(batches=(1,)), first)["rows"][0] is not rows[0]
 
     def test_the_products_of_the_head_are_told_by_their_sizes(self) -> None:
         """A window's logits and their two gradients, and no other product."""

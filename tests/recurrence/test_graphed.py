@@ -8,9 +8,10 @@ import torch
 
 from recurrify import CarryConfig, NoRecurrence, RecurrentForCausalLM, TailConfig, UserError, add_recurrence
 from recurrify.recurrence import CompressConfig, MemoryTokensConfig, SummaryConfig, graphed
-from recurrify.recurrence.graphed import GraphedSteps, graph_steps
+from recurrify.recurrence.graphed import graph_steps
 from recurrify.recurrence.packing import pack
 from recurrify.state import State
+from support.graphs import AnyDevice
 from support.models import text, tiny
 
 CONFIGS = {
@@ -40,20 +41,6 @@ class Recorded:
         self.replays += 1
         self.found = self.run(tokens, targets)
         return self.found.losses
-
-
-class AnyDevice(GraphedSteps):
-    """Takes steps on the CPU too."""
-
-    def takes(self, packed: Any, state: State, summed: bool = False) -> bool:
-        return super().takes(packed._replace(tokens=_OnCuda(packed.tokens)), state, summed)
-
-
-class _OnCuda:
-    is_cuda = True
-
-    def __init__(self, tokens: torch.Tensor) -> None:
-        self.shape, self.device = tokens.shape, tokens.device
 
 
 class NotCompiled:

@@ -13,8 +13,8 @@ import torch
 from recurrify import CarryConfig, NoRecurrence, RecurrentForCausalLM, TailConfig, add_recurrence
 from recurrify.recurrence import CompressConfig, KVConfig, MemoryTokensConfig, SummaryConfig, graphed, graphed_windows
 from recurrify.recurrence.compiled import run_full_window
-from recurrify.recurrence.graphed import GraphedSteps, graph_steps
-from recurrify.state import State
+from recurrify.recurrence.graphed import graph_steps
+from support.graphs import AnyDevice
 from support.models import text, tiny
 
 CONFIGS = {
@@ -44,20 +44,6 @@ class OneWindow:
 
     def __call__(self, *inputs: Any) -> Any:
         return run_full_window(self.model, *inputs)
-
-
-class AnyDevice(GraphedSteps):
-    """Takes steps on the CPU too."""
-
-    def takes(self, packed: Any, state: State, summed: bool = False) -> bool:
-        return super().takes(packed._replace(tokens=_OnCuda(packed.tokens)), state, summed)
-
-
-class _OnCuda:
-    is_cuda = True
-
-    def __init__(self, tokens: torch.Tensor) -> None:
-        self.shape, self.device = tokens.shape, tokens.device
 
 
 @pytest.fixture

@@ -43,9 +43,11 @@ class Spent(NamedTuple):
     """Whether it is the head's, by its shapes; known of operations, not of kernels."""
 
 
-def measure_profile(bench: Bench) -> dict[str, Any]:
-    """One row for each model and way."""
-    batch = min(max(bench.batches), MOST_ROWS)
+def measure_profile(bench: Bench, earlier: dict[str, Any] | None = None) -> dict[str, Any]:
+    """One row for each model and way; those of an `earlier` run with the same batch stand."""
+    batch = _batch(bench)
+    before = (earlier or {}).get("rows") or [] if (earlier or {}).get("batch") == batch else []
+    done = {(row["kind"], row["way"]): row for row in before if row["trouble"] != NO_TIME}
     rows: list[Row] = []
     steppers: list[Stepper] = [
         Theirs(bench.size, bench.device),
@@ -55,10 +57,20 @@ def measure_profile(bench: Bench) -> dict[str, Any]:
     planned = [(one, way) for one in steppers for way in one.ways if way in bench.ways]
     with bench.bar("profile", len(planned)) as advance:
         for stepper, way in planned:
-            rows.append(_row(bench, stepper, way, batch))
+            rows.append(done.get((stepper.kind, way)) or _row(bench, stepper, way, batch))
             bench.keep({"rows": rows, "batch": batch, "checks": []})
             advance(1)
     return {"rows": rows, "batch": batch, "checks": []}
+
+
+def covers_profile(earlier: dict[str, Any], bench: Bench) -> bool:
+    """Whether every way that is asked for was profiled, at this batch."""
+    done = {row["way"] for row in earlier.get("rows") or [] if row["trouble"] != NO_TIME}
+    return bool(earlier.get("finished")) and set(bench.ways) <= done and earlier["batch"] == _batch(bench)
+
+
+def _batch(bench: Bench) -> int:
+    return min(max(bench.batches), MOST_ROWS)
 
 
 def _row(bench: Bench, stepper: Stepper, way: str, batch: int) -> Row:

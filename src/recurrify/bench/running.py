@@ -16,7 +16,7 @@ from recurrify.bench.lengths import measure_lengths
 from recurrify.bench.models import KINDS
 from recurrify.bench.naive import covers_ways, measure_naive
 from recurrify.bench.peers import measure_peers
-from recurrify.bench.profiling import measure_profile
+from recurrify.bench.profiling import covers_profile, measure_profile
 from recurrify.bench.sizes import size_for
 from recurrify.bench.timing import NO_TIME
 from recurrify.bench.training import covers_groups, measure_training
@@ -44,7 +44,12 @@ PARTS = {
         measure_training,
         covers=covers_groups,
     ),
-    "profile": Part("where a training step's time goes", measure_profile, False, goes_on=False),
+    "profile": Part(
+        "where a training step's time goes",
+        measure_profile,
+        needs_ceiling=False,
+        covers=lambda earlier, bench: covers_profile(earlier, bench),
+    ),
     "lengths": Part("memory and speed of a step against a sequence's length", measure_lengths),
     "generation": Part("time per token, from the beginning to far past the context", measure_generation, False),
     "evaluation": Part(

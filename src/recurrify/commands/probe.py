@@ -147,16 +147,16 @@ def page(
 
 @app.command()
 def tasks() -> None:
-    """List the tasks, what they ask and the level of chance."""
+    """List the tasks, what they ask, the level of chance, and that of a guess among the answers that were said."""
     table = Table(box=None, pad_edge=False)
-    for header in ("task", "kind", "chance", "asks"):
+    for header in ("task", "kind", "chance", "guess", "asks"):
         table.add_column(header)
-    for name in TEXT_PROBES:
-        probe = text_probe(name)
-        table.add_row(name, "text", f"{probe.chance_level:.3f}", probe.asks)
-    for name in SYMBOL_PROBES:
-        symbols = symbol_probe(name)
-        table.add_row(name, "symbols (train)", f"{symbols.chance_level:.3f}", symbols.asks)
+    kinds: dict[str, list[Any]] = {"text": [text_probe(name) for name in TEXT_PROBES]}
+    kinds["symbols (train)"] = [symbol_probe(name) for name in SYMBOL_PROBES]
+    for kind, probes in kinds.items():
+        for probe in probes:
+            guess = "" if probe.guess_level == 1 else f"{probe.guess_level:.3f}"
+            table.add_row(probe.name, kind, f"{probe.chance_level:.3f}", guess, probe.asks)
     out_console.print(table)
 
 
