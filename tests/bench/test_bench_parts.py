@@ -398,6 +398,9 @@ class TestProfile:
         head = next(one for one in row["work"] if one["what"] == "matrix products of the head")
         assert head["calls"] == 3  # the logits of three small windows are made at once
 
+    def test_no_batch_has_the_size_of_the_vocabulary(self) -> None:
+        assert measure_profile(mini_bench(replace(MINI, vocabulary=16), batches=(2,)))["batch"] == 1
+
     def test_kinds_are_told_by_name(self) -> None:
         names = {
             "nvjet_sm90_tst_128x128_64x6_1x2_h_bz_splitK_NTT": "matrix products",

@@ -70,7 +70,9 @@ def covers_profile(earlier: dict[str, Any], bench: Bench) -> bool:
 
 
 def _batch(bench: Bench) -> int:
-    return min(max(bench.batches), MOST_ROWS)
+    batch = min(max(bench.batches), MOST_ROWS)
+    # As many tokens in a window as there are in the vocabulary would make all products look like the head's.
+    return batch // 2 if batch * bench.size.window == bench.size.vocabulary else batch
 
 
 def _row(bench: Bench, stepper: Stepper, way: str, batch: int) -> Row:
