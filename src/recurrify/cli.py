@@ -199,8 +199,9 @@ def evaluate(
     for name in models:
         model, tokenizer = load_model(name)
         model.set_recurrence(window=window, overlap=overlaps[0])
-        say(f"{name}: {memory_cost(model)}")
         tokens, checksum = read_text(data, split, tokenizer, say, text_field, tokens_per_document)
+        if model.mechanism is not None:
+            say(f"{name}: {memory_cost(model)}")
         total = len(overlaps) * sum(len(document.ids) - 1 for document in tokens)
         with progress_bar(name, total) as advance:
             scores, found[name] = evaluation_rows(model.to(where), tokens, overlaps, advance, rows, half)
