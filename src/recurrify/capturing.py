@@ -56,14 +56,15 @@ def on_side_stream(step: Callable[[], Found]) -> Found:
     return found
 
 
-def capture(step: Callable[[], None]) -> Callable[[], None]:
+def capture(step: Callable[[], None], pool: Any = None) -> Callable[[], None]:
     """Record all that a step launches, without running it; what comes back launches it all at once.
 
-    The step finds its inputs and leaves its results in tensors that stay where they are.
+    The step finds its inputs and leaves its results in tensors that stay where they are. Graphs with one `pool` share
+    memory: what one leaves there lasts until another is launched.
     """
     gc.collect()  # garbage that goes while capturing might wait for the device, which would end the capture
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=_side_stream(torch.cuda.current_device())):
+    with torch.cuda.graph(graph, pool=pool, stream=_side_stream(torch.cuda.current_device())):
         step()
     replay: Callable[[], None] = graph.replay
     return replay

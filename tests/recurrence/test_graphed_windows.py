@@ -14,7 +14,7 @@ from recurrify import CarryConfig, NoRecurrence, RecurrentForCausalLM, TailConfi
 from recurrify.recurrence import CompressConfig, KVConfig, MemoryTokensConfig, SummaryConfig, graphed, graphed_windows
 from recurrify.recurrence.compiled import run_full_window
 from recurrify.recurrence.graphed import graph_steps
-from support.graphs import AnyDevice
+from support.graphs import AnyDevice, update_alike
 from support.models import text, tiny
 
 CONFIGS = {
@@ -51,7 +51,7 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Graphs need a GPU: what would be captured is run anew for each replay, and noted down."""
     done: list[str] = []
 
-    def record(step: Callable[[], None], pool: Any) -> Callable[[], None]:
+    def capture(step: Callable[[], None], pool: Any) -> Callable[[], None]:
         def replay() -> None:
             done.append(step.__name__)
             step()
@@ -62,7 +62,7 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def capturing(model: Any, *_: Any) -> Any:
         yield graphed.trained(model)
 
-    monkeypatch.setattr(graphed_windows, "record", record)
+    monkeypatch.setattr(graphed_windows, "capture", capture)
     monkeypatch.setattr(graphed, "capturing", capturing)
     return done
 
@@ -195,11 +195,7 @@ def test_graphs_of_windows_give_the_updates(name: str) -> None:
         torch.testing.assert_close(losses[1], losses[0], rtol=1e-4, atol=1e-5)
         for loss in losses:
             loss.backward()
-        for (key, mine), theirs in zip(model.named_parameters(), twin.parameters(), strict=True):
-            torch.testing.assert_close(theirs.grad, mine.grad, rtol=1e-3, atol=1e-5, msg=key)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
+        update_alike(model, twin, optimizers)
     assert len(twin.graphed_steps.steps) == 1
 
 

@@ -97,12 +97,17 @@ def test_a_model_learns_the_same_with_and_without(base: str, monkeypatch: pytest
 
 
 def test_losses_that_are_returned_may_be_weighed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are the plain ones, of which any function may be differentiated."""
+    """Gradients of one loss among many are those of its logits; a head that takes all alike would give others."""
     monkeypatch.setattr("recurrify.recurrence.model.FEW_LOGITS", 0)
     model = add_recurrence(tiny("gpt2"), CarryConfig(window=8)).train()
-    monkeypatch.setattr(model, "summed_losses", lambda *_: pytest.fail("these losses are not only added up"))
+    assert model.makes_gradients_at_once(torch.zeros(1))
     ids = text(2, 29)
-    model(ids, labels=ids, return_losses=True).token_losses[:, 3].sum().backward()
+    weight = model.base.lm_head.weight
+    losses = model(ids, labels=ids, return_losses=True).token_losses
+    found = torch.autograd.grad(losses[:, 3].sum(), weight)[0]
+    logits = model(ids).logits
+    wanted = torch.autograd.grad(F.cross_entropy(logits[:, 3], ids[:, 4], reduction="sum"), weight)[0]
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("half", [False, True])

@@ -1,4 +1,4 @@
-"""Stands in for a GPU where only the choice of what is captured is tested."""
+"""What tests of captured steps share: a stand-in for a GPU, and updates of two models that must be alike."""
 
 from typing import Any
 
@@ -20,3 +20,12 @@ class _OnCuda:
 
     def __init__(self, tokens: torch.Tensor) -> None:
         self.shape, self.device = tokens.shape, tokens.device
+
+
+def update_alike(model: torch.nn.Module, twin: torch.nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
+    """One update of each, from gradients that are the same."""
+    for (name, mine), theirs in zip(model.named_parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(theirs.grad, mine.grad, rtol=1e-3, atol=1e-5, msg=name)
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()

@@ -5,7 +5,6 @@ pass once more with the backward pass. A step replays the one along the text and
 the second it keeps nothing of a window but the memory before it. The gradients of the weights add up in one place.
 """
 
-import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from recurrify.capturing import on_side_stream
+from recurrify.capturing import capture, on_side_stream
 from recurrify.windows import Window, schedule
 
 WARM_UPS = 2
@@ -69,8 +68,8 @@ class WindowGraphs:
         self.incoming_memory = None if self.outputs.memory is None else torch.zeros_like(self.outputs.memory)
         for _ in range(WARM_UPS):
             on_side(inputs.tokens, self._pass_back)
-        self.forward = record(self._pass_forward, pool)
-        self.back = record(self._pass_back, pool)
+        self.forward = capture(self._pass_forward, pool)
+        self.back = capture(self._pass_back, pool)
 
     def _pass_forward(self) -> None:
         # With gradients in view, though none are asked for: what is compiled for that has the same random numbers.
@@ -120,16 +119,6 @@ class WindowGraphs:
         if self.inputs.memory is not None:
             assert inputs.memory is not None
             self.inputs.memory.copy_(inputs.memory)
-
-
-def record(step: Callable[[], None], pool: Any) -> Callable[[], None]:
-    """What the step launches, as a graph in shared memory."""
-    gc.collect()  # garbage of CUDA's that is thrown away during a capture ends it
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
-        step()
-    replay: Callable[[], None] = graph.replay
-    return replay
 
 
 def on_side(tokens: Tensor, step: Callable[[], None]) -> None:
