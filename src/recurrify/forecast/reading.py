@@ -130,7 +130,7 @@ def _table(path: Path, text: str, separator: str, header: list[str]) -> pd.DataF
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)
-            # Empty lines are kept for now, so that a row's place tells its line.
+            # With empty lines among them, which `_parse` takes out: a row's index then tells its line in the file.
             return pd.read_csv(
                 io.StringIO(text),
                 sep=separator,
