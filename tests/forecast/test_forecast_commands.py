@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from recurrify import cli
+from recurrify.forecast.settings import ForecastSettings
 from recurrify.results import load_result
 from support.commands import invoke
 
@@ -59,6 +60,18 @@ def test_from_a_csv_to_a_forecast_and_a_page(write_csv, tmp_path):
     assert held["level"] == 0.9
     assert f"flat {100 * held['by_column']['flat']:.1f} %" in page
     assert held["held"] == pytest.approx(np.mean(list(held["by_column"].values())))
+
+
+def test_the_recurrence_learns_at_its_own_rate_unless_told(refused, write_csv, tmp_path):
+    path, out = write_csv(), tmp_path / "run"
+    train(path, out, "--recurrence-learning-rate", "1e-3")  # the rate of the others
+    # As runs have it that are older than this default; the same rate, given, goes on with them.
+    assert ForecastSettings.read(out).recurrence_learning_rate is None
+    assert "recurrence_learning_rate=None there, 0.03 now" in refused("train", "--data", path, "--out", out, *SMALL)
+    train(path, out, "--recurrence-learning-rate", "1e-3")
+    for model, rate in (("rsa-informer", 3e-2), ("informer", None)):
+        train(path, tmp_path / model, "--model", model)
+        assert ForecastSettings.read(tmp_path / model).recurrence_learning_rate == rate
 
 
 def test_one_column_alone(write_csv, tmp_path):

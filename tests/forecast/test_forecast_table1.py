@@ -4,7 +4,8 @@ import hashlib
 import math
 import re
 import time
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from recurrify.forecast import table1, training
 from recurrify.forecast.published import SETTINGS, chosen_settings
 from recurrify.forecast.table1 import Plan, Recipe, Unit, do_unit, do_units, run_table1
 from recurrify.forecast.table1_rows import assembled, summary
+from recurrify.forecast.table1_training import training_facts
 from recurrify.forecast.training import STATE_FILE
 from recurrify.report.forecast_table1 import table1_lines, table1_statement, write_table1_page
 from recurrify.results import load_result, save_result
@@ -22,6 +24,7 @@ from support.commands import invoke
 
 TINY = Recipe(width=8, inner=8, epochs=1, batch=64, learning_rates=(1e-3, 1e-2), epoch_windows=64)
 FOUND = {"table1": [], "missing": 0}
+RESULTS = Path(__file__).parents[2] / "results" / "table1"
 SETTING = SETTINGS[0]._replace(data="some", horizon=3, past=24, label=4)
 
 
@@ -197,6 +200,7 @@ def test_runs_of_another_file_are_not_mixed_in(plan, write_csv):
 
 
 def test_a_run_from_before_an_option_was_known_is_finished(unit):
+    unit = replace(unit, recipe=replace(unit.recipe, recurrence_learning_rate=None))
     do_unit(unit)
     result = load_result(unit.path)
     del result["provenance"]["config"]["recurrence_learning_rate"]
@@ -209,11 +213,17 @@ def test_a_run_from_before_an_option_was_known_is_finished(unit):
 
 
 def fake_run(root: Path, setting: str, model: str, seed: int, mse: float, rate: float = 1e-4, **config: object) -> None:
-    """A unit's result, as far as a table needs it."""
+    """A unit's result, as far as a table needs it: its best epoch is the one after its seed, and its gates open."""
     data = setting.partition("-")[0]
+    layers = ("encoder.0", "encoder.1", "decoder.0") if model.startswith("rsa-") else ()
+    gates = {
+        name: [{"layer": layer, "gate": gate} for layer, gate in zip(layers, values, strict=False)]
+        for name, values in (("recurrence_start", (0.5, 0.2, 0.3)), ("recurrence", (0.4, 0.5, 0.95 - 0.1 * seed)))
+    }
     result = {
         "setting": setting, "model": model, "seed": seed, "learning_rate": rate, "valid_mse": mse + rate,
-        "test": {"mse": mse, "mae": mse / 2},
+        "test": {"mse": mse, "mae": mse / 2}, "best_epoch": 0 if model == "seasonal" else seed + 1,
+        "history": [] if model == "seasonal" else [{"seconds": 2.5}, {"seconds": 0.25}], **gates,
         "provenance": {"data_checksum": f"of {data}", "config": {"data": f"{data}.csv", "batch": 32} | config},
     }  # fmt: skip
     save_result(root / "units" / f"{setting}-{model}-{rate:g}-s{seed}.json", result)
@@ -231,6 +241,12 @@ def test_a_report_is_made_of_all_runs_there_are(tmp_path):
     assert rows[0].endswith("| 3.500 ± 0.500 | 2.500 ± 0.500 * | 4.000 |")
     assert rows[1].endswith("| 1.500 ± 0.500 | – | – |")
     assert "Not finished: 3 runs are missing." in said
+    assert "Runs that were best on validation after epoch 1, 2, …: Informer 2, 2; RSA-Informer 1, 1.\n" in said
+    assert "Seconds of all epochs, each run's added up: Informer 11; RSA-Informer 6.\n" in said
+    assert (
+        "Gates, means at start and end: RSA-Informer encoder 0.350 to 0.450 (moved by 0.200; 0 of 4 end above 0.9), "
+        "decoder 0.300 to 0.900 (moved by 0.600; 1 of 2 end above 0.9).\n"
+    ) in said
     assert assembled(tmp_path)["data_checksums"] == {"ETTh1": "of ETTh1", "WTH": "of WTH"}
     fake_run(tmp_path, "WTH-48", "informer", 0, 1.0, batch=64)
     with pytest.raises(
@@ -249,20 +265,58 @@ def test_one_seed_is_beyond_no_standard_error(tmp_path):
     lines = table1_lines(result)
     assert "2.000 | 1.000 |" in lines[4]
     assert "1.050 ± 0.050 *" in lines[5]
-    assert "better in 2 settings, beyond one standard error in 1 of the 1 with more than one seed" in lines[-1]
+    told = "better in 2 settings, beyond one standard error in 1 of the 1 with more than one seed"
+    assert told in table1_statement(result)
     for path in (tmp_path / "units").glob("*-s1.json"):
         path.unlink()
     assert table1_statement(assembled(tmp_path)).endswith("in 2 settings; a standard error takes more than one seed.")
 
 
-def test_a_model_named_twice_is_run_once(monkeypatch, tmp_path):
+def test_gates_of_runs_that_did_not_note_their_start_are_left_out():
+    end = {"recurrence": [{"layer": "decoder.0", "gate": 0.7}]}
+    start = {"recurrence_start": [{"layer": "decoder.0", "gate": 0.5}]}
+    learned = {"model": "rsa-informer", "best_epoch": 2, "history": [{"seconds": 1.0}]} | end
+    moved = training_facts([learned, learned | start])["gates_moved"]["rsa-informer"]["decoder"]
+    assert moved == {"gates": 1, "start": 0.5, "end": 0.7, "moved": pytest.approx(0.2), "above_0.9": 0}
+    assert training_facts([learned])["gates_moved"] == {}
+
+
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Plan]:
+    """What `table1 run` would do with these options."""
     plans: list[Plan] = []
     monkeypatch.setattr("recurrify.commands.forecast_table1.run_table1", lambda plan, *_: plans.append(plan) or FOUND)
-    models = "linear,seasonal, linear"
-    invoke("forecast", "table1", "run", "--data", tmp_path, "--models", models, "--device", "cpu",
-           "--recurrence-learning-rate", "1e-2")  # fmt: skip
-    assert plans[0].models == ("linear", "seasonal")
-    assert plans[0].recipe.recurrence_learning_rate == 1e-2
+
+    def plan_of(*options: str) -> Plan:
+        invoke("forecast", "table1", "run", "--data", tmp_path, "--device", "cpu", *options)
+        return plans[-1]
+
+    return plan_of
+
+
+def test_a_model_named_twice_is_run_once(planned):
+    assert planned("--models", "linear,seasonal, linear").models == ("linear", "seasonal")
+
+
+@pytest.mark.parametrize(
+    ("options", "rate"),
+    [
+        ([], 3e-2),
+        (["--recurrence-learning-rate", "1e-2"], 1e-2),
+        (["--recurrence-learning-rate", "1e-4"], None),
+        (["--recurrence-learning-rate", "1e-4", "--learning-rates", "1e-4,3e-4"], 1e-4),
+    ],
+    ids=["usual", "given", "same", "same-as-one"],
+)
+def test_the_rate_of_the_recurrence(planned, options, rate):
+    assert planned(*options).recipe.recurrence_learning_rate == rate
+
+
+def test_the_command_has_the_recipe_of_the_table_that_was_run(planned):
+    there = load_result(RESULTS / "table1.json")["provenance"]["config"]
+    mine = planned("--precision", "bf16")
+    assert asdict(mine.recipe) | {"learning_rates": [1e-4]} == there["recipe"]
+    assert (list(mine.models), mine.seeds) == (there["models"], there["seeds"])
 
 
 def test_a_missing_file_is_named(plan):

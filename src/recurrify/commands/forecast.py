@@ -16,7 +16,7 @@ from recurrify.forecast.reading import read_series
 from recurrify.forecast.running import train_run
 from recurrify.forecast.saving import load_forecaster
 from recurrify.forecast.scoring import EVALUATION_FILE, evaluate_run
-from recurrify.forecast.settings import MODELS, ForecastSettings
+from recurrify.forecast.settings import MODELS, RECURRENCE_LEARNING_RATE, ForecastSettings, recurrence_rate
 from recurrify.jobs import pick_device
 from recurrify.report.forecast_page import write_forecast_page
 from recurrify.results import load_result, save_result, write_whole
@@ -96,8 +96,8 @@ Patience = Annotated[int, _training("Epochs without a better one before stopping
 Batch = Annotated[int, _training("Windows in a step.")]
 LearningRate = Annotated[float, _training("Of the first epoch.")]
 RecurrenceLearningRate = Annotated[
-    float | None,
-    _training("rsa: of gates, decays and angles, which hardly move at a small one; default: as the others."),
+    float,
+    _training("rsa: of gates, decays and angles, which hardly move at a small one; that of --learning-rate: as all."),
 ]
 Schedule = Annotated[str, _training("Then: halve (at each epoch), cosine or constant.")]
 Order = Annotated[str, _training("Of the training windows: shuffled or sequential.")]
@@ -137,7 +137,7 @@ def train(
     patience: Patience = 3,
     batch: Batch = 32,
     learning_rate: LearningRate = 1e-4,
-    recurrence_learning_rate: RecurrenceLearningRate = None,
+    recurrence_learning_rate: RecurrenceLearningRate = RECURRENCE_LEARNING_RATE,
     schedule: Schedule = "halve",
     order: Order = "shuffled",
     epoch_windows: EpochWindows = None,
@@ -162,6 +162,9 @@ def train(
         "counts": ForecastSettings.counts if counts is None else options.numbers("counts", counts),
         "dilations": None if dilations is None else options.numbers("dilations", dilations),
         "recurrence_rows": ForecastSettings.recurrence_rows if recurrence_rows is None else recurrence_rows,
+        "recurrence_learning_rate": recurrence_rate(recurrence_learning_rate, [learning_rate])
+        if model.startswith("rsa-")
+        else None,
         "device": str(pick_device(device)),
     }
     settings = ForecastSettings.from_options(given, **changed)

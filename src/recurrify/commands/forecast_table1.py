@@ -9,6 +9,7 @@ import typer
 from recurrify.console import say
 from recurrify.errors import UserError
 from recurrify.forecast.published import chosen_settings
+from recurrify.forecast.settings import RECURRENCE_LEARNING_RATE, recurrence_rate
 from recurrify.forecast.table1 import MODELS, Plan, Recipe, run_table1
 from recurrify.forecast.table1_rows import assembled
 from recurrify.jobs import pick_device
@@ -48,8 +49,8 @@ def run(
     recurrence_rows: Annotated[str, typer.Option(help="all or selected.")] = "all",
     gate_start: Annotated[float | None, typer.Option(help="Logit of the gates; default: drawn.")] = None,
     recurrence_learning_rate: Annotated[
-        float | None, typer.Option(help="Of gates, decays and angles of RSA; default: as the others.")
-    ] = None,
+        float, typer.Option(help="Of gates, decays and angles of RSA.")
+    ] = RECURRENCE_LEARNING_RATE,
     precision: str = "auto",
     speed: str = "auto",
     max_minutes: Annotated[
@@ -58,6 +59,7 @@ def run(
     device: str = "auto",
 ) -> None:
     """Train and score every model of the table. Finished runs are skipped, so the same command goes on."""
+    rates = _rates(learning_rates)
     recipe = Recipe(
         width=width,
         inner=inner,
@@ -65,14 +67,14 @@ def run(
         epochs=epochs,
         patience=patience,
         batch=batch,
-        learning_rates=_rates(learning_rates),
+        learning_rates=rates,
         schedule=schedule,
         order=order,
         epoch_windows=epoch_windows,
         distil=distil,
         recurrence_rows=recurrence_rows,
         gate_start=gate_start,
-        recurrence_learning_rate=recurrence_learning_rate,
+        recurrence_learning_rate=recurrence_rate(recurrence_learning_rate, rates),
         precision=precision,
         speed=speed,
     )

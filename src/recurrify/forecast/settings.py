@@ -1,6 +1,7 @@
 """Everything a forecasting run is made of, in one flat record that is written beside its weights and read back."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -20,6 +21,9 @@ MODELS = (
 )
 LARGEST_SEED = 2**32 - 1
 UNTRAINED = ("last-value", "seasonal")
+RECURRENCE_LEARNING_RATE = 3e-2
+"""What the commands give the recurrence of rsa- models, unless they are told; docs/forecasting.md says how it was
+chosen."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +126,11 @@ class ForecastSettings(RunRecord):
     @property
     def trains(self) -> bool:
         return self.model not in UNTRAINED
+
+
+def recurrence_rate(rate: float, others: Sequence[float]) -> float | None:
+    """As it is written down: None where the others learn at that rate too, so that both ways to say it are one run."""
+    return None if set(others) == {rate} else rate
 
 
 def _check_choices(settings: ForecastSettings) -> None:

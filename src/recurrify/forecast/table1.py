@@ -19,7 +19,7 @@ from recurrify.forecast.evaluation import evaluate_forecaster
 from recurrify.forecast.published import Setting
 from recurrify.forecast.reading import Series, read_series
 from recurrify.forecast.running import train_forecaster
-from recurrify.forecast.settings import UNTRAINED, ForecastSettings
+from recurrify.forecast.settings import RECURRENCE_LEARNING_RATE, UNTRAINED, ForecastSettings
 from recurrify.forecast.shapes import recurrence_shapes
 from recurrify.forecast.table1_rows import PAIR, RECURRENCE, table_of
 from recurrify.forecast.training import precision_context
@@ -48,7 +48,7 @@ class Recipe:
     distil: bool = False
     recurrence_rows: str = "all"
     gate_start: float | None = None
-    recurrence_learning_rate: float | None = None
+    recurrence_learning_rate: float | None = RECURRENCE_LEARNING_RATE
     """Of the recurrence's own parameters; None is that of the others."""
     precision: str = "auto"
     speed: str = "auto"

@@ -9,6 +9,7 @@ from typing import Any
 from recurrify.errors import UserError
 from recurrify.forecast.published import SETTINGS, Setting
 from recurrify.forecast.settings import MODELS, UNTRAINED
+from recurrify.forecast.table1_training import training_facts
 from recurrify.results import load_result
 
 PAIR = ("informer", "rsa-informer")
@@ -20,10 +21,10 @@ OWN |= {"past", "label", "horizon", "encoder_layers", "decoder_layers", "factor"
 
 
 def table_of(settings: Sequence[Setting], results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The rows, their summary, and the checksum of each file they come from."""
+    """The rows, their summary, the checksum of each file they come from, and how the runs learned."""
     table = rows(settings, results)
     checksums = {one["setting"].rpartition("-")[0]: one["provenance"]["data_checksum"] for one in results}
-    return {"table1": table, "data_checksums": checksums} | summary(table)
+    return {"table1": table, "data_checksums": checksums} | summary(table) | training_facts(results)
 
 
 def assembled(root: str | Path) -> dict[str, Any] | None:

@@ -81,12 +81,37 @@ def table1_statement(result: Mapping[str, Any]) -> str:
     )
 
 
+def table1_training(result: Mapping[str, Any]) -> list[str]:
+    """How the runs learned, in a sentence for each thing that is known."""
+    epochs = {name: ", ".join(map(str, counts)) for name, counts in (result.get("best_epochs") or {}).items()}
+    seconds = {name: f"{one:,.0f}" for name, one in (result.get("training_seconds") or {}).items()}
+    gates = {name: _gates(parts) for name, parts in (result.get("gates_moved") or {}).items()}
+    facts = {
+        "Runs that were best on validation after epoch 1, 2, …": epochs,
+        "Seconds of all epochs, each run's added up": seconds,
+        "Gates, means at start and end": gates,
+    }
+    return [
+        f"{title}: {'; '.join(f'{NAMES.get(name, name)} {text}' for name, text in found.items())}."
+        for title, found in facts.items()
+        if found
+    ]
+
+
+def _gates(parts: Mapping[str, Mapping[str, float]]) -> str:
+    return ", ".join(
+        f"{part} {one['start']:.3f} to {one['end']:.3f} (moved by {one['moved']:.3f}; {one['above_0.9']} of "
+        f"{one['gates']} end above 0.9)"
+        for part, one in parts.items()
+    )
+
+
 def table1_lines(result: Mapping[str, Any]) -> list[str]:
-    """Both metrics as Markdown, with the statement under them."""
+    """Both metrics as Markdown, with the statement under them and how the runs learned."""
     lines: list[str] = []
     for metric in ("mse", "mae"):
         lines += [*_markdown(table1_table(result, metric)), ""]
-    return [*lines, table1_statement(result)]
+    return [*lines, table1_statement(result), *table1_training(result)]
 
 
 def _markdown(table: Table) -> Sequence[str]:
@@ -100,5 +125,6 @@ def write_table1_page(result: Mapping[str, Any], path: str | Path) -> None:
         f"± is one standard error over seeds. {MARK}: lower than the other of ours by more than that of the difference."
     )
     tables = [parts.table(table1_table(result, metric)) for metric in ("mse", "mae")]
-    body = [parts.paragraph(table1_statement(result), "headline"), *tables, parts.paragraph(note, "note")]
+    notes = [parts.paragraph(text, "note") for text in (note, *table1_training(result))]
+    body = [parts.paragraph(table1_statement(result), "headline"), *tables, *notes]
     write_whole(path, parts.document(TITLE, body, wide=True).encode("utf-8"))
