@@ -3,18 +3,16 @@
 import copy
 import gc
 import weakref
-from collections.abc import Callable
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 
 from recurrify import CarryConfig, NoRecurrence, RecurrentForCausalLM, TailConfig, add_recurrence
-from recurrify.recurrence import CompressConfig, KVConfig, MemoryTokensConfig, SummaryConfig, graphed, graphed_windows
+from recurrify.recurrence import CompressConfig, KVConfig, MemoryTokensConfig, SummaryConfig
 from recurrify.recurrence.compiled import run_full_window
 from recurrify.recurrence.graphed import graph_steps
-from support.graphs import AnyDevice, update_alike
+from support.graphs import AnyDevice, update_alike, without_graphs
 from support.models import text, tiny
 
 CONFIGS = {
@@ -48,23 +46,7 @@ class OneWindow:
 
 @pytest.fixture
 def replays(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Graphs need a GPU: what would be captured is run anew for each replay, and noted down."""
-    done: list[str] = []
-
-    def capture(step: Callable[[], None], pool: Any) -> Callable[[], None]:
-        def replay() -> None:
-            done.append(step.__name__)
-            step()
-
-        return replay
-
-    @contextmanager
-    def capturing(model: Any, *_: Any) -> Any:
-        yield graphed.trained(model)
-
-    monkeypatch.setattr(graphed_windows, "capture", capture)
-    monkeypatch.setattr(graphed, "capturing", capturing)
-    return done
+    return without_graphs(monkeypatch)
 
 
 def recurrent(name: str, **base: Any) -> RecurrentForCausalLM:
@@ -115,10 +97,8 @@ def compare_steps(model: RecurrentForCausalLM, twin: RecurrentForCausalLM, lengt
 def test_replayed_windows_compute_what_checkpointed_ones_do(name: str, replays: list[str]) -> None:
     """For any number of windows, full rows and rows that end early, by the same few graphs."""
     model, twin = with_twin(name)
-    for step, lengths in enumerate([(24, 24)] * (graphed.SEEN_BEFORE + 1) + [(29, 12), (5, 40), (16, 16), (7, 21)]):
+    for step, lengths in enumerate([(24, 24), (24, 24), (29, 12), (5, 40), (16, 16), (7, 21)]):
         compare_steps(model, twin, lengths, seed=step)
-        if step < graphed.SEEN_BEFORE:
-            assert not replays
     assert len(model.graphed_steps.steps) == 1
     assert replays.count("_pass_forward") == 1 + replays.count("_pass_back")  # one for the shape of its memory
 
@@ -129,7 +109,7 @@ def test_the_base_may_be_frozen(name: str, replays: list[str]) -> None:
     model, twin = with_twin(name)
     for one in (model, twin):
         one.base.requires_grad_(False)
-    for step in range(graphed.SEEN_BEFORE + 2):
+    for step in range(2):
         compare_steps(model, twin, (24, 24), seed=step)
     assert replays
 
@@ -153,7 +133,7 @@ def test_graphs_go_with_who_held_them() -> None:
 def test_dropout_takes_out_the_same_in_both_passes(replays: list[str]) -> None:
     """Gradients are those of one forward pass, and the random numbers after it those after any such pass."""
     model, twin = with_twin("tail", resid_pdrop=0.3, embd_pdrop=0.3)
-    for step in range(graphed.SEEN_BEFORE + 3):
+    for step in range(3):
         compare_steps(model, twin, (32, 32), seed=step)  # filler would draw random numbers of its own
     assert replays
 
@@ -161,7 +141,7 @@ def test_dropout_takes_out_the_same_in_both_passes(replays: list[str]) -> None:
 def test_backward_passes_may_wait_and_be_repeated(replays: list[str]) -> None:
     """What a step keeps is its own: two texts may be read before the first one's gradients are asked for."""
     model, twin = with_twin("carry")
-    for _ in range(graphed.SEEN_BEFORE + 1):
+    for _ in range(1):
         ids = text(2, 24)
         model(ids, labels=ids)
         twin(ids, labels=ids)
@@ -206,7 +186,7 @@ def test_dropout_in_graphs_of_windows() -> None:
     model = recurrent("tail", resid_pdrop=0.3, embd_pdrop=0.3).cuda()
     graph_steps(model, rows=2)
     ids = text(2, 29).cuda()
-    for _ in range(graphed.SEEN_BEFORE + 1):
+    for _ in range(1):
         model(ids, labels=ids).loss.backward()
     weight, generator = model.base.transformer.wpe.weight, torch.cuda.default_generators[0]
     model.zero_grad()

@@ -7,7 +7,6 @@ them is not scored, and nothing that is looks ahead. Everything else runs as it 
 the window, in `graphed_windows`.
 """
 
-import gc
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,22 +17,31 @@ import torch.nn.functional as F  # noqa: N812 - everyone's name for it
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from recurrify.capturing import on_side_stream
+from recurrify.capturing import capture
 from recurrify.errors import UserError
 from recurrify.recurrence.compiled import compile_windows
-from recurrify.recurrence.graphed_windows import CheckpointedStep, Clock, WindowInputs, WindowOutputs
+from recurrify.recurrence.graphed_windows import (
+    CheckpointedStep,
+    Clock,
+    WindowInputs,
+    WindowOutputs,
+    generator_of,
+    on_side,
+    unmoved,
+)
 from recurrify.recurrence.mechanism import RecurrenceConfig
 from recurrify.recurrence.model import IGNORE, RecurrentPreTrainedModel, WindowsRun
 from recurrify.recurrence.packing import Packed, open_windows
+from recurrify.recurrence.stand_ins import StandIns
 from recurrify.state import State
 from recurrify.windows import completed, schedule
 
 WARM_UPS = 3
 """Steps before a capture: the first ones compile and choose kernels, which a graph cannot hold."""
 SEEN_BEFORE = 2
-"""How often a shape must have come before it is worth a graph."""
+"""How often a shape must have come before it is worth a graph; the very first is."""
 MOST_GRAPHS = 16
-"""Each takes memory for a gradient, besides what all share."""
+"""Each takes memory, besides what all share."""
 
 
 def graph_steps(model: RecurrentPreTrainedModel, rows: int | None = None, memory_budget: float = 1.0) -> None:
@@ -58,6 +66,7 @@ class GraphedSteps:
         self.most_windows = 0
         self.built: tuple[Any, ...] = ()
         self.steps: dict[Key, GraphedStep | CheckpointedStep] = {}
+        self.weights: dict[torch.dtype | None, StandIns] = {}
         self.clock = Clock()
 
     def takes(self, packed: Packed, state: State, summed: bool = False) -> bool:
@@ -65,7 +74,10 @@ class GraphedSteps:
         model = self.model
         if not (model.training and torch.is_grad_enabled() and packed.tokens.is_cuda):
             return False
-        if model.compiled_window is None or model.compiled_window.rows != len(packed.lengths):
+        if model.compiled_window is None:
+            return False
+        model.compiled_window.rows = model.compiled_window.rows or len(packed.lengths)
+        if model.compiled_window.rows != len(packed.lengths):
             return False  # such windows are not compiled
         if packed.tokens.shape[1] <= model.recurrence.window:
             return False  # a single window may have nothing to learn from
@@ -74,11 +86,14 @@ class GraphedSteps:
         built = as_built(model)
         if built != self.built:  # weights have moved or were exchanged, others are trained, dropout was switched
             self.steps.clear()
+            self.weights.clear()
             self.built = built
         self.most_windows = max(self.most_windows, self._windows(packed))
         key = self._key(packed, summed)
         self.seen[key] += 1
-        return key in self.steps or (self.seen[key] > SEEN_BEFORE and len(self.steps) < MOST_GRAPHS)
+        # Had the first to wait, windows would be compiled for it in a way that graphs have no use for.
+        often = self.seen[key] > SEEN_BEFORE or (self.seen[key] == 1 and not self.steps)
+        return key in self.steps or (often and len(self.steps) < MOST_GRAPHS)
 
     def _windows(self, packed: Packed) -> int:
         return len(schedule(packed.tokens.shape[1], self.model.recurrence.window, self.model.recurrence.overlap))
@@ -102,7 +117,7 @@ class GraphedSteps:
         if step is None:
             step = self.steps[key] = self._captured(key, packed, state, tokens, targets)
         if isinstance(step, CheckpointedStep):
-            losses = step.replay(tokens, targets, self._statistics(), trained(self.model))
+            losses = step.replay(tokens, targets, self._statistics())
             found = Found(losses, *(torch.stack(one) if one else None for one in (step.memories, step.summaries)))
         else:
             losses, found = step.replay(tokens, targets), step.found
@@ -111,18 +126,20 @@ class GraphedSteps:
     def _captured(
         self, key: "Key", packed: Packed, state: State, tokens: Tensor, targets: Tensor
     ) -> "GraphedStep | CheckpointedStep":
-        if key.windows is not None:
-            run = self._whole_rows(packed, state, key)
-            return GraphedStep(self.model, run, tokens, targets, self.clock)
-        with capturing(self.model, tokens, self.clock) as stand_ins:
-            one = key.recurrence
+        if key.precision not in self.weights:
+            self.weights[key.precision] = StandIns(self.model, key.precision)
+        weights, one = self.weights[key.precision], key.recurrence
+        with capturing(self.model, tokens, self.clock), weights.in_place():
+            if key.windows is not None:
+                run = whole_rows(self.model, weights, packed, state, key)
+                return GraphedStep(run, weights, tokens, targets, self.clock)
             return CheckpointedStep(
                 (self._window(0), self._window(one.overlap)),
                 WindowInputs(tokens, targets, None, self._statistics()),
                 one.window,
                 one.overlap,
                 one.bptt_windows,
-                stand_ins,
+                weights,
                 self.clock,
             )
 
@@ -135,20 +152,6 @@ class GraphedSteps:
         def run(inputs: WindowInputs) -> WindowOutputs:
             tokens, targets, memory, statistics = inputs
             return WindowOutputs(*model.compiled_window(tokens, targets, memory, statistics, first, True))
-
-        return run
-
-    def _whole_rows(self, packed: Packed, state: State, key: "Key") -> "Run":
-        def run(tokens: Tensor, targets: Tensor) -> Found:
-            full = packed._replace(tokens=tokens, lengths=[tokens.shape[1]] * len(tokens))
-            windows = list(self.model.each_window(full, state, targets, keep_hidden=False, summed=key.summed))
-            memories = [one.memory for one in windows if one.memory is not None]
-            summaries = [one.summary for one in windows if one.summary is not None]
-            return Found(
-                torch.cat([one.output for one in windows], dim=1),
-                torch.stack(memories if key.filled_up else memories[-1:]).detach() if memories else None,
-                torch.stack(summaries).detach() if summaries else None,
-            )
 
         return run
 
@@ -191,38 +194,11 @@ def round_up(windows: int) -> int:
     return -(-windows // unit) * unit
 
 
-def trained(model: torch.nn.Module) -> list[torch.nn.Parameter]:
-    return [parameter for parameter in model.parameters() if parameter.requires_grad]
-
-
 def as_built(model: torch.nn.Module) -> tuple[Any, ...]:
     """What a graph takes for granted: where weights and buffers lie, which of them learn, which parts are training."""
     weights = [(id(one), one.data_ptr(), one.requires_grad) for one in model.parameters()]
     buffers = [one.data_ptr() for one in model.buffers()]
     return *weights, *buffers, *(module.training for module in model.modules())
-
-
-@contextmanager
-def stand_ins(model: torch.nn.Module) -> Iterator[list[torch.nn.Parameter]]:
-    """Put others that share their memory in the place of the trained weights, and give these, in their order.
-
-    While a loss of an earlier step is alive, its weights remember the stream of that step, on which a capture must not
-    wait. A graph knows places in memory only, so that it serves the weights themselves afterwards.
-    """
-    others = {parameter: torch.nn.Parameter(parameter.data) for parameter in trained(model)}
-    spots = [
-        (module, name, parameter)
-        for module in model.modules()
-        for name, parameter in module._parameters.items()
-        if parameter in others
-    ]
-    try:
-        for module, name, parameter in spots:
-            module._parameters[name] = others[parameter]
-        yield list(others.values())
-    finally:
-        for module, name, parameter in spots:
-            module._parameters[name] = parameter
 
 
 class Found(NamedTuple):
@@ -237,51 +213,75 @@ class Found(NamedTuple):
 Run = Callable[[Tensor, Tensor], Found]
 
 
+def whole_rows(model: RecurrentPreTrainedModel, weights: StandIns, packed: Packed, state: State, key: Key) -> Run:
+    def run(tokens: Tensor, targets: Tensor) -> Found:
+        full = packed._replace(tokens=tokens, lengths=[tokens.shape[1]] * len(tokens))
+        memories, summaries, losses = [], [], []
+        weights.tap()
+        for one in model.each_window(full, state, targets, keep_hidden=False, summed=key.summed):
+            losses.append(one.output)
+            if one.memory is not None:
+                memories.append(one.memory)
+            if one.summary is not None:
+                summaries.append(one.summary)
+            weights.tap()  # for the next one
+        return Found(
+            torch.cat(losses, dim=1),
+            torch.stack(memories if key.filled_up else memories[-1:]).detach() if memories else None,
+            torch.stack(summaries).detach() if summaries else None,
+        )
+
+    return run
+
+
 @contextmanager
-def capturing(model: torch.nn.Module, tokens: Tensor, clock: Clock) -> Iterator[list[torch.nn.Parameter]]:
-    """What a capture needs around it; gives stand-ins for the trained weights."""
+def capturing(model: torch.nn.Module, tokens: Tensor, clock: Clock) -> Iterator[None]:
+    """What a capture needs around it; buffers and random numbers are afterwards what they were."""
     if clock.memory is None:
         clock.memory = torch.cuda.graph_pool_handle()
-    gc.collect()  # garbage of CUDA's that is thrown away during a capture ends it
     half = torch.is_autocast_enabled("cuda")
     # A cached cast of a weight would be captured once and never be made anew.
     cast = torch.autocast("cuda", torch.get_autocast_dtype("cuda"), enabled=half, cache_enabled=False)
-    with cast, torch.cuda.device(tokens.device), stand_ins(model) as parameters:
-        yield parameters
-    # What the warm-up took lies idle from now on, as much again as the graphs have.
+    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    # What steps took that ran as they are lies idle in another stream's store.
+    torch.cuda.empty_cache()
+    with cast, torch.cuda.device(tokens.device), unmoved(generator_of(tokens)):
+        yield
+    for buffer, value in before:
+        buffer.copy_(value)
+    # And what the warm-up took, as much again as the graphs have.
     torch.cuda.empty_cache()
 
 
 class GraphedStep:
     """Two graphs, and the tensors that they read and write."""
 
-    def __init__(self, model: torch.nn.Module, run: Run, tokens: Tensor, targets: Tensor, clock: Clock) -> None:
-        self.parameters, self.clock = trained(model), clock
+    def __init__(self, run: Run, weights: StandIns, tokens: Tensor, targets: Tensor, clock: Clock) -> None:
+        self.run, self.weights, self.clock = run, weights, clock
         self.tokens, self.targets = tokens.clone(), targets.clone()
-        with capturing(model, tokens, clock) as parameters:
-            self._warm_up(model, run, parameters)
-            self.forward_graph, self.backward_graph = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.forward_graph, pool=clock.memory):
-                found = run(self.tokens, self.targets)
-            self.incoming = torch.ones_like(found.losses)
-            with torch.cuda.graph(self.backward_graph, pool=clock.memory):
-                self.gradients = torch.autograd.grad(found.losses, parameters, self.incoming, allow_unused=True)
-        self.found = found._replace(losses=found.losses.detach())
+        self.found: Found
+        for _ in range(WARM_UPS):
+            on_side(tokens, self._pass_forward)
+            self.incoming = torch.ones_like(self.found.losses)
+            on_side(tokens, self._pass_back)
+        weights.reached.clear()
+        self.forward = capture(self._pass_forward, clock.memory)
+        self.back = capture(self._pass_back, clock.memory)
+        self.reached = set(weights.reached)
+        self.found = self.found._replace(losses=self.found.losses.detach())
 
-    def _warm_up(self, model: torch.nn.Module, run: Run, parameters: list[torch.nn.Parameter]) -> None:
-        """Run a few steps that leave no trace: statistics and random numbers stay where they were."""
-        before = [(buffer, buffer.clone()) for buffer in model.buffers()]
-        with torch.random.fork_rng(devices=[self.tokens.device]):
-            for _ in range(WARM_UPS):
-                on_side_stream(lambda: self._gradients(run, parameters))
-        for buffer, value in before:
-            buffer.copy_(value)
+    def _pass_forward(self) -> None:
+        self.weights.refresh()
+        with torch.enable_grad():
+            self.found = self.run(self.tokens, self.targets)
 
-    def _gradients(self, run: Run, parameters: list[torch.nn.Parameter]) -> None:
-        torch.autograd.grad(run(self.tokens, self.targets).losses.sum(), parameters, allow_unused=True)
+    def _pass_back(self) -> None:
+        torch._foreach_zero_(self.weights.sums)
+        # Asked for so that the pass goes there; what arrives is added up on the way.
+        torch.autograd.grad(self.found.losses, self.weights.leaves, self.incoming, allow_unused=True)
 
     def replay(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        losses: Tensor = _Replay.apply(self, tokens, targets, *self.parameters)
+        losses: Tensor = _Replay.apply(self, tokens, targets, *self.weights.weights)
         return losses
 
 
@@ -292,7 +292,7 @@ class _Replay(torch.autograd.Function):
     def forward(ctx: Any, step: GraphedStep, tokens: Tensor, targets: Tensor, *_: Tensor) -> Tensor:
         step.tokens.copy_(tokens)
         step.targets.copy_(targets)
-        step.forward_graph.replay()
+        step.forward()
         ctx.step, ctx.time = step, step.clock.tick()
         return step.found.losses.clone()
 
@@ -307,5 +307,5 @@ class _Replay(torch.autograd.Function):
             )
         step.clock.tick()  # it may write over what it has read: there is no second pass
         step.incoming.copy_(incoming)
-        step.backward_graph.replay()
-        return (None, None, None, *(None if one is None else one.clone() for one in step.gradients))
+        step.back()
+        return (None, None, None, *step.weights.gradients(step.reached))

@@ -5,7 +5,7 @@ pass once more with the backward pass. A step replays the one along the text and
 the second it keeps nothing of a window but the memory before it. The gradients of the weights add up in one place.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from recurrify.capturing import capture, on_side_stream
+from recurrify.recurrence.stand_ins import StandIns
 from recurrify.windows import Window, schedule
 
 WARM_UPS = 2
@@ -57,10 +58,8 @@ RunWindow = Callable[[WindowInputs], WindowOutputs]
 class WindowGraphs:
     """One kind of window, and the tensors that its graphs read and write."""
 
-    def __init__(
-        self, run: RunWindow, inputs: WindowInputs, parameters: Sequence[Tensor], sums: list[Tensor], pool: Any
-    ) -> None:
-        self.run, self.parameters, self.sums = run, parameters, sums
+    def __init__(self, run: RunWindow, inputs: WindowInputs, weights: StandIns, pool: Any) -> None:
+        self.run, self.weights = run, weights
         memory = None if inputs.memory is None else inputs.memory.detach().clone().requires_grad_()
         self.inputs = inputs._replace(tokens=inputs.tokens.clone(), targets=inputs.targets.clone(), memory=memory)
         on_side(inputs.tokens, self._pass_forward)
@@ -68,31 +67,32 @@ class WindowGraphs:
         self.incoming_memory = None if self.outputs.memory is None else torch.zeros_like(self.outputs.memory)
         for _ in range(WARM_UPS):
             on_side(inputs.tokens, self._pass_back)
+        weights.reached.clear()
         self.forward = capture(self._pass_forward, pool)
         self.back = capture(self._pass_back, pool)
+        self.reached = set(weights.reached)
 
     def _pass_forward(self) -> None:
         # With gradients in view, though none are asked for: what is compiled for that has the same random numbers.
         with torch.enable_grad():
+            self.weights.tap()
             found = self.run(self.inputs)
         self.outputs = found.each(Tensor.detach)
 
     def _pass_back(self) -> None:
         memory = [] if self.inputs.memory is None else [self.inputs.memory]
         with torch.enable_grad():
+            self.weights.tap()
             found = self.run(self.inputs)
             ends = [(found.losses, self.incoming)]
             if found.memory is not None and self.incoming_memory is not None:
                 ends.append((found.memory, self.incoming_memory))
             ends = [one for one in ends if one[0].requires_grad]  # a first window of a frozen base learns nothing
-            gradients = torch.autograd.grad(
-                [end for end, _ in ends], [*self.parameters, *memory], [one for _, one in ends], allow_unused=True
+            # The weights are asked for so that the pass goes there; what arrives is added up on the way.
+            *_, reached = torch.autograd.grad(
+                [end for end, _ in ends], [*self.weights.leaves, *memory], [one for _, one in ends], allow_unused=True
             )
-        weights = gradients[: len(self.parameters)]
-        self.reached = [one is not None for one in weights]
-        added = [(total, one) for total, one in zip(self.sums, weights, strict=True) if one is not None]
-        torch._foreach_add_([total for total, _ in added], [one for _, one in added])
-        self.memory_gradient = gradients[-1] if memory else None
+        self.memory_gradient = reached if memory else None
 
     def replay_forward(self, inputs: WindowInputs) -> WindowOutputs:
         """What comes back is the caller's own: the next replay writes over the rest."""
@@ -154,37 +154,36 @@ class CheckpointedStep:
         window: int,
         overlap: int,
         bptt_windows: int | None,
-        stand_ins: Sequence[Tensor],
+        weights: StandIns,
         clock: Clock,
     ) -> None:
         """`runs` are a first window and a later one; `inputs` a text of two windows at least."""
         self.window, self.overlap, self.bptt_windows, self.clock = window, overlap, bptt_windows, clock
         self.statistics = tuple(one.clone() for one in inputs.statistics)
-        self.sums = [torch.zeros_like(one, requires_grad=False) for one in stand_ins]
+        self.weights = weights
+        weights.refresh()
         first, second = schedule(2 * window - overlap, window, overlap)
-        with unmoved(generator_of(inputs.tokens)):
-            one = self._inputs(inputs.tokens, inputs.targets, first, None)
-            self.first = WindowGraphs(runs[0], one, stand_ins, self.sums, clock.memory)
-            memory = self.first.replay_forward(one).memory
-            two = self._inputs(inputs.tokens, inputs.targets, second, memory)
-            self.later = WindowGraphs(runs[1], two, stand_ins, self.sums, clock.memory)
+        one = self._inputs(inputs.tokens, inputs.targets, first, None)
+        self.first = WindowGraphs(runs[0], one, weights, clock.memory)
+        memory = self.first.replay_forward(one).memory
+        two = self._inputs(inputs.tokens, inputs.targets, second, memory)
+        self.later = WindowGraphs(runs[1], two, weights, clock.memory)
 
     def _inputs(self, tokens: Tensor, targets: Tensor, span: Window, memory: Tensor | None) -> WindowInputs:
         return WindowInputs(
             tokens[:, span.start : span.stop], targets[:, span.first : span.stop], memory, self.statistics
         )
 
-    def replay(
-        self, tokens: Tensor, targets: Tensor, statistics: tuple[Tensor, ...], parameters: Sequence[Tensor]
-    ) -> Tensor:
+    def replay(self, tokens: Tensor, targets: Tensor, statistics: tuple[Tensor, ...]) -> Tensor:
         """(B, P) losses; what else the windows leave behind lies in `memories` and `summaries`, a list entry each."""
         for mine, now in zip(self.statistics, statistics, strict=True):
             mine.copy_(now)
-        losses: Tensor = _Replay.apply(self, tokens, targets, *parameters)
+        losses: Tensor = _Replay.apply(self, tokens, targets, *self.weights.weights)
         return losses
 
     def forward(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, "Kept"]:
         self.clock.tick()
+        self.weights.refresh()
         kept = Kept(tokens, targets, tuple(one.clone() for one in self.statistics), [], [])
         generator, memory = generator_of(tokens), None
         self.memories: list[Tensor] = []
@@ -206,7 +205,7 @@ class CheckpointedStep:
     def back(self, kept: "Kept", incoming: Tensor) -> list[Tensor | None]:
         """The gradients of the weights; None for those that no window uses, which an optimiser then leaves alone."""
         self.clock.tick()
-        torch._foreach_zero_(self.sums)
+        torch._foreach_zero_(self.weights.sums)
         for mine, then in zip(self.statistics, kept.statistics, strict=True):
             mine.copy_(then)
         generator = generator_of(kept.tokens)
@@ -220,8 +219,7 @@ class CheckpointedStep:
                 flowing = graphs.replay_back(inputs, incoming[:, span.first : span.stop], flowing)
                 if self.bptt_windows is not None and index % self.bptt_windows == 0:
                     flowing = None
-        reached = [one or other for one, other in zip(self.first.reached, self.later.reached, strict=True)]
-        return [one.clone() if there else None for one, there in zip(self.sums, reached, strict=True)]
+        return self.weights.gradients(self.first.reached | self.later.reached)
 
 
 class Kept(NamedTuple):
