@@ -270,6 +270,25 @@ class TestBudgets:
         assert [row[0] for row in table.rows if "budget" in row[0]] == ["carry, compiled, budget 0.5"]
 
 
+def test_graphs_are_held_against_transformers_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether or not compiled steps of ours are asked for."""
+    monkeypatch.setattr(torch, "compile", lambda model, **options: model)
+    monkeypatch.setattr(stepping.Ours, "is_ready", lambda self: True)
+    monkeypatch.setattr(stepping, "graph_steps", lambda *_: None)
+    build = stepping.Ours.__init__
+
+    def with_graphs(self: Any, *given: Any) -> None:
+        build(self, *given)
+        self.ways = ("eager", "compiled", "graphs")
+
+    monkeypatch.setattr(stepping.Ours, "__init__", with_graphs)
+    bench = mini_bench(replace(MINI, rounds=2), batches=(1,), ways=("graphs",), kinds=("plain",))
+    (group,) = measure_training(bench)["groups"]
+    ways = [(row["kind"], row["way"], row["checkpoint"]) for row in group["rows"]]
+    assert ways == [("transformers", "compiled", False), ("plain", "graphs", False), ("plain", "graphs", True)]
+    assert "plain, graphs / transformers, compiled" in [one["name"] for one in group["ratios"]]
+
+
 class TestTurns:
     def test_all_take_turns_and_trouble_stops_nobody_else(self) -> None:
         order: list[str] = []
@@ -403,6 +422,12 @@ class TestProfile:
 
     def test_no_batch_has_the_size_of_the_vocabulary(self) -> None:
         assert measure_profile(mini_bench(replace(MINI, vocabulary=16), batches=(2,)))["batch"] == 1
+
+    def test_regions_are_no_kernels(self) -> None:
+        assert not profiling.is_kernel("## Call CompiledFxGraph f5w7adairendyohal63b ##")
+        assert not profiling.is_kernel("Optimizer.step#AdamW.step")
+        assert profiling.is_kernel("triton_red_fused_native_layer_norm_3")
+        assert profiling.is_kernel("void at::native::vectorized_elementwise_kernel<4, CUDAFunctor_add<float>>")
 
     def test_kinds_are_told_by_name(self) -> None:
         names = {

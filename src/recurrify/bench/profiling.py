@@ -29,7 +29,9 @@ PADDED = 1.01
 MOST_ROWS = 16
 """Sequences at once: all ways fit, and a larger batch changes little in the shares."""
 STEPS = 2
-LARGEST = 12
+LARGEST = 40
+ANNOTATIONS = ("## Call ", "Torch-Compiled Region", "Optimizer.", "ProfilerStep", "CompiledFunction")
+"""How titles begin that a profiler lists beside a device's kernels."""
 
 
 class Spent(NamedTuple):
@@ -137,7 +139,13 @@ def _profiled(stepper: Stepper, ids: torch.Tensor, rows: int, bench: Bench) -> l
             is_head(event.key, event.input_shapes, bench.size.vocabulary),
         )
         for event in profiler.key_averages(group_by_input_shape=True)
+        if event.device_type == DeviceType.CPU or is_kernel(event.key)
     ]
+
+
+def is_kernel(name: str) -> bool:
+    """And not the title of a region, which has the time of all kernels in it once more."""
+    return not name.startswith(ANNOTATIONS)
 
 
 def is_head(name: str, shapes: Any, vocabulary: int) -> bool:
