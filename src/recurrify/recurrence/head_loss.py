@@ -77,9 +77,12 @@ def losses_and_errors(hidden_RK: Tensor, weight: Tensor, vocabulary: int, target
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     token = torch.arange(len(weight), device=logits.device)
     logits = logits.masked_fill(token >= vocabulary, -torch.inf)
-    normaliser_R = logits.logsumexp(dim=-1)
+    # Spelled out, and not `logsumexp`: in this form torch's compiler finds both sums of a row in one pass over it.
+    highest = logits.amax(dim=-1, keepdim=True)
+    powers = (logits - highest).exp()
+    total = powers.sum(dim=-1, keepdim=True)
     scored_R = targets_R != IGNORE
     target_R = targets_R.where(scored_R, 0)
-    losses = (normaliser_R - logits.gather(1, target_R[:, None])[:, 0]).where(scored_R, 0)
-    errors = (logits - normaliser_R[:, None]).exp() - (token == target_R[:, None]).to(logits.dtype)
+    losses = (total.log() + highest - logits.gather(1, target_R[:, None]))[:, 0].where(scored_R, 0)
+    errors = powers / total - (token == target_R[:, None]).to(logits.dtype)
     return losses, (errors * scored_R[:, None]).to(hidden_RK.dtype)
