@@ -56,7 +56,7 @@ def measure_profile(bench: Bench, earlier: dict[str, Any] | None = None) -> dict
         Ours(bench.size, "plain", bench.device),
         Ours(bench.size, "carry", bench.device),
     ]
-    planned = [(one, way) for one in steppers for way in one.ways if way in bench.ways]
+    planned = [(one, way) for one in steppers for way in one.ways if bench.wants(one.kind, way)]
     with bench.bar("profile", len(planned)) as advance:
         for stepper, way in planned:
             rows.append(done.get((stepper.kind, way)) or _row(bench, stepper, way, batch))

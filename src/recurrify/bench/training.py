@@ -141,21 +141,16 @@ class Group:
         """Why a variant that was checked is not to be timed, if there is a reason."""
         self.checks: list[Row] = list((left or {}).get("checks") or []) if self.checked else []
         self.variants = self._variants()
-        self.timed = [(variant, one) for variant, one in self.variants if self._is_wanted(variant.kind, variant.way)]
+        self.timed = [(variant, one) for variant, one in self.variants if bench.wants(variant.kind, variant.way)]
         self.rows_at_once = {variant: self._first_guess(variant) for variant, _ in self.variants}
         self.expected: tuple[str, int, Seen] | None = None
-
-    def _is_wanted(self, kind: str, way: str) -> bool:
-        """What graphs are held against is what transformers' own model has instead: it is compiled."""
-        ways = self.bench.ways
-        return way in ways or (kind == "transformers" and way == "compiled" and "graphs" in ways)
 
     def _variants(self) -> list[tuple[Variant, Stepper]]:
         found: list[tuple[Variant, Stepper]] = []
         for kind in ("transformers", *self.bench.kinds):
             one = self.steppers[kind]
             for way in one.ways:
-                if way != "eager" and not self._is_wanted(kind, way):  # what others are compared with is always run
+                if way != "eager" and not self.bench.wants(kind, way):  # what others are compared with is always run
                     continue
                 found.append((Variant(kind, way, False), one))
                 if isinstance(one, Ours):
