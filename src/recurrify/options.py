@@ -115,7 +115,7 @@ Schedule = Annotated[str, _training("constant_with_warmup, linear or cosine.")]
 FreezeBase = Annotated[bool, _training("Train only the weights that were added.")]
 Precision = Annotated[str, _training("auto (bf16 on GPUs that have it, else fp32), bf16 or fp32.")]
 Compile = Annotated[
-    str, _training("Compile training windows: auto (on CUDA GPUs), on, off, or graphs (captures steps; experimental).")
+    str, _training("Compile training windows: on, off, graphs (captures whole steps); auto: graphs with one CUDA GPU.")
 ]
 MemoryBudget = Annotated[
     float, _training("Share of activations that compiled windows keep; less saves memory and takes time.")

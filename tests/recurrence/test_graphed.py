@@ -94,6 +94,28 @@ def test_the_state_after_a_replay_is_that_of_the_step(model: RecurrentForCausalL
     assert torch.equal(ours.state.lengths, theirs.state.lengths)
 
 
+def test_what_cannot_be_captured_runs_as_it_is(
+    model: RecurrentForCausalLM, replayed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a warning, once; weights and results are what they were."""
+    twin = copy.deepcopy(model)
+    twin.graphed_steps = None
+    own = graphed.as_built(model)
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+    monkeypatch.setattr(graphed.GraphedStep, "_pass_back", fail)
+    ids = text(2, 24)
+    with pytest.warns(RuntimeWarning, match=r"\(operation not permitted when stream is capturing\): they run compiled"):
+        out = steps(model, ids)
+    assert graphed.as_built(model) == own
+    torch.testing.assert_close(out.loss, steps(twin, ids).loss)
+    steps(model, ids, graphed.SEEN_BEFORE + 2).loss.backward()  # a second warning would be an error
+    assert not replayed
+    assert model.base.transformer.wte.weight.grad is not None
+
+
 def ragged(*lengths: int) -> tuple[torch.Tensor, torch.Tensor]:
     mask = torch.arange(max(lengths))[None] < torch.tensor(lengths)[:, None]
     return text(len(lengths), max(lengths)), mask.long()

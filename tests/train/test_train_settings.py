@@ -13,6 +13,7 @@ from recurrify.errors import UserError
 from recurrify.jobs import train_run
 from recurrify.recurrence import load_model, recurrence_config
 from recurrify.train import RecurrentTrainer, TrainSettings, train, uses_bf16
+from recurrify.train.running import compile_mode
 from recurrify.train.trainer import training_arguments
 from support.runs import assert_same_weights, run_settings, validations, weights_of
 
@@ -262,3 +263,18 @@ def test_values_that_make_no_sense(name: str, value: Any) -> None:
 def test_nothing_to_train() -> None:
     with pytest.raises(UserError, match="nothing to train"):
         TrainSettings(model="m", data="d", out="o", freeze_base=True, recurrence={"mechanism": "none"})
+
+
+@pytest.mark.parametrize(
+    ("choice", "gpus", "mode"),
+    [("auto", 0, "off"), ("auto", 1, "graphs"), ("auto", 2, "on"), ("on", 0, "on"), ("off", 1, "off")],
+)
+def test_what_compile_means_depends_on_the_machine(
+    choice: str, gpus: int, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    assert compile_mode(choice) == mode
+    if not gpus:
+        with pytest.raises(UserError, match="use auto, on or off"):
+            compile_mode("graphs")

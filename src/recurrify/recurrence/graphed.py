@@ -7,6 +7,7 @@ them is not scored, and nothing that is looks ahead. Everything else runs as it 
 the window, in `graphed_windows`.
 """
 
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -68,13 +69,15 @@ class GraphedSteps:
         self.steps: dict[Key, GraphedStep | CheckpointedStep] = {}
         self.weights: dict[torch.dtype | None, StandIns] = {}
         self.clock = Clock()
+        self.refused = False
+        """Whether a step could not be captured: then all run as they are."""
 
     def takes(self, packed: Packed, state: State, summed: bool = False) -> bool:
         """Whether this batch is replayed; counts how often its shape has come."""
         model = self.model
         if not (model.training and torch.is_grad_enabled() and packed.tokens.is_cuda):
             return False
-        if model.compiled_window is None:
+        if model.compiled_window is None or self.refused:
             return False
         model.compiled_window.rows = model.compiled_window.rows or len(packed.lengths)
         if model.compiled_window.rows != len(packed.lengths):
@@ -108,20 +111,36 @@ class GraphedSteps:
         key = Key(len(packed.lengths), windows, False, half, self.model.recurrence, summed)
         return key._replace(filled_up=set(packed.lengths) != {key.width(windows)})
 
-    def __call__(self, packed: Packed, state: State, targets: Tensor, summed: bool = False) -> WindowsRun:
+    def __call__(self, packed: Packed, state: State, targets: Tensor, summed: bool = False) -> WindowsRun | None:
+        """None, and a warning, where the step cannot be captured."""
         key, width = self._key(packed, summed), packed.tokens.shape[1]
         missing = key.width(key.windows or self._windows(packed)) - width
         tokens = F.pad(packed.tokens, (0, missing))
         targets = F.pad(targets, (0, missing), value=IGNORE)
         step = self.steps.get(key)
         if step is None:
-            step = self.steps[key] = self._captured(key, packed, state, tokens, targets)
+            try:
+                step = self.steps[key] = self._captured(key, packed, state, tokens, targets)
+            except RuntimeError as error:
+                self._give_up(error)
+                return None
         if isinstance(step, CheckpointedStep):
             losses = step.replay(tokens, targets, self._statistics())
             found = Found(losses, *(torch.stack(one) if one else None for one in (step.memories, step.summaries)))
         else:
             losses, found = step.replay(tokens, targets), step.found
         return WindowsRun(None, losses[:, :width], self._after(packed, state, found))
+
+    def _give_up(self, error: RuntimeError) -> None:
+        self.refused = True
+        self.steps.clear()
+        self.weights.clear()
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        warnings.warn(
+            f"Training steps could not be captured as CUDA graphs ({reason}): they run compiled instead.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
     def _captured(
         self, key: "Key", packed: Packed, state: State, tokens: Tensor, targets: Tensor

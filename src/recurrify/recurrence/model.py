@@ -376,7 +376,9 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         types = None if token_type_ids is None else packed.spread(token_type_ids, 0)
         graphed = self.graphed_steps
         if graphed is not None and targets is not None and not keep_hidden and graphed.takes(packed, state, summed):
-            return ForwardRun(packed, targets, graphed(packed, state, targets, summed))
+            replayed = graphed(packed, state, targets, summed)
+            if replayed is not None:
+                return ForwardRun(packed, targets, replayed)
         return ForwardRun(packed, targets, self.run_windows(packed, state, targets, keep_hidden, types, summed))
 
     def head_output(

@@ -65,9 +65,19 @@ def uses_bf16(precision: str) -> bool:
 
 def uses_compile(choice: str) -> bool:
     """Compiling pays where it is quick and kernels are many: on GPUs."""
+    return compile_mode(choice) != "off"
+
+
+def compile_mode(choice: str) -> str:
+    """off, on or graphs, which is what auto means where there is one CUDA GPU."""
     if choice == "graphs" and not torch.cuda.is_available():
         raise UserError("`compile` is graphs, but this machine has no usable CUDA GPU: use auto, on or off.")
-    return choice in ("on", "graphs") or (choice == "auto" and torch.cuda.is_available())
+    if choice != "auto":
+        return choice
+    if not torch.cuda.is_available():
+        return "off"
+    # Trainer shares a batch out to copies of the model where it sees several.
+    return "graphs" if torch.cuda.device_count() == 1 else "on"
 
 
 def trainer_arguments(settings: TrainerSettings, steps: int, save_steps: int, **more: Any) -> TrainingArguments:

@@ -86,8 +86,8 @@ class TrainSettings(TrainerSettings):
     patience: int = 3
     """Stop after so many validations in a row without a better one; 0 never stops early."""
     compile: str = "auto"
-    """Whether training windows are compiled: auto (on CUDA GPUs), on or off; graphs, on a CUDA GPU, also captures whole
-    steps."""
+    """Whether training windows are compiled: on or off; graphs, on a CUDA GPU, also captures whole steps. auto is
+    graphs with one CUDA GPU, on with several, and off without."""
     memory_budget: float = 1.0
     """The share of activations that compiled windows keep for the backward pass; the rest is computed again."""
     group_by_length: bool = False

@@ -21,9 +21,9 @@ from recurrify.train.running import (
     TrainOutcome,
     Validate,
     ValidatingTrainer,
+    compile_mode,
     run_to_end,
     trainer_arguments,
-    uses_compile,
 )
 from recurrify.train.settings import TrainSettings
 
@@ -144,8 +144,9 @@ def train(
     """Train `model` in place, going on from the newest whole checkpoint in `settings.out` if there is one."""
     if settings.freeze_base:
         model.base.requires_grad_(False)
-    if uses_compile(settings.compile):
-        prepare = graph_steps if settings.compile == "graphs" else compile_windows
+    mode = compile_mode(settings.compile)
+    if mode != "off":
+        prepare = graph_steps if mode == "graphs" else compile_windows
         prepare(model, settings.batch, settings.memory_budget)
     elif settings.memory_budget < 1:
         raise UserError(
