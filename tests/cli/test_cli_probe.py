@@ -42,13 +42,15 @@ def test_a_model_on_hidden_facts(haystack: Path, tmp_path: Path) -> None:
 
 def test_training_and_one_page_for_two(tmp_path: Path) -> None:
     once = tmp_path / "once"
-    invoke("probe", "train", "--mechanism", "tail", "--set", "tail=4", *TRAIN, *TEST, "--out", once)
+    options = ["--mechanism", "tail", "--set", "tail=4", "--repetitions", 2]
+    invoke("probe", "train", *options, *TRAIN, *TEST, "--out", once)
     result = json.loads((once / "result.json").read_text())
+    assert result["provenance"]["config"]["repetitions"] == 2
     assert result["provenance"]["config"]["recurrence"]["tail"] == 4
     assert result["tasks"][0]["chance"] == 1 / 16
     assert result["tasks"][0]["full_context"]["answers"] == 4 * 4
     assert [row["distance"] for row in result["tasks"][0]["rows"]] == [1, 3]
-    assert [point["step"] for point in result["curve"]] == [1, 2, 3]
+    assert [point["step"] for point in result["curve"]] == [1, 2, 3, 4, 5]
     (tmp_path / "other.json").write_text((once / "result.json").read_text().replace('"tail"', '"another"'))
     told = invoke("probe", "page", once, tmp_path / "other.json", "--out", tmp_path / "both")
     lines = [line.split()[:2] for line in told.splitlines() if line]
@@ -63,6 +65,7 @@ def test_a_given_base_is_trained(tmp_path: Path) -> None:
     invoke("probe", "train", *options, *TRAIN[:6], *TEST, "--out", tmp_path)
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["name"] == "carry on shipped:base"
+    assert result["provenance"]["config"]["repetitions"] == 0
     assert result["window"] == 32
 
 
@@ -99,6 +102,7 @@ class TestRefusals:
             (["--window", "10"], "needs windows of 19 symbols"),
             (["--width", "30"], "`width` must be a multiple of `heads`"),
             (["--growth", "2"], "`growth` is a share"),
+            (["--repetitions", "-1"], "`repetitions` is a number of steps, 0 for none: got -1"),
         ],
         ids=[
             "task",
@@ -112,6 +116,7 @@ class TestRefusals:
             "window",
             "width",
             "growth",
+            "repetitions",
         ],
     )
     def test_training(self, refused: Refused, options: list[str], words: str, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from recurrify.data.probes import (
     IS,
     SYMBOL_PROBES,
     probe_stream,
+    repetitions,
     symbol_probe,
     whole_distances,
 )
@@ -305,3 +306,21 @@ class TestTexts:
         assert not probe.fits_one_window(20, tokenizer, filler, (0, 0))
         with pytest.raises(UserError, match="name a longer or another one with --haystack"):
             probe.filler([np.array(tokenizer.encode("12345 " * 60))], tokenizer)
+
+
+@pytest.mark.parametrize(("vocabulary", "window"), [(40, 24), (40, 25), (9, 24)])
+def test_repetitions_are_answered_by_looking_up(vocabulary: int, window: int) -> None:
+    """And by nothing else: a place to copy from is as likely as any other."""
+    texts = repetitions(vocabulary, 400, window, np.random.default_rng(0))
+    length = min(window // 2, vocabulary)
+    assert texts.inputs.shape == texts.targets.shape == (400, 2 * length)
+    sources: Counter[int] = Counter()
+    for said, wanted in zip(texts.inputs.tolist(), texts.targets.tolist(), strict=True):
+        assert sorted(said[:length]) == sorted(said[length:])
+        assert len(set(said[:length])) == length
+        behind = dict(pairwise(said[:length]))
+        assert wanted[:length] == [IGNORED] * length
+        assert wanted[length:] == [behind.get(symbol, IGNORED) for symbol in said[length:]]
+        sources[said.index(said[length])] += 1
+    assert len(sources) == length
+    assert max(sources.values()) < 3 * 400 / length

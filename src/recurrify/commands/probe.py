@@ -106,6 +106,13 @@ def train(
     growth: Annotated[
         float, _training("The farthest distance grows from 1 over this share of the steps.")
     ] = SymbolTraining.growth,
+    repetitions: Annotated[
+        int | None,
+        _training(
+            "Steps before those on stretches said twice, from which a model learns to look things up; default: "
+            f"{SymbolTraining.repetitions} from scratch, none from a base."
+        ),
+    ] = None,
     seed: options.Seed = 0,
     device: options.Device = "auto",
     out: OutFolder = Path("runs/probe-train"),
@@ -127,6 +134,7 @@ def train(
         batch=batch,
         learning_rate=learning_rate,
         growth=growth,
+        repetitions=repetitions if repetitions is not None else SymbolTraining.repetitions if model is None else 0,
         seed=seed,
     )
     _finish(probe_training(training, say, progress_bar, device), out)

@@ -305,6 +305,20 @@ def _ask(names: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     return asked.reshape(len(names), -1)[:, :-1], targets.reshape(len(names), -1)[:, :-1]
 
 
+def repetitions(vocabulary: int, count: int, window: int, chance: np.random.Generator) -> SymbolTexts:
+    """`count` sequences within a window that say a stretch of different symbols twice, the second time from another
+    place on: what comes next tells only a look at what stood behind the same symbol before."""
+    stretch = _distinct(count, min(window // 2, vocabulary), vocabulary, chance)
+    length = stretch.shape[1]
+    order = (chance.integers(length, size=(count, 1)) + np.arange(length)) % length
+    following = _by(stretch, (order + 1) % length)
+    following[order == length - 1] = IGNORED  # nothing stood behind the last
+    return SymbolTexts(
+        np.concatenate([stretch, _by(stretch, order)], axis=1),
+        np.concatenate([np.full_like(stretch, IGNORED), following], axis=1),
+    )
+
+
 def _distinct(count: int, drawn: int, of: int, chance: np.random.Generator) -> np.ndarray:
     """(count, drawn) different numbers below `of`, in random order."""
     return chance.permuted(np.tile(np.arange(of), (count, 1)), axis=1)[:, :drawn]

@@ -11,7 +11,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, get_cosine_schedule_with_warmup, set_seed
 
 from recurrify.attention.backends import leave_out_cudnn
-from recurrify.data.probes import SymbolProbe, probe_stream, symbol_probe, whole_distances
+from recurrify.data.probes import SymbolProbe, SymbolTexts, probe_stream, repetitions, symbol_probe, whole_distances
 from recurrify.data.probes_text import TEXT_PROBES, Filler, TextProbe, text_probe
 from recurrify.errors import UserError
 from recurrify.evaluate import memory_cost
@@ -148,6 +148,9 @@ class SymbolTraining:
     learning_rate: float = 1e-3
     growth: float = 0.5
     """The farthest distance grows from 1 to `windows` over this share of the steps."""
+    repetitions: int = 600
+    """Steps before those, on stretches that are said twice: from them a model learns to look things up, which it hardly
+    ever finds out from the task itself."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -159,6 +162,16 @@ class SymbolTraining:
             raise UserError(f"`learning_rate` must be above 0: got {self.learning_rate}.")
         if not 0 <= self.growth <= 1:
             raise UserError(f"`growth` is a share of the steps, from 0 to 1: got {self.growth}.")
+        if self.repetitions < 0:
+            raise UserError(f"`repetitions` is a number of steps, 0 for none: got {self.repetitions}.")
+
+    def texts(self, step: int, probe: SymbolProbe, window: int) -> SymbolTexts:
+        """What a step trains on, counted from 0 with the repetitions: new sequences of one distance."""
+        chance = probe_stream("train", self.seed, step)
+        if step < self.repetitions:
+            return repetitions(probe.vocabulary, self.batch, window, chance)
+        distance = int(chance.integers(self.farthest(step - self.repetitions) + 1))
+        return probe.make(distance, self.batch, window, chance)
 
     def farthest(self, step: int) -> int:
         """The farthest distance of a step, counted from 0."""
@@ -171,7 +184,7 @@ def probe_training(settings: SymbolTraining, say: Say, bar: Bar, device: str = "
     started = time.time()
     probe = symbol_probe(settings.task, **settings.task_settings)
     model = model_for(settings, probe).to(pick_device(device))
-    with bar(f"training on {probe.name}", settings.steps) as progress:
+    with bar(f"training on {probe.name}", settings.repetitions + settings.steps) as progress:
         curve = train_on_symbols(model, probe, settings, progress)
     say(f"trained {settings.steps} steps: loss {curve[-1]['loss']:.3f}, over all distances up to {settings.windows}")
     window = model.recurrence.window
@@ -242,19 +255,17 @@ def model_for(settings: SymbolTraining, probe: SymbolProbe) -> RecurrentForCausa
 def train_on_symbols(
     model: RecurrentForCausalLM, probe: SymbolProbe, settings: SymbolTraining, progress: Progress
 ) -> list[dict[str, float]]:
-    """Every step has new sequences of one distance, drawn from 0 to the farthest; returns the loss over time."""
-    window = model.recurrence.window
+    """Distances are drawn from 0 to the farthest; returns the loss over time."""
+    window, steps = model.recurrence.window, settings.repetitions + settings.steps
     model.train()
     leave_out_cudnn()
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=0.0)
-    scheduler = get_cosine_schedule_with_warmup(optimizer, max(1, settings.steps // 20), settings.steps)
-    every = max(1, settings.steps // 50)
+    scheduler = get_cosine_schedule_with_warmup(optimizer, max(1, settings.steps // 20), steps)
+    every = max(1, steps // 50)
     curve: list[dict[str, float]] = []
     losses: list[torch.Tensor] = []
-    for step in range(settings.steps):
-        chance = probe_stream("train", settings.seed, step)
-        distance = int(chance.integers(settings.farthest(step) + 1))
-        texts = probe.make(distance, settings.batch, window, chance)
+    for step in range(steps):
+        texts = settings.texts(step, probe, window)
         loss = model(
             torch.from_numpy(texts.inputs).to(model.device), targets=torch.from_numpy(texts.targets).to(model.device)
         ).loss
@@ -265,7 +276,7 @@ def train_on_symbols(
         scheduler.step()
         losses.append(loss.detach())
         progress(1)
-        if (step + 1) % every == 0 or step + 1 == settings.steps:
+        if (step + 1) % every == 0 or step + 1 == steps:
             curve.append({"step": step + 1, "loss": float(torch.stack(losses).mean())})
             losses.clear()
     if not np.isfinite(curve[-1]["loss"]):
