@@ -32,7 +32,11 @@ def memory_tokens(w: dict[str, Tensor], s: Settings, c, ids: Tensor, memory: Ten
     if ids.shape[1] < s.window:
         return stack(w, c, torch.cat([front, x], 1))[:, front.shape[1] :], memory
     y = stack(w, c, torch.cat([front, x, behind], 1))
-    return y[:, front.shape[1] : -s.tokens], norm(w, "mechanism.norm", y[:, -s.tokens :])
+    written = norm(w, "mechanism.norm", y[:, -s.tokens :])
+    if s.gated:
+        gate = 1 / (1 + (-y[:, -s.tokens :] @ w["mechanism.gate.weight"].T - w["mechanism.gate.bias"]).exp())
+        written = gate * written + (1 - gate) * behind
+    return y[:, front.shape[1] : -s.tokens], written
 
 
 def summary(w: dict[str, Tensor], s: Settings, c, ids: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor]:

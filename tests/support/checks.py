@@ -36,6 +36,7 @@ TAILS: dict[str, dict[str, Any]] = {
 }
 MEMORIES: dict[str, dict[str, Any]] = {
     "memory_tokens": {"mechanism": "memory_tokens", "overlap": 3},
+    "memory_tokens_gated": {"mechanism": "memory_tokens", "gated": True},
     "summary": {"mechanism": "summary"},
     "compress": {"mechanism": "compress", "overlap": 3},
 }

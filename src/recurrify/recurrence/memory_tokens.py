@@ -23,6 +23,8 @@ FAINT = 0.5
 """How loud a memory token is at first about what it comes from, in multiples of the neutral vector's median."""
 SPREAD = 0.02
 """Of the first memory, before training, where it does not start from the base: that of token embeddings."""
+OPEN = 0.0
+"""Where gates start, before the sigmoid: half of the memory is written anew."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,15 +42,21 @@ class MemoryTokensConfig(RecurrenceConfig):
     neutral_start: bool = True
     """Start with memory tokens that the base makes little of and that only hint at what was written; False starts with
     what was written, normed."""
+    gated: bool = False
+    """Ours, not the paper's: each feature of a memory token keeps a share of what it was, by a gate that looks at what
+    was written. A memory that is written anew in every window drifts, and holds for little longer than it was trained
+    to."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         whole_number("tokens", self.tokens, 1)
         yes_or_no("neutral_start", self.neutral_start)
+        yes_or_no("gated", self.gated)
 
 
 class MemoryTokens(Mechanism):
-    """memory (B, M, K) = norm(what the last layer makes of the memory before, put behind the window)."""
+    """memory (B, M, K) = norm(what the last layer makes of the memory before, put behind the window); gated, a mixture
+    of that and the memory before."""
 
     def __init__(self, config: MemoryTokensConfig, layers: int, width: int) -> None:
         super().__init__()
@@ -56,6 +64,10 @@ class MemoryTokens(Mechanism):
         self.first = nn.Parameter(torch.empty(config.tokens, width))
         nn.init.normal_(self.first, std=SPREAD)
         self.norm = nn.LayerNorm(width)
+        if config.gated:
+            self.gate = nn.Linear(width, width)
+            nn.init.zeros_(self.gate.weight)
+            nn.init.constant_(self.gate.bias, OPEN)
 
     @torch.no_grad()
     def start_from(self, neutral: list[Tensor]) -> None:
@@ -85,7 +97,12 @@ class MemoryTokens(Mechanism):
 
     def write(self, notes: Notes, past: Past, statistics: tuple[Tensor, ...]) -> Tensor:
         assert isinstance(notes, LastOutputs)
-        return self.norm(notes.outputs().to(self.first.dtype))
+        outputs = notes.outputs().to(self.first.dtype)
+        written: Tensor = self.norm(outputs)
+        if not self.config.gated:
+            return written
+        before = self.ask(past, len(outputs)).to(written.dtype)
+        return torch.lerp(before, written, self.gate(outputs).sigmoid().to(written.dtype))
 
 
 class LastOutputs(Notes):
