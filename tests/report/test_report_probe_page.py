@@ -58,7 +58,7 @@ def test_where_one_answer_is_said_there_is_nothing_to_guess() -> None:
 
 
 def test_older_results_are_read_and_their_guess_level_worked_out(tmp_path: Path) -> None:
-    found = [load_result(path) for path in sorted(COMMITTED.glob("*.json"))]
+    found = [load_result(path) for path in sorted(COMMITTED.glob("recall_*.json"))]
     # Two pairs: (17 / 32 + 1) / 2.
     assert captions(*found) == ["recall (chance 6.2 %, guess 76.6 %)"]
     new = {"answers": 16, "pairs": 2, "different_names": 16}
