@@ -27,10 +27,13 @@ def inputs(rows: int = 11, width: int = 8, vocabulary: int = 37, dtype: torch.dt
 
 @pytest.mark.parametrize("rows_at_once", [1, 4, 100])
 @pytest.mark.parametrize("vocabulary", [37, 64])
+@pytest.mark.parametrize("as_on", ["cpu", "gpu"])
 def test_losses_and_gradients_are_those_of_a_plain_head(
-    rows_at_once: int, vocabulary: int, monkeypatch: pytest.MonkeyPatch
+    rows_at_once: int, vocabulary: int, as_on: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(head_loss, "LOGITS_AT_ONCE", rows_at_once * vocabulary)
+    monkeypatch.setattr(head_loss, "is_plain_cpu", lambda hidden: as_on == "cpu")
+    for limit in ("LOGITS_IN_CACHE", "LOGITS_AT_ONCE"):
+        monkeypatch.setattr(head_loss, limit, rows_at_once * vocabulary)
     hidden, weight, targets = inputs(vocabulary=vocabulary)
     wanted = F.cross_entropy(hidden @ weight.T, targets, ignore_index=IGNORE, reduction="none")
     found = summed_losses(hidden, weight, targets)

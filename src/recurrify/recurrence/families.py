@@ -18,6 +18,7 @@ keyword arguments down to its layers, as transformers' models do.
 
 import copy
 import inspect
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -37,6 +38,8 @@ TRAFFIC = "recurrify_traffic"
 ATTENTION = ("eager", "sdpa")
 MIXING = "recurrify_mixing"
 WRITTEN_OUT = (NewGELUActivation, FastGELUActivation)
+TWICE_STEEPNESS, CUBIC = 2 * math.sqrt(2 / math.pi), 0.044715
+"""Of the tanh in GELU."""
 
 
 @dataclass
@@ -256,7 +259,12 @@ class QuickInTraining(nn.Module):
         self.written_out = written_out
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return functional.gelu(hidden, approximate="tanh") if self.training else self.written_out(hidden)
+        if not self.training:
+            return self.written_out(hidden)
+        if torch.compiler.is_compiling() and hidden.device.type == "cpu" and hidden.dtype == torch.float32:
+            # (1 + tanh x) / 2 is the sigmoid of 2x, and a CPU's compiled sigmoid is several times as fast as its tanh.
+            return hidden * torch.sigmoid(hidden * (TWICE_STEEPNESS * (1 + CUBIC * hidden.square())))
+        return functional.gelu(hidden, approximate="tanh")
 
 
 def open_attention(base: PreTrainedModel) -> None:

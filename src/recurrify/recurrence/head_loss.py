@@ -19,6 +19,8 @@ ALIGNED = 64
 """A vocabulary is filled up to a multiple of so many: matrix units are slow where rows begin at odd places."""
 LOGITS_AT_ONCE = 2**26
 """As they are, operations make several copies of the logits; compiled, they are fused, and all rows go at once."""
+LOGITS_IN_CACHE = 2**18
+"""A CPU is quickest where its cache holds them from one operation to the next."""
 
 
 def summed_losses(hidden_RK: Tensor, weight_VK: Tensor, targets_R: Tensor) -> Tensor:
@@ -27,9 +29,17 @@ def summed_losses(hidden_RK: Tensor, weight_VK: Tensor, targets_R: Tensor) -> Te
     Only for losses that are added up: the gradients of the weights are those of one weight for all of them.
     """
     half = product_dtype(hidden_RK)
-    rows = len(hidden_RK) if torch.compiler.is_compiling() else max(LOGITS_AT_ONCE // len(weight_VK), 1)
-    losses: Tensor = _SummedLosses.apply(hidden_RK, weight_VK, targets_R, half, rows, weight_VK.requires_grad)
+    plain_cpu = is_plain_cpu(hidden_RK)
+    at_once = LOGITS_IN_CACHE if plain_cpu else LOGITS_AT_ONCE
+    rows = len(hidden_RK) if torch.compiler.is_compiling() else max(at_once // len(weight_VK), 1)
+    aligned = 1 if plain_cpu else ALIGNED
+    losses: Tensor = _SummedLosses.apply(hidden_RK, weight_VK, targets_R, half, rows, aligned, weight_VK.requires_grad)
     return losses
+
+
+def is_plain_cpu(hidden: Tensor) -> bool:
+    """Whether operations run on a CPU, one after the other as they are written."""
+    return hidden.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def product_dtype(hidden: Tensor) -> torch.dtype:
@@ -41,9 +51,16 @@ def product_dtype(hidden: Tensor) -> torch.dtype:
 class _SummedLosses(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden_RK: Tensor, weight_VK: Tensor, targets_R: Tensor, half: torch.dtype, rows: int, learns: bool
+        ctx: Any,
+        hidden_RK: Tensor,
+        weight_VK: Tensor,
+        targets_R: Tensor,
+        half: torch.dtype,
+        rows: int,
+        aligned: int,
+        learns: bool,
     ) -> Tensor:
-        weight = F.pad(weight_VK.to(half), (0, 0, 0, -len(weight_VK) % ALIGNED))
+        weight = F.pad(weight_VK.to(half), (0, 0, 0, -len(weight_VK) % aligned))
         losses, hidden_gradients, weight_gradient = [], [], None
         for start in range(0, len(hidden_RK), rows):
             hidden = hidden_RK[start : start + rows].to(half)
@@ -64,10 +81,10 @@ class _SummedLosses(torch.autograd.Function):
         hidden_gradient, weight_gradient, targets_R = ctx.saved_tensors
         hidden = (hidden_gradient.to(incoming_R.dtype) * incoming_R[:, None]).to(ctx.types[0])
         if weight_gradient is None:
-            return hidden, None, None, None, None, None
+            return hidden, None, None, None, None, None, None
         scored_R = targets_R != IGNORE
         common = (incoming_R * scored_R).sum() / scored_R.sum().clamp(min=1)
-        return hidden, (weight_gradient.to(incoming_R.dtype) * common).to(ctx.types[1]), None, None, None, None
+        return hidden, (weight_gradient.to(incoming_R.dtype) * common).to(ctx.types[1]), None, None, None, None, None
 
 
 def losses_and_errors(hidden_RK: Tensor, weight: Tensor, vocabulary: int, targets_R: Tensor) -> tuple[Tensor, Tensor]:
@@ -76,13 +93,20 @@ def losses_and_errors(hidden_RK: Tensor, weight: Tensor, vocabulary: int, target
     logits = hidden_RK @ weight.T
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     token = torch.arange(len(weight), device=logits.device)
-    logits = logits.masked_fill(token >= vocabulary, -torch.inf)
+    if len(weight) > vocabulary:
+        logits = logits.masked_fill(token >= vocabulary, -torch.inf)
+    scored_R = targets_R != IGNORE
+    target_R = targets_R.where(scored_R, 0)
+    if is_plain_cpu(logits):  # the fewest passes over the logits where none are fused
+        logarithms = logits.log_softmax(dim=-1)
+        losses = -logarithms.gather(1, target_R[:, None])[:, 0].where(scored_R, 0)
+        errors = logarithms.exp_()
+        errors.scatter_add_(1, target_R[:, None], errors.new_full((len(errors), 1), -1)).mul_(scored_R[:, None])
+        return losses, errors.to(hidden_RK.dtype)
     # Spelled out, and not `logsumexp`: in this form torch's compiler finds both sums of a row in one pass over it.
     highest = logits.amax(dim=-1, keepdim=True)
     powers = (logits - highest).exp()
     total = powers.sum(dim=-1, keepdim=True)
-    scored_R = targets_R != IGNORE
-    target_R = targets_R.where(scored_R, 0)
     losses = (total.log() + highest - logits.gather(1, target_R[:, None]))[:, 0].where(scored_R, 0)
     errors = powers / total - (token == target_R[:, None]).to(logits.dtype)
     return losses, (errors * scored_R[:, None]).to(hidden_RK.dtype)

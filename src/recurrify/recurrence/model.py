@@ -194,7 +194,10 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
             self.mechanism.learn_statistics(summaries)
         joined = torch.cat(outputs, dim=1) if outputs else None
         if late and joined is not None and targets is not None:
-            joined = token_losses(self.family.head(self.base, joined), targets)
+            if summed and joined.device.type == "cpu" and self.makes_gradients_at_once(joined):
+                joined = self.summed_losses(joined, targets)  # in parts that the cache of a CPU holds
+            else:
+                joined = token_losses(self.family.head(self.base, joined), targets)
         tokens, lengths = open_windows(packed, self.recurrence.window, self.recurrence.overlap)
         return WindowsRun(
             hidden=joined if keep_hidden else None,
