@@ -264,7 +264,9 @@ def capturing(model: torch.nn.Module, tokens: Tensor, clock: Clock) -> Iterator[
     before = [(buffer, buffer.clone()) for buffer in model.buffers()]
     # What steps took that ran as they are lies idle in another stream's store.
     torch.cuda.empty_cache()
-    with cast, torch.cuda.device(tokens.device), unmoved(generator_of(tokens)):
+    with cast, torch.cuda.device(tokens.device), unmoved(generator_of(tokens)), warnings.catch_warnings():
+        # Older compilers look for the gradients of all that they read, and a tap's are elsewhere.
+        warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor that is not a leaf")
         yield
     for buffer, value in before:
         buffer.copy_(value)
