@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recurrify.attention import RecurrenceEncoding, RSAConfig, mix_recurrence
+from recurrify.attention.relative import relative_attention, relative_kernels_run
 from recurrify.errors import UserError
 
 START_SPREAD = 0.02
@@ -147,11 +148,15 @@ class DistanceBias(nn.Module):
         one_hot = functional.one_hot(buckets, DISTANCE_BUCKETS).T.to(self.table.dtype)
         self.register_buffer("one_hot", one_hot, persistent=False)
 
+    def by_distance(self, keys: int) -> Tensor:
+        """(H, K): for the distances K − 1, …, 0; those outside the window have none, which is 0."""
+        # A product, not a look-up: thousands of pairs share a bucket, and their gradients would be added one by one.
+        return functional.pad(self.table @ self.one_hot, (0, keys - self.window)).flip(1)
+
     def forward(self, queries: int, dtype: torch.dtype) -> Tensor:
         """(H, Q, window + Q): the mask for queries that have a whole window of keys before them."""
         keys = self.window + queries
-        # A product, not a look-up: thousands of pairs share a bucket, and their gradients would be added one by one.
-        by_distance = functional.pad(self.table @ self.one_hot, (0, queries)).flip(1)
+        by_distance = self.by_distance(keys)
         # Columns of falling distance become columns of keys: one column of padding, and a mere change of shape moves
         # every row by its own amount. What slides in from the neighbouring rows lies in the future, which is masked.
         rows = functional.pad(by_distance[:, None].expand(-1, queries, -1), (1, 0))
@@ -187,6 +192,19 @@ class WindowAttention(nn.Module):
         parts = self.projection(normed_BQW).unflatten(-1, (3, -1, self.head_width)).permute(2, 0, 3, 1, 4)
         query_BHQD, fresh_2BHQD = parts[0], parts[1:]
         seen_2BHKD = torch.cat([past_2BHMD.to(fresh_2BHQD.dtype), fresh_2BHQD], dim=3)
+        if relative_kernels_run(query_BHQD, memory + queries):
+            # Scaled down again with the products of queries and keys.
+            bias_HK = self.bias.by_distance(memory + queries) * math.sqrt(self.head_width)
+            attended_BHQD = relative_attention(query_BHQD, bias_HK[None, :, None], *seen_2BHKD, span=self.window)
+        else:
+            attended_BHQD = self._in_windows(query_BHQD, seen_2BHKD, memory)
+        if self.encoding is not None:
+            attended_BHQD = mix_recurrence(attended_BHQD, seen_2BHKD[1], self.encoding, causal=True).output
+        return attended_BHQD, fresh_2BHQD
+
+    def _in_windows(self, query_BHQD: Tensor, seen_2BHKD: Tensor, memory: int) -> Tensor:
+        """As many queries at once as a window has, with a mask."""
+        queries = query_BHQD.shape[2]
         mask = self.bias(min(queries, self.window), query_BHQD.dtype)
         pieces = []
         for start in range(0, queries, self.window):
@@ -200,10 +218,7 @@ class WindowAttention(nn.Module):
                     query_BHQD[:, :, start:stop], key, value, attn_mask=seen_mask[None]
                 )
             )
-        attended_BHQD = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=2)
-        if self.encoding is not None:
-            attended_BHQD = mix_recurrence(attended_BHQD, seen_2BHKD[1], self.encoding, causal=True).output
-        return attended_BHQD, fresh_2BHQD
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=2)
 
 
 class FeedForward(nn.Module):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recurrify.attention import RecurrenceEncoding, RSAConfig, mix_recurrence
+from recurrify.attention.relative import relative_attention, relative_kernels_run
 from recurrify.errors import UserError
 
 START_SPREAD = 0.02
@@ -119,6 +120,7 @@ class RelativeAttention(nn.Module):
         super().__init__()
         self.heads, self.head_width = config.heads, config.head_width
         self.attention_dropout = config.attention_dropout
+        self.span = config.memory_length if config.same_length else None
         inside = config.heads * config.head_width
         self.query = nn.Linear(config.width, inside, bias=False)
         self.key = nn.Linear(config.width, inside, bias=False)
@@ -136,19 +138,19 @@ class RelativeAttention(nn.Module):
         value_BHKD = self._split(self.value(seen_BKW))
         position_key_HKD = self._split(self.position_key(shared.waves)[None])[0]
 
-        by_position_BHQK = align_distances(
-            (query_BHQD + shared.position_bias[:, None]) @ position_key_HKD.transpose(-1, -2)
-        )
-        # The position term goes in as the mask that is added to the scores, so that fused kernels can do the rest.
-        mask_BHQK = (by_position_BHQK / math.sqrt(self.head_width)).masked_fill(shared.hidden_keys, -math.inf)
+        dropout = self.attention_dropout if self.training else 0.0
+        fused = dropout == 0 and relative_kernels_run(query_BHQD, key_BHKD.shape[2])
+        by_distance_BHQK = (query_BHQD + shared.position_bias[:, None]) @ position_key_HKD.transpose(-1, -2)
         query_BHQD = query_BHQD + shared.content_bias[:, None]
-        attended_BHQD = functional.scaled_dot_product_attention(
-            query_BHQD,
-            key_BHKD,
-            value_BHKD,
-            attn_mask=mask_BHQK.to(query_BHQD.dtype),
-            dropout_p=self.attention_dropout if self.training else 0.0,
-        )
+        if fused:
+            attended_BHQD = relative_attention(query_BHQD, by_distance_BHQK, key_BHKD, value_BHKD, span=self.span)
+        else:
+            # The position term goes in as the mask that is added to the scores, so that fused kernels can do the rest.
+            by_position_BHQK = align_distances(by_distance_BHQK) / math.sqrt(self.head_width)
+            mask_BHQK = by_position_BHQK.masked_fill(shared.hidden_keys, -math.inf)
+            attended_BHQD = functional.scaled_dot_product_attention(
+                query_BHQD, key_BHKD, value_BHKD, attn_mask=mask_BHQK.to(query_BHQD.dtype), dropout_p=dropout
+            )
         if self.encoding is not None:
             attended_BHQD = mix_recurrence(attended_BHQD, value_BHKD, self.encoding, causal=True).output
         update_BQW = self.output(attended_BHQD.transpose(1, 2).flatten(2))
