@@ -4,6 +4,7 @@ import json
 import math
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -160,6 +161,8 @@ def _peak_resident_bytes() -> int | None:
 def save_result(path: str | Path, result: Mapping[str, Any]) -> None:
     """Write `result` as strict JSON, whole or not at all; numbers that are not finite become null."""
     text = json.dumps(_plain(result), indent=2, allow_nan=False) + "\n"
+    # A list of numbers takes one line. Text cannot be hit: inside JSON's strings there are no ends of lines.
+    text = re.sub(r"\[\n\s+([-+.,\deE\s]+?)\n\s*\]", lambda found: f"[{' '.join(found[1].split())}]", text)
     write_whole(path, text.encode("utf-8"))
 
 

@@ -209,9 +209,9 @@ def do_unit(unit: Unit, deadline: float | None = None) -> dict[str, Any] | None:
         "history": trained.outcome.history,
         "seconds_per_epoch": trained.outcome.seconds_per_epoch,
         "valid_mse": trained.outcome.valid_mse,
-        "test": scores,
-        "recurrence": recurrence_shapes(model),
-        "recurrence_start": trained.recurrence_start,
+        "test": with_short_lists(scores),
+        "recurrence": with_short_lists(recurrence_shapes(model)),
+        "recurrence_start": [{"layer": one["layer"], "gate": one["gate"]} for one in trained.recurrence_start],
         "provenance": provenance(
             unit.settings().to_dict(), seed=unit.seed, data_checksum=series.checksum, started=started
         ),
@@ -219,6 +219,15 @@ def do_unit(unit: Unit, deadline: float | None = None) -> dict[str, Any] | None:
     save_result(unit.path, result)
     forget_training(unit)
     return result
+
+
+def with_short_lists(value: Any) -> Any:
+    """Six digits of the numbers in lists: a table has hundreds of runs, and nobody compares curves by the seventh."""
+    if isinstance(value, dict):
+        return {name: with_short_lists(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [float(f"{one:.6g}") if isinstance(one, float) else with_short_lists(one) for one in value]
+    return value
 
 
 def forget_training(unit: Unit) -> None:
