@@ -210,6 +210,19 @@ class TestLittleTime:
             little.run("training", kinds=("plain",))
         assert checked == ["transformers, eager", "plain, eager", "plain, eager, checkpointed"]
 
+    def test_only_checks_times_nothing_and_the_next_run_checks_nothing(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        little = LittleTime(monkeypatch, tmp_path, 100)
+        checked = little.run("training", kinds=("plain",), only_checks=True)
+        assert checked["missing"]
+        assert len(checked["checks"]) == 2 * len(checked["groups"])
+        assert all(row["seconds"] == [] for group in checked["groups"] for row in group["rows"])
+        monkeypatch.setattr(training.Group, "_check", lambda *a: pytest.fail("checked again"))
+        timed = little.run("training", kinds=("plain",))
+        assert not timed["missing"]
+        assert timed["checks"] == checked["checks"]
+
     def test_ceilings_are_not_cut_short(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         assert LittleTime(monkeypatch, tmp_path, 1).run("ceilings")["finished"]
 

@@ -36,6 +36,8 @@ class Bench:
     """Of ours, those that are trained and that score documents."""
     budgets: tuple[float, ...] = ()
     """Memory budgets below 1 in which compiled steps of the paper's mechanism are timed as well."""
+    only_checks: bool = False
+    """Time nothing: what is compiled on the way is in the compiler's cache for those who do."""
     keep: Callable[[dict[str, Any]], None] = field(default=lambda result: None)
     """Saves what a part has so far."""
 
@@ -47,8 +49,11 @@ class Bench:
         return self.deadline is not None and time.monotonic() >= self.deadline
 
     def turns(self, advance: Callable[[int], None], warm_ups: int = 1, limited: bool = True) -> Turns:
-        """`limited` ones end when the time does."""
-        out_of_time = self.out_of_time if limited else lambda: False
+        """`limited` ones end when the time does, and have none where only checks are asked for."""
+
+        def out_of_time() -> bool:
+            return limited and (self.only_checks or self.out_of_time())
+
         return Turns(self.device, self.size.rounds, out_of_time, advance, warm_ups)
 
     def turns_of(self, entrants: int) -> int:

@@ -80,6 +80,7 @@ class Asked(NamedTuple):
     """Of ours; plain windows are measured in any case."""
     budgets: tuple[float, ...] = ()
     again: bool = False
+    only_checks: bool = False
     max_minutes: float | None = None
 
 
@@ -107,6 +108,7 @@ def run_bench(asked: Asked, out: Path, say: Say, bar: Bar) -> Outcome:
         ways=_ways_on(device, asked.ways, asked.budgets),
         kinds=tuple(kind for kind in KINDS if kind in ("plain", *asked.kinds)),
         budgets=asked.budgets,
+        only_checks=asked.only_checks,
     )
     wanted = [name for name in PARTS if name in asked.parts] or list(PARTS)
     if any(PARTS[name].needs_ceiling for name in wanted) and "ceilings" not in wanted:

@@ -37,6 +37,10 @@ def bench_command(
         ),
     ] = "",
     again: Annotated[bool, typer.Option("--again", help="Measure anew what is there already.")] = False,
+    only_checks: Annotated[
+        bool,
+        typer.Option("--only-checks", help="Of training, evaluation and naive: check, and fill the compiler's cache."),
+    ] = False,
     max_minutes: Annotated[float | None, typer.Option(min=0.1, help="Stop, saved, after so many minutes.")] = None,
     page: Annotated[bool, typer.Option("--page", help="Measure nothing: write tables and picture anew.")] = False,
 ) -> None:
@@ -55,6 +59,7 @@ def bench_command(
             kinds=tuple(kind.strip() for kind in kinds.split(",")),
             budgets=options.numbers("--budgets", budgets, float),
             again=again,
+            only_checks=only_checks,
             max_minutes=max_minutes,
         )
         outcome = run_bench(asked, out, say, progress_bar)

@@ -1,0 +1,70 @@
+#!/usr/bin/env bash
+# Repeats what was measured on one large GPU, part by part. Finished work is skipped, stopped work goes on.
+#
+#   DATA=FOLDER bash tools/on_gpu.sh speed kernels forecasts protocol rules beyond
+#
+# DATA holds enwik8, novels/ and ETTh1.csv, ETTh2.csv, ETTm1.csv, WTH.csv. OUT (default: runs/gpu) gets the results, and a
+# log for each command. With MINUTES, no part begins or goes on after so many. PYTHON is the interpreter.
+set -u
+OUT=${OUT:-runs/gpu} DATA=${DATA:-data} MINUTES=${MINUTES:-100000} PYTHON=${PYTHON:-python3}
+BEGAN=$(date +%s)
+mkdir -p "$OUT/logs"
+
+left() { # minutes, for --max-minutes
+    "$PYTHON" -c "print(round(max(0.1, $MINUTES - ($(date +%s) - $BEGAN) / 60), 2))"
+}
+
+run() { # a name for the log, then what comes after `recurrify`
+    local name=$1 code
+    shift
+    echo "[$(($(date +%s) - BEGAN)) s] $name: $*"
+    "$PYTHON" -m recurrify.cli "$@" --max-minutes "$(left)" >> "$OUT/logs/$name.log" 2>&1
+    code=$?
+    [ $code = 0 ] || echo "$name ended with $code: see $OUT/logs/$name.log"
+}
+
+speed() {
+    local size=(--size gpt2 --kinds plain,carry --ways graphs) batch
+    # Side by side, so that compiling takes once, not once for each batch; 32 sequences are what fits of 64.
+    for batch in 16 32 64 1; do
+        run "check-$batch" bench training "${size[@]}" --budgets 0.7 --batches $batch --only-checks --out "$OUT/checks/$batch" &
+    done
+    wait
+    run training bench training "${size[@]}" --budgets 0.7 --batches 16,64 --out "$OUT/bench"
+    run training-1 bench training "${size[@]}" --batches 1 --out "$OUT/bench"
+    run generation bench generation "${size[@]}" --out "$OUT/bench"
+    run profile bench profile "${size[@]}" --batches 16 --out "$OUT/bench"
+    run evaluation bench evaluation "${size[@]}" --out "$OUT/bench"
+    run lengths bench lengths "${size[@]}" --out "$OUT/bench"
+    run peers bench peers "${size[@]}" --out "$OUT/bench"
+}
+
+kernels() {
+    "$PYTHON" "$(dirname "$0")/bench_rsa.py" --out "$OUT/rsa_gpu.json" > "$OUT/logs/kernels.log" 2>&1
+}
+
+forecasts() {
+    run forecasts forecast table1 run --data "$DATA" --root "$OUT/table1" --seeds 3 --precision bf16 --jobs 12 \
+        --epoch-windows 8500 --learning-rates 3e-5,1e-4,3e-4
+}
+
+experiments() { # how many side by side, then names
+    local jobs=$1
+    shift
+    run "$1" experiment run "$@" --size small --root "$OUT/experiments" --books "$DATA/novels" --wiki "enwik8:$DATA/enwik8" \
+        --jobs "$jobs"
+}
+
+protocol() { experiments 3 rsa-enwik8 rsa-small; }
+rules() { experiments 1 slides-complexity slides-lengths; }
+beyond() { experiments 10 beyond; }
+
+for part in "$@"; do
+    case $part in
+        speed | kernels | forecasts | protocol | rules | beyond) "$part" ;;
+        *)
+            echo "There is no part $part: there are speed, kernels, forecasts, protocol, rules and beyond." >&2
+            exit 2
+            ;;
+    esac
+done
