@@ -125,17 +125,16 @@ def measure_generation(bench: Bench, earlier: dict[str, Any] | None = None) -> d
     with bench.bar("generation", ROUNDS * len(prompts) * len(writers)) as advance:
         checks = _checked(bench, writers, found, earlier)
         bench.keep(_result(bench, found, checks))
-        warm: set[int] = set()
+        warm: set[str] = set()
         for turn in range(ROUNDS):
             for prompt in prompts:
                 here = [(one, found[one.name, prompt]) for one in writers if (one.name, prompt) in found]
                 due = [(writer, told) for writer, told in here if len(told.seconds) <= turn]
-                # Right before its first turn, or little time would go into what is not timed.
-                if prompt not in warm:
-                    for writer, told in due:
-                        _one_turn(bench, writer, prompt, told, warms_up=True)
-                    warm |= {prompt} if due else set()
                 for writer, told in due:
+                    # Right before its first turn, or little time would go into what is not timed.
+                    if writer.name not in warm:
+                        _one_turn(bench, writer, prompt, told, warms_up=True)
+                        warm.add(writer.name)
                     _one_turn(bench, writer, prompt, told)
                 advance(len(writers))
                 bench.keep(_result(bench, found, checks))
