@@ -52,11 +52,12 @@ def test_a_weight_that_does_not_learn_costs_no_gradient() -> None:
     torch.testing.assert_close(hidden.grad, torch.autograd.grad(wanted, hidden)[0])
 
 
-def test_nothing_scored_has_no_gradient_and_no_trouble() -> None:
+@pytest.mark.parametrize("scored", [1, 0], ids=["sum", "mean of none"])
+def test_nothing_scored_has_no_gradient_and_no_trouble(scored: int) -> None:
     hidden, weight, targets = inputs()
     losses = summed_losses(hidden, weight, torch.full_like(targets, IGNORE))
     assert not losses.any()
-    for gradient in torch.autograd.grad(losses.sum(), (hidden, weight)):
+    for gradient in torch.autograd.grad(losses.sum() / torch.tensor(scored), (hidden, weight)):
         assert not gradient.any()
 
 

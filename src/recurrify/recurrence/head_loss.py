@@ -79,11 +79,13 @@ class _SummedLosses(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, incoming_R: Tensor) -> tuple[Tensor | None, ...]:
         hidden_gradient, weight_gradient, targets_R = ctx.saved_tensors
+        scored_R = targets_R != IGNORE
+        # What comes in for the others is nobody's, and infinite where a mean was taken over no loss at all.
+        incoming_R = incoming_R.where(scored_R, 0)
         hidden = (hidden_gradient.to(incoming_R.dtype) * incoming_R[:, None]).to(ctx.types[0])
         if weight_gradient is None:
             return hidden, None, None, None, None, None, None
-        scored_R = targets_R != IGNORE
-        common = (incoming_R * scored_R).sum() / scored_R.sum().clamp(min=1)
+        common = incoming_R.sum() / scored_R.sum().clamp(min=1)
         return hidden, (weight_gradient.to(incoming_R.dtype) * common).to(ctx.types[1]), None, None, None, None, None
 
 
