@@ -125,7 +125,7 @@ def _cpu_name() -> str | None:
                 return value.strip()
     except OSError:
         pass
-    return platform.processor() or None
+    return platform.processor() or platform.machine() or None
 
 
 def _cores() -> int | None:

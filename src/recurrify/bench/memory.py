@@ -9,6 +9,8 @@ import torch
 
 CLEAR_REFS, STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
 RESET_PEAK = "5"
+LEAST_TOLD = 32 * 2**20
+"""Of resident memory: less may come out of what the C library has kept from before."""
 
 
 class PeakMemory:
@@ -30,16 +32,17 @@ class PeakMemory:
             self.before = _resident("VmRSS") if _reset_peak() else None
 
     def so_far(self) -> int | None:
-        """None where nobody counts."""
+        """None where nobody counts, or too little to be told."""
         if self.before is None:
             return None
         if self.device.type != "cuda":
             peak = _resident("VmHWM")
-        elif self.reserved:
+            return peak - self.before if peak is not None and peak - self.before >= LEAST_TOLD else None
+        if self.reserved:
             peak = torch.cuda.max_memory_reserved(self.device)
         else:
             peak = torch.cuda.max_memory_allocated(self.device)
-        return None if peak is None else max(peak - self.before, 0)
+        return max(peak - self.before, 0)
 
 
 def free_memory(device: torch.device, thoroughly: bool = False) -> None:

@@ -12,7 +12,7 @@ from recurrify.console import out_console, progress_bar, say, show_table
 from recurrify.data.probes import SYMBOL_PROBES, symbol_probe
 from recurrify.data.probes_text import TEXT_PROBES, text_probe
 from recurrify.errors import UserError
-from recurrify.jobs.probing import SymbolTraining, TextProbing, probe_model, probe_training
+from recurrify.jobs.probing import SYMBOLS_WINDOW, SymbolTraining, TextProbing, probe_model, probe_training
 from recurrify.report.probe_page import PAGE, PICTURE, probe_tables, write_probe_page
 from recurrify.results import load_result, save_result
 
@@ -88,8 +88,11 @@ def train(
         list[str] | None, typer.Option(help="A setting of the task, such as pairs=8 of recall; may be repeated.")
     ] = None,
     mechanism: options.Mechanism = "compress",
-    window: options.Window = None,
-    settings: options.Set = None,
+    window: Annotated[int | None, typer.Option(help=f"Symbols in a window; default: {SYMBOLS_WINDOW}.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A setting of the mechanism, such as tokens=8 of memory_tokens; may be repeated."),
+    ] = None,
     model: Annotated[
         str | None,
         typer.Option(help="A base to start from, whose first tokens serve as symbols; default: from scratch."),

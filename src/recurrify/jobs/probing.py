@@ -1,5 +1,6 @@
 """Probes as whole jobs: any model on texts with hidden facts, or a small one trained on symbols and tested further."""
 
+import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -27,6 +28,8 @@ Bar = Callable[[str, int], AbstractContextManager[Progress]]
 """Opens a progress bar with a name and a total."""
 SYMBOLS_WINDOW = 32
 """Symbols in a window, unless asked otherwise."""
+FEWEST_TWICE = 4
+"""Symbols of a window in which a stretch of two can be said twice."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,8 +161,10 @@ class SymbolTraining:
         _at_least_one(self, "windows", "examples", "layers", "width", "heads", "steps", "batch")
         if self.width % self.heads:
             raise UserError(f"`width` must be a multiple of `heads`: got width={self.width}, heads={self.heads}.")
-        if self.learning_rate <= 0:
-            raise UserError(f"`learning_rate` must be above 0: got {self.learning_rate}.")
+        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
+            raise UserError(f"`learning_rate` must be a number above 0: got {self.learning_rate}.")
+        if not 0 <= self.seed < 2**32:
+            raise UserError(f"`seed` must lie between 0 and 2³² − 1: got {self.seed}.")
         if not 0 <= self.growth <= 1:
             raise UserError(f"`growth` is a share of the steps, from 0 to 1: got {self.growth}.")
         if self.repetitions < 0:
@@ -184,6 +189,11 @@ def probe_training(settings: SymbolTraining, say: Say, bar: Bar, device: str = "
     started = time.time()
     probe = symbol_probe(settings.task, **settings.task_settings)
     model = model_for(settings, probe).to(pick_device(device))
+    if settings.repetitions and model.recurrence.window < FEWEST_TWICE:
+        raise UserError(
+            f"In windows of {model.recurrence.window} nothing can be said twice: take a --window of at least "
+            f"{FEWEST_TWICE}, or --repetitions 0."
+        )
     with bar(f"training on {probe.name}", settings.repetitions + settings.steps) as progress:
         curve = train_on_symbols(model, probe, settings, progress)
     say(f"trained {settings.steps} steps: loss {curve[-1]['loss']:.3f}, over all distances up to {settings.windows}")

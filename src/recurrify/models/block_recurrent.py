@@ -192,25 +192,28 @@ class WindowAttention(nn.Module):
         parts = self.projection(normed_BQW).unflatten(-1, (3, -1, self.head_width)).permute(2, 0, 3, 1, 4)
         query_BHQD, fresh_2BHQD = parts[0], parts[1:]
         seen_2BHKD = torch.cat([past_2BHMD.to(fresh_2BHQD.dtype), fresh_2BHQD], dim=3)
-        if relative_kernels_run(query_BHQD, memory + queries):
-            # Scaled down again with the products of queries and keys.
-            bias_HK = self.bias.by_distance(memory + queries) * math.sqrt(self.head_width)
-            attended_BHQD = relative_attention(query_BHQD, bias_HK[None, :, None], *seen_2BHKD, span=self.window)
-        else:
-            attended_BHQD = self._in_windows(query_BHQD, seen_2BHKD, memory)
+        attended_BHQD = self._in_windows(query_BHQD, seen_2BHKD, memory)
         if self.encoding is not None:
             attended_BHQD = mix_recurrence(attended_BHQD, seen_2BHKD[1], self.encoding, causal=True).output
         return attended_BHQD, fresh_2BHQD
 
     def _in_windows(self, query_BHQD: Tensor, seen_2BHKD: Tensor, memory: int) -> Tensor:
-        """As many queries at once as a window has, with a mask."""
+        """As many queries at once as a window has, or cost would grow with the square of the segment."""
         queries = query_BHQD.shape[2]
-        mask = self.bias(min(queries, self.window), query_BHQD.dtype)
+        at_once = min(queries, self.window)
+        fused = relative_kernels_run(query_BHQD, self.window + at_once)
+        mask = None if fused else self.bias(at_once, query_BHQD.dtype)
         pieces = []
         for start in range(0, queries, self.window):
             stop = min(start + self.window, queries)
             before = min(memory + start, self.window)
             key, value = seen_2BHKD[..., memory + start - before : memory + stop, :]
+            if mask is None:
+                # Scaled down again with the products of queries and keys.
+                bias_HK = self.bias.by_distance(before + stop - start) * math.sqrt(self.head_width)
+                query = query_BHQD[:, :, start:stop]
+                pieces.append(relative_attention(query, bias_HK[None, :, None], key, value, span=self.window))
+                continue
             # The mask depends on distances alone, so that for fewer queries or keys it is a part of the whole.
             seen_mask = mask[:, : stop - start, self.window - before : self.window + stop - start]
             pieces.append(

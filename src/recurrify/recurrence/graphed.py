@@ -214,10 +214,12 @@ def round_up(windows: int) -> int:
 
 
 def as_built(model: torch.nn.Module) -> tuple[Any, ...]:
-    """What a graph takes for granted: where weights and buffers lie, which of them learn, which parts are training."""
+    """What a graph takes for granted: where weights and buffers lie, which of them learn, which parts are training,
+    and what these drop."""
     weights = [(id(one), one.data_ptr(), one.requires_grad) for one in model.parameters()]
     buffers = [one.data_ptr() for one in model.buffers()]
-    return *weights, *buffers, *(module.training for module in model.modules())
+    dropped = [one.p for one in model.modules() if isinstance(one, torch.nn.Dropout)]
+    return *weights, *buffers, *(module.training for module in model.modules()), *dropped
 
 
 class Found(NamedTuple):

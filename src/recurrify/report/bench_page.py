@@ -25,7 +25,7 @@ NOTES = (
     "The share of the ceiling is the operations of a training step (three forward passes; nothing that is computed a "
     "second time counts), times tokens per second, over the fastest measured matrix product.",
     "Memory is the most that a step takes, weights, gradients and optimiser included; of CUDA graphs, what they "
-    "reserve; on a CPU, resident memory.",
+    "reserve; on a CPU, resident memory, where a step takes enough of it to be told.",
     "Training, and one sequence by its length: every way of ours was compared with the plainest one before it was "
     "timed, plain windows with transformers' own model, and the naive loop with ours: losses before and after updates, "
     "and gradients of the base and of the memory, each by itself.",
