@@ -50,14 +50,40 @@ def test_one_column_of_ett_is_split_as_all_of_it():
     assert split_rows(only_column(series, "OT"), "auto") == (8_640, 11_520, 14_400)
 
 
-@pytest.mark.parametrize("split", ["0.7/0.3", "a/b/c", "0.7/0.1/0.1", "1/0/0", "12/4/4 weeks"])
+@pytest.mark.parametrize(
+    "split", ["0.7/0.3", "a/b/c", "0.7/0.1/0.1", "1/0/0", "12/4/4 weeks", "inf/4/4 months", "9e9/4/4 months"]
+)
 def test_bad_splits_are_refused(split):
     with pytest.raises(UserError, match="split"):
         split_rows(series_of(100), split)
 
 
+@pytest.mark.parametrize(
+    ("rows", "step", "split", "expected"),
+    [
+        (200, "MS", "120/40/40 months", (120, 160, 200)),
+        (21, "ME", "12/4/4 months", (12, 16, 20)),
+        (500, "B", "12/4/4 months", (256, 342, 428)),
+        (90, "W-SUN", "12/4/4 months", (52, 69, 86)),
+    ],
+    ids=["months", "ends of months", "business days", "weeks"],
+)
+def test_months_go_by_the_calendar(rows, step, split, expected):
+    """Of 30 days, unless each row is a month itself."""
+    series = series_of(rows, step)
+    assert split_rows(series, split) == expected
+    if step in ("B", "W-SUN"):
+        ends = [series.dates[0] + pd.Timedelta(days=30 * months) for months in (12, 16, 20)]
+        assert expected == tuple(int((series.dates < end).sum()) for end in ends)
+
+
+def test_steps_of_months_take_whole_months():
+    with pytest.raises(UserError, match="whole months"):
+        split_rows(series_of(100, "MS"), "12.5/4/4 months")
+
+
 def test_too_few_months_are_refused():
-    with pytest.raises(UserError, match=r"too short for '12/4/4 months'.*100 of 14400 rows"):
+    with pytest.raises(UserError, match=r"too short for '12/4/4 months': it ends with 2016-07-05 03:00:00, before"):
         split_rows(series_of(100), "12/4/4 months")
 
 

@@ -266,3 +266,17 @@ def test_names_that_are_not_there_are_refused(write_csv, tmp_path):
         read_series(path, date_column="when")
     with pytest.raises(UserError, match=r"nothing\.csv does not exist"):
         read_series(tmp_path / "nothing.csv")
+
+
+@pytest.mark.parametrize("date", ["2020-01-01 00:00", "01/02/2020", "2020-01-01T00:00:00Z"])
+def test_a_file_without_names_of_columns_is_refused(tmp_path, date):
+    path = tmp_path / "bare.csv"
+    path.write_text(f"{date},0.5,58.6\n" + "".join(f"2020-01-{day:02},{day},1\n" for day in range(2, 20)))
+    with pytest.raises(UserError, match="must name the columns"):
+        read_series(path)
+
+
+def test_columns_may_be_named_by_numbers(tmp_path):
+    path = tmp_path / "numbered.csv"
+    path.write_text("date,1,2020\n" + "".join(f"2020-01-{day:02},{day},{day * day}\n" for day in range(1, 20)))
+    assert read_series(path).columns == ("1", "2020")

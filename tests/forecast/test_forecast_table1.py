@@ -3,6 +3,8 @@
 import hashlib
 import math
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -23,7 +25,7 @@ from recurrify.results import load_result, save_result
 from support.commands import invoke
 
 TINY = Recipe(width=8, inner=8, epochs=1, batch=64, learning_rates=(1e-3, 1e-2), epoch_windows=64)
-FOUND = {"table1": [], "missing": 0}
+FOUND = {"table1": [], "missing": 0, "to_go": 0}
 RESULTS = Path(__file__).parents[2] / "results" / "table1"
 SETTING = SETTINGS[0]._replace(data="some", horizon=3, past=24, label=4)
 
@@ -92,6 +94,88 @@ def test_time_that_is_up_leaves_the_rest_for_later(plan):
     assert result["missing"] == 2 * 2 + 2  # two models with two seeds, two that learn nothing
     assert "mean_mse" not in result
     assert table1_statement(result) == "Not finished: 6 runs are missing."
+
+
+class TestOneRoot:
+    """What several calls leave in it goes into one table, or is refused before anything is trained."""
+
+    @pytest.fixture
+    def one(self, plan) -> Plan:
+        plan = replace(plan, recipe=replace(TINY, learning_rates=(1e-3,)), seeds=1, models=("informer",))
+        run_table1(plan, lambda _: None)
+        return plan
+
+    @pytest.fixture(autouse=True)
+    def nothing_else(self, one, monkeypatch) -> None:
+        monkeypatch.setattr(table1, "train_forecaster", lambda *a, **k: pytest.fail("trained"))
+
+    def test_another_recipe_of_another_model(self, one):
+        with pytest.raises(UserError, match="another epochs than runs beside it"):
+            run_table1(replace(one, models=("rsa-informer",), recipe=replace(one.recipe, epochs=9)), lambda _: None)
+
+    def test_another_file_of_the_same_name(self, one, write_csv, tmp_path):
+        other = tmp_path / "other"
+        other.mkdir()
+        text = (Path(one.folder) / "some.csv").read_text().splitlines()
+        (other / "some.csv").write_text("\n".join(text[:-5]) + "\n")
+        with pytest.raises(UserError, match="another data_checksum"):
+            run_table1(replace(one, folder=str(other), models=("rsa-informer",)), lambda _: None)
+
+    def test_a_model_that_cannot_be_leaves_nothing(self, one):
+        bad = replace(one, models=("rsa-informer",), recipe=replace(one.recipe, width=9))
+        with pytest.raises(UserError, match="width"):
+            run_table1(bad, lambda _: None)
+        assert not list((Path(one.root) / "units").glob("*.training"))
+
+
+def test_later_calls_add_to_the_table_and_unequal_tuning_is_told(plan):
+    one = replace(plan, recipe=replace(TINY, learning_rates=(1e-3,)), seeds=1, models=("informer",))
+    run_table1(one, lambda _: None)
+    more = replace(one, models=("rsa-informer",), recipe=replace(TINY, learning_rates=(1e-3, 1e-2)))
+    result = run_table1(more, lambda _: None)
+    ours = result["table1"][0]["ours"]
+    assert set(ours) == {"informer", "rsa-informer"}
+    assert ours["rsa-informer"]["rates_tried"] == [1e-3, 1e-2]
+    assert "Not tuned equally: in some-3 the learning rate was chosen from 0.001 for Informer and from 0.001, 0.01" in (
+        table1_statement(result)
+    )
+    assert any(line.startswith("Learning rates chosen on validation") for line in table1_lines(result))
+    equal = run_table1(replace(more, models=("informer",)), lambda _: None)
+    assert "Not tuned equally" not in table1_statement(equal)
+
+
+def test_workers_end_with_their_parent(tmp_path):
+    """Killed outright, it can tell them nothing."""
+    program = f"""
+import multiprocessing, pathlib, time
+from recurrify.forecast.table1 import _end_with_parent
+
+def work():
+    _end_with_parent()
+    pathlib.Path({str(tmp_path / "pid")!r}).write_text(str(multiprocessing.current_process().pid))
+    time.sleep(600)
+
+if __name__ == "__main__":
+    multiprocessing.get_context("spawn").Process(target=work).start()
+    time.sleep(600)
+"""
+    path = tmp_path / "program.py"
+    path.write_text(program)
+    parent = subprocess.Popen([sys.executable, str(path)])
+    written = tmp_path / "pid"
+    until(lambda: written.exists() and written.read_text())
+    parent.kill()
+    parent.wait()
+    worker = Path("/proc") / written.read_text()
+    until(lambda: not worker.exists() or "State:\tZ" in (worker / "status").read_text())
+
+
+def until(condition) -> None:
+    for _ in range(600):
+        if condition():
+            return
+        time.sleep(0.1)
+    pytest.fail("it never came")
 
 
 def test_a_table_is_made_of_what_there_is(plan):

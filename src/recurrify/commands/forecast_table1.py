@@ -92,8 +92,8 @@ def run(
     for line in table1_lines(result):
         typer.echo(line)
     typer.echo(f"result: {root / 'table1.json'}")
-    if result["missing"]:
-        say(f"The time is up with {result['missing']} runs to go: the same command goes on from here.")
+    if result["to_go"]:
+        say(f"The time is up with {result['to_go']} runs to go: the same command goes on from here.")
 
 
 def _rates(text: str) -> tuple[float, ...]:

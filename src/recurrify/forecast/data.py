@@ -3,6 +3,8 @@
 Shapes: T rows of the file, C channels, F time features, B batch, L rows of past, P rows to forecast.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -20,7 +22,9 @@ ETT_COLUMNS = {"HUFL", "HULL", "MUFL", "MULL", "LUFL", "LULL", "OT"}
 ETT_SPLIT = "12/4/4 months"
 ETT_STEPS = (pd.Timedelta(hours=1), pd.Timedelta(minutes=15))
 USUAL_SPLIT = "0.7/0.1/0.2"
-MONTH = pd.Timedelta(days=30)
+MONTH, SHORTEST_MONTH = pd.Timedelta(days=30), pd.Timedelta(days=28)
+MOST_MONTHS = 12_000
+"""Of a split: dates end somewhere."""
 LARGEST_SCALED = 1e15
 """Errors are squared and added up in float32, which ends near 3e38."""
 
@@ -46,20 +50,34 @@ def split_rows(series: Series, split: str) -> Split:
         sizes = [float(part) for part in parts.split("/")]
     except ValueError:
         sizes = []
-    if len(sizes) != 3 or not min(sizes) > 0 or unit not in ("", "months"):
+    if len(sizes) != 3 or not all(0 < size < math.inf for size in sizes) or unit not in ("", "months"):
         raise UserError(f"`split` must be like 12/4/4 months, or shares like 0.7/0.1/0.2, or auto: got {split!r}.")
     if unit == "months":
-        ends = [round(float(sum(sizes[:count])) * (MONTH / series.step)) for count in (1, 2, 3)]
-        if ends[2] > rows:
-            raise UserError(
-                f"{series.name} is too short for {split!r}: it has {rows} of {ends[2]} rows; "
-                f"use shares, as {USUAL_SPLIT}."
-            )
-        return Split(*ends)
+        return _by_months(series, split, sizes)
     if abs(sum(sizes) - 1) > 1e-6:
         raise UserError(f"the shares of `split` must add up to 1: got {split!r}.")
     train_end, test = int(rows * sizes[0]), int(rows * sizes[2])
     return Split(train_end, rows - test, rows)
+
+
+def _by_months(series: Series, split: str, sizes: Sequence[float]) -> Split:
+    """Months have 30 days, as published; where steps are months themselves, as many days as they have."""
+    first, last = series.dates[0], series.dates[-1]
+    counts = [math.fsum(sizes[:count]) for count in (1, 2, 3)]
+    if max(counts) > MOST_MONTHS:
+        raise UserError(f"`split` must have at most {MOST_MONTHS:,} months: got {split!r}.")
+    if series.step < SHORTEST_MONTH:
+        ends = [first + count * MONTH for count in counts]
+    elif all(count == int(count) for count in counts):
+        ends = [first + pd.DateOffset(months=int(count)) for count in counts]
+    else:
+        raise UserError(f"`split` must have whole months where {series.name} has steps of months: got {split!r}.")
+    if ends[2] > last + series.step:
+        raise UserError(
+            f"{series.name} is too short for {split!r}: it ends with {last}, before {ends[2]}; "
+            f"use shares, as {USUAL_SPLIT}."
+        )
+    return Split(*(int(series.dates.searchsorted(end)) for end in ends))
 
 
 def _is_ett(series: Series) -> bool:
@@ -147,7 +165,7 @@ class WindowedSeries:
     """A scaled series on a device, and the windows of each part.
 
     A window belongs to the part in which all of its forecast lies; its past may reach back into the part before, as in
-    the published set-up.
+    the published set-up. The parts that are `needed` must hold a window at least.
     """
 
     def __init__(
@@ -158,6 +176,7 @@ class WindowedSeries:
         past: int,
         horizon: int,
         device: torch.device | str = "cpu",
+        needed: Sequence[Part] = ("train", "valid", "test"),
     ) -> None:
         self.series, self.split, self.scaling = series, split, scaling
         self.past, self.horizon = past, horizon
@@ -166,12 +185,12 @@ class WindowedSeries:
         times = time_features(series.dates[: split.test_end], series.step)
         self.times_TF = torch.tensor(times, dtype=torch.float32, device=device)
         self.offsets = torch.arange(past + horizon, device=device)
-        for part in ("train", "valid", "test"):
+        for part in needed:
             if len(self._starts(part)) < 1:
+                way_out = ", a shorter --past or --horizon, or another --split" if "train" in needed else ""
                 raise UserError(
                     f"The {part} part of {series.name} is too short: it has {self._rows(part)} rows, a window takes "
-                    f"{past + horizon if part == 'train' else horizon}; give a longer file, a shorter --past or "
-                    "--horizon, or another --split."
+                    f"{past + horizon if part == 'train' else horizon}; give a longer file{way_out}."
                 )
 
     @property

@@ -63,6 +63,7 @@ def read_series(path: str | Path, date_column: str | None = None, columns: Seque
     table, separator, told = _parse(path, content)
     repairs += told
     named_dates = _date_column(path, table, date_column)
+    _check_header(path, table, named_dates)
     dates, told = read_dates(path, table[named_dates])
     repairs += told
     values, told = _numbers(path, table.drop(columns=named_dates), columns, separator)
@@ -153,6 +154,18 @@ def _date_column(path: Path, table: pd.DataFrame, asked: str | None) -> str:
         return asked
     found = {name.lower(): name for name in reversed(names)}
     return next((found[known] for known in DATE_NAMES if known in found), names[0])
+
+
+def _check_header(path: Path, table: pd.DataFrame, dates: str) -> None:
+    """Refuse a file whose first line is a row: it would be lost, and its numbers would be names."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of dates in no usual format
+        is_date = any(map(str.isdigit, dates)) and pd.notna(pd.to_datetime(dates, errors="coerce", utc=True))
+    if is_date and pd.to_numeric(pd.Series(table.columns.drop(dates)), errors="coerce").notna().any():
+        raise UserError(
+            f"The first line of {path} must name the columns, such as date,value: got a row, "
+            f"{', '.join(map(str, table.columns))!r}."
+        )
 
 
 def _numbers(

@@ -128,7 +128,7 @@ def train_run(settings: ForecastSettings, say: Say, watch: Watch | None = None) 
     folder = Path(settings.out)
     series, target = read_for(settings, say)
     settings = replace(settings, data_checksum=series.checksum)
-    _try_out(settings, series)
+    try_out(settings, series)
     earlier = ForecastSettings.read(folder)
     if earlier is not None:
         settings.check_same_run(earlier)
@@ -179,7 +179,7 @@ def _finished_result(folder: Path) -> dict[str, Any] | None:
     return result if result.get("finished") is True else None
 
 
-def _try_out(settings: ForecastSettings, series: Series) -> None:
+def try_out(settings: ForecastSettings, series: Series) -> None:
     """Refuse a file too short, a season that cannot be or a model that cannot be, before anything is written."""
     settings = replace(settings, device="cpu", speed="auto")
     if settings.season is not None:

@@ -122,7 +122,7 @@ def _unseen(split: Split, series: Series, forecaster: Forecaster, say: Say) -> S
 def _windows(
     settings: ForecastSettings, series: Series, split: Split, forecaster: Forecaster, past: int
 ) -> WindowedSeries:
-    return WindowedSeries(series, split, forecaster.scaling, past, forecaster.horizon, settings.device)
+    return WindowedSeries(series, split, forecaster.scaling, past, forecaster.horizon, settings.device, ["test"])
 
 
 def _scores(

@@ -3,7 +3,9 @@
 import functools
 import hashlib
 import multiprocessing
+import os
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
@@ -16,12 +18,12 @@ from torch._inductor import config as compiler_config
 
 from recurrify.errors import UserError
 from recurrify.forecast.evaluation import evaluate_forecaster
-from recurrify.forecast.published import Setting
+from recurrify.forecast.published import SETTINGS, Setting
 from recurrify.forecast.reading import Series, read_series
-from recurrify.forecast.running import train_forecaster
+from recurrify.forecast.running import train_forecaster, try_out
 from recurrify.forecast.settings import RECURRENCE_LEARNING_RATE, UNTRAINED, ForecastSettings
 from recurrify.forecast.shapes import recurrence_shapes
-from recurrify.forecast.table1_rows import PAIR, RECURRENCE, table_of
+from recurrify.forecast.table1_rows import PAIR, RECURRENCE, assembled, check_alike, table_of
 from recurrify.forecast.training import precision_context
 from recurrify.results import load_result, provenance, save_result
 
@@ -251,6 +253,18 @@ def _in_worker(unit: Unit, deadline: float | None) -> bool:
     return do_unit(unit, deadline) is not None
 
 
+def _end_with_parent() -> None:
+    """A worker whose parent was killed would wait for ever, with all its memory of the device."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)  # at once: what is saved is whole at any moment
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def do_units(units: Sequence[Unit], jobs: int, say: Say, deadline: float | None = None) -> bool:
     """Do what is not finished, several side by side on one device; False where the time was up before the end.
 
@@ -293,7 +307,7 @@ def _outcomes(units: Sequence[Unit], jobs: int, deadline: float | None) -> Itera
             yield unit, functools.partial(lambda unit: do_unit(unit, deadline) is not None, unit)
         return
     # Spawned, for a process that has used CUDA cannot be forked.
-    pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
+    pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_end_with_parent)
     try:
         futures: dict[Future[bool], Unit] = {pool.submit(_in_worker, unit, deadline): unit for unit in units}
         for future in as_completed(futures):
@@ -343,6 +357,22 @@ class Plan:
                 chosen += [replace(best, seed=seed) for seed in range(self._seeds(model))]
         return chosen
 
+    def check(self) -> None:
+        """Refuse, before anything is trained, models that cannot be, and runs that would not go into one table with
+        those that lie there."""
+        for unit in {(unit.setting, unit.model): unit for unit in self.trials()}.values():
+            try_out(unit.settings(), _series(str(unit.data)))
+        planned = [unit for unit in self.trials() if not unit.path.is_file()]
+        asked = [
+            {
+                "model": unit.model,
+                "provenance": {"config": unit.settings().to_dict(), "data_checksum": file_checksum(unit.data)},
+            }
+            for unit in planned
+        ]
+        there = sorted((Path(self.root) / "units").glob("*.json"))
+        check_alike([*there, *(unit.path for unit in planned)], [*map(load_result, there), *asked])
+
     def runs(self) -> int:
         """How many the table is made of."""
         return len(self.settings) * sum(self._seeds(model) for model in self.models)
@@ -362,11 +392,15 @@ def run_table1(plan: Plan, say: Say, deadline: float | None = None) -> dict[str,
         path = Path(plan.folder) / f"{setting.data}.csv"
         if not path.is_file():
             raise UserError(f"{path} does not exist: --data must be a folder with {setting.data}.csv.")
+    plan.check()
     if do_units(plan.trials(), plan.jobs, say, deadline):
         do_units(plan.finals(), plan.jobs, say, deadline)
-    results = [load_result(unit.path) for unit in plan.finals() if unit.path.is_file()]
+    finished = sum(unit.path.is_file() for unit in plan.finals())
     config = {"recipe": asdict(plan.recipe), "models": plan.models, "seeds": plan.seeds, "jobs": plan.jobs}
-    result = table_of(plan.settings, results) | {"missing": plan.runs() - len(results)}
+    # Of all that lies there: other calls may have run other models or settings.
+    known = {setting.name: setting for setting in (*SETTINGS, *plan.settings)}
+    result = assembled(plan.root, list(known.values())) or table_of(plan.settings, [])
+    result |= {"missing": max(plan.runs() - finished, result.get("missing", 0)), "to_go": plan.runs() - finished}
     result["provenance"] = provenance(config, started=started)
     save_result(Path(plan.root) / "table1.json", result)
     return result

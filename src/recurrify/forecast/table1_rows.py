@@ -27,7 +27,7 @@ def table_of(settings: Sequence[Setting], results: Sequence[dict[str, Any]]) -> 
     return {"table1": table, "data_checksums": checksums} | summary(table) | training_facts(results)
 
 
-def assembled(root: str | Path) -> dict[str, Any] | None:
+def assembled(root: str | Path, settings: Sequence[Setting] = SETTINGS) -> dict[str, Any] | None:
     """The table of all runs that lie in `units` of a root, whichever calls made them; None where there are none.
 
     `missing` counts, in the settings that were begun, the seeds that other models or settings have.
@@ -36,18 +36,24 @@ def assembled(root: str | Path) -> dict[str, Any] | None:
     results = [load_result(path) for path in paths]
     if not results:
         return None
-    _check_alike(paths, results)
+    check_alike(paths, results)
     results.sort(key=lambda one: (MODELS.index(one["model"]), one["seed"]))
     chosen = _at_best_rates(results)
     begun = {one["setting"] for one in results}
     models = dict.fromkeys(one["model"] for one in results)
     seeds = max((one["seed"] + 1 for one in results if one["model"] not in UNTRAINED), default=1)
     wanted = len(begun) * sum(1 if model in UNTRAINED else seeds for model in models)
-    settings = [setting for setting in SETTINGS if setting.name in begun]
-    return table_of(settings, chosen) | {"missing": wanted - len(chosen)}
+    table = table_of([setting for setting in settings if setting.name in begun], chosen) | {"missing": wanted - len(chosen)}
+    for row in table["table1"]:
+        for model, ours in row["ours"].items():
+            tried = [
+                one["learning_rate"] for one in results if (one["setting"], one["model"]) == (row["setting"], model)
+            ]
+            ours["rates_tried"] = sorted(set(tried))
+    return table
 
 
-def _check_alike(paths: Sequence[Path], results: Sequence[dict[str, Any]]) -> None:
+def check_alike(paths: Sequence[Path], results: Sequence[dict[str, Any]]) -> None:
     """A table mixes neither recipes nor files of the same name."""
     recipes: dict[str, Any] = {}
     checksums: dict[str, str] = {}

@@ -188,18 +188,17 @@ class WindowAttention(nn.Module):
 
     def forward(self, normed_BQW: Tensor, past_2BHMD: Tensor) -> tuple[Tensor, Tensor]:
         """What the heads saw (B, H, Q, D), and the segment's own keys and values (2, B, H, Q, D)."""
-        queries, memory = normed_BQW.shape[1], past_2BHMD.shape[3]
         parts = self.projection(normed_BQW).unflatten(-1, (3, -1, self.head_width)).permute(2, 0, 3, 1, 4)
         query_BHQD, fresh_2BHQD = parts[0], parts[1:]
         seen_2BHKD = torch.cat([past_2BHMD.to(fresh_2BHQD.dtype), fresh_2BHQD], dim=3)
-        attended_BHQD = self._in_windows(query_BHQD, seen_2BHKD, memory)
+        attended_BHQD = self._in_windows(query_BHQD, seen_2BHKD)
         if self.encoding is not None:
             attended_BHQD = mix_recurrence(attended_BHQD, seen_2BHKD[1], self.encoding, causal=True).output
         return attended_BHQD, fresh_2BHQD
 
-    def _in_windows(self, query_BHQD: Tensor, seen_2BHKD: Tensor, memory: int) -> Tensor:
+    def _in_windows(self, query_BHQD: Tensor, seen_2BHKD: Tensor) -> Tensor:
         """As many queries at once as a window has, or cost would grow with the square of the segment."""
-        queries = query_BHQD.shape[2]
+        queries, memory = query_BHQD.shape[2], seen_2BHKD.shape[3] - query_BHQD.shape[2]
         at_once = min(queries, self.window)
         fused = relative_kernels_run(query_BHQD, self.window + at_once)
         mask = None if fused else self.bias(at_once, query_BHQD.dtype)

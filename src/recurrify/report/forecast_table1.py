@@ -65,6 +65,7 @@ def table1_statement(result: Mapping[str, Any]) -> str:
     means = result.get("mean_mse")
     missing = result.get("missing")
     told = f"Not finished: {missing} runs are missing. " if missing else ""
+    told += unequal_tuning(result)
     if not means:
         return told.strip()
     better = (
@@ -81,12 +82,41 @@ def table1_statement(result: Mapping[str, Any]) -> str:
     )
 
 
+def unequal_tuning(result: Mapping[str, Any]) -> str:
+    """A sentence, where one of the pair had other learning rates to choose from than the other."""
+    pairs = {
+        row["setting"]: [row["ours"][model].get("rates_tried") for model in PAIR]
+        for row in result.get("table1") or []
+        if all(model in (row.get("ours") or {}) for model in PAIR)
+    }
+    unequal = [setting for setting, (one, other) in pairs.items() if one != other]
+    if not unequal:
+        return ""
+    first, second = ([f"{rate:g}" for rate in tried or ()] for tried in pairs[unequal[0]])
+    return (
+        f"Not tuned equally: in {unequal[0]}{' and others' if len(unequal) > 1 else ''} the learning rate was chosen "
+        f"from {', '.join(first)} for {NAMES[PAIR[0]]} and from {', '.join(second)} for {NAMES[PAIR[1]]}. "
+    )
+
+
+def _chosen_rates(result: Mapping[str, Any]) -> dict[str, str]:
+    """By model, in how many settings each learning rate was chosen, where there was a choice."""
+    counts: dict[str, dict[float, int]] = {}
+    for row in result.get("table1") or []:
+        for model, ours in (row.get("ours") or {}).items():
+            if len(ours.get("rates_tried") or ()) > 1:
+                of_model = counts.setdefault(model, {})
+                of_model[ours["learning_rate"]] = of_model.get(ours["learning_rate"], 0) + 1
+    return {model: ", ".join(f"{rate:g} in {found[rate]}" for rate in sorted(found)) for model, found in counts.items()}
+
+
 def table1_training(result: Mapping[str, Any]) -> list[str]:
     """How the runs learned, in a sentence for each thing that is known."""
     epochs = {name: ", ".join(map(str, counts)) for name, counts in (result.get("best_epochs") or {}).items()}
     seconds = {name: f"{one:,.0f}" for name, one in (result.get("training_seconds") or {}).items()}
     gates = {name: _gates(parts) for name, parts in (result.get("gates_moved") or {}).items()}
     facts = {
+        "Learning rates chosen on validation, and in how many settings": _chosen_rates(result),
         "Runs that were best on validation after epoch 1, 2, …": epochs,
         "Seconds of all epochs, each run's added up": seconds,
         "Gates, means at start and end": gates,
