@@ -1,11 +1,18 @@
 """The Triton kernels against the matrix form, on a GPU or, run as a program, in Triton's interpreter on a CPU.
 
-    TRITON_INTERPRET=1 python tests/attention/kernel_checks.py
+    TRITON_INTERPRET=1 python tests/attention/kernel_checks.py blocks | lanes
 
 Every kind of REM, plain and dilated, is in one of the two sets of heads.
 """
 
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from unittest import mock
+
 import torch
+from interpreting import let_ranges_be_computed
 from torch import Tensor
 
 from recurrify.attention import RecurrenceEncoding, RSAConfig, ScanState
@@ -18,6 +25,18 @@ HEADS = {
     "cosine, sine, dilated regular": {"counts": (0, 1, 1, 1, 0, 0), "dilations": (3,), "sharing": "none"},
 }
 FIRST, SECOND = HEADS
+WAYS = ("blocks", "lanes")
+ON_CPU = {"device": "cpu", "dtype": torch.float32, "tolerance": 1e-5}
+
+
+@contextmanager
+def forced(way: str) -> Iterator[None]:
+    """Block by block, or lane by lane wherever scans are causal."""
+    from recurrify.kernels import rsa_lane_launch
+
+    fewest, most = {"blocks": (10**9, 0), "lanes": (0, 10**9)}[way]
+    with mock.patch.multiple(rsa_lane_launch, FEWEST_LANES=fewest, MOST_BLOCKS=most):
+        yield
 
 
 def encodings(heads: str, device: str) -> tuple[RecurrenceEncoding, RecurrenceEncoding]:
@@ -50,8 +69,8 @@ def assert_same(ours: list[Tensor], true: list[Tensor], tolerance: float) -> Non
             assert worst <= tolerance * max(exact.abs().max().item(), 1.0), f"{place}: differs by {worst}"
 
 
-def gradients(loss: Tensor, leaves: list[Tensor]) -> list[Tensor]:
-    return list(torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True))
+def gradients(loss: Tensor, leaves: list[Tensor], weights: Tensor | None = None) -> list[Tensor]:
+    return list(torch.autograd.grad(loss, leaves, weights, allow_unused=True, materialize_grads=True))
 
 
 def assert_mix_is_matrix(
@@ -109,8 +128,55 @@ def assert_any_state_is_taken(device: str, dtype: torch.dtype, tolerance: float)
     assert_same([output, *found], [expected, *wanted], tolerance)
 
 
+def assert_states_keep_32_bits(positions: int, width: int, device: str, dtype: torch.dtype) -> None:
+    """The state that is handed on, and the gradient of the one that came, though values and outputs have 16."""
+    ours, true = encodings(FIRST, device)
+    values, true_values = drawn(1, 3, positions, width, device=device, dtype=dtype)
+    carry, true_carry = drawn(1, 3, 6, width, device=device, dtype=torch.float32)
+    output, last = fused_scan(values, ours.kernel(), causal=True, memory=0, carry=carry)
+    state = ScanState(true_carry, true_carry[:, :, :0])
+    expected = chunked_scan(true_values, true.kernel(), causal=True, memory=0, state=state)
+    weights = torch.randn_like(output)
+    found, wanted = gradients(output, [carry], weights), gradients(expected.output, [true_carry], weights.double())
+    assert_same([last, *found], [expected.state.carry, *wanted], tolerance=3e-5)
+
+
+@contextmanager
+def new_memory_holding(filling: float) -> Iterator[None]:
+    def filled(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def fill(*arguments: object, **options: object) -> Tensor:
+            made = make(*arguments, **options)
+            return made.fill_(filling) if made.is_floating_point() else made
+
+        return fill
+
+    new_empty, empty_like = filled(Tensor.new_empty), filled(torch.empty_like)
+    with mock.patch.object(Tensor, "new_empty", new_empty), mock.patch.object(torch, "empty_like", empty_like):
+        yield
+
+
+def assert_memory_is_not_trusted(device: str) -> None:
+    """Whatever lies in new memory, every number of the results is written: all of them twice the same."""
+    from recurrify.kernels import rsa
+
+    ours, _ = encodings(FIRST, device)
+    value, attended = (torch.randn(2, 4, length, 3, device=device) for length in (9, 7))
+    carry = torch.randn(2, 3, 6, 3, device=device)
+    parts = [part.detach() for part in (*parameters(ours), ours.select, ours.sine, ours.dilation)]
+    given = (value, attended, *parts, carry, ours.dilations, True, 2)
+    results = []
+    for filling in (math.nan, 7.0):
+        with new_memory_holding(filling):
+            output, next_carry, *kept = rsa._launch_forward(*given)
+            results.append([output, next_carry, *rsa._launch_backward(output.cos(), next_carry.sin(), *kept, *given)])
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+
+
 def assert_compiled_is_eager(device: str, backend: str) -> None:
     """One graph, forward and backward, with the same numbers."""
+    from torch._functorch import config as gradient_config
+    from torch._inductor import config as code_config
+
     ours, _ = encodings(FIRST, device)
     value, _ = drawn(1, 4, 3, 3, device=device, dtype=torch.float32)
     attended, _ = drawn(1, 4, 2, 3, device=device, dtype=torch.float32)
@@ -119,26 +185,59 @@ def assert_compiled_is_eager(device: str, backend: str) -> None:
         return fused_mix(2 * attended, value, ours, causal=True, memory=1, carry=None)[0].sin()
 
     results = []
-    for function in (mixed, torch.compile(mixed, backend=backend, fullgraph=True)):
-        output = function(attended, value)
-        results.append([output, *gradients(output.square().sum(), [value, attended, *parameters(ours)])])
+    torch.compiler.reset()
+    # What a cache on disk holds was traced with whichever way was forced then.
+    with gradient_config.patch(enable_autograd_cache=False), code_config.patch(fx_graph_cache=False):
+        for function in (mixed, torch.compile(mixed, backend=backend, fullgraph=True)):
+            output = function(attended, value)
+            results.append([output, *gradients(output.square().sum(), [value, attended, *parameters(ours)])])
     torch.testing.assert_close(*results)
 
 
-def main() -> None:
+def assert_operator_is_sound(device: str) -> None:
+    """As PyTorch asks it to be: among other things, what is traced has the shapes of what is computed."""
+    from recurrify.kernels import rsa
+
+    # All heads with as many lanes: places kept for lanes that a head does not have are not written.
+    ours = RecurrenceEncoding(RSAConfig(heads=3, counts=(0, 0, 0, 0, 1, 1), dilations=(2, 2))).to(device)
+    value, attended = (drawn(1, 3, length, 3, device=device, dtype=torch.float32)[0] for length in (3, 2))
+    given = (value, attended, *parameters(ours), ours.select, ours.sine, ours.dilation, None, ours.dilations, True, 1)
+    torch.library.opcheck(rsa._forward_op, given)
+
+
+def check_by_blocks() -> None:
     from recurrify.kernels import rsa
 
     # Small blocks, so that few positions fill several of them, and both sequences in one program.
     rsa.BLOCK_LENGTHS, rsa.FEWEST_PROGRAMS = (16,), 1
+    assert_mix_is_matrix(FIRST, causal=True, queries=14, memory=4, width=3, **ON_CPU)
+    assert_mix_is_matrix(SECOND, causal=False, queries=15, memory=3, width=3, **ON_CPU)
+
+
+def check_by_lanes() -> None:
+    from recurrify.kernels import rsa_lane_launch as launch
+
+    # Small blocks, so that few positions fill several of them, in both directions.
+    tile = launch.LaneTile(16, 4, 1)
+    launch.USUAL = launch.EXACT = launch.LaneTiles((16,), tile, tile)
+    assert_mix_is_matrix(FIRST, causal=True, queries=14, memory=4, width=3, **ON_CPU)
+    assert_mix_is_matrix(SECOND, causal=True, queries=23, memory=20, width=18, **ON_CPU)
+    assert_mix_is_matrix(SECOND, True, 20, 0, 3, device="cpu", dtype=torch.float16, tolerance=4e-3)
+
+
+def main(way: str) -> None:
     torch.manual_seed(0)
-    on_cpu = {"device": "cpu", "dtype": torch.float32, "tolerance": 1e-5}
-    assert_mix_is_matrix(FIRST, causal=True, queries=14, memory=4, width=3, **on_cpu)
-    assert_mix_is_matrix(SECOND, causal=False, queries=15, memory=3, width=3, **on_cpu)
-    assert_pieces_are_the_whole(SECOND, [2, 17], memory=1, width=2, **on_cpu)
-    assert_any_state_is_taken(**on_cpu)
-    assert_compiled_is_eager("cpu", backend="aot_eager")
+    let_ranges_be_computed()
+    with forced(way):
+        {"blocks": check_by_blocks, "lanes": check_by_lanes}[way]()
+        assert_pieces_are_the_whole(SECOND, [2, 17], memory=1, width=2, **ON_CPU)
+        assert_any_state_is_taken(**ON_CPU)
+        assert_states_keep_32_bits(19, 3, "cpu", torch.float16)
+        assert_memory_is_not_trusted("cpu")
+        assert_compiled_is_eager("cpu", backend="aot_eager")
+        assert_operator_is_sound("cpu")
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main()
+    main(sys.argv[1])

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
+from interpreting import let_ranges_be_computed
 from torch import Tensor
 
 from recurrify.attention import RSAConfig
@@ -163,19 +164,6 @@ def assert_compiled_is_eager(device: str, backend: str) -> None:
         results.append([output, *torch.autograd.grad(output.square().sum(), [query, scores, key, value])])
     assert [part.dtype for part in results[0]] == [torch.float16, torch.float32, *[torch.float16] * 3]
     torch.testing.assert_close(*results)
-
-
-def let_ranges_be_computed() -> None:
-    """Triton 3.6's interpreter turns an array of one number into that number in a way that numpy has given up."""
-    from triton.runtime import interpreter
-
-    usual = interpreter._patch_lang_tensor
-
-    def patched(tensor: type, scope: object) -> None:
-        usual(tensor, scope)
-        tensor.__index__ = lambda self: self.handle.data.item()
-
-    interpreter._patch_lang_tensor = patched
 
 
 def set_blocks(forward_and_queries: tuple[int, int], keys: tuple[int, int]) -> None:

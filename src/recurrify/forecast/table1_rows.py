@@ -43,7 +43,8 @@ def assembled(root: str | Path, settings: Sequence[Setting] = SETTINGS) -> dict[
     models = dict.fromkeys(one["model"] for one in results)
     seeds = max((one["seed"] + 1 for one in results if one["model"] not in UNTRAINED), default=1)
     wanted = len(begun) * sum(1 if model in UNTRAINED else seeds for model in models)
-    table = table_of([setting for setting in settings if setting.name in begun], chosen) | {"missing": wanted - len(chosen)}
+    table = table_of([setting for setting in settings if setting.name in begun], chosen)
+    table["missing"] = wanted - len(chosen)
     for row in table["table1"]:
         for model, ours in row["ours"].items():
             tried = [

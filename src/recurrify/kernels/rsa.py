@@ -1,17 +1,19 @@
 """RSA's Triton kernels as one differentiable function of PyTorch tensors: eager, compiled, and in CUDA graphs.
 
-Shapes as in `rsa_kernels`. Nothing here waits for the device.
+There are two ways: block by block, and for causal scans with many lanes, none of them long, lane by lane, which takes
+fewer kernels. Shapes as in `rsa_kernels`. Nothing here waits for the device.
 """
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from recurrify.kernels.rsa_blocks import Blocks, Given, ceil, width_block, with_strides
 from recurrify.kernels.rsa_kernels import gradients_kernel, outputs_kernel, parameters_kernel, sums_kernel
+from recurrify.kernels.rsa_lane_launch import backward_by_lanes, forward_by_lanes, lane_blocks
 
 BLOCK_LENGTHS = (16, 32, 64)
 LARGEST_WIDTH_BLOCK = 64
@@ -19,32 +21,10 @@ LARGEST_GROUP, FEWEST_PROGRAMS = 4, 400
 WARPS = 4
 
 
-def _ceil(number: int, divisor: int) -> int:
-    return -(-number // divisor)
-
-
-class _Blocks(NamedTuple):
-    """How the lanes fall into blocks. Also asked with lengths that torch.compile keeps open: comparisons only."""
-
-    length: int
-    """Steps of a lane in one block."""
-    number: int
-    """Blocks of one head of one sequence: those of the head that has the most."""
-    several: bool
-    """Whether a lane has more than one block, so that blocks need each other's sums."""
-
-    @classmethod
-    def of(cls, positions: int, dilations: Sequence[int]) -> "_Blocks":
-        longest = _ceil(positions, min(dilations))
-        length = next((size for size in BLOCK_LENGTHS if longest <= size), BLOCK_LENGTHS[-1])
-        number = max(dilation * _ceil(_ceil(positions, dilation), length) for dilation in dilations)
-        return cls(length, number, longest > length)
-
-
 class _Grid(NamedTuple):
-    """How the work falls into programs."""
+    """How the work falls into programs, block by block."""
 
-    blocks: _Blocks
+    blocks: Blocks
     groups: int
     group: int
     """Sequences of the batch in one program, one after the other: what they share is computed once."""
@@ -54,14 +34,14 @@ class _Grid(NamedTuple):
     @classmethod
     def of(cls, values: Tensor, dilations: Sequence[int]) -> "_Grid":
         batch, _, positions, width = values.shape
-        blocks = _Blocks.of(positions, dilations)
-        width_block = min(max(triton.next_power_of_2(width), 16), LARGEST_WIDTH_BLOCK)
-        width_blocks = _ceil(width, width_block)
+        blocks = Blocks.of(positions, dilations, BLOCK_LENGTHS)
+        columns = width_block(width, LARGEST_WIDTH_BLOCK)
+        width_blocks = ceil(width, columns)
         programs = len(dilations) * blocks.number * width_blocks
         group = LARGEST_GROUP
         while group > 1 and (batch % group or batch // group * programs < FEWEST_PROGRAMS):
             group //= 2
-        return cls(blocks, batch // group, group, width_blocks, width_block)
+        return cls(blocks, batch // group, group, width_blocks, columns)
 
     def over(self, heads: int) -> tuple[int, int]:
         return self.blocks.number * self.groups * heads, self.width_blocks
@@ -71,134 +51,130 @@ class _Grid(NamedTuple):
         return {"GROUP": self.group, "C": self.blocks.length, "BD": self.width_block, "num_warps": WARPS}
 
 
-def _launch_forward(
-    values: Tensor,
-    attended: Tensor | None,
-    first: Tensor,
-    second: Tensor,
-    angles: Tensor,
-    gate: Tensor | None,
-    select: Tensor | None,
-    sine: Tensor,
-    dilation: Tensor,
-    carry: Tensor | None,
-    dilations: Sequence[int],
-    causal: bool,
-    memory: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _launch_forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The output, the next carry (empty unless causal), and the blocks' sums and heads' tables for the gradients."""
-    output, next_carry, sums, table = _new_results(values, attended, dilations, causal, memory)
+    given = Given(*arguments)
+    blocks = lane_blocks(given)
+    results = _new_results(given, blocks)
+    with torch.cuda.device_of(given.values):
+        if blocks is None:
+            _forward_by_blocks(given, *results)
+        else:
+            forward_by_lanes(given, blocks, *results)
+    return results
+
+
+def _forward_by_blocks(given: Given, output: Tensor, next_carry: Tensor, sums: Tensor, table: Tensor) -> None:
+    values, attended, first, second, angles, gate, select, sine, dilation, carry, dilations, causal, memory = given
     batch, _, positions, width = values.shape
-    rem_heads = len(dilations)
-    heads = rem_heads if attended is None else attended.shape[1]
+    rem_heads, mix = len(dilations), attended is not None
     grid = _Grid.of(values, dilations)
     blocks = grid.blocks
     one_way = batch * rem_heads * blocks.number * 2 * width
     # Where no block needs another's sums, the first kernel only writes the tables: one block of each head.
     alone = _Grid(blocks._replace(number=1), 1, 1, 1, grid.width_block)
     first_grid = grid if blocks.several else alone
-    with torch.cuda.device_of(values):
-        sums_kernel[first_grid.over(rem_heads)](
-            values, *values.stride()[:3], sums, *(None, 0, 0, 0) * 2, None,
-            table, first, second, angles, select, gate, dilation, len(first), sine,
-            rem_heads, rem_heads, positions, 0, first_grid.blocks.number, one_way, 0,
-            MIX=attended is not None, GRADIENT=False, BOTH=not causal,
-            LEFT=blocks.several, RIGHT=blocks.several and not causal, WIDTH=width, **first_grid.tile,
-        )  # fmt: skip
-        outputs_kernel[grid.over(heads)](
-            values, *values.stride()[:3], *_with_strides(attended), output, *output.stride()[:3],
-            sums, carry, next_carry, table, gate, dilation, sine,
-            heads, rem_heads, positions, memory, blocks.number, one_way, max(dilations),
-            MIX=attended is not None, BOTH=not causal, CARRY=carry is not None, STORED=blocks.several,
-            WIDTH=width, **grid.tile,
-        )  # fmt: skip
-    return output, next_carry, sums, table
+    sums_kernel[first_grid.over(rem_heads)](
+        values, *values.stride()[:3], sums, *(None, 0, 0, 0) * 2, None,
+        table, first, second, angles, select, gate, dilation, len(first), sine,
+        rem_heads, rem_heads, positions, 0, first_grid.blocks.number, one_way, 0,
+        MIX=mix, GRADIENT=False, BOTH=not causal,
+        LEFT=blocks.several, RIGHT=blocks.several and not causal, WIDTH=width, **first_grid.tile,
+    )  # fmt: skip
+    outputs_kernel[grid.over(given.heads)](
+        values, *values.stride()[:3], *with_strides(attended), output, *output.stride()[:3],
+        sums, carry, next_carry, table, gate, dilation, sine,
+        given.heads, rem_heads, positions, memory, blocks.number, one_way, max(dilations),
+        MIX=mix, BOTH=not causal, CARRY=carry is not None, STORED=blocks.several, WIDTH=width, **grid.tile,
+    )  # fmt: skip
 
 
-def _new_results(
-    values: Tensor, attended: Tensor | None, dilations: Sequence[int], causal: bool, memory: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _new_results(given: Given, by_lanes: Blocks | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    values, attended, dilations = given.values, given.attended, given.dilations
     batch, _, positions, width = values.shape
     rem_heads = len(dilations)
     if attended is None:
-        output = values.new_empty(batch, rem_heads, positions - memory, width)
+        output = values.new_empty(batch, rem_heads, positions - given.memory, width)
     else:
-        output = torch.empty_like(attended, dtype=torch.promote_types(attended.dtype, values.dtype))
-    slots = 2 * max(dilations) if causal else 0
+        output = torch.empty_like(attended, dtype=given.dtype)
+    slots = 2 * max(dilations) if given.causal else 0
     next_carry = values.new_empty(batch, rem_heads, slots, width, dtype=torch.float32)
-    blocks = _Blocks.of(positions, dilations)
+    blocks = Blocks.of(positions, dilations, BLOCK_LENGTHS) if by_lanes is None else by_lanes
     table = values.new_empty(rem_heads, 4 + 14 * blocks.length, dtype=torch.float32)
-    return output, next_carry, _new_sums(values, rem_heads, blocks, causal), table
+    return output, next_carry, _new_sums(given, blocks, by_lanes is not None or blocks.several), table
 
 
-def _new_sums(values: Tensor, rem_heads: int, blocks: _Blocks, causal: bool) -> Tensor:
-    number = blocks.number if blocks.several else 0
-    shape = (1 if causal else 2, values.shape[0], rem_heads, number, 2, values.shape[3])
-    return values.new_empty(shape, dtype=torch.float32)
-
-
-def _with_strides(tensor: Tensor | None) -> tuple[Any, ...]:
-    return (None, 0, 0, 0) if tensor is None else (tensor, *tensor.stride()[:3])
+def _new_sums(given: Given, blocks: Blocks, stored: bool) -> Tensor:
+    """What each block passes on; lane by lane, what it is passed."""
+    batch, _, _, width = given.values.shape
+    shape = (1 if given.causal else 2, batch, len(given.dilations), blocks.number if stored else 0, 2, width)
+    return given.values.new_empty(shape, dtype=torch.float32)
 
 
 def _launch_backward(
-    d_output: Tensor,
-    d_next_carry: Tensor | None,
-    sums: Tensor,
-    table: Tensor,
-    values: Tensor,
-    attended: Tensor | None,
-    first: Tensor,
-    second: Tensor,
-    angles: Tensor,
-    gate: Tensor | None,
-    select: Tensor | None,
-    sine: Tensor,
-    dilation: Tensor,
-    carry: Tensor | None,
-    dilations: Sequence[int],
-    causal: bool,
-    memory: int,
+    d_output: Tensor, d_next_carry: Tensor | None, sums: Tensor, table: Tensor, *arguments: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients of values, of `attended` and of the carry (empty where there is none), and of the parameters.
 
     The last holds all rates, then all angles, then the gate.
     """
-    d_values, d_attended, d_carry, d_parameters = _new_gradients(values, attended, first, second, carry)
+    given = Given(*arguments)
+    values, attended, first, second, angles, gate, select, _, dilation, carry, dilations, _, _ = given
+    results = _new_gradients(values, attended, first, second, carry)
+    rates, mix, positions = results[3].shape[0] // 2, attended is not None, values.shape[2]
+    blocks = lane_blocks(given)
+    with torch.cuda.device_of(values):
+        if blocks is None:
+            grid = _Grid.of(values, dilations)
+            blocks, number, width_blocks = grid.blocks, grid.blocks.number, grid.width_blocks
+            partial = _backward_by_blocks(given, grid, results, d_output, d_next_carry, sums, table)
+        else:
+            partial, width_blocks = backward_by_lanes(given, blocks, results, d_output, d_next_carry, sums, table)
+            # To the sum over all shares, each lane is one block.
+            positions, number = 1, max(dilations)
+        parameters_kernel[(rates + mix,)](
+            partial, results[3], first, second, angles, select, gate, dilation, len(first),
+            len(dilations), positions, number, partial.shape[1], width_blocks, rates,
+            MIX=mix, C=blocks.length, WIDE=1024, num_warps=WARPS,
+        )  # fmt: skip
+    return results
+
+
+def _backward_by_blocks(
+    given: Given,
+    grid: _Grid,
+    results: tuple[Tensor, Tensor, Tensor, Tensor],
+    d_output: Tensor,
+    d_next_carry: Tensor | None,
+    sums: Tensor,
+    table: Tensor,
+) -> Tensor:
+    """Fill in all gradients but the parameters'; the blocks' shares in those."""
+    values, attended, first, second, angles, gate, select, sine, dilation, carry, dilations, causal, memory = given
+    d_values, d_attended, d_carry, _ = results
     batch, _, positions, width = values.shape
-    rem_heads = len(dilations)
-    mix = attended is not None
-    heads = rem_heads if attended is None else attended.shape[1]
-    grid = _Grid.of(values, dilations)
-    blocks = grid.blocks
+    rem_heads, mix, blocks = len(dilations), attended is not None, grid.blocks
     one_way = batch * rem_heads * blocks.number * 2 * width
     parts = grid.groups * rem_heads * blocks.number * grid.width_blocks
     partial = values.new_empty(4, parts, dtype=torch.float32)
-    gradient_sums = _new_sums(values, rem_heads, blocks, causal)
-    with torch.cuda.device_of(values):
-        if blocks.several or mix:
-            sums_kernel[grid.over(heads)](
-                d_output, *d_output.stride()[:3], gradient_sums,
-                *_with_strides(attended), *_with_strides(d_attended if mix else None), partial,
-                table, first, second, angles, select, gate, dilation, len(first), sine,
-                heads, rem_heads, positions, memory, blocks.number, one_way, parts,
-                MIX=mix, GRADIENT=True, BOTH=not causal, LEFT=blocks.several and not causal, RIGHT=blocks.several,
-                WIDTH=width, **grid.tile,
-            )  # fmt: skip
-        gradients_kernel[grid.over(heads)](
-            values, *values.stride()[:3], d_output, *d_output.stride()[:3], d_values, *d_values.stride()[:3],
-            sums, gradient_sums, carry, d_carry, d_next_carry, partial, table, gate, dilation, sine,
-            heads, rem_heads, positions, memory, blocks.number, one_way, parts, max(dilations),
-            MIX=mix, BOTH=not causal, CARRY=carry is not None, NEXT=d_next_carry is not None, STORED=blocks.several,
+    gradient_sums = _new_sums(given, blocks, blocks.several)
+    if blocks.several or mix:
+        sums_kernel[grid.over(given.heads)](
+            d_output, *d_output.stride()[:3], gradient_sums,
+            *with_strides(attended), *with_strides(d_attended if mix else None), partial,
+            table, first, second, angles, select, gate, dilation, len(first), sine,
+            given.heads, rem_heads, positions, memory, blocks.number, one_way, parts,
+            MIX=mix, GRADIENT=True, BOTH=not causal, LEFT=blocks.several and not causal, RIGHT=blocks.several,
             WIDTH=width, **grid.tile,
         )  # fmt: skip
-        rates = d_parameters.shape[0] // 2
-        parameters_kernel[(rates + mix,)](
-            partial, d_parameters, first, second, angles, select, gate, dilation, len(first),
-            rem_heads, positions, blocks.number, parts, grid.width_blocks, rates,
-            MIX=mix, C=blocks.length, WIDE=1024, num_warps=WARPS,
-        )  # fmt: skip
-    return d_values, d_attended, d_carry, d_parameters
+    gradients_kernel[grid.over(given.heads)](
+        values, *values.stride()[:3], d_output, *d_output.stride()[:3], d_values, *d_values.stride()[:3],
+        sums, gradient_sums, carry, d_carry, d_next_carry, partial, table, gate, dilation, sine,
+        given.heads, rem_heads, positions, memory, blocks.number, one_way, parts, max(dilations),
+        MIX=mix, BOTH=not causal, CARRY=carry is not None, NEXT=d_next_carry is not None, STORED=blocks.several,
+        WIDTH=width, **grid.tile,
+    )  # fmt: skip
+    return partial
 
 
 def _new_gradients(
@@ -235,8 +211,8 @@ _backward_op = torch.library.custom_op(
 
 @_forward_op.register_fake
 def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    values, attended, *_, dilations, causal, memory = arguments
-    return _new_results(values, attended, dilations, causal, memory)
+    given = Given(*arguments)
+    return _new_results(given, lane_blocks(given))
 
 
 @_backward_op.register_fake

@@ -16,6 +16,7 @@ import triton.language as tl
 
 from recurrify.kernels.rsa_parts import (
     across_gradient,
+    clear_slots,
     eigenvalue,
     gate_share,
     gather_sums,
@@ -183,16 +184,6 @@ def _future(
     return future_re, future_im
 
 
-@triton.jit
-def _clear_slots(carry, slot, dilation, slots, columns, WIDTH: tl.constexpr):
-    """0 in the slots that a head of a smaller dilation than the largest leaves empty."""
-    nothing = columns.to(tl.float32) * 0.0
-    slot += dilation
-    while slot < slots:
-        store_pair(carry + slot * WIDTH, slots * WIDTH, columns, WIDTH, nothing, nothing)
-        slot += dilation
-
-
 @triton.jit(do_not_specialize=LENGTHS)
 def outputs_kernel(
     values, v_batch, v_head, v_row, attended, at_batch, at_head, at_row, output, o_batch, o_head, o_row,
@@ -250,7 +241,7 @@ def outputs_kernel(
             whole_re, whole_im = load_powers(table, length, 0, C)
             aged_re, aged_im = times(whole_re, whole_im, past_re, past_im)
             store_pair(lane_carry + slot * WIDTH, slots * WIDTH, columns, WIDTH, own_re + aged_re, own_im + aged_im)
-            _clear_slots(lane_carry, slot, dilation, slots, columns, WIDTH)
+            clear_slots(lane_carry, slot, dilation, slots, columns, WIDTH)
         if MIX:
             plain = load_rows(attended, at_row, place - memory, columns, asked, WIDTH).to(tl.float32)
             mixed = (1.0 - share) * plain + share * mixed
@@ -283,7 +274,7 @@ def _store_start_gradient(
     start_re, start_im = own_re + later_re, own_im + later_im
     d_re, d_im = tl.where(is_sine, start_im, start_re), tl.where(is_sine, start_re, -start_im)
     store_pair(d_carry + lane * WIDTH, slots * WIDTH, columns, WIDTH, d_re, d_im)
-    _clear_slots(d_carry, lane, dilation, slots, columns, WIDTH)
+    clear_slots(d_carry, lane, dilation, slots, columns, WIDTH)
 
 
 @triton.jit

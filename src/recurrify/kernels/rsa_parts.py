@@ -225,6 +225,16 @@ def store_pair(base, apart, columns, WIDTH: tl.constexpr, x_re, x_im):
 
 
 @triton.jit
+def clear_slots(carry, slot, dilation, slots, columns, WIDTH: tl.constexpr):
+    """0 in the slots that a head of a smaller dilation than the largest leaves empty."""
+    nothing = columns.to(tl.float32) * 0.0
+    slot += dilation
+    while slot < slots:
+        store_pair(carry + slot * WIDTH, slots * WIDTH, columns, WIDTH, nothing, nothing)
+        slot += dilation
+
+
+@triton.jit
 def weighted_rows(block, power_re, power_im):
     """Σ_rows power · row."""
     block = block.to(tl.float32)
