@@ -103,6 +103,9 @@ class TestRefusals:
             (["--width", "30"], "`width` must be a multiple of `heads`"),
             (["--growth", "2"], "`growth` is a share"),
             (["--repetitions", "-1"], "`repetitions` is a number of steps, 0 for none: got -1"),
+            (["--seed", "-1"], "`seed` must lie between 0 and"),
+            (["--learning-rate", "nan"], "`learning_rate` must be a number above 0: got nan"),
+            (["--task", "copying", "--task-set", "symbols=1", "--window", "3"], "nothing can be said twice"),
         ],
         ids=[
             "task",
@@ -117,6 +120,9 @@ class TestRefusals:
             "width",
             "growth",
             "repetitions",
+            "seed",
+            "rate",
+            "short",
         ],
     )
     def test_training(self, refused: Refused, options: list[str], words: str, tmp_path: Path) -> None:

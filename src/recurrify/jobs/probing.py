@@ -194,6 +194,7 @@ def probe_training(settings: SymbolTraining, say: Say, bar: Bar, device: str = "
             f"In windows of {model.recurrence.window} nothing can be said twice: take a --window of at least "
             f"{FEWEST_TWICE}, or --repetitions 0."
         )
+    settings.texts(settings.repetitions, probe, model.recurrence.window)  # a task that does not fit is refused now
     with bar(f"training on {probe.name}", settings.repetitions + settings.steps) as progress:
         curve = train_on_symbols(model, probe, settings, progress)
     say(f"trained {settings.steps} steps: loss {curve[-1]['loss']:.3f}, over all distances up to {settings.windows}")
