@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from timing import as_graph, in_short, milliseconds
 from torch import Tensor
 from torch.nn import functional
 
@@ -136,20 +137,6 @@ def stepper(way: Way, batch: int, positions: int, encoding: RecurrenceEncoding) 
     return step
 
 
-def as_graph(step: Callable[[], None]) -> Callable[[], None]:
-    """`step` captured once, to be replayed without Python."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    return graph.replay
-
-
 def peak_bytes(step: Callable[[], None]) -> int:
     """The most memory that one step needs beyond what is there before it."""
     step()
@@ -175,13 +162,7 @@ def time_in_turns(steps: dict[str, Callable[[], None]], rounds: int) -> dict[str
         calls[name] = max(1, min(20, int(0.004 / (time.perf_counter() - start))))
     for _ in range(rounds):
         for name, step in steps.items():
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            for _ in range(calls[name]):
-                step()
-            end.record()
-            end.synchronize()
-            times[name].append(begin.elapsed_time(end) / calls[name])
+            times[name].append(milliseconds(step, calls[name]))
     return {name: statistics.median(values) for name, values in times.items()}
 
 
@@ -204,7 +185,7 @@ def measure(plan: str, batch: int, positions: int, rounds: int) -> dict[str, Any
                 torch.backends.cuda.enable_cudnn_sdp(False)
                 steps[f"{name}, graph, as in training"] = as_graph(step)
         except Exception as error:  # one way that fails must not hide the others
-            failed[name] = f"{type(error).__name__}: {error}"[:300]
+            failed[name] = in_short(error)
             print(f"  {name} failed: {failed[name]}", flush=True)
         finally:
             torch.backends.cuda.enable_cudnn_sdp(True)

@@ -40,7 +40,8 @@ speed() {
 }
 
 kernels() {
-    "$PYTHON" "$(dirname "$0")/bench_rsa.py" --out "$OUT/rsa_gpu.json" > "$OUT/logs/kernels.log" 2>&1
+    "$PYTHON" "$(dirname "$0")/bench_rsa.py" --out "$OUT/rsa_gpu.json" > "$OUT/logs/kernels.log" 2>&1 ||
+        echo "kernels ended with $?: see $OUT/logs/kernels.log"
 }
 
 forecasts() {

@@ -11,6 +11,7 @@ import sys
 import time
 
 import torch
+from timing import in_a_graph, in_short
 from torch.nn import functional
 
 from recurrify.kernels import relative_attention as fused
@@ -135,29 +136,6 @@ def check(dtype, span, half, batch):
 # ---- time --------------------------------------------------------------------------------------------------
 
 
-def captured(step):
-    """Milliseconds of one step, launched as a CUDA graph."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    times = []
-    for _ in range(12):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end))
-    return sorted(times)[len(times) // 2]
-
-
 def operands(batch):
     """What the kernels get, in bf16, and a gradient of the output."""
     rows = [torch.randn(batch, n, HEADS, WIDTH, device=DEVICE) for n in (QUERIES, KEYS, KEYS, QUERIES)]
@@ -172,10 +150,6 @@ def launch(kind, given, d_output):
         return lambda: fused._launch_forward(*given)
     output, log_sums = fused._launch_forward(*given)
     return lambda: fused._launch_backward(d_output, output, log_sums, *given)
-
-
-def short(error):
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:90]}"
 
 
 def tune(kind, given, d_output):
@@ -193,9 +167,9 @@ def tune(kind, given, d_output):
             torch.cuda.synchronize()
             worst = max(off(mine, other.double()) for mine, other in zip(found, wanted, strict=True))
             del found
-            spent = captured(step)
+            spent = in_a_graph(step)
         except Exception as error:
-            print(f"  {tuple(tile)!s:28s} fails: {short(error)}", flush=True)
+            print(f"  {tuple(tile)!s:28s} fails: {in_short(error)}", flush=True)
             continue
         right = worst < 1e-2
         print(f"  {tuple(tile)!s:28s} {spent:7.3f}{'' if right else f'   <-- WRONG by {worst:.1e}'}", flush=True)
@@ -250,7 +224,7 @@ def main():
         try:
             check(dtype, span, half, batch=BATCH)
         except Exception as error:
-            print(f"\n{dtype}, {span}: fails: {short(error)}")
+            print(f"\n{dtype}, {span}: fails: {in_short(error)}")
     for process in warmers:
         process.wait()
     print(f"\nafter {time.time() - BEGAN:.0f} s: time")
@@ -259,7 +233,7 @@ def main():
         try:
             tune(kind, given, d_output)
         except Exception as error:
-            print(f"  fails: {short(error)}")
+            print(f"  fails: {in_short(error)}")
     del given, d_output
     print(
         f"\nbest: {fused.USUAL}\nafter {time.time() - BEGAN:.0f} s: one attention, forward and backward, compiled, ms"
@@ -267,10 +241,10 @@ def main():
     for name, function in (("kernel", with_kernel), ("present", present)):
         try:
             step = both_ways(torch.compile(function, dynamic=False), leaves(BATCH, torch.bfloat16))
-            print(f"  {name:8s} {captured(step):7.3f}", flush=True)
+            print(f"  {name:8s} {in_a_graph(step):7.3f}", flush=True)
             breakdown(step)
         except Exception as error:
-            print(f"  {name:8s} fails: {short(error)}")
+            print(f"  {name:8s} fails: {in_short(error)}")
         torch.cuda.empty_cache()
     print(f"after {time.time() - BEGAN:.0f} s: done")
 

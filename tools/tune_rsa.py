@@ -14,6 +14,7 @@ from contextlib import contextmanager
 
 import bench_rsa as bench
 import torch
+from timing import as_graph, in_a_graph, in_short
 from torch.nn import functional
 
 from recurrify.kernels import rsa
@@ -60,10 +61,6 @@ JOBS = [
 
 def say(*words):
     print(*words, flush=True)
-
-
-def short(error):
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:110]}"
 
 
 @contextmanager
@@ -125,28 +122,8 @@ def given_for(plan, batch, positions):
     return (value, attended, *parts, *fixed), torch.randn_like(attended)
 
 
-def graph_us(step, calls=10, rounds=9):
-    """Microseconds of one call among many in a CUDA graph."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(2):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(calls):
-            step()
-    times = []
-    for _ in range(rounds):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end))
-    return 1000 * sorted(times)[rounds // 2] / calls
+def graph_us(step):
+    return 1000 * in_a_graph(step, calls=10, rounds=9)
 
 
 def worst(ours, true):
@@ -181,7 +158,7 @@ def tune(plan, batch, positions):
                             off = worst(step(), wanted)
                         spent = graph_us(step)
                 except Exception as error:
-                    line.append(f"{kind[0]}{tuple(tile)} fails: {short(error)}")
+                    line.append(f"{kind[0]}{tuple(tile)} fails: {in_short(error)}")
                     continue
                 wrong = f" WRONG by {off:.1e}" if not off < 8e-2 else ""
                 line.append(f"{kind[0]}{str(tuple(tile)).replace(', None', '').replace(' ', '')} {spent:.1f}{wrong}")
@@ -204,9 +181,9 @@ def whole(plan, batch, positions, pairs):
 
     def add(name, way):
         try:
-            steps[name] = bench.as_graph(bench.stepper(way, batch, positions, encoding))
+            steps[name] = as_graph(bench.stepper(way, batch, positions, encoding))
         except Exception as error:
-            say(f"    {name} fails: {short(error)}")
+            say(f"    {name} fails: {in_short(error)}")
 
     for cudnn in (True, False):
         torch.backends.cuda.enable_cudnn_sdp(cudnn)
@@ -242,7 +219,7 @@ def kernels(plan, batch, positions, pairs):
                     with tiles(length, forward=forward, backward=backward):
                         bench.profile(plan, batch, positions)
         except Exception as error:
-            say(f"  profile fails: {short(error)}")
+            say(f"  profile fails: {in_short(error)}")
 
 
 def warm(number):
@@ -270,7 +247,7 @@ def main():
             try:
                 check(plan, *size)
             except Exception as error:
-                say(f"  {plan}, {size}: FAILS: {short(error)}")
+                say(f"  {plan}, {size}: FAILS: {in_short(error)}")
     for process in warmers:
         process.wait()
     say(f"after {time.time() - BEGAN:.0f} s: each kernel by itself, µs (columns, warps, stages, registers)")
@@ -279,14 +256,14 @@ def main():
         try:
             found[size] = tune("4 of 8", *size)
         except Exception as error:
-            say(f"  {size} fails: {short(error)}")
+            say(f"  {size} fails: {in_short(error)}")
     say(f"after {time.time() - BEGAN:.0f} s: attention forward + backward")
     for plan in PLANS:
         for size in SIZES:
             try:
                 whole(plan, *size, found.get(size, []))
             except Exception as error:
-                say(f"  {plan}, {size} fails: {short(error)}")
+                say(f"  {plan}, {size} fails: {in_short(error)}")
     say(f"after {time.time() - BEGAN:.0f} s: kernels")
     for size in SIZES[:2]:
         kernels("4 of 8", *size, found.get(size, []))
