@@ -3,13 +3,10 @@
 Shapes: B batch, H heads, R heads that carry a REM, Q queries, K keys, D head width.
 """
 
-import torch
 from torch import Tensor
 
 from recurrify.attention.encoding import Kernel, RecurrenceEncoding
-from recurrify.kernels import TRITON_INSTALLED
-
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+from recurrify.kernels import KERNEL_TYPES, TRITON_INSTALLED
 
 
 def kernels_run(truncation: int | None, *tensors: Tensor) -> bool:
@@ -17,7 +14,7 @@ def kernels_run(truncation: int | None, *tensors: Tensor) -> bool:
     return (
         TRITON_INSTALLED
         and truncation is None
-        and all(tensor.is_cuda and tensor.dtype in DTYPES for tensor in tensors)
+        and all(tensor.is_cuda and tensor.dtype in KERNEL_TYPES for tensor in tensors)
         and tensors[0].numel() > 0
     )
 

@@ -1,12 +1,9 @@
 """Causal attention with a score for each distance in one fused kernel, where there is one."""
 
-import torch
 from torch import Tensor
 
-from recurrify.kernels import TRITON_INSTALLED
+from recurrify.kernels import KERNEL_TYPES, KERNEL_WIDTHS, TRITON_INSTALLED
 
-KERNEL_TYPES = (torch.float32, torch.bfloat16, torch.float16)
-KERNEL_WIDTHS = (16, 32, 64, 128)
 KERNEL_PAIRS = 2**31
 """Of queries and keys in one head; the kernels count them in 32 bits."""
 

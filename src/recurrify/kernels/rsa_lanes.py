@@ -24,6 +24,7 @@ from recurrify.kernels.rsa_parts import (
     clear_slots,
     eigenvalue,
     gate_share,
+    lags,
     load_pair,
     load_powers,
     load_rows,
@@ -92,12 +93,7 @@ def _by_lag(numbers, LATER_ROWS: tl.constexpr, C: tl.constexpr):
 
     Rows are outputs and columns values if LATER_ROWS, else the other way round.
     """
-    steps = tl.arange(0, C)
-    if LATER_ROWS:
-        lag = steps[:, None] - steps[None, :]
-    else:
-        lag = steps[None, :] - steps[:, None]
-    return tl.reshape(tl.gather(numbers, tl.reshape(lag + C, (C * C,)), 0), (C, C))
+    return tl.reshape(tl.gather(numbers, tl.reshape(lags(LATER_ROWS, C) + C, (C * C,)), 0), (C, C))
 
 
 @triton.jit

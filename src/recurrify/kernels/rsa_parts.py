@@ -184,17 +184,23 @@ def load_powers(table, steps, SLOPE: tl.constexpr, C: tl.constexpr):
 
 
 @triton.jit
-def load_weights(table, KIND: tl.constexpr, LATER_ROWS: tl.constexpr, C: tl.constexpr):
-    """The weights (KIND 0) or their derivatives (1, 2) between the steps of a block.
-
-    Rows are outputs and columns values if LATER_ROWS, else the other way round.
-    """
+def lags(LATER_ROWS: tl.constexpr, C: tl.constexpr):
+    """(C, C): how many steps of a block the column lies before the row if LATER_ROWS, else the other way round."""
     steps = tl.arange(0, C)
     if LATER_ROWS:
         lag = steps[:, None] - steps[None, :]
     else:
         lag = steps[None, :] - steps[:, None]
-    return tl.load(table + (4 + 9 * C + KIND * 2 * C) + lag)
+    return lag
+
+
+@triton.jit
+def load_weights(table, KIND: tl.constexpr, LATER_ROWS: tl.constexpr, C: tl.constexpr):
+    """The weights (KIND 0) or their derivatives (1, 2) between the steps of a block.
+
+    Rows are outputs and columns values if LATER_ROWS, else the other way round.
+    """
+    return tl.load(table + (4 + 9 * C + KIND * 2 * C) + lags(LATER_ROWS, C))
 
 
 @triton.jit

@@ -207,20 +207,19 @@ class WindowAttention(nn.Module):
             stop = min(start + self.window, queries)
             before = min(memory + start, self.window)
             key, value = seen_2BHKD[..., memory + start - before : memory + stop, :]
-            if mask is None:
-                # Scaled down again with the products of queries and keys.
-                bias_HK = self.bias.by_distance(before + stop - start) * math.sqrt(self.head_width)
-                query = query_BHQD[:, :, start:stop]
-                pieces.append(relative_attention(query, bias_HK[None, :, None], key, value, span=self.window))
-                continue
-            # The mask depends on distances alone, so that for fewer queries or keys it is a part of the whole.
-            seen_mask = mask[:, : stop - start, self.window - before : self.window + stop - start]
-            pieces.append(
-                functional.scaled_dot_product_attention(
-                    query_BHQD[:, :, start:stop], key, value, attn_mask=seen_mask[None]
-                )
-            )
+            pieces.append(self._attend(query_BHQD[:, :, start:stop], key, value, mask))
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=2)
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        """Of the last keys each is a query's own. Without a mask, by the fused kernel."""
+        queries, keys = query.shape[2], key.shape[2]
+        if mask is None:
+            # Scaled down again with the products of queries and keys.
+            bias_HK = self.bias.by_distance(keys) * math.sqrt(self.head_width)
+            return relative_attention(query, bias_HK[None, :, None], key, value, span=self.window)
+        # The mask depends on distances alone, so that for fewer queries or keys it is a part of the whole.
+        seen_mask = mask[:, :queries, self.window + queries - keys : self.window + queries]
+        return functional.scaled_dot_product_attention(query, key, value, attn_mask=seen_mask[None])
 
 
 class FeedForward(nn.Module):

@@ -13,12 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from recurrify.kernels import TRITON_INSTALLED
+from recurrify.kernels import KERNEL_TYPES, KERNEL_WIDTHS, TRITON_INSTALLED
 
 EVALUATION_SEED = 0
 """Of the keys sampled outside of training, so that the same model and data give the same forecast."""
-KERNEL_TYPES = (torch.float32, torch.bfloat16, torch.float16)
-KERNEL_WIDTHS = (16, 32, 64, 128)
 MOST_SAMPLES = 255
 """The kernel's count of how often a key was sampled has 8 bits."""
 
