@@ -12,7 +12,7 @@ import pytest
 
 from recurrify import results
 from recurrify.errors import UserError
-from recurrify.results import git_state, load_result, provenance, save_result
+from recurrify.results import git_state, load_result, machine, provenance, save_result
 
 
 def test_a_saved_result_is_loaded_unchanged(tmp_path: Path) -> None:
@@ -129,3 +129,21 @@ def _repository(folder: Path) -> None:
             subprocess.run(["git", "-C", str(folder), *command], check=True)
         except FileNotFoundError:
             pytest.skip("git is not installed")
+
+
+def test_numbers_in_lists_take_one_line_and_texts_stay_as_they_are(tmp_path):
+    result = {
+        "curve": [1.5, -2e-9, 3],
+        "empty": [],
+        "rows": [[1, 2], [3, 4]],
+        "text": ["[\n  1\n]"],
+        "none": [None, 1.0],
+    }
+    path = tmp_path / "result.json"
+    save_result(path, result)
+    assert load_result(path) == result
+    assert '"curve": [1.5, -2e-09, 3]' in path.read_text(encoding="utf-8")
+
+
+def test_a_cpu_has_a_name():
+    assert machine()["cpu"]

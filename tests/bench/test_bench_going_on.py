@@ -223,6 +223,16 @@ class TestLittleTime:
         assert not timed["missing"]
         assert timed["checks"] == checked["checks"]
 
+    @pytest.mark.parametrize("part", ["generation", "lengths", "evaluation", "naive", "profile", "peers"])
+    def test_only_checks_times_no_other_part_either(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, part: str
+    ) -> None:
+        found = LittleTime(monkeypatch, tmp_path, 100).run(part, only_checks=True)
+        assert not found["finished"]
+        assert found["rows"]
+        assert not any(row.get("seconds") for row in found["rows"])
+        assert part in ("profile", "peers") or found["checks"]
+
     def test_ceilings_are_not_cut_short(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         assert LittleTime(monkeypatch, tmp_path, 1).run("ceilings")["finished"]
 

@@ -17,6 +17,7 @@ from recurrify.bench import evaluation, lengths, profiling, stepping, timing
 from recurrify.bench.checks import EXACT, HALF, WINDOWS, Seen, compare, observe, told_apart
 from recurrify.bench.evaluation import measure_evaluation
 from recurrify.bench.lengths import measure_lengths
+from recurrify.bench.memory import PeakMemory
 from recurrify.bench.models import random_tokens
 from recurrify.bench.naive import NaiveLoop, measure_naive
 from recurrify.bench.peers import PEERS, body_weights, measure_peers
@@ -336,6 +337,19 @@ class TestTurns:
         untimed, graphs_untimed = ["wake", "run", "empty", "run", "empty"], ["empty", "wake", "run", "run", "empty"]
         assert log == untimed + graphs_untimed + 4 * ["wake", "run", "clock", "run", "clock", "empty"]
         assert [(one.seconds, one.peak_bytes) for one in found] == [([1, 1], 7)] * 2
+
+    @pytest.mark.parametrize("mebibytes", [1, 200])
+    def test_memory_of_a_cpu_is_told_where_it_can_be(self, mebibytes: int) -> None:
+        memory = PeakMemory(CPU)
+        if memory.before is None:
+            pytest.skip("nobody counts memory here")
+        torch.ones(mebibytes * 2**18).sum()
+        told = memory.so_far()
+        if mebibytes == 1:
+            assert told is None
+        else:
+            assert told is not None
+            assert 0.9 < told / 2**20 / mebibytes < 1.5
 
     def test_an_error_that_nobody_expects_is_not_hidden(self) -> None:
         with pytest.raises(ZeroDivisionError):

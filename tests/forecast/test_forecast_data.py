@@ -172,3 +172,13 @@ def test_the_target_must_be_a_column():
     assert choose_target(series_of(10, columns=("x", "y")), None) == "y"
     with pytest.raises(UserError, match="got 'z'"):
         choose_target(series_of(10), "z")
+
+
+def test_only_the_parts_that_are_needed_must_hold_a_window():
+    series, split = series_of(100), Split(60, 61, 100)
+    scaling = Scaling.of(series.values[:60])
+    assert len(WindowedSeries(series, split, scaling, past=4, horizon=2, needed=["test"]).starts("test")) == 38
+    with pytest.raises(UserError, match=r"The valid part of some is too short.*or another --split"):
+        WindowedSeries(series, split, scaling, past=4, horizon=2)
+    with pytest.raises(UserError, match=r"The test part of some is too short.*give a longer file\.$"):
+        WindowedSeries(series, Split(60, 99, 100), scaling, past=4, horizon=2, needed=["test"])

@@ -163,19 +163,38 @@ if __name__ == "__main__":
     path.write_text(program)
     parent = subprocess.Popen([sys.executable, str(path)])
     written = tmp_path / "pid"
-    until(lambda: written.exists() and written.read_text())
+    assert comes(lambda: written.exists() and written.read_text() != "")
+    worker = int(written.read_text())
+    assert runs(worker)
     parent.kill()
     parent.wait()
-    worker = Path("/proc") / written.read_text()
-    until(lambda: not worker.exists() or "State:\tZ" in (worker / "status").read_text())
+    assert comes(lambda: not runs(worker))
 
 
-def until(condition) -> None:
+def comes(condition: Callable[[], bool]) -> bool:
     for _ in range(600):
         if condition():
-            return
+            return True
         time.sleep(0.1)
-    pytest.fail("it never came")
+    return False
+
+
+def runs(process: int) -> bool:
+    """And is not a mere entry that nobody has asked for its end yet."""
+    try:
+        return "State:\tZ" not in Path(f"/proc/{process}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_curves_are_saved_with_six_digits_and_scores_with_all(plan):
+    one = plan.unit(SETTING, "rsa-informer", 1e-3, 0)
+    do_units([one], 1, lambda _: None)
+    result = load_result(one.path)
+    curves = [result["test"]["mse_by_horizon"], *(head["weights"] for head in result["recurrence"][0]["heads"])]
+    assert all(number == float(f"{number:.6g}") for curve in curves for number in curve)
+    assert result["test"]["mse"] != float(f"{result['test']['mse']:.6g}")
+    assert set(result["recurrence_start"][0]) == {"layer", "gate"}
 
 
 def test_a_table_is_made_of_what_there_is(plan):

@@ -8,7 +8,7 @@ import torch
 
 from recurrify import CarryConfig, NoRecurrence, RecurrentForCausalLM, TailConfig, UserError, add_recurrence
 from recurrify.recurrence import CompressConfig, MemoryTokensConfig, SummaryConfig, graphed
-from recurrify.recurrence.graphed import graph_steps
+from recurrify.recurrence.graphed import as_built, graph_steps
 from recurrify.recurrence.packing import pack
 from recurrify.state import State
 from support.graphs import AnyDevice, update_alike, without_graphs
@@ -243,3 +243,12 @@ def test_a_backward_pass_that_comes_too_late_is_refused() -> None:
     again.backward(retain_graph=True)
     with pytest.raises(UserError, match="call backward once after each step"):
         again.backward()
+
+
+def test_another_dropout_is_another_model() -> None:
+    """Or captured steps would go on with the old one."""
+    model = add_recurrence(tiny("gpt2"), CarryConfig(window=8)).train()
+    before = as_built(model)
+    assert as_built(model) == before
+    model.base.transformer.drop.p = 0.5
+    assert as_built(model) != before

@@ -48,13 +48,12 @@ class Bench:
     def out_of_time(self) -> bool:
         return self.deadline is not None and time.monotonic() >= self.deadline
 
+    def may_time(self) -> bool:
+        return not (self.only_checks or self.out_of_time())
+
     def turns(self, advance: Callable[[int], None], warm_ups: int = 1, limited: bool = True) -> Turns:
         """`limited` ones end when the time does, and have none where only checks are asked for."""
-
-        def out_of_time() -> bool:
-            return limited and (self.only_checks or self.out_of_time())
-
-        return Turns(self.device, self.size.rounds, out_of_time, advance, warm_ups)
+        return Turns(self.device, self.size.rounds, lambda: limited and not self.may_time(), advance, warm_ups)
 
     def turns_of(self, entrants: int) -> int:
         """How often `turns` tells that it is a step further: memory is a turn of its own."""

@@ -203,7 +203,7 @@ def _result(bench: Bench, found: Found, checks: list[Row]) -> dict[str, Any]:
 
 def _one_turn(bench: Bench, writer: Writer, prompt: int, told: Told, warms_up: bool = False) -> None:
     """One that warms up is not counted."""
-    if told.trouble is None and bench.out_of_time():
+    if told.trouble is None and not bench.may_time():
         told.trouble = NO_TIME
     if told.trouble is not None:
         return

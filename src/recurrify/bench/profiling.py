@@ -79,7 +79,7 @@ def _batch(bench: Bench) -> int:
 
 def _row(bench: Bench, stepper: Stepper, way: str, batch: int) -> Row:
     row: Row = {"kind": stepper.kind, "way": way, "trouble": None, "work": [], "largest": []}
-    if bench.out_of_time():
+    if not bench.may_time():
         return {**row, "trouble": NO_TIME}
     ids = random_tokens(bench.size, batch, bench.size.windows * bench.size.window, bench.device)
     rows = len(stepper.rows_of(ids[:1])) * batch

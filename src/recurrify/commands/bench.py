@@ -39,7 +39,7 @@ def bench_command(
     again: Annotated[bool, typer.Option("--again", help="Measure anew what is there already.")] = False,
     only_checks: Annotated[
         bool,
-        typer.Option("--only-checks", help="Of training, evaluation and naive: check, and fill the compiler's cache."),
+        typer.Option("--only-checks", help="Check and time nothing; what it compiles is in the compiler's cache then."),
     ] = False,
     max_minutes: Annotated[float | None, typer.Option(min=0.1, help="Stop, saved, after so many minutes.")] = None,
     page: Annotated[bool, typer.Option("--page", help="Measure nothing: write tables and picture anew.")] = False,
@@ -65,7 +65,12 @@ def bench_command(
         outcome = run_bench(asked, out, say, progress_bar)
     _show(out)
     if not page and outcome.unfinished:
-        say(f"not finished: {', '.join(outcome.unfinished)}; the same command goes on with them")
+        how = (
+            "without --only-checks, the same command times them"
+            if only_checks
+            else "the same command goes on with them"
+        )
+        say(f"not finished: {', '.join(outcome.unfinished)}; {how}")
     if not page and outcome.wrong:
         err_console.print(f"Wrong results, not timed: {'; '.join(outcome.wrong)}.", style="red", markup=False)
         raise typer.Exit(1)
