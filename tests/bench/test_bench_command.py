@@ -128,6 +128,16 @@ def test_a_row_without_numbers_says_why(tmp_path: Path) -> None:
     assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_lengths_without_a_number_are_no_picture(tmp_path: Path) -> None:
+    row = {"name": "carry", "way": "eager", "tokens": 600, "tokens_per_second": None, "peak_bytes": None}
+    result = {"rows": [{**row, "trouble": "no time left"}], "checks": []}
+    text = json.dumps({"kind": "bench", "part": "lengths", "finished": False, **result, "provenance": {}})
+    (tmp_path / "lengths.json").write_text(text)
+    assert "no time left" in invoke("bench", "--page", "--out", tmp_path)
+    assert not (tmp_path / "bench.png").exists()
+    assert "bench.png" not in (tmp_path / "bench.md").read_text()
+
+
 class TestRefusals:
     @pytest.mark.parametrize(
         ("options", "words"),

@@ -25,8 +25,9 @@ from support.models import KINDS, text, tiny
 ATTENTION = ("sdpa", "eager")
 
 
-def assert_same(model: Any, ours: torch.Tensor, expected: torch.Tensor) -> None:
-    exact = model.mechanism.inputs_behind() == model.mechanism.first_position() == 0
+def assert_same(model: Any, ours: torch.Tensor, expected: torch.Tensor, same_rows: bool = True) -> None:
+    """To the last bit, unless the base's products have other rows: some CPUs then add up in another order."""
+    exact = same_rows and model.mechanism.inputs_behind() == model.mechanism.first_position() == 0
     rounding = 0.0 if exact else 1e-5
     torch.testing.assert_close(ours, expected, rtol=rounding, atol=rounding)
 
@@ -65,7 +66,8 @@ def test_first_window_equals_the_base(kind: tuple[str, str], mechanism: str, att
     expected = answer_of_base(base, ids[:, :WINDOW])
     model = add_recurrence(base, config(mechanism, **CLOSED.get(mechanism, {})))
     assert_same(model, answer(model(ids[:, :WINDOW])), expected)
-    assert_same(model, answer(model(ids))[:, :WINDOW], expected)
+    # The head's product is over all windows.
+    assert_same(model, answer(model(ids))[:, :WINDOW], expected, same_rows=False)
 
 
 @torch.no_grad()

@@ -18,6 +18,7 @@ from recurrify.results import load_result, write_whole
 __all__ = ["PAGE", "PICTURE", "bench_tables", "load_parts", "write_bench_page"]
 
 PAGE, PICTURE = "bench.md", "bench.png"
+DRAWN = ("tokens_per_second", "peak_bytes")
 PARTS = ("ceilings", "training", "profile", "lengths", "generation", "evaluation", "naive", "peers")
 STYLES = (("recurrent", "-", "o"), ("best", "--", "^"), ("plain", "-.", "s"))
 NOTES = (
@@ -51,7 +52,8 @@ def load_parts(folder: Path) -> dict[str, dict[str, Any]]:
 
 def write_bench_page(parts: Parts, folder: Path) -> bool:
     """Write the page, and the picture if there is something to draw; says whether there is."""
-    drawn = bool((parts.get("lengths") or {}).get("rows"))
+    rows = (parts.get("lengths") or {}).get("rows") or []
+    drawn = any(numbers.finite(row.get(key)) is not None for row in rows for key in DRAWN)
     blocks: list[Block] = [Paragraph(_machine(parts)), Bullets(NOTES)]
     blocks += [TableBlock(table) for table in bench_tables(parts)]
     text = markdown_page("recurrify bench", blocks)
@@ -78,11 +80,11 @@ def _machine(parts: Parts) -> str:
 
 
 def draw_throughput(axes: Axes, result: Mapping[str, Any], palette: Palette) -> bool:
-    return _draw(axes, result, palette, "Throughput of a training step", "tokens_per_second", "tokens per second", 1)
+    return _draw(axes, result, palette, "Throughput of a training step", DRAWN[0], "tokens per second", 1)
 
 
 def draw_memory(axes: Axes, result: Mapping[str, Any], palette: Palette) -> bool:
-    return _draw(axes, result, palette, "Memory of a training step", "peak_bytes", "GiB", 2**30)
+    return _draw(axes, result, palette, "Memory of a training step", DRAWN[1], "GiB", 2**30)
 
 
 def _draw(
