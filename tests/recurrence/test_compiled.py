@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
+from torch._inductor.utils import fresh_inductor_cache
 
 from recurrify import CarryConfig, TailConfig, add_recurrence
 from recurrify.recurrence import (
@@ -182,3 +184,30 @@ def test_a_smaller_budget_keeps_less_and_computes_the_same(monkeypatch: pytest.M
     assert kept[1] < 0.5 * kept[0]
     for name, value in gradients[0].items():
         torch.testing.assert_close(gradients[1][name], value, rtol=1e-5, atol=1e-7, msg=name)
+
+
+def test_what_was_compiled_is_found_again_and_nothing_else() -> None:
+    """Gradients of our own are part of what torch looks for, so that changed ones are compiled anew."""
+
+    def tripled(factor: float) -> Callable[[torch.Tensor], torch.Tensor]:
+        class Scaled(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+                return 3 * value
+
+            @staticmethod
+            def backward(ctx: Any, *incoming: torch.Tensor) -> torch.Tensor:
+                return factor * incoming[0]
+
+        return lambda value: Scaled.apply(value).sin().sum()
+
+    found = []
+    with fresh_inductor_cache(), compiled.functorch_config.patch(compiled.KEPT_FOR_LATER):
+        for factor in (2.0, 2.0, 5.0):
+            torch._dynamo.reset()
+            counters["aot_autograd"].clear()
+            value = torch.ones(4, requires_grad=True)
+            torch.compile(tripled(factor))(value).backward()
+            torch.testing.assert_close(value.grad, factor * torch.full((4,), 3.0).cos())
+            found.append(counters["aot_autograd"]["autograd_cache_hit"])
+    assert found == [0, 1, 0]

@@ -12,6 +12,7 @@ from recurrify import CarryConfig, NoRecurrence, RecurrentForCausalLM, TailConfi
 from recurrify.recurrence import CompressConfig, KVConfig, MemoryTokensConfig, SummaryConfig
 from recurrify.recurrence.compiled import run_full_window
 from recurrify.recurrence.graphed import graph_steps
+from recurrify.recurrence.head_loss import losses_and_gradients
 from support.graphs import AnyDevice, update_alike, without_graphs
 from support.models import text, tiny
 
@@ -33,6 +34,7 @@ class OneWindow:
     """What would be compiled."""
 
     rows = 2
+    head = staticmethod(losses_and_gradients)
 
     def __init__(self, model: RecurrentForCausalLM) -> None:
         self.model = model
@@ -101,6 +103,73 @@ def test_replayed_windows_compute_what_checkpointed_ones_do(name: str, replays: 
         compare_steps(model, twin, lengths, seed=step)
     assert len(model.graphed_steps.steps) == 1
     assert replays.count("_pass_forward") == 1 + replays.count("_pass_back")  # one for the shape of its memory
+
+
+def summed_steps(model: RecurrentForCausalLM, twin: RecurrentForCausalLM, ids: torch.Tensor, labels: Any) -> None:
+    """The loss that training takes, and its gradients, times a weight as a scaler or an accumulation has it."""
+    losses = []
+    for one in (model, twin):
+        one.zero_grad()
+        torch.manual_seed(0)
+        losses.append(one(ids, labels=labels, return_state=False).loss)
+        (3 * losses[-1]).backward()
+    torch.testing.assert_close(losses[0], losses[1])
+    for (key, mine), theirs in zip(model.named_parameters(), twin.parameters(), strict=True):
+        assert (mine.grad is None) == (theirs.grad is None), key
+        if mine.grad is not None:
+            torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=1e-6, msg=key)
+
+
+class TestHeadsThatDoNotRunTwice:
+    """Their gradients are made with the losses, in the forward pass."""
+
+    @pytest.mark.parametrize("name", CONFIGS)
+    def test_a_step_computes_the_same(self, name: str, replays: list[str]) -> None:
+        model, twin = with_twin(name)
+        for step, length in enumerate([24, 24, 29, 40]):
+            ids = text(2, length, seed=step)
+            labels = ids.clone()
+            labels[0, 3:11] = -100
+            labels[1, -step - 1 :] = -100
+            summed_steps(model, twin, ids, labels)
+        assert [key.summed for key in model.graphed_steps.steps] == [True]
+        assert replays
+
+    @pytest.mark.parametrize("trained", ["all", "head", "body", "memory"])
+    @pytest.mark.parametrize("tied", [True, False])
+    def test_whatever_is_trained(self, trained: str, tied: bool, replays: list[str]) -> None:
+        model, twin = with_twin("carry", tie_word_embeddings=tied)
+        for one in (model, twin):
+            head = one.base.get_output_embeddings().weight
+            for name, weight in one.named_parameters():
+                inside = "memory" if name.startswith("mechanism.") else "head" if weight is head else "body"
+                weight.requires_grad_(trained == "all" or trained == inside)
+        for step in range(2):
+            ids = text(2, 24, seed=step)
+            summed_steps(model, twin, ids, ids)
+        assert replays
+
+    def test_a_batch_in_which_nothing_is_scored_has_no_gradient(self, replays: list[str]) -> None:
+        model, _ = with_twin("carry")
+        ids = text(2, 24)
+        model(ids, labels=torch.full_like(ids, -100), return_state=False).loss.backward()
+        assert all(bool((one.grad == 0).all()) for one in model.parameters() if one.grad is not None)
+        assert replays
+
+    def test_steps_may_wait_for_their_backward_pass(self, replays: list[str]) -> None:
+        """What each keeps is its own."""
+        model, twin = with_twin("carry")
+        for one in (model, twin):
+            losses = [one(ids, labels=ids, return_state=False).loss for ids in (text(2, 24), text(2, 32, seed=1))]
+            (losses[0] + 2 * losses[1]).backward()
+        for (key, mine), theirs in zip(model.named_parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=1e-6, msg=key)
+        assert replays
+
+    def test_not_in_float16(self) -> None:
+        model = recurrent("carry").half()
+        assert not model.has_summable_head(model.dtype)
+        assert model.has_summable_head(torch.bfloat16)
 
 
 @pytest.mark.parametrize("name", ["carry", "memory tokens"])

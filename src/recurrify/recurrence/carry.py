@@ -26,6 +26,8 @@ FAINT = 0.1
 """What a neutral start leaves of the network's random output."""
 HEAD_START = 16
 """As how many windows the running statistics' initial mean 0 and variance 1 count."""
+MOST_PARTS = 16
+"""Into which a window's positions are divided where they are pooled."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,8 +187,8 @@ class Pool(Notes):
             return
         hidden = hidden[:, : self.stride]
         if self.carry.config.pooling == "mean":
-            # The mean over positions commutes with the sum over layers: (B, K) is all that is added up.
-            hidden = hidden.mean(1)
+            # The mean over positions commutes with the sum over layers: (B, parts, K) is all that is added up.
+            hidden = hidden.unflatten(1, (equal_parts(hidden.shape[1]), -1)).mean(2)
         if self.weights is not None:
             hidden = self.weights[layer].to(hidden.dtype) * hidden
         self.total = hidden if self.total is None else self.total + hidden
@@ -195,12 +197,18 @@ class Pool(Notes):
         assert self.total is not None, "no layer ran"
         match self.carry.config.pooling:
             case "mean":
-                return self.total
+                return self.total.mean(1)
             case "max":
                 return self.total.amax(1)
             case "attention":
                 scores = self.total @ self.carry.key.to(self.total.dtype) * self.carry.width**-0.5
                 return (scores.softmax(1)[..., None] * self.total).sum(1)
+
+
+def equal_parts(positions: int) -> int:
+    """Into how many parts of the same size positions are pooled at first: compiled for a GPU, one sum over all
+    positions of all layers is too few pieces of work to keep it busy."""
+    return next(parts for parts in range(min(MOST_PARTS, positions), 0, -1) if positions % parts == 0)
 
 
 register_mechanism(CarryConfig, Carry)

@@ -15,11 +15,16 @@ from torch import Tensor
 from torch._functorch import config as functorch_config
 
 from recurrify.recurrence.families import Traffic, run_backbone
+from recurrify.recurrence.head_loss import losses_and_gradients
 from recurrify.recurrence.mechanism import Past
 from recurrify.recurrence.model import IGNORE, RecurrentPreTrainedModel, token_losses
 
 COMPILATIONS = 64
 """torch's own limit of 8 for one function is low where several models of a process are compiled."""
+ALLOWED = "autograd_cache_allow_custom_autograd_functions"
+KEPT_FOR_LATER = {ALLOWED: True} if hasattr(functorch_config, ALLOWED) else {}
+"""What was compiled is found again by the next process, although our own gradients are in it: torch leaves those out
+for fear that they change unnoticed, but traced as here they are part of what it looks for."""
 
 
 def compile_windows(model: RecurrentPreTrainedModel, rows: int | None = None, memory_budget: float = 1.0) -> None:
@@ -41,6 +46,7 @@ class CompiledWindow:
         self.rows = rows
         self.memory_budget = memory_budget
         self.compiled: Callable[..., Any] = torch.compile(window_function(memory_budget), dynamic=False)
+        self.head: Callable[..., Any] = torch.compile(losses_and_gradients, dynamic=False)
 
     def takes(self, tokens: Tensor, live: Tensor) -> bool:
         """Whether this is the window that training repeats; the first one decides on the number of rows."""
@@ -54,7 +60,7 @@ class CompiledWindow:
     def __call__(
         self,
         tokens: Tensor,
-        targets: Tensor,
+        targets: Tensor | None,
         memory: Tensor | None,
         statistics: tuple[Tensor, ...],
         first: int,
@@ -62,17 +68,18 @@ class CompiledWindow:
         summed: bool = False,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """A short last window is filled up: nobody looks ahead, and filler is not scored."""
-        scored = targets.shape[1]
+        scored = tokens.shape[1] - first
         missing = self.model.recurrence.window - tokens.shape[1]
         # Slices of batches of different lengths differ in their strides: one more reason to compile anew.
         tokens = F.pad(tokens, (0, missing)).contiguous()
-        targets = F.pad(targets, (0, missing), value=IGNORE).contiguous()
+        if targets is not None:
+            targets = F.pad(targets, (0, missing), value=IGNORE).contiguous()
         # torch reads it when it compiles, which is whenever a call is unlike those before.
-        with functorch_config.patch(activation_memory_budget=self.memory_budget):
-            losses, written, summary = self.compiled(
+        with functorch_config.patch({"activation_memory_budget": self.memory_budget, **KEPT_FOR_LATER}):
+            top, written, summary = self.compiled(
                 self.model, tokens, targets, memory, statistics, first, writes, summed
             )
-        return losses[:, :scored], written, summary
+        return top[:, :scored], written, summary
 
 
 @cache
@@ -86,14 +93,15 @@ def window_function(memory_budget: float) -> Callable[..., Any]:
 def run_full_window(
     model: RecurrentPreTrainedModel,
     tokens: Tensor,
-    targets: Tensor,
+    targets: Tensor | None,
     memory: Tensor | None,
     statistics: tuple[Tensor, ...],
     first: int,
     writes: bool,
     summed: bool = False,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """What `RecurrentPreTrainedModel` does for a window, without the cases that never meet here."""
+    """What `RecurrentPreTrainedModel` does for a window, without the cases that never meet here: its losses or,
+    without targets, its hidden states; the memory; the summary."""
     # Made in here: an object handed in from outside would be a reason to compile anew for each window.
     eager = model.base.config._attn_implementation == "eager"
     traffic = Traffic(causal=True, additive=eager, maskless=not eager)
@@ -104,10 +112,12 @@ def run_full_window(
         # Keys that outnumber the queries need the base's mask.
         traffic.maskless &= memory is None or "past_key_values" not in inputs
     hidden = run_backbone(model.base, traffic, **inputs)
-    if summed and model.makes_gradients_at_once(hidden):
-        losses = model.summed_losses(hidden[:, first:], targets)
-    else:
-        losses = token_losses(model.family.head(model.base, hidden[:, first:]), targets)
+    top = hidden[:, first:]
+    if targets is not None:
+        if summed and model.makes_gradients_at_once(hidden):
+            top = model.summed_losses(top, targets)
+        else:
+            top = token_losses(model.family.head(model.base, top), targets)
     if mechanism is None or notes is None:
-        return losses, None, None
-    return losses, mechanism.write(notes, past, statistics), notes.summary()
+        return top, None, None
+    return top, mechanism.write(notes, past, statistics), notes.summary()

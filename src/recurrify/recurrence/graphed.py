@@ -21,15 +21,18 @@ from torch.autograd.function import once_differentiable
 from recurrify.capturing import capture
 from recurrify.errors import UserError
 from recurrify.recurrence.compiled import compile_windows
+from recurrify.recurrence.families import plain_head
 from recurrify.recurrence.graphed_windows import (
     CheckpointedStep,
     Clock,
+    Head,
     WindowInputs,
     WindowOutputs,
     generator_of,
     on_side,
     unmoved,
 )
+from recurrify.recurrence.head_loss import ALIGNED
 from recurrify.recurrence.mechanism import RecurrenceConfig
 from recurrify.recurrence.model import IGNORE, RecurrentPreTrainedModel, WindowsRun
 from recurrify.recurrence.packing import Packed, open_windows
@@ -105,7 +108,8 @@ class GraphedSteps:
         windows = self._windows(packed)
         half = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
         if self.model.recurrence.checkpoint:
-            return Key(len(packed.lengths), None, False, half, self.model.recurrence, False)
+            summed = summed and self.model.has_summable_head(half or self.model.dtype)
+            return Key(len(packed.lengths), None, False, half, self.model.recurrence, summed)
         if len(set(packed.lengths)) > 1:
             windows = min(round_up(windows), self.most_windows)
         key = Key(len(packed.lengths), windows, False, half, self.model.recurrence, summed)
@@ -148,31 +152,50 @@ class GraphedSteps:
         if key.precision not in self.weights:
             self.weights[key.precision] = StandIns(self.model, key.precision)
         weights, one = self.weights[key.precision], key.recurrence
+        head = self._head(weights, key.precision) if key.windows is None and key.summed else None
         with capturing(self.model, tokens, self.clock), weights.in_place():
             if key.windows is not None:
                 run = whole_rows(self.model, weights, packed, state, key)
                 return GraphedStep(run, weights, tokens, targets, self.clock)
             return CheckpointedStep(
-                (self._window(0), self._window(one.overlap)),
+                (self._window(0, head is None), self._window(one.overlap, head is None)),
                 WindowInputs(tokens, targets, None, self._statistics()),
                 one.window,
                 one.overlap,
                 one.bptt_windows,
                 weights,
                 self.clock,
+                head,
             )
 
     def _statistics(self) -> tuple[Tensor, ...]:
         return self.model.mechanism.statistics() if self.model.mechanism is not None else ()
 
-    def _window(self, first: int) -> Callable[[WindowInputs], WindowOutputs]:
+    def _window(self, first: int, scores: bool = True) -> Callable[[WindowInputs], WindowOutputs]:
+        """With losses or, for a head of its own, with hidden states."""
         model = self.model  # and not `self`: graphs that hold their holder outlive it until garbage is collected
 
         def run(inputs: WindowInputs) -> WindowOutputs:
             tokens, targets, memory, statistics = inputs
-            return WindowOutputs(*model.compiled_window(tokens, targets, memory, statistics, first, True))
+            found = model.compiled_window(tokens, targets if scores else None, memory, statistics, first, True)
+            return WindowOutputs(*found)
 
         return run
+
+    def _head(self, weights: StandIns, half: torch.dtype | None) -> Head:
+        model = self.model
+        place = weights.places.get(id(plain_head(model.base, model.family)))
+
+        def run(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+            weight = plain_head(model.base, model.family)  # by now its stand-in
+            assert weight is not None
+            rows, products = hidden.flatten(0, 1), half or hidden.dtype
+            losses, top_gradient, gradient = model.compiled_window.head(
+                rows, weight.detach(), targets.flatten(), products, len(rows), ALIGNED, place is not None
+            )
+            return losses.view_as(targets), top_gradient.view_as(hidden), gradient
+
+        return Head(run, place)
 
     def _after(self, packed: Packed, state: State, found: "Found") -> State:
         """The state behind each row's own end; what windows taught counts only where a row filled them."""

@@ -3,6 +3,9 @@
 Two kinds of window are captured, the first of a text and those behind it, each twice: its forward pass, and its forward
 pass once more with the backward pass. A step replays the one along the text and the other back again; from the first to
 the second it keeps nothing of a window but the memory before it. The gradients of the weights add up in one place.
+
+The head, a large part of a small model, does not run twice where all losses weigh alike: its gradients are made with
+the losses, and what a window then keeps, too, is the gradient of its hidden states, in half precision if they are.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,6 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from recurrify.capturing import capture, on_side_stream
+from recurrify.recurrence.head_loss import weight_of_losses
 from recurrify.recurrence.stand_ins import StandIns
 from recurrify.windows import Window, schedule
 
@@ -43,27 +47,40 @@ class WindowInputs(NamedTuple):
 
 
 class WindowOutputs(NamedTuple):
-    losses: Tensor
+    top: Tensor
+    """(B, scored) losses, or (B, scored, K) hidden states for a head."""
     memory: Tensor | None
     summary: Tensor | None
 
     def each(self, act: Callable[[Tensor], Tensor]) -> "WindowOutputs":
         memory, summary = (None if one is None else act(one) for one in self[1:])
-        return WindowOutputs(act(self.losses), memory, summary)
+        return WindowOutputs(act(self.top), memory, summary)
 
 
 RunWindow = Callable[[WindowInputs], WindowOutputs]
 
 
+class Head(NamedTuple):
+    """What makes losses of hidden states, together with their gradients."""
+
+    run: Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor | None]]
+    """From hidden states (B, scored, K) and targets to losses and to the gradients of their sum, by the hidden states
+    and by the head's weights."""
+    place: int | None
+    """Of its weights among those that are trained."""
+
+
 class WindowGraphs:
     """One kind of window, and the tensors that its graphs read and write."""
 
-    def __init__(self, run: RunWindow, inputs: WindowInputs, weights: StandIns, pool: Any) -> None:
-        self.run, self.weights = run, weights
+    def __init__(self, run: RunWindow, head: Head | None, inputs: WindowInputs, weights: StandIns, pool: Any) -> None:
+        self.run, self.head, self.weights = run, head, weights
         memory = None if inputs.memory is None else inputs.memory.detach().clone().requires_grad_()
         self.inputs = inputs._replace(tokens=inputs.tokens.clone(), targets=inputs.targets.clone(), memory=memory)
+        self.top_gradient: Tensor | None = None
+        """Of the losses' sum by the hidden states, where there is a head."""
         on_side(inputs.tokens, self._pass_forward)
-        self.incoming = torch.zeros_like(self.outputs.losses)
+        self.incoming = torch.zeros_like(self.outputs.top if head is None else self.top)
         self.incoming_memory = None if self.outputs.memory is None else torch.zeros_like(self.outputs.memory)
         for _ in range(WARM_UPS):
             on_side(inputs.tokens, self._pass_back)
@@ -78,13 +95,20 @@ class WindowGraphs:
             self.weights.tap()
             found = self.run(self.inputs)
         self.outputs = found.each(Tensor.detach)
+        if self.head is not None:
+            self.top = self.outputs.top
+            with torch.no_grad():
+                losses, self.top_gradient, gradient = self.head.run(self.top, self.inputs.targets)
+                if gradient is not None and self.head.place is not None:
+                    self.weights.sums[self.head.place].add_(gradient)
+            self.outputs = self.outputs._replace(top=losses)
 
     def _pass_back(self) -> None:
         memory = [] if self.inputs.memory is None else [self.inputs.memory]
         with torch.enable_grad():
             self.weights.tap()
             found = self.run(self.inputs)
-            ends = [(found.losses, self.incoming)]
+            ends = [(found.top, self.incoming)]
             if found.memory is not None and self.incoming_memory is not None:
                 ends.append((found.memory, self.incoming_memory))
             ends = [one for one in ends if one[0].requires_grad]  # a first window of a frozen base learns nothing
@@ -94,16 +118,22 @@ class WindowGraphs:
             )
         self.memory_gradient = reached if memory else None
 
-    def replay_forward(self, inputs: WindowInputs) -> WindowOutputs:
-        """What comes back is the caller's own: the next replay writes over the rest."""
+    def replay_forward(self, inputs: WindowInputs) -> tuple[WindowOutputs, Tensor | None]:
+        """Losses, memory and summary, and the gradient by the hidden states where there is a head. What comes back is
+        the caller's own: the next replay writes over the rest."""
         self._read(inputs)
         self.forward()
-        return self.outputs.each(Tensor.clone)
+        return self.outputs.each(Tensor.clone), None if self.top_gradient is None else self.top_gradient.clone()
 
-    def replay_back(self, inputs: WindowInputs, incoming: Tensor, incoming_memory: Tensor | None) -> Tensor | None:
+    def replay_back(
+        self, inputs: WindowInputs, top_gradient: Tensor | None, incoming: Tensor, incoming_memory: Tensor | None
+    ) -> Tensor | None:
         """Adds to the sums; gives the gradient of the memory before the window."""
         self._read(inputs)
-        self.incoming.copy_(incoming)
+        if top_gradient is None:
+            self.incoming.copy_(incoming)
+        else:
+            torch.mul(top_gradient, incoming[..., None], out=self.incoming)
         if self.incoming_memory is not None:
             if incoming_memory is None:
                 self.incoming_memory.zero_()
@@ -156,18 +186,20 @@ class CheckpointedStep:
         bptt_windows: int | None,
         weights: StandIns,
         clock: Clock,
+        head: Head | None = None,
     ) -> None:
         """`runs` are a first window and a later one; `inputs` a text of two windows at least."""
+        self.head = head
         self.window, self.overlap, self.bptt_windows, self.clock = window, overlap, bptt_windows, clock
         self.statistics = tuple(one.clone() for one in inputs.statistics)
         self.weights = weights
         weights.refresh()
         first, second = schedule(2 * window - overlap, window, overlap)
         one = self._inputs(inputs.tokens, inputs.targets, first, None)
-        self.first = WindowGraphs(runs[0], one, weights, clock.memory)
-        memory = self.first.replay_forward(one).memory
+        self.first = WindowGraphs(runs[0], head, one, weights, clock.memory)
+        memory = self.first.replay_forward(one)[0].memory
         two = self._inputs(inputs.tokens, inputs.targets, second, memory)
-        self.later = WindowGraphs(runs[1], two, weights, clock.memory)
+        self.later = WindowGraphs(runs[1], head, two, weights, clock.memory)
 
     def _inputs(self, tokens: Tensor, targets: Tensor, span: Window, memory: Tensor | None) -> WindowInputs:
         return WindowInputs(
@@ -184,7 +216,10 @@ class CheckpointedStep:
     def forward(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, "Kept"]:
         self.clock.tick()
         self.weights.refresh()
-        kept = Kept(tokens, targets, tuple(one.clone() for one in self.statistics), [], [])
+        kept = Kept(tokens, targets, tuple(one.clone() for one in self.statistics), [], [], [])
+        head_sum = None if self.head is None or self.head.place is None else self.weights.sums[self.head.place]
+        if head_sum is not None:
+            head_sum.zero_()
         generator, memory = generator_of(tokens), None
         self.memories: list[Tensor] = []
         self.summaries: list[Tensor] = []
@@ -193,19 +228,26 @@ class CheckpointedStep:
             kept.memories.append(memory)
             kept.random.append(generator.get_state())
             graphs = self.later if index else self.first
-            found = graphs.replay_forward(self._inputs(tokens, targets, span, memory))
-            losses.append(found.losses)
+            found, top_gradient = graphs.replay_forward(self._inputs(tokens, targets, span, memory))
+            kept.top_gradients.append(top_gradient)
+            losses.append(found.top)
             memory = found.memory
             if found.memory is not None:
                 self.memories.append(found.memory)
             if found.summary is not None:
                 self.summaries.append(found.summary)
-        return torch.cat(losses, dim=1), kept
+        return torch.cat(losses, dim=1), kept._replace(head_gradient=None if head_sum is None else head_sum.clone())
 
     def back(self, kept: "Kept", incoming: Tensor) -> list[Tensor | None]:
         """The gradients of the weights; None for those that no window uses, which an optimiser then leaves alone."""
         self.clock.tick()
+        reached = self.first.reached | self.later.reached
         torch._foreach_zero_(self.weights.sums)
+        if self.head is not None:
+            incoming, common = weight_of_losses(incoming, kept.targets)
+            if kept.head_gradient is not None and self.head.place is not None:
+                self.weights.sums[self.head.place].addcmul_(kept.head_gradient, common)
+                reached.add(self.head.place)
         for mine, then in zip(self.statistics, kept.statistics, strict=True):
             mine.copy_(then)
         generator = generator_of(kept.tokens)
@@ -216,10 +258,11 @@ class CheckpointedStep:
                 span, graphs = spans[index], self.later if index else self.first
                 generator.set_state(kept.random[index])
                 inputs = self._inputs(kept.tokens, kept.targets, span, kept.memories[index])
-                flowing = graphs.replay_back(inputs, incoming[:, span.first : span.stop], flowing)
+                weight = incoming[:, span.first : span.stop]
+                flowing = graphs.replay_back(inputs, kept.top_gradients[index], weight, flowing)
                 if self.bptt_windows is not None and index % self.bptt_windows == 0:
                     flowing = None
-        return self.weights.gradients(self.first.reached | self.later.reached)
+        return self.weights.gradients(reached)
 
 
 class Kept(NamedTuple):
@@ -232,6 +275,10 @@ class Kept(NamedTuple):
     """Before each window."""
     random: list[Tensor]
     """The generator's state before each window, so that the second pass drops what the first one did."""
+    top_gradients: list[Tensor | None]
+    """Of the sum of a window's losses by its hidden states, where there is a head."""
+    head_gradient: Tensor | None = None
+    """Of the sum of all losses by the head's weights, where there is a head and they are trained."""
 
 
 class _Replay(torch.autograd.Function):

@@ -60,33 +60,49 @@ class _SummedLosses(torch.autograd.Function):
         aligned: int,
         learns: bool,
     ) -> Tensor:
-        weight = F.pad(weight_VK.to(half), (0, 0, 0, -len(weight_VK) % aligned))
-        losses, hidden_gradients, weight_gradient = [], [], None
-        for start in range(0, len(hidden_RK), rows):
-            hidden = hidden_RK[start : start + rows].to(half)
-            loss, error = losses_and_errors(hidden, weight, len(weight_VK), targets_R[start : start + rows])
-            losses.append(loss)
-            hidden_gradients.append(error @ weight)
-            if learns:
-                part = (error.T @ hidden)[: len(weight_VK)]
-                # More than one part adds up in 32 bits.
-                weight_gradient = part if weight_gradient is None else weight_gradient.to(loss.dtype) + part
-        ctx.save_for_backward(torch.cat(hidden_gradients), weight_gradient, targets_R)
+        losses, *gradients = losses_and_gradients(hidden_RK, weight_VK, targets_R, half, rows, aligned, learns)
+        ctx.save_for_backward(*gradients, targets_R)
         ctx.types = hidden_RK.dtype, weight_VK.dtype
-        return torch.cat(losses)
+        return losses
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, incoming_R: Tensor) -> tuple[Tensor | None, ...]:
         hidden_gradient, weight_gradient, targets_R = ctx.saved_tensors
-        scored_R = targets_R != IGNORE
-        # What comes in for the others is nobody's, and infinite where a mean was taken over no loss at all.
-        incoming_R = incoming_R.where(scored_R, 0)
+        incoming_R, common = weight_of_losses(incoming_R, targets_R)
         hidden = (hidden_gradient.to(incoming_R.dtype) * incoming_R[:, None]).to(ctx.types[0])
         if weight_gradient is None:
             return hidden, None, None, None, None, None, None
-        common = incoming_R.sum() / scored_R.sum().clamp(min=1)
         return hidden, (weight_gradient.to(incoming_R.dtype) * common).to(ctx.types[1]), None, None, None, None, None
+
+
+def losses_and_gradients(
+    hidden_RK: Tensor, weight_VK: Tensor, targets_R: Tensor, half: torch.dtype, rows: int, aligned: int, learns: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """(R,) losses, and the gradients of their sum by the hidden states and, if it `learns`, by the weights.
+
+    So many `rows` at once, products in `half`, the vocabulary filled up to a multiple of `aligned`.
+    """
+    weight = F.pad(weight_VK.to(half), (0, 0, 0, -len(weight_VK) % aligned))
+    losses, hidden_gradients, weight_gradient = [], [], None
+    for start in range(0, len(hidden_RK), rows):
+        hidden = hidden_RK[start : start + rows].to(half)
+        loss, error = losses_and_errors(hidden, weight, len(weight_VK), targets_R[start : start + rows])
+        losses.append(loss)
+        hidden_gradients.append(error @ weight)
+        if learns:
+            part = (error.T @ hidden)[: len(weight_VK)]
+            # More than one part adds up in 32 bits.
+            weight_gradient = part if weight_gradient is None else weight_gradient.to(loss.dtype) + part
+    return torch.cat(losses), torch.cat(hidden_gradients), weight_gradient
+
+
+def weight_of_losses(incoming: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """What comes in for each loss, and the weight that all of them have in common."""
+    scored = targets != IGNORE
+    # What comes in for the others is nobody's, and infinite where a mean was taken over no loss at all.
+    incoming = incoming.where(scored, 0)
+    return incoming, incoming.sum() / scored.sum().clamp(min=1)
 
 
 def losses_and_errors(hidden_RK: Tensor, weight: Tensor, vocabulary: int, targets_R: Tensor) -> tuple[Tensor, Tensor]:

@@ -338,8 +338,10 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         """Whether the gradients of the head are made with its losses: not in a pass that is run a second time for
         them, not of heads that are more than a linear map, and not in float16, which is too narrow for a sum."""
         learning = self.training and torch.is_grad_enabled() and not self.recurrence.checkpoint
-        wide = product_dtype(hidden) != torch.float16
-        return learning and wide and plain_head(self.base, self.family) is not None
+        return learning and self.has_summable_head(product_dtype(hidden))
+
+    def has_summable_head(self, products: torch.dtype) -> bool:
+        return products != torch.float16 and plain_head(self.base, self.family) is not None
 
     def summed_losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
         weight = plain_head(self.base, self.family)
