@@ -13,7 +13,7 @@ from torch import Tensor
 from recurrify.bench import generation
 from recurrify.bench.generation import GRAPHS, NOT_YET, PLAINLY, ROTARY, Clock, Writer, measure_generation
 from recurrify.bench.generation_check import SAME
-from recurrify.bench.models import base_model, random_tokens, recurrent_model
+from recurrify.bench.models import base_model, random_tokens, recurrent_model, rotary_model
 from recurrify.recurrence import RecurrentForCausalLM, graphed_generation
 from recurrify.recurrence import generation as stepping
 from recurrify.report.bench_tables import bench_tables
@@ -121,8 +121,9 @@ class TestABrokenStep:
             []
         ]
 
+    @pytest.mark.parametrize("kind", ["carry", "kv"])
     @pytest.mark.parametrize("stale", [False, True], ids=["right", "stale"])
-    def test_graphs(self, stale: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_graphs(self, stale: bool, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """A replay that runs nothing gives what the capture gave."""
 
         def captured(function: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
@@ -131,8 +132,8 @@ class TestABrokenStep:
 
         monkeypatch.setattr(graphed_generation, "can_capture", lambda model, tokens: True)
         monkeypatch.setattr(graphed_generation, "captured", captured)
-        model = recurrent_model(base_model(MINI, CPU), MINI, "carry")
-        check = generation._by_generate(GRAPHS, model, MINI).check
+        base = base_model(MINI, CPU) if kind == "carry" else rotary_model(MINI, CPU)
+        check = generation._by_graphs(GRAPHS, recurrent_model(base, MINI, kind), MINI).check
         assert check is not None
         assert check()["passed"] != stale
 

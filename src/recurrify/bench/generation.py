@@ -50,6 +50,7 @@ THEIRS = "transformers' generate"
 PLAINLY = "ours, carry"
 GRAPHS = "ours, carry, graphs"
 ROTARY = "rotary: ours, kept keys and values"
+ROTARY_GRAPHS = "rotary: ours, kept keys and values, graphs"
 NOT_YET = "no whole window yet"
 
 
@@ -224,9 +225,7 @@ def _writers(bench: Bench) -> list[Writer]:
         _by_generate(PLAINLY, recurrent_model(base_model(size, device), size, "carry"), size),
     ]
     if device.type == "cuda":
-        captured = recurrent_model(base_model(size, device), size, "carry")
-        graph_generation(captured)
-        writers.append(_by_generate(GRAPHS, captured, size))
+        writers.append(_by_graphs(GRAPHS, recurrent_model(base_model(size, device), size, "carry"), size))
     for share in OVERLAPS:
         overlap = int(share * size.window)
         model = recurrent_model(base_model(size, device), size, "plain", overlap=overlap)
@@ -240,7 +239,14 @@ def _writers(bench: Bench) -> list[Writer]:
     model = MistralForCausalLM(rolling).to(device)
     writers.append(_by_generate("rotary: transformers' generate, rolling cache", model, size, **in_parts))
     writers.append(_by_generate(ROTARY, recurrent_model(rotary_model(size, device), size, "kv"), size))
+    if device.type == "cuda":
+        writers.append(_by_graphs(ROTARY_GRAPHS, recurrent_model(rotary_model(size, device), size, "kv"), size))
     return writers
+
+
+def _by_graphs(name: str, model: Any, size: Size) -> Writer:
+    graph_generation(model)
+    return _by_generate(name, model, size)
 
 
 def _new_tokens(size: Size) -> int:
@@ -311,11 +317,11 @@ def _ratios(rows: Sequence[Row]) -> list[Row]:
     """Ours against the others at each prompt, and the last prompt against the first."""
     by = {(row["name"], row["prompt"]): row["seconds"] for row in rows}
     found: list[Row | None] = []
-    for ours in (PLAINLY, GRAPHS, ROTARY):
+    for ours in (PLAINLY, GRAPHS, ROTARY, ROTARY_GRAPHS):
         prompts = [prompt for name, prompt in by if name == ours and by[name, prompt]]
         for name, prompt in by:
             kin = name.startswith("rotary") == ours.startswith("rotary")
-            if kin and prompt in prompts and by[name, prompt] and name not in (ours, GRAPHS):
+            if kin and prompt in prompts and by[name, prompt] and name not in (ours, GRAPHS, ROTARY_GRAPHS):
                 pair = by[ours, prompt], by[name, prompt]
                 found.append(ratio(f"{ours} / {name}, after {prompt:,} tokens", *pair))
         if len(prompts) > 1:
