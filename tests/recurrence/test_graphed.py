@@ -9,6 +9,7 @@ import torch
 from recurrify import CarryConfig, NoRecurrence, RecurrentForCausalLM, TailConfig, UserError, add_recurrence
 from recurrify.recurrence import CompressConfig, MemoryTokensConfig, SummaryConfig, graphed
 from recurrify.recurrence.graphed import as_built, graph_steps
+from recurrify.recurrence.head_loss import losses_and_gradients
 from recurrify.recurrence.packing import pack
 from recurrify.state import State
 from support.graphs import AnyDevice, update_alike, without_graphs
@@ -30,6 +31,7 @@ OTHERS = {
 
 class NotCompiled:
     rows = 2
+    head = staticmethod(losses_and_gradients)
 
     def takes(self, *_: Any) -> bool:
         return False
@@ -152,6 +154,30 @@ def test_rows_that_end_early_change_nothing(name: str, lengths: tuple[int, int],
             if bool(ours.live[row]):
                 torch.testing.assert_close(ours.memory[row], wanted.memory[row])
     assert replayed == ["_pass_forward", "_pass_back"] * 2
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_head_of_its_own_gives_the_same_step(name: str, replayed: list[str]) -> None:
+    """Where losses are only added up, its gradients are made with them, and weighed once for the whole step."""
+    twin = add_recurrence(tiny("gpt2"), CONFIGS[name]).train()
+    model = copy.deepcopy(twin)
+    model.compiled_window, model.graphed_steps = NotCompiled(), AnyDevice(model)
+    for step in range(4):
+        ids = text(2, 24, seed=step)
+        labels = ids.clone()
+        labels[0, 3:11] = -100
+        losses = []
+        for one in (model, twin):
+            one.zero_grad()
+            losses.append(one(ids, labels=labels, return_state=False).loss)
+            (3 * losses[-1]).backward()
+        torch.testing.assert_close(*losses)
+        for (key, mine), theirs in zip(model.named_parameters(), twin.parameters(), strict=True):
+            assert (mine.grad is None) == (theirs.grad is None), key
+            if mine.grad is not None:
+                torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=1e-6, msg=key)
+    assert [key.summed for key in model.graphed_steps.steps] == [True]
+    assert replayed.count("_pass_forward") == replayed.count("_pass_back") == 4
 
 
 def test_few_numbers_of_windows_serve_all(model: RecurrentForCausalLM) -> None:

@@ -144,3 +144,30 @@ def test_compiled_windows_keep_no_logits(half: bool) -> None:
     for (name, mine), theirs in zip(model.named_parameters(), twin.parameters(), strict=True):
         apart = float((mine.grad - theirs.grad).norm() / theirs.grad.norm())
         assert apart < tolerance, name
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_kernel_gives_losses_and_gradients_of_a_plain_head(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a vocabulary that has to be filled up, in half precision, some rows without a target."""
+    monkeypatch.setattr(head_loss.kernels, "TRAINING_KERNELS", True)
+    torch._dynamo.reset()
+    generator = torch.Generator("cuda").manual_seed(0)
+    found = []
+    for exact in (True, False):
+        generator.manual_seed(0)
+        hidden = torch.randn(300, 64, device="cuda", generator=generator).requires_grad_()
+        weight = (0.2 * torch.randn(5003, 64, device="cuda", generator=generator)).requires_grad_()
+        targets = torch.randint(0, 5003, (300,), device="cuda", generator=generator)
+        targets[::7] = head_loss.IGNORE
+        if exact:
+            losses = F.cross_entropy(hidden @ weight.T, targets, reduction="none")
+        else:
+            run = torch.compile(head_loss.summed_losses) if compiled else head_loss.summed_losses
+            with torch.autocast("cuda", dtype=torch.bfloat16):
+                losses = run(hidden, weight, targets)
+        (2 * losses.sum()).backward()
+        found.append((losses.detach(), hidden.grad, weight.grad))
+    for plain, ours in zip(*found, strict=True):
+        assert float((plain - ours).norm() / plain.norm()) < 0.02

@@ -18,7 +18,7 @@ WORK = {
     "attention": ("flash", "fmha", "attention", "sdpa"),
     "matrix products": ("gemm", "nvjet", "cutlass", "cublas", "splitk", "xmma", "::mm", "addmm", "bmm", "triton_tem"),
     "optimiser": ("multi_tensor", "adam"),
-    "loss": ("softmax", "nll_loss", "logsumexp", "cross_entropy"),
+    "loss": ("softmax", "nll_loss", "logsumexp", "cross_entropy", "errors_kernel"),
     "copies and casts": ("memcpy", "memset", "copy", "catarray", "cat", "index", "gather", "scatter", "embedding"),
     "norms, activations, sums": ("triton", "elementwise", "reduce", "norm", "gelu", "tanh", "add", "mul", "sum"),
 }

@@ -9,7 +9,7 @@ the window, in `graphed_windows`.
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -21,24 +21,23 @@ from torch.autograd.function import once_differentiable
 from recurrify.capturing import capture
 from recurrify.errors import UserError
 from recurrify.recurrence.compiled import compile_windows
-from recurrify.recurrence.families import plain_head
+from recurrify.recurrence.graphed_head import Head
 from recurrify.recurrence.graphed_windows import (
     CheckpointedStep,
     Clock,
-    Head,
     WindowInputs,
     WindowOutputs,
     generator_of,
     on_side,
     unmoved,
 )
-from recurrify.recurrence.head_loss import ALIGNED
+from recurrify.recurrence.head_loss import weight_of_losses
 from recurrify.recurrence.mechanism import RecurrenceConfig
 from recurrify.recurrence.model import IGNORE, RecurrentPreTrainedModel, WindowsRun
 from recurrify.recurrence.packing import Packed, open_windows
 from recurrify.recurrence.stand_ins import StandIns
 from recurrify.state import State
-from recurrify.windows import completed, schedule
+from recurrify.windows import Window, completed, schedule
 
 WARM_UPS = 3
 """Steps before a capture: the first ones compile and choose kernels, which a graph cannot hold."""
@@ -107,8 +106,8 @@ class GraphedSteps:
     def _key(self, packed: Packed, summed: bool) -> "Key":
         windows = self._windows(packed)
         half = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
+        summed = summed and self.model.has_summable_head(half or self.model.dtype)
         if self.model.recurrence.checkpoint:
-            summed = summed and self.model.has_summable_head(half or self.model.dtype)
             return Key(len(packed.lengths), None, False, half, self.model.recurrence, summed)
         if len(set(packed.lengths)) > 1:
             windows = min(round_up(windows), self.most_windows)
@@ -130,7 +129,8 @@ class GraphedSteps:
                 return None
         if isinstance(step, CheckpointedStep):
             losses = step.replay(tokens, targets, self._statistics())
-            found = Found(losses, *(torch.stack(one) if one else None for one in (step.memories, step.summaries)))
+            memories, summaries = (torch.stack(one) if one else None for one in (step.memories, step.summaries))
+            found = Found(losses, memories, summaries)
         else:
             losses, found = step.replay(tokens, targets), step.found
         return WindowsRun(None, losses[:, :width], self._after(packed, state, found))
@@ -152,11 +152,11 @@ class GraphedSteps:
         if key.precision not in self.weights:
             self.weights[key.precision] = StandIns(self.model, key.precision)
         weights, one = self.weights[key.precision], key.recurrence
-        head = self._head(weights, key.precision) if key.windows is None and key.summed else None
+        head = Head(self.model, weights, key.precision) if key.summed else None
         with capturing(self.model, tokens, self.clock), weights.in_place():
             if key.windows is not None:
-                run = whole_rows(self.model, weights, packed, state, key)
-                return GraphedStep(run, weights, tokens, targets, self.clock)
+                run = whole_rows(self.model, weights, packed, state, key, head)
+                return GraphedStep(run, weights, tokens, targets, self.clock, head)
             return CheckpointedStep(
                 (self._window(0, head is None), self._window(one.overlap, head is None)),
                 WindowInputs(tokens, targets, None, self._statistics()),
@@ -181,21 +181,6 @@ class GraphedSteps:
             return WindowOutputs(*found)
 
         return run
-
-    def _head(self, weights: StandIns, half: torch.dtype | None) -> Head:
-        model = self.model
-        place = weights.places.get(id(plain_head(model.base, model.family)))
-
-        def run(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-            weight = plain_head(model.base, model.family)  # by now its stand-in
-            assert weight is not None
-            rows, products = hidden.flatten(0, 1), half or hidden.dtype
-            losses, top_gradient, gradient = model.compiled_window.head(
-                rows, weight.detach(), targets.flatten(), products, len(rows), ALIGNED, place is not None
-            )
-            return losses.view_as(targets), top_gradient.view_as(hidden), gradient
-
-        return Head(run, place)
 
     def _after(self, packed: Packed, state: State, found: "Found") -> State:
         """The state behind each row's own end; what windows taught counts only where a row filled them."""
@@ -229,6 +214,10 @@ class Key(NamedTuple):
     def width(self, windows: int) -> int:
         return self.recurrence.window + (windows - 1) * self.recurrence.stride
 
+    def spans(self) -> list[Window]:
+        """Of all windows."""
+        return schedule(self.width(self.windows or 1), self.recurrence.window, self.recurrence.overlap)
+
 
 def round_up(windows: int) -> int:
     """The next number that takes three binary digits, so that few shapes serve all: at most a quarter is filler."""
@@ -252,18 +241,33 @@ class Found(NamedTuple):
     """(W, B, …): the memory behind each window, or (1, B, …), behind the last."""
     summaries: Tensor | None
     """(W, B, …): what statistics are learned from."""
+    tops: Sequence[Tensor] = ()
+    """(B, scored, K) of each window: hidden states that a head of its own has scored."""
+    top_gradients: Sequence[Tensor] = ()
+    """Of the losses' sum by them."""
 
 
 Run = Callable[[Tensor, Tensor], Found]
 
 
-def whole_rows(model: RecurrentPreTrainedModel, weights: StandIns, packed: Packed, state: State, key: Key) -> Run:
+def whole_rows(
+    model: RecurrentPreTrainedModel, weights: StandIns, packed: Packed, state: State, key: Key, head: Head | None
+) -> Run:
+    """All windows of full rows, with their losses or, where there is one, with a head of its own."""
+
     def run(tokens: Tensor, targets: Tensor) -> Found:
         full = packed._replace(tokens=tokens, lengths=[tokens.shape[1]] * len(tokens))
-        memories, summaries, losses = [], [], []
+        memories, summaries, losses, tops, gradients = [], [], [], [], []
         weights.tap()
-        for one in model.each_window(full, state, targets, keep_hidden=False, summed=key.summed):
+        wanted = targets if head is None else None
+        for one, span in zip(
+            model.each_window(full, state, wanted, keep_hidden=False, compiles=True), key.spans(), strict=True
+        ):
             losses.append(one.output)
+            if head is not None:
+                tops.append(one.output)
+                losses[-1], gradient = head.score(one.output.detach(), targets[:, span.first : span.stop])
+                gradients.append(gradient)
             if one.memory is not None:
                 memories.append(one.memory)
             if one.summary is not None:
@@ -273,6 +277,8 @@ def whole_rows(model: RecurrentPreTrainedModel, weights: StandIns, packed: Packe
             torch.cat(losses, dim=1),
             torch.stack(memories if key.filled_up else memories[-1:]).detach() if memories else None,
             torch.stack(summaries).detach() if summaries else None,
+            tops,
+            gradients,
         )
 
     return run
@@ -302,8 +308,10 @@ def capturing(model: torch.nn.Module, tokens: Tensor, clock: Clock) -> Iterator[
 class GraphedStep:
     """Two graphs, and the tensors that they read and write."""
 
-    def __init__(self, run: Run, weights: StandIns, tokens: Tensor, targets: Tensor, clock: Clock) -> None:
-        self.run, self.weights, self.clock = run, weights, clock
+    def __init__(
+        self, run: Run, weights: StandIns, tokens: Tensor, targets: Tensor, clock: Clock, head: Head | None
+    ) -> None:
+        self.run, self.weights, self.clock, self.head = run, weights, clock, head
         self.tokens, self.targets = tokens.clone(), targets.clone()
         self.found: Found
         for _ in range(WARM_UPS):
@@ -313,18 +321,27 @@ class GraphedStep:
         weights.reached.clear()
         self.forward = capture(self._pass_forward, clock.memory)
         self.back = capture(self._pass_back, clock.memory)
-        self.reached = set(weights.reached)
+        self.reached = set(weights.reached) | (set() if head is None else head.reached)
         self.found = self.found._replace(losses=self.found.losses.detach())
 
     def _pass_forward(self) -> None:
         self.weights.refresh()
+        torch._foreach_zero_(self.weights.sums)
         with torch.enable_grad():
             self.found = self.run(self.tokens, self.targets)
 
     def _pass_back(self) -> None:
-        torch._foreach_zero_(self.weights.sums)
+        ends: list[tuple[Tensor, Tensor]] = [(self.found.losses, self.incoming)]
+        if self.head is not None:
+            incoming, common = weight_of_losses(self.incoming, self.targets)
+            if self.head.sum is not None:
+                self.head.sum.mul_(common)
+            parts = incoming.split([top.shape[1] for top in self.found.tops], dim=1)
+            scored = zip(self.found.tops, self.found.top_gradients, parts, strict=True)
+            ends = [(top, (gradient * part[..., None]).to(top.dtype)) for top, gradient, part in scored]
+        ends = [one for one in ends if one[0].requires_grad]  # a first window of a frozen base learns nothing
         # Asked for so that the pass goes there; what arrives is added up on the way.
-        torch.autograd.grad(self.found.losses, self.weights.leaves, self.incoming, allow_unused=True)
+        torch.autograd.grad([end for end, _ in ends], self.weights.leaves, [one for _, one in ends], allow_unused=True)
 
     def replay(self, tokens: Tensor, targets: Tensor) -> Tensor:
         losses: Tensor = _Replay.apply(self, tokens, targets, *self.weights.weights)

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from recurrify.capturing import capture, on_side_stream
+from recurrify.recurrence.graphed_head import Head
 from recurrify.recurrence.head_loss import weight_of_losses
 from recurrify.recurrence.stand_ins import StandIns
 from recurrify.windows import Window, schedule
@@ -60,16 +61,6 @@ class WindowOutputs(NamedTuple):
 RunWindow = Callable[[WindowInputs], WindowOutputs]
 
 
-class Head(NamedTuple):
-    """What makes losses of hidden states, together with their gradients."""
-
-    run: Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor | None]]
-    """From hidden states (B, scored, K) and targets to losses and to the gradients of their sum, by the hidden states
-    and by the head's weights."""
-    place: int | None
-    """Of its weights among those that are trained."""
-
-
 class WindowGraphs:
     """One kind of window, and the tensors that its graphs read and write."""
 
@@ -97,10 +88,7 @@ class WindowGraphs:
         self.outputs = found.each(Tensor.detach)
         if self.head is not None:
             self.top = self.outputs.top
-            with torch.no_grad():
-                losses, self.top_gradient, gradient = self.head.run(self.top, self.inputs.targets)
-                if gradient is not None and self.head.place is not None:
-                    self.weights.sums[self.head.place].add_(gradient)
+            losses, self.top_gradient = self.head.score(self.top, self.inputs.targets)
             self.outputs = self.outputs._replace(top=losses)
 
     def _pass_back(self) -> None:
@@ -217,7 +205,7 @@ class CheckpointedStep:
         self.clock.tick()
         self.weights.refresh()
         kept = Kept(tokens, targets, tuple(one.clone() for one in self.statistics), [], [], [])
-        head_sum = None if self.head is None or self.head.place is None else self.weights.sums[self.head.place]
+        head_sum = None if self.head is None else self.head.sum
         if head_sum is not None:
             head_sum.zero_()
         generator, memory = generator_of(tokens), None
@@ -245,9 +233,9 @@ class CheckpointedStep:
         torch._foreach_zero_(self.weights.sums)
         if self.head is not None:
             incoming, common = weight_of_losses(incoming, kept.targets)
-            if kept.head_gradient is not None and self.head.place is not None:
-                self.weights.sums[self.head.place].addcmul_(kept.head_gradient, common)
-                reached.add(self.head.place)
+            if kept.head_gradient is not None and self.head.sum is not None:
+                self.head.sum.addcmul_(kept.head_gradient, common)
+            reached |= self.head.reached
         for mine, then in zip(self.statistics, kept.statistics, strict=True):
             mine.copy_(then)
         generator = generator_of(kept.tokens)

@@ -14,6 +14,8 @@ import torch.nn.functional as F  # noqa: N812 - everyone's name for it
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from recurrify import kernels
+
 IGNORE = -100
 ALIGNED = 64
 """A vocabulary is filled up to a multiple of so many: matrix units are slow where rows begin at odd places."""
@@ -109,6 +111,10 @@ def losses_and_errors(hidden_RK: Tensor, weight: Tensor, vocabulary: int, target
     """(R,), and the gradient of their sum by the logits (R, V), filled up with zeros, in the precision of the hidden
     states."""
     logits = hidden_RK @ weight.T
+    if kernel_takes(logits):
+        from recurrify.kernels import cross_entropy  # imports Triton, which may not be there
+
+        return cross_entropy.losses_and_errors(logits, targets_R, vocabulary)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     token = torch.arange(len(weight), device=logits.device)
     if len(weight) > vocabulary:
@@ -128,3 +134,9 @@ def losses_and_errors(hidden_RK: Tensor, weight: Tensor, vocabulary: int, target
     losses = (total.log() + highest - logits.gather(1, target_R[:, None]))[:, 0].where(scored_R, 0)
     errors = powers / total - (token == target_R[:, None]).to(logits.dtype)
     return losses, (errors * scored_R[:, None]).to(hidden_RK.dtype)
+
+
+def kernel_takes(logits: Tensor) -> bool:
+    """Not those of an odd vocabulary: rows would begin at places from which a GPU reads one logit at a time."""
+    usable = kernels.TRAINING_KERNELS and kernels.TRITON_INSTALLED and logits.dtype in kernels.KERNEL_TYPES
+    return usable and logits.is_cuda and logits.shape[1] % ALIGNED == 0

@@ -213,8 +213,10 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         keep_hidden: bool,
         token_types: Tensor | None = None,
         summed: bool = False,
+        compiles: bool = False,
     ) -> Iterator[WindowDone]:
-        """Run packed rows, giving what each window leaves behind; statistics are read but not learned."""
+        """Run packed rows, giving what each window leaves behind; statistics are read but not learned. Windows without
+        losses are compiled only if it `compiles`: training does not repeat them."""
         window, overlap = self.recurrence.window, self.recurrence.overlap
         memory, live = state.memory, state.live
         filled = torch.tensor([completed(length, window, overlap) for length in packed.lengths])
@@ -225,7 +227,16 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
             if limit is not None and memory is not None and index and index % limit == 0:
                 memory = memory.detach()
             output, written, summary = self._run_window(
-                packed, span, targets, keep_hidden, memory, live, statistics, bool(finished.any()), token_types, summed
+                packed,
+                span,
+                None if keep_hidden else targets,
+                memory,
+                live,
+                statistics,
+                bool(finished.any()),
+                token_types,
+                summed,
+                compiles,
             )
             if written is not None:
                 memory = _overwrite(memory, written, finished)
@@ -237,20 +248,21 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         packed: Packed,
         span: Window,
         targets: Tensor | None,
-        keep_hidden: bool,
         memory: Tensor | None,
         live: Tensor,
         statistics: tuple[Tensor, ...],
         writes: bool,
         token_types: Tensor | None,
         summed: bool,
+        compiles: bool,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         tokens = packed.tokens[:, span.start : span.stop]
-        wanted = None if keep_hidden or targets is None else targets[:, span.first : span.stop]
+        wanted = None if targets is None else targets[:, span.first : span.stop]
         first = span.first - span.start
 
         compiled = self.compiled_window
-        if wanted is None or token_types is not None or compiled is None or not compiled.takes(tokens, live):
+        repeated = (wanted is not None or compiles) and token_types is None
+        if not repeated or compiled is None or not compiled.takes(tokens, live):
             compiled = None
 
         def step(memory: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformers.pytorch_utils import Conv1D
 
+from recurrify import kernels
+
 
 def trained(model: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -82,7 +84,7 @@ class StandIns:
             torch._foreach_add_([total for total, _ in alike], [one for _, one in alike])
         for place, one in found:  # torch would cast these first if they came as a list
             if one.dtype != self.sums[place].dtype:
-                self.sums[place].add_(one)
+                add_half(self.sums[place], one)
 
     def gradients(self, reached: set[int]) -> list[Tensor | None]:
         """The caller's own; None for those that no window uses, which an optimiser then leaves alone."""
@@ -93,6 +95,16 @@ class StandIns:
             for place, copied in zip(places, copies, strict=True):
                 found[place] = copied
         return found
+
+
+def add_half(total: Tensor, part: Tensor) -> None:
+    """total += part, whose numbers have fewer bits."""
+    if kernels.TRAINING_KERNELS and total.is_cuda:
+        from recurrify.kernels.adding import add_into  # imports Triton, which training alone needs
+
+        add_into(total, part)
+    else:
+        total.add_(part)
 
 
 def matrices(model: nn.Module) -> list[nn.Parameter]:
