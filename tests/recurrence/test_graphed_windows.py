@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from recurrify import CarryConfig, NoRecurrence, RecurrentForCausalLM, TailConfig, add_recurrence
-from recurrify.recurrence import CompressConfig, KVConfig, MemoryTokensConfig, SummaryConfig
+from recurrify.recurrence import CompressConfig, KVConfig, MemoryTokensConfig, SummaryConfig, graphed
 from recurrify.recurrence.compiled import run_full_window
 from recurrify.recurrence.graphed import graph_steps
+from recurrify.recurrence.graphed_windows import CheckpointedStep
 from recurrify.recurrence.head_loss import losses_and_gradients
 from support.graphs import AnyDevice, update_alike, without_graphs
 from support.models import text, tiny
@@ -165,6 +166,28 @@ class TestHeadsThatDoNotRunTwice:
         for (key, mine), theirs in zip(model.named_parameters(), twin.parameters(), strict=True):
             torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=1e-6, msg=key)
         assert replays
+
+    def test_memory_does_not_go_on_growing_with_the_text(
+        self, replays: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Beyond a limit nothing more is kept, and the head runs twice."""
+        model, twin = with_twin("carry")
+        own = sum(weight.numel() * 4 for weight in model.parameters())
+        monkeypatch.setattr(graphed, "KEPT_OF_MODEL", 2 * 32.5 * 16 * 4 / own)
+        kept: list[int] = []
+        back = CheckpointedStep.back
+
+        def watched(step: CheckpointedStep, left: Any, incoming: torch.Tensor) -> Any:
+            kept.append(sum(one is not None for one in left.top_gradients))
+            return back(step, left, incoming)
+
+        monkeypatch.setattr(CheckpointedStep, "back", watched)
+        for length in (32, 33, 40, 40, 40):
+            ids = text(2, length, seed=length)
+            summed_steps(model, twin, ids, ids)
+        assert kept[0] > 0
+        assert set(kept[1:]) == {0}
+        assert {key.summed for key in model.graphed_steps.steps} == {True, False}
 
     def test_not_in_float16(self) -> None:
         model = recurrent("carry").half()

@@ -43,6 +43,8 @@ WARM_UPS = 3
 """Steps before a capture: the first ones compile and choose kernels, which a graph cannot hold."""
 SEEN_BEFORE = 2
 """How often a shape must have come before it is worth a graph; the very first is."""
+KEPT_OF_MODEL = 2
+"""Times its weights: what these and their gradients take."""
 MOST_GRAPHS = 16
 """Each takes memory, besides what all share."""
 
@@ -108,11 +110,19 @@ class GraphedSteps:
         half = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
         summed = summed and self.model.has_summable_head(half or self.model.dtype)
         if self.model.recurrence.checkpoint:
+            summed = summed and self._may_keep(packed.tokens.shape, half)
             return Key(len(packed.lengths), None, False, half, self.model.recurrence, summed)
         if len(set(packed.lengths)) > 1:
             windows = min(round_up(windows), self.most_windows)
         key = Key(len(packed.lengths), windows, False, half, self.model.recurrence, summed)
         return key._replace(filled_up=set(packed.lengths) != {key.width(windows)})
+
+    def _may_keep(self, shape: torch.Size, half: torch.dtype | None) -> bool:
+        """Whether the gradients of a text's hidden states are few beside the model: a longer one runs its head twice,
+        so that memory does not go on growing with it."""
+        width = self.model.base.config.hidden_size
+        model = sum(weight.numel() * weight.element_size() for weight in self.model.parameters())
+        return shape.numel() * width * (half or self.model.dtype).itemsize <= KEPT_OF_MODEL * model
 
     def __call__(self, packed: Packed, state: State, targets: Tensor, summed: bool = False) -> WindowsRun | None:
         """None, and a warning, where the step cannot be captured."""
