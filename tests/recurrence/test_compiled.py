@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch._dynamo.utils import counters
-from torch._inductor.utils import fresh_inductor_cache
+from torch._inductor.utils import fresh_cache
 
 from recurrify import CarryConfig, TailConfig, add_recurrence
 from recurrify.recurrence import (
@@ -202,7 +202,7 @@ def test_what_was_compiled_is_found_again_and_nothing_else() -> None:
         return lambda value: Scaled.apply(value).sin().sum()
 
     found = []
-    with fresh_inductor_cache(), compiled.functorch_config.patch(compiled.KEPT_FOR_LATER):
+    with fresh_cache(), compiled.functorch_config.patch(compiled.KEPT_FOR_LATER):
         for factor in (2.0, 2.0, 5.0):
             torch._dynamo.reset()
             counters["aot_autograd"].clear()
