@@ -13,8 +13,10 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 from torch._inductor.utils import fresh_cache
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from recurrify import CarryConfig, TailConfig, add_recurrence
+from recurrify.attention import backends
 from recurrify.recurrence import (
     CompressConfig,
     KVConfig,
@@ -211,3 +213,75 @@ def test_what_was_compiled_is_found_again_and_nothing_else() -> None:
             torch.testing.assert_close(value.grad, factor * torch.full((4,), 3.0).cos())
             found.append(counters["aot_autograd"]["autograd_cache_hit"])
     assert found == [0, 1, 0]
+
+
+class TestAttentionKernels:
+    """cuDNN's are for causal attention without a mask alone, and for lengths that its faults are far from."""
+
+    @pytest.mark.parametrize(
+        ("config", "family", "safe"),
+        [
+            (NoRecurrence(window=300), "gpt2", True),
+            (NoRecurrence(window=320), "gpt2", False),
+            (TailConfig(window=256, tail=64), "gpt2", False),
+            (TailConfig(window=256, tail=32), "gpt2", True),
+            (MemoryTokensConfig(window=300, tokens=10), "gpt2", False),  # 300 + 10 + 10
+            (KVConfig(window=300, keep=64), "llama", False),
+            (RSARecurrenceConfig(window=300, layers=(2,), counts=(1, 0, 0, 1, 0, 0), dilations=(2,)), "llama", False),
+        ],
+    )
+    def test_where_they_are_used(self, config: Any, family: str, safe: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(backends, "CUDNN_WHERE_CAUSAL", True)
+        places = {"n_positions": 512} if family == "gpt2" else {"max_position_embeddings": 512}
+        model = add_recurrence(tiny(family, **places), config)
+        plain = compiled.attends_plainly(model) and backends.cudnn_is_safe(compiled.attended_lengths(model))
+        assert plain == safe
+
+    def test_not_with_dropout_nor_with_attention_written_out(self) -> None:
+        for base in (tiny("gpt2", attn_pdrop=0.1), tiny("llama", attention_dropout=0.1)):
+            assert not compiled.attends_plainly(add_recurrence(base, CarryConfig(window=8)))
+        eager = tiny("gpt2")
+        eager.set_attn_implementation("eager")
+        assert not compiled.attends_plainly(add_recurrence(eager, CarryConfig(window=8)))
+
+    def test_the_choice_ends_with_the_window(self, graphs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(backends, "CUDNN_WHERE_CAUSAL", True)
+        torch.backends.cuda.enable_cudnn_sdp(False)
+        tags: list[tuple[bool, str]] = []
+        run = compiled.run_backbone
+
+        def watched(*inputs: Any, **more: Any) -> Any:
+            tags.append((torch.backends.cuda.cudnn_sdp_enabled(), compiled.compiler_config.cache_key_tag))
+            return run(*inputs, **more)
+
+        monkeypatch.setattr(compiled, "run_backbone", watched)
+        try:
+            model = add_recurrence(tiny("gpt2"), CarryConfig(window=8)).train()
+            model.compiled_window = compiled.CompiledWindow(model)
+            model.compiled_window.compiled = {True: compiled.run_full_window}
+            model(text(2, 16), labels=text(2, 16)).loss.backward()
+            assert tags == [(True, "cudnn")] * 2
+            assert not torch.backends.cuda.cudnn_sdp_enabled()
+        finally:
+            torch.backends.cuda.enable_cudnn_sdp(True)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("length", [128, 300, 301, 364, 513, 1024])
+def test_cudnns_causal_attention_stands_scores_that_are_all_very_low(length: int) -> None:
+    """With a mask these would be no numbers at half a tile's length, which is left out."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    query, key, value = (0.1 * torch.randn(2, 4, length, 64, device="cuda", generator=generator) for _ in range(3))
+    query[..., 0], key[..., 0] = 1.0, -120 * 8.0
+    outgoing = torch.randn(2, 4, length, 64, device="cuda", generator=generator)
+    found = []
+    for backend, dtype in ((SDPBackend.MATH, torch.float64), (SDPBackend.CUDNN_ATTENTION, torch.bfloat16)):
+        inputs = [one.bfloat16().to(dtype).requires_grad_() for one in (query, key, value)]
+        with sdpa_kernel(backend):
+            out = torch.nn.functional.scaled_dot_product_attention(*inputs, is_causal=True)
+        out.backward(outgoing.to(dtype))
+        found.append([out.detach().double(), inputs[0].grad[..., 1:].double(), inputs[2].grad.double()])
+    for exact, ours in zip(*found, strict=True):
+        assert bool(ours.isfinite().all())
+        assert float((exact - ours).norm() / exact.norm()) < 0.05

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import set_seed
 
+from recurrify.attention.backends import with_cudnn
 from recurrify.bench.bench import Bench
 from recurrify.bench.models import random_tokens
 from recurrify.bench.sizes import Size
@@ -100,7 +101,8 @@ class PeerStepper(Stepper):
         super().__init__(peer.package, model.to(device), device, 0.0)
 
     def loss(self, ids: Tensor, inside_windows: bool = False) -> Tensor:
-        loss: Tensor = self.model(torch.cat([ids, ids[:, :1]], dim=1))
+        with with_cudnn():  # torch's default
+            loss: Tensor = self.model(torch.cat([ids, ids[:, :1]], dim=1))
         return loss
 
 

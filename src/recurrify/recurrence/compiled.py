@@ -13,10 +13,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - everyone's name for it
 from torch import Tensor
 from torch._functorch import config as functorch_config
+from torch.compiler import config as compiler_config
 
+from recurrify.attention.backends import chosen_kernels, cudnn_is_safe, with_cudnn
 from recurrify.recurrence.families import Traffic, run_backbone
 from recurrify.recurrence.head_loss import losses_and_gradients
-from recurrify.recurrence.mechanism import Past
+from recurrify.recurrence.mechanism import Mechanism, Past
 from recurrify.recurrence.model import IGNORE, RecurrentPreTrainedModel, token_losses
 
 COMPILATIONS = 64
@@ -45,7 +47,10 @@ class CompiledWindow:
         self.model = model
         self.rows = rows
         self.memory_budget = memory_budget
-        self.compiled: Callable[..., Any] = torch.compile(window_function(memory_budget), dynamic=False)
+        self.compiled: dict[bool, Callable[..., Any]] = {
+            cudnn: torch.compile(window_function(memory_budget, cudnn), dynamic=False) for cudnn in (False, True)
+        }
+        """Without and with cuDNN's attention."""
         self.head: Callable[..., Any] = torch.compile(losses_and_gradients, dynamic=False)
 
     def takes(self, tokens: Tensor, live: Tensor) -> bool:
@@ -74,20 +79,39 @@ class CompiledWindow:
         tokens = F.pad(tokens, (0, missing)).contiguous()
         if targets is not None:
             targets = F.pad(targets, (0, missing), value=IGNORE).contiguous()
-        # torch reads it when it compiles, which is whenever a call is unlike those before.
-        with functorch_config.patch({"activation_memory_budget": self.memory_budget, **KEPT_FOR_LATER}):
-            top, written, summary = self.compiled(
+        cudnn = attends_plainly(self.model) and cudnn_is_safe(attended_lengths(self.model))
+        # torch reads all of it when it compiles, which is whenever a call is unlike those before.
+        budget = functorch_config.patch({"activation_memory_budget": self.memory_budget, **KEPT_FOR_LATER})
+        with with_cudnn(cudnn), budget, compiler_config.patch(cache_key_tag=chosen_kernels()):  # type: ignore[attr-defined]
+            top, written, summary = self.compiled[cudnn](
                 self.model, tokens, targets, memory, statistics, first, writes, summed
             )
         return top[:, :scored], written, summary
 
 
 @cache
-def window_function(memory_budget: float) -> Callable[..., Any]:
-    """`run_full_window` under a code object of its own for each budget: what torch has compiled it finds by that, and
-    does not ask for the budget that it had then."""
-    code = run_full_window.__code__.replace(co_name=f"run_full_window_within_{memory_budget:g}")
+def window_function(memory_budget: float, cudnn: bool) -> Callable[..., Any]:
+    """`run_full_window` under a code object of its own for each budget and choice of kernels: what torch has compiled
+    it finds by that, and does not ask for those that it had then."""
+    code = run_full_window.__code__.replace(co_name=f"run_full_window_within_{memory_budget:g}{'_cudnn' * cudnn}")
     return FunctionType(code, run_full_window.__globals__, code.co_name)
+
+
+def attends_plainly(model: RecurrentPreTrainedModel) -> bool:
+    """Whether attention in its windows is causal, without a mask and without dropout."""
+    config, mechanism = model.base.config, model.mechanism
+    dropped = getattr(config, "attn_pdrop", None) or getattr(config, "attention_dropout", None) or 0.0
+    masked = mechanism is not None and (mechanism.keys_only or type(mechanism).mix is not Mechanism.mix)
+    return config._attn_implementation == "sdpa" and not dropped and not masked
+
+
+def attended_lengths(model: RecurrentPreTrainedModel) -> set[int]:
+    """Positions that layers of a window attend over, extra ones included."""
+    window, mechanism = model.recurrence.window, model.mechanism
+    if mechanism is None:
+        return {window}
+    behind = mechanism.inputs_behind()
+    return {window + slots + extra for slots in (0, *mechanism.slots().values()) for extra in (0, behind)}
 
 
 def run_full_window(
