@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Repeats what was measured on one large GPU, part by part. Finished work is skipped, stopped work goes on.
 #
-#   DATA=FOLDER bash tools/on_gpu.sh speed kernels forecasts protocol rules beyond
+#   DATA=FOLDER bash tools/on_gpu.sh tests tune speed kernels forecasts protocol rules beyond
 #
 # DATA holds enwik8, novels/ and ETTh1.csv, ETTh2.csv, ETTm1.csv, WTH.csv. OUT (default: runs/gpu) gets the results, and a
 # log for each command. With MINUTES, no part begins or goes on after so many. PYTHON is the interpreter.
@@ -21,6 +21,19 @@ run() { # a name for the log, then what comes after `recurrify`
     "$PYTHON" -m recurrify.cli "$@" --max-minutes "$(left)" >> "$OUT/logs/$name.log" 2>&1
     code=$?
     [ $code = 0 ] || echo "$name ended with $code: see $OUT/logs/$name.log"
+}
+
+tests() { # those that need a GPU
+    "$PYTHON" -m pytest -q -p no:cacheprovider -m gpu --tb=short tests/recurrence tests/attention tests/models tests/forecast \
+        > "$OUT/logs/tests.log" 2>&1 || echo "tests ended with $?: see $OUT/logs/tests.log"
+}
+
+tune() { # settings of the kernels, about a minute each
+    local one
+    for one in head rsa relative; do
+        "$PYTHON" "$(dirname "$0")/tune_$one.py" > "$OUT/logs/tune_$one.log" 2>&1 ||
+            echo "tune_$one ended with $?: see $OUT/logs/tune_$one.log"
+    done
 }
 
 speed() {
@@ -62,9 +75,9 @@ beyond() { experiments 10 beyond; }
 
 for part in "$@"; do
     case $part in
-        speed | kernels | forecasts | protocol | rules | beyond) "$part" ;;
+        tests | tune | speed | kernels | forecasts | protocol | rules | beyond) "$part" ;;
         *)
-            echo "There is no part $part: there are speed, kernels, forecasts, protocol, rules and beyond." >&2
+            echo "There is no part $part: there are tests, tune, speed, kernels, forecasts, protocol, rules, beyond." >&2
             exit 2
             ;;
     esac
