@@ -1,6 +1,7 @@
 """Training steps as CUDA graphs: which steps are replayed, and that they compute what they did."""
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,10 +10,9 @@ import torch
 from recurrify import CarryConfig, NoRecurrence, RecurrentForCausalLM, TailConfig, UserError, add_recurrence
 from recurrify.recurrence import CompressConfig, MemoryTokensConfig, SummaryConfig, graphed
 from recurrify.recurrence.graphed import as_built, graph_steps
-from recurrify.recurrence.head_loss import losses_and_gradients
 from recurrify.recurrence.packing import pack
 from recurrify.state import State
-from support.graphs import AnyDevice, update_alike, without_graphs
+from support.graphs import AnyDevice, OneWindow, update_alike, with_recorded_graphs, without_graphs
 from support.models import text, tiny
 
 CONFIGS = {
@@ -29,14 +29,6 @@ OTHERS = {
 """Tried on a GPU only; by what would be captured they differ in nothing."""
 
 
-class NotCompiled:
-    rows = 2
-    head = staticmethod(losses_and_gradients)
-
-    def takes(self, *_: Any) -> bool:
-        return False
-
-
 @pytest.fixture
 def replayed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return without_graphs(monkeypatch)
@@ -45,7 +37,7 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.fixture
 def model(replayed: list[str]) -> RecurrentForCausalLM:
     model: RecurrentForCausalLM = add_recurrence(tiny("gpt2"), CarryConfig(window=8)).train()
-    model.compiled_window, model.graphed_steps = NotCompiled(), AnyDevice(model)
+    model.compiled_window, model.graphed_steps = OneWindow(model), AnyDevice(model)
     return model
 
 
@@ -129,7 +121,7 @@ def test_rows_that_end_early_change_nothing(name: str, lengths: tuple[int, int],
     """Losses, gradients, the state behind each row and what statistics were learned."""
     twin = add_recurrence(tiny("gpt2"), CONFIGS[name]).train()
     model = copy.deepcopy(twin)
-    model.compiled_window, model.graphed_steps = NotCompiled(), AnyDevice(model)
+    model.compiled_window, model.graphed_steps = OneWindow(model), AnyDevice(model)
     model.graphed_steps.most_windows = 12
     ids, mask = ragged(*lengths)
     for _ in range(2):
@@ -161,7 +153,7 @@ def test_a_head_of_its_own_gives_the_same_step(name: str, replayed: list[str]) -
     """Where losses are only added up, its gradients are made with them, and weighed once for the whole step."""
     twin = add_recurrence(tiny("gpt2"), CONFIGS[name]).train()
     model = copy.deepcopy(twin)
-    model.compiled_window, model.graphed_steps = NotCompiled(), AnyDevice(model)
+    model.compiled_window, model.graphed_steps = OneWindow(model), AnyDevice(model)
     for step in range(4):
         ids = text(2, 24, seed=step)
         labels = ids.clone()
@@ -178,6 +170,69 @@ def test_a_head_of_its_own_gives_the_same_step(name: str, replayed: list[str]) -
                 torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=1e-6, msg=key)
     assert [key.summed for key in model.graphed_steps.steps] == [True]
     assert replayed.count("_pass_forward") == replayed.count("_pass_back") == 4
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_replays_know_no_python(name: str, checkpoint: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of changing weights and texts, all by the operations and tensors of one capture."""
+    recorded = with_recorded_graphs(monkeypatch)
+    twin = add_recurrence(tiny("gpt2"), replace(CONFIGS[name], checkpoint=checkpoint)).train()
+    model = copy.deepcopy(twin)
+    model.compiled_window, model.graphed_steps = OneWindow(model), AnyDevice(model)
+    optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (model, twin)]
+    for step in range(4):
+        ids = text(2, 24, seed=step)
+        losses = [one(ids, labels=ids, return_state=False).loss for one in (model, twin)]
+        torch.testing.assert_close(*losses)
+        for loss in losses:
+            loss.backward()
+        update_alike(twin, model, optimizers)
+    assert len(recorded) == (4 if checkpoint else 2)  # forward and backward, of a first window and of later ones
+    assert all(one.replays > 3 for one in recorded)
+
+
+def test_a_number_that_drops_is_part_of_the_model() -> None:
+    """Llama and OPT have no module for it."""
+    model = add_recurrence(tiny("llama"), CarryConfig(window=8))
+    before = graphed.as_built(model)
+    model.base.model.layers[1].self_attn.attention_dropout = 0.5
+    assert graphed.as_built(model) != before
+
+
+def test_a_capture_that_fails_spoils_the_step_that_waits(model: RecurrentForCausalLM) -> None:
+    """Its warm-up wrote where that step's gradients are added up."""
+    waiting = model(text(2, 24), labels=text(2, 24), return_state=False).loss
+    with pytest.warns(RuntimeWarning, match="could not be captured"):
+        model.graphed_steps._give_up(RuntimeError("out of memory"))
+    with pytest.raises(UserError, match="before the backward pass"):
+        waiting.backward()
+
+
+def test_where_nothing_is_trained_nothing_is_captured(model: RecurrentForCausalLM, replayed: list[str]) -> None:
+    """And nothing is refused for later."""
+    model.requires_grad_(False)
+    steps(model, text(2, 24))
+    assert not replayed
+    model.requires_grad_(True)
+    steps(model, text(2, 24), graphed.SEEN_BEFORE + 1)
+    assert replayed
+
+
+def test_what_a_step_leaves_for_its_backward_pass_is_not_held(model: RecurrentForCausalLM) -> None:
+    held: list[graphed.Found] = []
+    init = graphed.GraphedStep.__init__
+
+    def watched(step: Any, *inputs: Any) -> None:
+        init(step, *inputs)
+        held.append(step.found)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(graphed.GraphedStep, "__init__", watched)
+        steps(model, text(2, 24))
+    assert not held[0].tops
+    assert not held[0].top_gradients
+    assert held[0].losses.grad_fn is None
 
 
 def test_few_numbers_of_windows_serve_all(model: RecurrentForCausalLM) -> None:

@@ -10,11 +10,9 @@ import torch
 
 from recurrify import CarryConfig, NoRecurrence, RecurrentForCausalLM, TailConfig, add_recurrence
 from recurrify.recurrence import CompressConfig, KVConfig, MemoryTokensConfig, SummaryConfig, graphed
-from recurrify.recurrence.compiled import run_full_window
 from recurrify.recurrence.graphed import graph_steps
 from recurrify.recurrence.graphed_windows import CheckpointedStep
-from recurrify.recurrence.head_loss import losses_and_gradients
-from support.graphs import AnyDevice, update_alike, without_graphs
+from support.graphs import AnyDevice, OneWindow, update_alike, without_graphs
 from support.models import text, tiny
 
 CONFIGS = {
@@ -29,22 +27,6 @@ CONFIGS = {
     "kv": KVConfig(window=8, keep=4, sinks=1, checkpoint=True),
 }
 ROTARY = ("compress", "kv")
-
-
-class OneWindow:
-    """What would be compiled."""
-
-    rows = 2
-    head = staticmethod(losses_and_gradients)
-
-    def __init__(self, model: RecurrentForCausalLM) -> None:
-        self.model = model
-
-    def takes(self, *_: Any) -> bool:
-        return False
-
-    def __call__(self, *inputs: Any) -> Any:
-        return run_full_window(self.model, *inputs)
 
 
 @pytest.fixture
@@ -190,9 +172,11 @@ class TestHeadsThatDoNotRunTwice:
         assert {key.summed for key in model.graphed_steps.steps} == {True, False}
 
     def test_not_in_float16(self) -> None:
-        model = recurrent("carry").half()
-        assert not model.has_summable_head(model.dtype)
+        """Too narrow for a sum, be it the products or the weights and with them their gradients."""
+        model = recurrent("carry")
         assert model.has_summable_head(torch.bfloat16)
+        assert not model.has_summable_head(torch.float16)
+        assert not model.half().has_summable_head(torch.bfloat16)
 
 
 @pytest.mark.parametrize("name", ["carry", "memory tokens"])

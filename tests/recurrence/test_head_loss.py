@@ -7,12 +7,14 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - everyone's name for it
 from torch import Tensor
+from torch.nn.utils import prune
 
 from recurrify import CarryConfig, NoRecurrence, add_recurrence
 from recurrify.recurrence import head_loss
 from recurrify.recurrence.compiled import CompiledWindow, run_full_window
 from recurrify.recurrence.head_loss import IGNORE, summed_losses
 from recurrify.recurrence.model import token_losses
+from support.graphs import AnyDevice, OneWindow, without_graphs
 from support.models import text, tiny
 
 
@@ -144,6 +146,46 @@ def test_compiled_windows_keep_no_logits(half: bool) -> None:
     for (name, mine), theirs in zip(model.named_parameters(), twin.parameters(), strict=True):
         apart = float((mine.grad - theirs.grad).norm() / theirs.grad.norm())
         assert apart < tolerance, name
+
+
+CHANGES = {
+    "pruned": lambda head: prune.random_unstructured(head, "weight", 0.3),
+    "normed": lambda head: torch.nn.utils.parametrizations.weight_norm(head),
+    "watched": lambda head: head.register_forward_hook(lambda module, inputs, output: 0.5 * output),
+    "replaced": lambda head: setattr(head, "forward", lambda hidden: 0.5 * F.linear(hidden, head.weight)),
+}
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_head_that_somebody_changed_runs_as_it_is(
+    change: str, checkpoint: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Computed weights learn, and hooks are heard, captured or not."""
+    without_graphs(monkeypatch)
+    monkeypatch.setattr("recurrify.recurrence.model.FEW_LOGITS", 0)
+    ids, found = text(2, 24), []
+    for captured in (False, True):
+        torch.manual_seed(0)
+        base = tiny("gpt2", tie_word_embeddings=False)
+        model = add_recurrence(base, CarryConfig(window=8, checkpoint=checkpoint)).train()
+        torch.manual_seed(1)
+        CHANGES[change](model.base.lm_head)
+        if captured:
+            model.compiled_window, model.graphed_steps = OneWindow(model), AnyDevice(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        losses = []
+        for _ in range(3):
+            loss = model(ids, labels=ids, return_state=False).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(float(loss.detach()))
+        found.append(losses)
+        plain = add_recurrence(tiny("gpt2", tie_word_embeddings=False), CarryConfig(window=8))
+        assert plain.has_summable_head(torch.float32)
+        assert not model.has_summable_head(torch.float32)
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
 
 
 @pytest.mark.gpu

@@ -6,9 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from recurrify.recurrence import graphed, graphed_windows
+from recurrify.recurrence.compiled import run_full_window
 from recurrify.recurrence.graphed import GraphedSteps
+from recurrify.recurrence.head_loss import losses_and_gradients
 from recurrify.state import State
 
 
@@ -34,6 +38,67 @@ def without_graphs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         monkeypatch.setattr(module, "capture", capture)
     monkeypatch.setattr(graphed, "capturing", capturing)
     return done
+
+
+def with_recorded_graphs(monkeypatch: pytest.MonkeyPatch) -> list["Recorded"]:
+    """As on a GPU, a replay runs the operations of the capture on the tensors of the capture, and no Python: what was
+    captured and is stale shows."""
+    without_graphs(monkeypatch)
+    found: list[Recorded] = []
+
+    def capture(step: Callable[[], None], pool: Any) -> Callable[[], None]:
+        recorded = Recorded()
+        with recorded:
+            step()
+        found.append(recorded)
+        return recorded.replay
+
+    for module in (graphed, graphed_windows):
+        monkeypatch.setattr(module, "capture", capture)
+    return found
+
+
+class Recorded(TorchDispatchMode):
+    """Operations, their inputs, and of their outputs those that lie in memory of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[tuple[Any, Any, Any, list[torch.Tensor | None]]] = []
+        self.replays = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = function(*args, **(kwargs or {}))
+        known = {one.untyped_storage()._cdata for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)}
+        own = [
+            one if isinstance(one, torch.Tensor) and one.untyped_storage()._cdata not in known else None
+            for one in tree_leaves(found)
+        ]
+        self.operations.append((function, args, kwargs or {}, own))
+        return found
+
+    @torch.no_grad()
+    def replay(self) -> None:
+        self.replays += 1
+        for function, args, kwargs, own in self.operations:
+            for then, now in zip(own, tree_leaves(function(*args, **kwargs)), strict=True):
+                if then is not None:
+                    then.copy_(now)
+
+
+class OneWindow:
+    """What would be compiled."""
+
+    rows = 2
+    head = staticmethod(losses_and_gradients)
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def takes(self, *_: Any) -> bool:
+        return False
+
+    def __call__(self, *inputs: Any) -> Any:
+        return run_full_window(self.model, *inputs)
 
 
 class AnyDevice(GraphedSteps):

@@ -84,12 +84,14 @@ def _output_embeddings(base: PreTrainedModel, hidden: Tensor) -> Tensor:
 
 
 def plain_head(base: PreTrainedModel, family: "Family") -> Tensor | None:
-    """The weights (vocabulary, width) of a head that is a linear map and nothing else; None for any other."""
+    """The weights (vocabulary, width) of a head that is a linear map and nothing else; None for any other, such as one
+    whose weights are computed, as in pruning, or that somebody watches."""
     head = base.get_output_embeddings()
     capped = getattr(base.config, "final_logit_softcapping", None) is not None
     if family.head is not _output_embeddings or capped or type(head) is not nn.Linear or head.bias is not None:
         return None
-    return head.weight
+    changed = "weight" not in head._parameters or "forward" in vars(head)
+    return None if changed or head._forward_hooks or head._forward_pre_hooks else head.weight
 
 
 def _distilbert_head(base: Any, hidden: Tensor) -> Tensor:

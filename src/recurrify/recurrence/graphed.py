@@ -90,6 +90,8 @@ class GraphedSteps:
             return False  # a single window may have nothing to learn from
         if bool(state.live.any()) or bool(state.lengths.any()):
             return False
+        if not any(weight.requires_grad for weight in model.parameters()):
+            return False
         built = as_built(model)
         if built != self.built:  # weights have moved or were exchanged, others are trained, dropout was switched
             self.steps.clear()
@@ -147,6 +149,7 @@ class GraphedSteps:
 
     def _give_up(self, error: RuntimeError) -> None:
         self.refused = True
+        self.clock.tick()  # its warm-up has written over what a step that waits for its backward pass needs
         self.steps.clear()
         self.weights.clear()
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -240,7 +243,13 @@ def as_built(model: torch.nn.Module) -> tuple[Any, ...]:
     and what these drop."""
     weights = [(id(one), one.data_ptr(), one.requires_grad) for one in model.parameters()]
     buffers = [one.data_ptr() for one in model.buffers()]
-    dropped = [one.p for one in model.modules() if isinstance(one, torch.nn.Dropout)]
+    # Some models have a number instead of a module that drops.
+    dropped = [one.p for one in model.modules() if isinstance(one, torch.nn.Dropout)] + [
+        value
+        for module in model.modules()
+        for name, value in vars(module).items()
+        if "dropout" in name and isinstance(value, float)
+    ]
     return *weights, *buffers, *(module.training for module in model.modules()), *dropped
 
 
@@ -332,7 +341,8 @@ class GraphedStep:
         self.forward = capture(self._pass_forward, clock.memory)
         self.back = capture(self._pass_back, clock.memory)
         self.reached = set(weights.reached) | (set() if head is None else head.reached)
-        self.found = self.found._replace(losses=self.found.losses.detach())
+        # Graphs know where these lie; held here, no other graph could use their memory.
+        self.found = self.found._replace(losses=self.found.losses.detach(), tops=(), top_gradients=())
 
     def _pass_forward(self) -> None:
         self.weights.refresh()

@@ -353,7 +353,8 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         return learning and self.has_summable_head(product_dtype(hidden))
 
     def has_summable_head(self, products: torch.dtype) -> bool:
-        return products != torch.float16 and plain_head(self.base, self.family) is not None
+        weight = plain_head(self.base, self.family)
+        return weight is not None and torch.float16 not in (products, weight.dtype)
 
     def summed_losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
         weight = plain_head(self.base, self.family)
