@@ -26,7 +26,7 @@ def run(model: RecurrentForCausalLM, ids: torch.Tensor, weights: StandIns | None
     losses = []
     if weights is not None:
         weights.tap()
-    windows = model.each_window(pack(ids, None, State.fresh(len(ids))), State.fresh(len(ids)), ids.roll(-1, 1), False)
+    windows = model.each_window(pack(ids, None, State.fresh(len(ids))), State.fresh(len(ids)), ids.roll(-1, 1))
     for one in windows:
         losses.append(one.output)
         if weights is not None:

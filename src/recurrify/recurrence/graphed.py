@@ -279,9 +279,7 @@ def whole_rows(
         memories, summaries, losses, tops, gradients = [], [], [], [], []
         weights.tap()
         wanted = targets if head is None else None
-        for one, span in zip(
-            model.each_window(full, state, wanted, keep_hidden=False, compiles=True), key.spans(), strict=True
-        ):
+        for one, span in zip(model.each_window(full, state, wanted, compiles=True), key.spans(), strict=True):
             losses.append(one.output)
             if head is not None:
                 tops.append(one.output)

@@ -183,7 +183,8 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         memory, live = state.memory, state.live
         # One large product is quicker than many small ones, as long as the logits of all windows are few.
         late = targets is not None and not keep_hidden and self._has_few_logits(packed.tokens)
-        for done in self.each_window(packed, state, targets, keep_hidden or late, token_types, summed):
+        wanted = None if keep_hidden or late else targets
+        for done in self.each_window(packed, state, wanted, token_types, summed):
             outputs.append(done.output)
             memory, live = done.memory, done.live
             if done.summary is not None:
@@ -210,13 +211,13 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         packed: Packed,
         state: State,
         targets: Tensor | None,
-        keep_hidden: bool,
         token_types: Tensor | None = None,
         summed: bool = False,
         compiles: bool = False,
     ) -> Iterator[WindowDone]:
-        """Run packed rows, giving what each window leaves behind; statistics are read but not learned. Windows without
-        losses are compiled only if it `compiles`: training does not repeat them."""
+        """Run packed rows, giving what each window leaves behind: its losses or, without targets, its hidden states;
+        statistics are read but not learned. Windows without losses are compiled only if it `compiles`: training does
+        not repeat them."""
         window, overlap = self.recurrence.window, self.recurrence.overlap
         memory, live = state.memory, state.live
         filled = torch.tensor([completed(length, window, overlap) for length in packed.lengths])
@@ -229,7 +230,7 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
             output, written, summary = self._run_window(
                 packed,
                 span,
-                None if keep_hidden else targets,
+                targets,
                 memory,
                 live,
                 statistics,
