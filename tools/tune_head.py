@@ -236,24 +236,24 @@ def warm(number):
             say(f"  ahead of time: {in_short(error)}")
 
 
+def each(*parts):
+    """One that fails leaves the others in peace."""
+    for part in parts:
+        try:
+            part()
+        except Exception as error:
+            say(f"  {part.__name__} fails: {in_short(error)}")
+        torch.cuda.empty_cache()
+
+
 def main():
     warmers = [subprocess.Popen([sys.executable, __file__, "--warm", str(n)]) for n in range(WARMERS)]
     say(torch.__version__, torch.cuda.get_device_name())
-    for part in (check_losses, check_many_logits, check_sums):
-        try:
-            part()
-        except Exception as error:
-            say(f"  {part.__name__} fails: {in_short(error)}")
-        torch.cuda.empty_cache()
+    each(check_losses, check_many_logits, check_sums)
     for process in warmers:
         process.wait()
     say(f"after {time.time() - BEGAN:.0f} s: time")
-    for part in (time_losses, time_sums, time_heads):
-        try:
-            part()
-        except Exception as error:
-            say(f"  {part.__name__} fails: {in_short(error)}")
-        torch.cuda.empty_cache()
+    each(time_losses, time_sums, time_heads)
     say(f"\nafter {time.time() - BEGAN:.0f} s: done")
 
 
