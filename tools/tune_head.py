@@ -77,27 +77,15 @@ def by_kernel(logits, targets):
 
 
 def plain(logits, targets):
-    """As `head_loss` has it for torch's compiler, from the logits on."""
-    dtype, logits = logits.dtype, logits.to(torch.promote_types(logits.dtype, torch.float32))
-    token = torch.arange(logits.shape[1], device=logits.device)
-    logits = logits.masked_fill(token >= VOCABULARY, -torch.inf)
-    scored = targets != head_loss.IGNORE
-    target = targets.where(scored, 0)
-    highest = logits.amax(dim=-1, keepdim=True)
-    powers = (logits - highest).exp()
-    total = powers.sum(dim=-1, keepdim=True)
-    losses = (total.log() + highest - logits.gather(1, target[:, None]))[:, 0].where(scored, 0)
-    errors = powers / total - (token == target[:, None]).to(logits.dtype)
-    return losses, (errors * scored[:, None]).to(dtype)
+    return head_loss.plain_losses_and_errors(logits, targets, VOCABULARY)
 
 
 compiled_plain = torch.compile(plain, dynamic=False)
-compiled_head = torch.compile(head_loss.losses_and_errors, dynamic=False)
 
 
 def head_inputs(rows):
     hidden, weight = (torch.randn(length, HIDDEN, device=DEVICE, dtype=HALF) * 0.1 for length in (rows, WIDTH))
-    return hidden, weight, VOCABULARY, logits_and_targets(rows)[1]
+    return hidden, weight, logits_and_targets(rows)[1], torch.empty(rows, WIDTH, device=DEVICE, dtype=HALF)
 
 
 def off(found, wanted):
@@ -181,8 +169,13 @@ def time_heads():
     sizes = [head_inputs(rows) for rows in ROWS]
     say(f"\nwith the product, µs, for rows: {ROWS}")
     row_of_times("product alone", lambda hidden, weight, *_: hidden @ weight.T, sizes)
-    row_of_times("product, kernel", lambda hidden, weight, _, targets: by_kernel(hidden @ weight.T, targets), sizes)
-    row_of_times("the head's own, compiled", compiled_head, sizes)
+    row_of_times("product, kernel", lambda hidden, weight, targets, _: by_kernel(hidden @ weight.T, targets), sizes)
+    row_of_times("product, kernel in place", in_place, sizes)
+
+
+def in_place(hidden, weight, targets, logits):
+    torch.mm(hidden, weight.T, out=logits)
+    return cross_entropy.turn_into_errors(logits, targets, VOCABULARY)
 
 
 def add_all(add, totals, parts):
@@ -226,7 +219,6 @@ def warm(number):
             work()
 
     jobs = [lambda rows=rows: compiled_plain(*logits_and_targets(rows)) for rows in ROWS]
-    jobs += [lambda rows=rows: compiled_head(*head_inputs(rows)) for rows in ROWS]
     jobs += [partial(kernel, losses_by, setting, partial(by_kernel, logits, targets)) for setting in OF_LOSSES]
     jobs += [partial(kernel, sums_by, setting, partial(adding.add_into, total, part)) for setting in OF_SUMS]
     for job in jobs[number::WARMERS]:

@@ -230,8 +230,7 @@ class TestAttentionKernels:
             (RSARecurrenceConfig(window=300, layers=(2,), counts=(1, 0, 0, 1, 0, 0), dilations=(2,)), "llama", False),
         ],
     )
-    def test_where_they_are_used(self, config: Any, family: str, safe: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(backends, "CUDNN_WHERE_CAUSAL", True)
+    def test_where_they_are_used(self, config: Any, family: str, safe: bool) -> None:
         places = {"n_positions": 512} if family == "gpt2" else {"max_position_embeddings": 512}
         model = add_recurrence(tiny(family, **places), config)
         plain = compiled.attends_plainly(model) and backends.cudnn_is_safe(compiled.attended_lengths(model))
@@ -245,7 +244,6 @@ class TestAttentionKernels:
         assert not compiled.attends_plainly(add_recurrence(eager, CarryConfig(window=8)))
 
     def test_the_choice_ends_with_the_window(self, graphs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(backends, "CUDNN_WHERE_CAUSAL", True)
         torch.backends.cuda.enable_cudnn_sdp(False)
         tags: list[tuple[bool, str]] = []
         run = compiled.run_backbone

@@ -122,7 +122,7 @@ def test_compiled_windows_keep_no_logits(half: bool) -> None:
     vocabulary, rows, window = 1031, 2, 16
     model = add_recurrence(tiny("gpt2", vocab_size=vocabulary), NoRecurrence(window=window)).train()
     compiled = CompiledWindow(model, rows)
-    compiled.compiled[False] = torch.compile(run_full_window, backend="aot_eager_decomp_partition", dynamic=False)
+    compiled.compiled[True] = torch.compile(run_full_window, backend="aot_eager_decomp_partition", dynamic=False)
     model.compiled_window = compiled
     kept: list[tuple[int, ...]] = []
 
@@ -191,9 +191,8 @@ def test_a_head_that_somebody_changed_runs_as_it_is(
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("compiled", [False, True])
-def test_the_kernel_gives_losses_and_gradients_of_a_plain_head(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernel_gives_losses_and_gradients_of_a_plain_head(compiled: bool) -> None:
     """Of a vocabulary that has to be filled up, in half precision, some rows without a target."""
-    monkeypatch.setattr(head_loss.kernels, "TRAINING_KERNELS", True)
     torch._dynamo.reset()
     generator = torch.Generator("cuda").manual_seed(0)
     found = []

@@ -69,10 +69,14 @@ def assert_exact(found: tuple[Tensor, Tensor], logits: Tensor, targets: Tensor, 
 
 
 def assert_losses_are_exact(rows: int, width: int, vocabulary: int, dtype: torch.dtype, device: str) -> None:
-    from recurrify.kernels.cross_entropy import losses_and_errors
+    from recurrify.kernels.cross_entropy import losses_and_errors, turn_into_errors
 
     logits, targets = drawn(rows, width, vocabulary, dtype, device)
-    assert_exact(losses_and_errors(logits, targets, vocabulary), logits, targets, vocabulary)
+    found = losses_and_errors(logits, targets, vocabulary)
+    assert_exact(found, logits, targets, vocabulary)
+    replaced = logits.clone()
+    torch.testing.assert_close(turn_into_errors(replaced, targets, vocabulary), found[0], rtol=0, atol=0)
+    torch.testing.assert_close(replaced, found[1], rtol=0, atol=0)
 
 
 def assert_rows_may_lie_apart(dtype: torch.dtype, device: str) -> None:

@@ -12,7 +12,6 @@ from torch.utils._pytree import tree_leaves
 from recurrify.recurrence import graphed, graphed_windows
 from recurrify.recurrence.compiled import run_full_window
 from recurrify.recurrence.graphed import GraphedSteps
-from recurrify.recurrence.head_loss import losses_and_gradients
 from recurrify.state import State
 
 
@@ -89,7 +88,6 @@ class OneWindow:
     """What would be compiled."""
 
     rows = 2
-    head = staticmethod(losses_and_gradients)
 
     def __init__(self, model: Any) -> None:
         self.model = model

@@ -10,8 +10,6 @@ from contextlib import contextmanager
 
 import torch
 
-CUDNN_WHERE_CAUSAL = False
-"""Whether causal attention without a mask uses it in training: not before a GPU has run the tests."""
 TILE = 128
 """Keys that its kernels take at once."""
 
@@ -34,7 +32,7 @@ def with_cudnn(used: bool = True) -> Iterator[None]:
 
 def cudnn_is_safe(lengths: Iterable[int]) -> bool:
     """For causal attention without mask and dropout, over so many positions: half a tile is left alone even so."""
-    return CUDNN_WHERE_CAUSAL and all(length % TILE != TILE // 2 for length in lengths)
+    return all(length % TILE != TILE // 2 for length in lengths)
 
 
 def chosen_kernels() -> str:

@@ -7,7 +7,5 @@ import torch
 TRITON_INSTALLED = find_spec("triton") is not None
 KERNEL_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 """What kernels take."""
-TRAINING_KERNELS = False
-"""Whether kernels of ours take losses and add up gradients in training: not before a GPU has run their tests."""
 KERNEL_WIDTHS = (16, 32, 64, 128)
 """Of heads, for kernels that multiply whole rows on matrix units."""

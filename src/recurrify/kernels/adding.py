@@ -10,7 +10,7 @@ from torch import Tensor
 
 from recurrify.kernels import TRITON_INSTALLED
 
-BLOCK, WARPS = 2048, 4
+BLOCK, WARPS = 512, 4
 """Numbers that a program adds, and its warps."""
 HALVES = (torch.bfloat16, torch.float16)
 

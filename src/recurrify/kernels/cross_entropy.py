@@ -15,10 +15,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK, WARPS = 16384, 16
-"""Logits that a program takes at a time, and its warps. So many that registers leave room for two rows on each
-multiprocessor: one would often wait, more would push each other out of the cache."""
-FIRST_READ = ""
+BLOCK, WARPS = 8192, 32
+"""Logits that a program takes at a time, and its warps: the quickest that `tools/tune_head.py` found on an H200, where two
+rows are under way on each multiprocessor."""
+FIRST_READ = "evict_last"
 """How long caches shall hold what the second pass will read; empty: as long as anything else."""
 IGNORE = -100
 """The target of rows that have no loss."""
@@ -117,7 +117,7 @@ def errors_kernel(
     logits, row_stride, targets, losses, errors, IGNORE: tl.constexpr, VOCABULARY: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK: tl.constexpr, LANES: tl.constexpr, NEIGHBOURS: tl.constexpr, FIRST_READ: tl.constexpr,
 ):  # fmt: skip
-    """A row's loss, and its errors: softmax − 1 at the target, softmax elsewhere."""
+    """A row's loss, and its errors, which may take the logits' place: softmax − 1 at the target, softmax elsewhere."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * row_stride
     errors += row * WIDTH
@@ -126,9 +126,10 @@ def errors_kernel(
         tl.store(losses + row, 0.0)
         _write_zeros(errors, WIDTH, LANES, NEIGHBOURS)
     else:
-        highest, total = _summary(logits, VOCABULARY, WIDTH, BLOCK, LANES, NEIGHBOURS, FIRST_READ)
         known = (target >= 0) & (target < VOCABULARY)
         own = tl.load(logits + target, mask=known, other=float("nan")).to(tl.float32)
+        highest, total = _summary(logits, VOCABULARY, WIDTH, BLOCK, LANES, NEIGHBOURS, FIRST_READ)
+        tl.debug_barrier()  # before all threads have read, none may write
         tl.store(losses + row, tl.log(total) + (highest - own))
         log2_total = tl.log2(total)
         _write_softmax(logits, errors, highest, log2_total, VOCABULARY, WIDTH, BLOCK, LANES, NEIGHBOURS)
@@ -142,9 +143,8 @@ def _new_results(logits_RV: Tensor) -> tuple[Tensor, Tensor]:
     return logits_RV.new_empty(logits_RV.shape[0], dtype=torch.float32), logits_RV.new_empty(logits_RV.shape)
 
 
-def _launch(logits_RV: Tensor, targets_R: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
+def _launch(logits_RV: Tensor, targets_R: Tensor, vocabulary: int, losses_R: Tensor, errors_RV: Tensor) -> None:
     assert logits_RV.stride(1) == 1, "the logits of a row lie side by side"
-    losses_R, errors_RV = _new_results(logits_RV)
     rows, width = logits_RV.shape
     if rows > 0:
         with torch.cuda.device_of(logits_RV):
@@ -153,13 +153,18 @@ def _launch(logits_RV: Tensor, targets_R: Tensor, vocabulary: int) -> tuple[Tens
                 IGNORE=IGNORE, VOCABULARY=vocabulary, WIDTH=width, BLOCK=BLOCK, LANES=LANES_OF_WARP * WARPS,
                 NEIGHBOURS=LOAD_BYTES // logits_RV.element_size(), FIRST_READ=FIRST_READ, num_warps=WARPS,
             )  # fmt: skip
+
+
+def _to_new_memory(logits_RV: Tensor, targets_R: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
+    losses_R, errors_RV = _new_results(logits_RV)
+    _launch(logits_RV, targets_R, vocabulary, losses_R, errors_RV)
     return losses_R, errors_RV
 
 
 # For torch.compile the launch is an opaque operator.
 _op = torch.library.custom_op(
     "recurrify::losses_and_errors",
-    _launch,
+    _to_new_memory,
     mutates_args=(),
     schema="(Tensor logits, Tensor targets, int vocabulary) -> (Tensor, Tensor)",
 )
@@ -176,5 +181,13 @@ def losses_and_errors(logits_RV: Tensor, targets_R: Tensor, vocabulary: int) -> 
     Both are 0 in rows whose target is IGNORE, and columns from `vocabulary` on have no part in either. Logits have at
     most 32 bits, and those of a row lie side by side. A target that is no token makes its loss not a number.
     """
-    losses_R, errors_RV = (_op if torch.compiler.is_compiling() else _launch)(logits_RV, targets_R, vocabulary)
+    losses_R, errors_RV = (_op if torch.compiler.is_compiling() else _to_new_memory)(logits_RV, targets_R, vocabulary)
     return losses_R, errors_RV
+
+
+def turn_into_errors(logits_RV: Tensor, targets_R: Tensor, vocabulary: int) -> Tensor:
+    """The same losses; the errors take the place of the logits, which lie without gaps. Not for torch.compile."""
+    assert logits_RV.is_contiguous(), "errors have no gaps between rows"
+    losses_R = logits_RV.new_empty(len(logits_RV), dtype=torch.float32)
+    _launch(logits_RV, targets_R, vocabulary, losses_R, logits_RV)
+    return losses_R

@@ -17,7 +17,6 @@ from torch.compiler import config as compiler_config
 
 from recurrify.attention.backends import chosen_kernels, cudnn_is_safe, with_cudnn
 from recurrify.recurrence.families import Traffic, run_backbone
-from recurrify.recurrence.head_loss import losses_and_gradients
 from recurrify.recurrence.mechanism import Mechanism, Past
 from recurrify.recurrence.model import IGNORE, RecurrentPreTrainedModel, token_losses
 
@@ -51,7 +50,6 @@ class CompiledWindow:
             cudnn: torch.compile(window_function(memory_budget, cudnn), dynamic=False) for cudnn in (False, True)
         }
         """Without and with cuDNN's attention."""
-        self.head: Callable[..., Any] = torch.compile(losses_and_gradients, dynamic=False)
 
     def takes(self, tokens: Tensor, live: Tensor) -> bool:
         """Whether this is the window that training repeats; the first one decides on the number of rows."""

@@ -277,13 +277,14 @@ def whole_rows(
     def run(tokens: Tensor, targets: Tensor) -> Found:
         full = packed._replace(tokens=tokens, lengths=[tokens.shape[1]] * len(tokens))
         memories, summaries, losses, tops, gradients = [], [], [], [], []
+        room = None if head is None else head.room(len(tokens) * key.recurrence.window)
         weights.tap()
         wanted = targets if head is None else None
         for one, span in zip(model.each_window(full, state, wanted, compiles=True), key.spans(), strict=True):
             losses.append(one.output)
             if head is not None:
                 tops.append(one.output)
-                losses[-1], gradient = head.score(one.output.detach(), targets[:, span.first : span.stop])
+                losses[-1], gradient = head.score(one.output.detach(), targets[:, span.first : span.stop], room)
                 gradients.append(gradient)
             if one.memory is not None:
                 memories.append(one.memory)

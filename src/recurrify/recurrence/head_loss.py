@@ -115,9 +115,25 @@ def losses_and_errors(hidden_RK: Tensor, weight: Tensor, vocabulary: int, target
         from recurrify.kernels import cross_entropy  # imports Triton, which may not be there
 
         return cross_entropy.losses_and_errors(logits, targets_R, vocabulary)
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    token = torch.arange(len(weight), device=logits.device)
-    if len(weight) > vocabulary:
+    return plain_losses_and_errors(logits, targets_R, vocabulary)
+
+
+def turn_into_errors(logits: Tensor, targets_R: Tensor, vocabulary: int) -> Tensor:
+    """(R,) losses; the errors take the place of the logits."""
+    if kernel_takes(logits):
+        from recurrify.kernels import cross_entropy  # imports Triton, which may not be there
+
+        return cross_entropy.turn_into_errors(logits, targets_R, vocabulary)
+    losses, errors = plain_losses_and_errors(logits, targets_R, vocabulary)
+    logits.copy_(errors)
+    return losses
+
+
+def plain_losses_and_errors(logits: Tensor, targets_R: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
+    """Without a kernel of ours."""
+    dtype, logits = logits.dtype, logits.to(torch.promote_types(logits.dtype, torch.float32))
+    token = torch.arange(logits.shape[1], device=logits.device)
+    if logits.shape[1] > vocabulary:
         logits = logits.masked_fill(token >= vocabulary, -torch.inf)
     scored_R = targets_R != IGNORE
     target_R = targets_R.where(scored_R, 0)
@@ -126,17 +142,17 @@ def losses_and_errors(hidden_RK: Tensor, weight: Tensor, vocabulary: int, target
         losses = -logarithms.gather(1, target_R[:, None])[:, 0].where(scored_R, 0)
         errors = logarithms.exp_()
         errors.scatter_add_(1, target_R[:, None], errors.new_full((len(errors), 1), -1)).mul_(scored_R[:, None])
-        return losses, errors.to(hidden_RK.dtype)
+        return losses, errors.to(dtype)
     # Spelled out, and not `logsumexp`: in this form torch's compiler finds both sums of a row in one pass over it.
     highest = logits.amax(dim=-1, keepdim=True)
     powers = (logits - highest).exp()
     total = powers.sum(dim=-1, keepdim=True)
     losses = (total.log() + highest - logits.gather(1, target_R[:, None]))[:, 0].where(scored_R, 0)
     errors = powers / total - (token == target_R[:, None]).to(logits.dtype)
-    return losses, (errors * scored_R[:, None]).to(hidden_RK.dtype)
+    return losses, (errors * scored_R[:, None]).to(dtype)
 
 
 def kernel_takes(logits: Tensor) -> bool:
     """Not those of an odd vocabulary: rows would begin at places from which a GPU reads one logit at a time."""
-    usable = kernels.TRAINING_KERNELS and kernels.TRITON_INSTALLED and logits.dtype in kernels.KERNEL_TYPES
+    usable = kernels.TRITON_INSTALLED and logits.dtype in kernels.KERNEL_TYPES
     return usable and logits.is_cuda and logits.shape[1] % ALIGNED == 0

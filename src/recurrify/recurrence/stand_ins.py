@@ -14,8 +14,6 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformers.pytorch_utils import Conv1D
 
-from recurrify import kernels
-
 
 def trained(model: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -99,12 +97,9 @@ class StandIns:
 
 def add_half(total: Tensor, part: Tensor) -> None:
     """total += part, whose numbers have fewer bits."""
-    if kernels.TRAINING_KERNELS and total.is_cuda:
-        from recurrify.kernels.adding import add_into  # imports Triton, which training alone needs
+    from recurrify.kernels.adding import add_into  # imports Triton, which training alone needs
 
-        add_into(total, part)
-    else:
-        total.add_(part)
+    add_into(total, part)
 
 
 def matrices(model: nn.Module) -> list[nn.Parameter]:
