@@ -1,6 +1,7 @@
 """What a benchmark counts, checks and leaves out, on models that are too small to be worth timing."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -288,6 +289,25 @@ def test_graphs_are_held_against_transformers_compiled(monkeypatch: pytest.Monke
     ways = [(row["kind"], row["way"], row["checkpoint"]) for row in group["rows"]]
     assert ways == [("transformers", "compiled", False), ("plain", "graphs", False), ("plain", "graphs", True)]
     assert "plain, graphs / transformers, compiled" in [one["name"] for one in group["ratios"]]
+
+
+@pytest.mark.parametrize("reason", ["CUDA out of memory. Tried to allocate 1.80 GiB.", "operation not permitted"])
+def test_what_fits_no_graph_is_not_compiled_instead(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    passes: list[str] = []
+    ours = Ours(MINI, "plain", CPU)
+    ours.prepare("graphs", False, 2)
+
+    def backward(rows: Tensor) -> None:
+        passes.append("pass")
+        if len(passes) == 1:
+            ours.recurrent.graphed_steps._give_up(RuntimeError(reason))
+
+    monkeypatch.setattr(ours, "backward", backward)
+    fits = "memory" not in reason
+    expected = pytest.warns(RuntimeWarning) if fits else nullcontext()
+    with expected, pytest.raises(NotMeasuredError if fits else torch.OutOfMemoryError):
+        stepping.warm(ours, random_tokens(MINI, 2, MINI.window, CPU))
+    assert len(passes) == (stepping.PASSES_BEFORE_GRAPHS if fits else 1)
 
 
 class TestTurns:

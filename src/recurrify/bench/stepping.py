@@ -1,5 +1,6 @@
 """Training steps of transformers' own model and of ours, in every way in which they can run."""
 
+import warnings
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from recurrify.bench.sizes import Size
 from recurrify.bench.timing import NotMeasuredError
 from recurrify.evaluate import full_flops_per_token
 from recurrify.recurrence.compiled import compile_windows
-from recurrify.recurrence.graphed import graph_steps
+from recurrify.recurrence.graphed import NOT_CAPTURED, graph_steps
 from recurrify.recurrence.model import IGNORE
 
 LEARNING_RATE = 1e-5
@@ -134,8 +135,14 @@ class Ours(Stepper):
 
 def warm(stepper: Stepper, rows: Tensor) -> None:
     """Pass until graphs are captured; the weights stay as they are."""
-    for _ in range(PASSES_BEFORE_GRAPHS):
-        stepper.backward(rows)
+    with warnings.catch_warnings():
+        # Steps that fit no graph would be compiled anew for a minute, only to find that they do not fit at all.
+        warnings.filterwarnings("error", f"{NOT_CAPTURED}.*out of memory", RuntimeWarning)
+        try:
+            for _ in range(PASSES_BEFORE_GRAPHS):
+                stepper.backward(rows)
+        except RuntimeWarning as warning:
+            raise torch.OutOfMemoryError(str(warning)) from None
     stepper.optimizer.zero_grad(set_to_none=True)
     if not stepper.is_ready():
         raise NotMeasuredError("not captured: such steps run as they do when compiled")

@@ -47,6 +47,7 @@ KEPT_OF_MODEL = 2
 """Times its weights: what these and their gradients take."""
 MOST_GRAPHS = 16
 """Each takes memory, besides what all share."""
+NOT_CAPTURED = "Training steps could not be captured as CUDA graphs"
 
 
 def graph_steps(model: RecurrentPreTrainedModel, rows: int | None = None, memory_budget: float = 1.0) -> None:
@@ -154,7 +155,7 @@ class GraphedSteps:
         self.weights.clear()
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         warnings.warn(
-            f"Training steps could not be captured as CUDA graphs ({reason}): they run compiled instead.",
+            f"{NOT_CAPTURED} ({reason}): they run compiled instead.",
             RuntimeWarning,
             stacklevel=2,
         )
