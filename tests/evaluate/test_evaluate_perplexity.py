@@ -12,9 +12,10 @@ from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model, LlamaConfig, Ll
 
 from recurrify import CarryConfig, NoRecurrence, UserError, add_recurrence
 from recurrify.data import TokenizedDocument
-from recurrify.evaluate import Evaluation, evaluate_documents
+from recurrify.evaluate import Evaluation, evaluate_documents, exchange
 from recurrify.evaluate.evaluation import Tally
 from recurrify.results import load_result, save_result
+from recurrify.state import State
 
 VOCABULARY = 50
 WINDOW = 8
@@ -146,6 +147,60 @@ def test_rows_and_windows_per_call_change_nothing(rows: int, windows_per_call: i
     np.testing.assert_allclose(found.nll, expected.nll, rtol=1e-5)
     assert found.loss_by_window == pytest.approx(expected.loss_by_window, rel=1e-5)
     assert found.loss_by_position[overlap:] == pytest.approx(expected.loss_by_position[overlap:], rel=1e-5)
+
+
+def test_exchanged_memories_are_those_of_the_other_documents() -> None:
+    """Window by window; the longer document is alone in the end, with what the other one had when it was last read."""
+    model = carrying(gpt2()).eval()
+    both = [document("long", 4 * WINDOW + 1), document("short", 2 * WINDOW + 1)]
+    found = evaluate_documents(model, both, exchange_memories=True)
+    nll, given = np.zeros(2), [None, None]
+    for window in range(4):
+        left: list[Any] = list(given)
+        for index, one in enumerate(both):
+            ids = torch.from_numpy(one.ids.astype(np.int64))[None, window * WINDOW : (window + 1) * WINDOW + 1]
+            if ids.shape[1] <= WINDOW:
+                continue
+            other, state = given[1 - index], State.fresh(1)
+            if other is not None:
+                state = state._replace(memory=other, live=torch.ones(1, dtype=torch.bool))
+            with torch.no_grad():
+                out = model(ids[:, :-1], targets=ids[:, 1:], state=state, return_losses=True)
+            nll[index] += float(out.token_losses.double().sum())
+            if (window + 2) * WINDOW < len(one.ids):
+                left[index] = out.state.memory
+        given = left
+    assert found.nll == pytest.approx(nll, rel=1e-5)
+    assert abs(found.nll - evaluate_documents(model, both).nll).max() > 1e-3
+
+
+def test_exchange_needs_other_documents_and_changes_nothing_without_memories() -> None:
+    with pytest.raises(UserError, match="at least two that are longer than a window"):
+        evaluate_documents(carrying(gpt2()), [document("alone", 30), document("short", 3)], exchange_memories=True)
+    plain = add_recurrence(gpt2(), NoRecurrence(window=WINDOW))
+    both = [evaluate_documents(plain, DOCUMENTS, exchange_memories=one).nll for one in (False, True)]
+    assert both[0] == pytest.approx(both[1], rel=1e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8])
+def test_with_exchange_every_document_reads_another(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many documents of all lengths: by the memories that arrive."""
+    own: dict[int, list[bytes]] = {}
+    swap = exchange.Exchange.__call__
+
+    def watched(self: Any, documents: Sequence[int], state: State) -> State:
+        given = swap(self, documents, state)
+        for row, index in enumerate(documents):
+            if state.live[row]:
+                assert state.memory is not None
+                assert given.memory is not None
+                own.setdefault(index, []).append(state.memory[row].numpy().tobytes())
+                assert given.memory[row].numpy().tobytes() not in own[index]
+        return given
+
+    monkeypatch.setattr(exchange.Exchange, "__call__", watched)
+    evaluate_documents(carrying(gpt2()), DOCUMENTS, rows=rows, exchange_memories=True)
+    assert len(own) == sum(length > WINDOW + 1 for length in LENGTHS)
 
 
 def test_bf16_does_nothing_on_a_cpu() -> None:

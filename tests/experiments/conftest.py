@@ -88,6 +88,7 @@ def micro_size(base: Path, texts: Path) -> Size:
 def micro_beyond() -> Beyond:
     return Beyond(
         mechanisms={"carry-1": {"mechanism": "carry"}, "tail-3": tail(3), "memory-tokens-2": memory_tokens(2)},
+        longer=(),
         frozen=("memory-tokens-2",),
         frozen_candidates=(1e-2, 1e-1),
         token_counts=(100, 300),

@@ -1,7 +1,7 @@
 """How good a model is, how sure that is, and what it costs."""
 
 from recurrify.evaluate.answers import Answer, AnswerScores, official_predictions, predict_answers, score_answers
-from recurrify.evaluate.bootstrap import Gain, interval, relative_gain
+from recurrify.evaluate.bootstrap import Gain, gain_beyond, interval, relative_gain
 from recurrify.evaluate.classification import classification_metrics
 from recurrify.evaluate.continuations import Context, continue_contexts, sample_contexts
 from recurrify.evaluate.cost import convergence, measure_cost
@@ -30,6 +30,7 @@ __all__ = [
     "evaluate_documents",
     "fit_topics",
     "full_flops_per_token",
+    "gain_beyond",
     "interval",
     "measure_cost",
     "memory_cost",

@@ -1,6 +1,6 @@
 """How far results could have come out otherwise: bootstrap over documents and seeds."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,27 +69,63 @@ def relative_gain(
     With a single document there is no interval and the gain counts as within noise: how much documents differ
     cannot be seen from one, however many seeds there are.
     """
-    _check(samples, level)
     sides = [[side] if isinstance(side, Evaluation) else list(side) for side in (plain, recurrent)]
+    return _resampled(_gain, sides, metric, samples, seed, level, paired_seeds)
+
+
+def gain_beyond(
+    plain: Sequence[Evaluation],
+    known: Sequence[Evaluation],
+    new: Sequence[Evaluation],
+    times: float,
+    samples: int = 2000,
+    seed: int = 0,
+    level: float = 0.95,
+) -> Gain:
+    """By how much the gain of `new` over `plain` passes so many `times` that of `known`, in perplexity per word.
+
+    One evaluation per training seed on each side, which gave all three the same batches in the same order. Unlike a
+    ratio of gains it has an interval even where the known gain is hardly any.
+    """
+
+    def passed(losses: Sequence[np.ndarray], units: np.ndarray) -> float:
+        of_plain, of_known, of_new = losses
+        return _gain((of_plain, of_new), units) - times * _gain((of_plain, of_known), units)
+
+    return _resampled(passed, [list(plain), list(known), list(new)], "perplexity_per_word", samples, seed, level, True)
+
+
+def _resampled(
+    value: Callable[[Sequence[np.ndarray], np.ndarray], float],
+    sides: Sequence[Sequence[Evaluation]],
+    metric: str,
+    samples: int,
+    seed: int,
+    level: float,
+    paired_seeds: bool,
+) -> Gain:
+    """What `value` makes of the sides' losses, and where it mostly lies for other documents and seeds."""
+    _check(samples, level)
     _check_same_documents(sides)
-    if paired_seeds and len(sides[0]) != len(sides[1]):
-        raise UserError(f"Paired seeds need as many of each: got {len(sides[0])} plain and {len(sides[1])} recurrent.")
+    counts = [len(side) for side in sides]
+    if paired_seeds and len(set(counts)) > 1:
+        raise UserError(f"Paired seeds need as many of each: got {' and '.join(map(str, counts))}.")
     units = sides[0][0].units(metric)
     losses = [np.stack([evaluation.nll for evaluation in side]) for side in sides]
-    gain = _gain(losses, units)
+    found = value(losses, units)
     if len(units) == 1:
-        return Gain(gain, None, within_noise=True)
+        return Gain(found, None, within_noise=True)
     random = np.random.default_rng(seed)
     values = np.empty(samples)
     for sample in range(samples):
         documents = _draw(random, len(units))
         seeds = [_draw(random, len(side)) for side in losses]
         if paired_seeds:
-            seeds = [seeds[0]] * 2
+            seeds = [seeds[0]] * len(sides)
         drawn = [side[chosen][:, documents] for side, chosen in zip(losses, seeds, strict=True)]
-        values[sample] = _gain(drawn, units[documents])
+        values[sample] = value(drawn, units[documents])
     low, high = _quantiles(values, level)
-    return Gain(gain, (low, high), within_noise=low <= 0 <= high)
+    return Gain(found, (low, high), within_noise=low <= 0 <= high)
 
 
 def _gain(losses: Sequence[np.ndarray], units: np.ndarray) -> float:

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from recurrify.errors import UserError
 from recurrify.evaluate.evaluation import Evaluation, ScoredDocument, Tally
+from recurrify.evaluate.exchange import Exchange
 from recurrify.recurrence import (
     NoRecurrence,
     RecurrentForCausalLM,
@@ -40,6 +41,7 @@ def evaluate_documents(
     rows: int = 8,
     windows_per_call: int = 8,
     bf16: bool = False,
+    exchange_memories: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> Evaluation:
     """Score every token of every document except its first, exactly once.
@@ -49,13 +51,20 @@ def evaluate_documents(
     - `rows` documents are read side by side, at most `windows_per_call` windows of each in one forward pass:
       the two bound the memory and do not change the result.
     - `bf16` computes in bfloat16 where the model is on a CUDA device; elsewhere it does nothing.
+    - `exchange_memories` lets every window read what another document's window left: a control, which shows how much
+      of a gain is memory.
     - `progress` is called after each forward pass with the number of tokens it scored.
     """
     check_counts(rows=rows, windows_per_call=windows_per_call)
+    exchange = Exchange() if exchange_memories else None
+    if exchange is not None:
+        rows, windows_per_call = max(rows, 2), 1
     with scoring(model, documents, window, overlap, bf16) as recurrent:
         tally = Tally(documents, recurrent.recurrence.window, recurrent.recurrence.overlap)
 
         def read(lanes: Sequence[Lane], state: State) -> State:
+            if exchange is not None:
+                state = exchange([lane.document for lane in lanes], state)
             losses, state = _losses(recurrent, lanes, state)
             for lane, row in zip(lanes, losses, strict=True):
                 scored = row[: lane.stop - lane.start]

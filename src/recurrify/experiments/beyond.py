@@ -14,9 +14,11 @@ from recurrify.experiments.sizes import CARRY
 from recurrify.experiments.unit import Unit, Wanted
 from recurrify.results import load_result
 
-NAMES = ("tokens", "mechanisms", "starts", "frozen", "unfamiliar", "rotary")
-"""The experiments beyond the papers, those with the longest runs first; the last two need models of their own."""
+NAMES = ("mechanisms", "starts", "frozen", "tokens", "unfamiliar", "rotary")
+"""The experiments beyond the papers, what matters most first; the last two need models of their own."""
 PLAIN = "plain"
+PAPERS = "carry-1"
+"""The paper's own mechanism, by its name in the rows."""
 OURS = "ours; not published"
 TEST = "test"
 """The split on which rivals are compared."""
@@ -71,14 +73,35 @@ def mechanism_unit(lab: Lab, corpus: str, name: str, seed: int) -> Unit | None:
 
     Those that the paper's tables have too are those very runs.
     """
+    name, more = usual_name(lab, name), longer_settings(lab, corpus, name)
     kind = kind_of(lab, name)
     if kind is not None:
-        return lab.unit(corpus, kind, seed=seed)
+        return lab.unit(corpus, kind, seed=seed, **more)
     recurrence = lab.size.beyond.mechanisms[name]
     rate = chosen_rate(tuning(lab, family(recurrence)))
     if rate is None:
         return None
-    return lab.unit(corpus, "best", seed=seed, label=name, recurrence=recurrence, learning_rate=rate)
+    return lab.unit(corpus, "best", seed=seed, label=name, recurrence=recurrence, learning_rate=rate, **more)
+
+
+def longer_names(lab: Lab) -> dict[str, str]:
+    """What is trained in longer windows too, by its name there."""
+    beyond = lab.size.beyond
+    return {f"{name}-w{beyond.longer_window}": name for name in beyond.longer}
+
+
+def usual_name(lab: Lab, name: str) -> str:
+    """As it is called in windows of the usual length."""
+    return longer_names(lab).get(name, name)
+
+
+def longer_settings(lab: Lab, corpus: str, name: str) -> dict[str, Any]:
+    """What sets a run in longer windows apart: sequences stay as long in tokens."""
+    if name not in longer_names(lab):
+        return {}
+    training = {**lab.size.training, **({} if corpus == "books" else lab.size.wiki_training)}
+    window = lab.size.beyond.longer_window
+    return {"window": window, "windows": max(1, round(training["windows"] * lab.size.window / window))}
 
 
 def kind_of(lab: Lab, name: str) -> str | None:
@@ -134,9 +157,11 @@ def memory_row(
         return None
     done = next(unit for unit in units if unit.name in row["runs"])
     run = load_result(done.run_file)
-    bare = _bare_flops(done, run, row["full_flops_per_token"], overlap, splits[0])
-    if kind == PLAIN and overlap:
-        row["gain"] = {split: gain_over(units, 0, units, overlap, split) for split in splits}
+    bare = _bare_flops(plain, splits[0])
+    if bare is None:
+        bare = row["full_flops_per_token"] - run["memory"]["extra_flops_per_token"]
+    if kind == PLAIN and (overlap or units != plain):
+        row["gain"] = {split: gain_over(plain, 0, units, overlap, split) for split in splits}
     return {
         **row,
         "corpus": corpus,
@@ -157,11 +182,25 @@ def kept_tokens(run: Mapping[str, Any]) -> float:
     return min(curve, key=lambda point: point[1])[0] if curve else run["tokens"]
 
 
-def _bare_flops(unit: Unit, run: Mapping[str, Any], full: float, overlap: int, split: str) -> float:
-    """FLOPs per token, all counted, of the base in plain windows without overlap."""
-    if overlap == 0:
-        return float(full - run["memory"]["extra_flops_per_token"])
-    return float(load_result(unit.score_file(Wanted(split, 0, None)))["full_flops_per_token"])
+def _bare_flops(plain: Sequence[Unit], split: str) -> float | None:
+    """FLOPs per token, all counted, of plain windows without overlap; None before they have been scored."""
+    done = next((unit for unit in plain if unit.evaluation(split, 0) is not None), None)
+    return None if done is None else float(load_result(done.score_file(Wanted(split, 0, None)))["full_flops_per_token"])
+
+
+def control(lab: Lab) -> Wanted:
+    """The score that tells memory from what added weights learn besides."""
+    return lab.wanted(TEST, 0)._replace(exchanged=True)
+
+
+def gain_by_memory(units: Sequence[Unit]) -> dict[str, Any] | None:
+    """The gain with a document's own memory over the same models with memories of other documents."""
+    pairs = [(unit.evaluation(TEST, 0, exchanged=True), unit.evaluation(TEST, 0)) for unit in units]
+    both = [(others, own) for others, own in pairs if others is not None and own is not None]
+    if not both:
+        return None
+    gain = relative_gain([others for others, _ in both], [own for _, own in both], paired_seeds=True)
+    return {**asdict(gain), "seeds": len(both)}
 
 
 def gain_over(

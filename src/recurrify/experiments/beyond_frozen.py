@@ -5,10 +5,11 @@ from typing import Any
 from recurrify.experiments.beyond import (
     OURS,
     PLAIN,
-    TEST,
     chosen_rate,
+    control,
     family,
     finish_in_turn,
+    gain_by_memory,
     mechanism_unit,
     memory_row,
     shorter,
@@ -79,11 +80,16 @@ def pair(lab: Lab, name: str) -> dict[str, Unit]:
 
 def main_units(lab: Lab) -> list[Unit]:
     wanted = [lab.wanted(split, 0) for split in SPLITS]
-    return [unit.with_scores(wanted) for name in (PLAIN, *lab.size.beyond.frozen) for unit in pair(lab, name).values()]
+    return [
+        unit.with_scores(wanted if name == PLAIN else [*wanted, control(lab)])
+        for name in (PLAIN, *lab.size.beyond.frozen)
+        for unit in pair(lab, name).values()
+    ]
 
 
 def frozen_rows(lab: Lab) -> tuple[Rows, list[str]]:
-    """The gain of a frozen model is over the base as it is, that of a trained one over the trained base."""
+    """The gain of a frozen model is over the base as it is, that of a trained one over the trained base; added weights
+    also learn what any weights would, so that what remains is of the gain by memory."""
     failed = finish_in_turn(lab, [lambda: rate_units(lab), lambda: main_units(lab)])
     rows: Rows = []
     missing: list[str] = []
@@ -97,11 +103,12 @@ def frozen_rows(lab: Lab) -> tuple[Rows, list[str]]:
             if row is None:
                 missing.append(f"{name}, {how}")
                 continue
-            gains[how] = (row["gain"] or {}).get(TEST)
+            gains[how] = None if name == PLAIN else gain_by_memory([units[how]])
             rows.append(
                 {
                     **row,
                     "trained": how,
+                    "memory_gain": gains[how],
                     "added_kilobytes": row["added_parameters"] * BYTES / 1000,
                     "remaining": _remaining(gains) if how == "frozen" else None,
                     "rates": told_rates(frozen_tuning(lab, name)) if how == "frozen" else [],
@@ -111,7 +118,7 @@ def frozen_rows(lab: Lab) -> tuple[Rows, list[str]]:
 
 
 def _remaining(gains: dict[str, Any]) -> float | None:
-    """The share of a gain that is there without training the base; a gain within noise has no share."""
+    """The share of the gain by memory that is there without training the base; a gain within noise has no share."""
     whole, left = gains.get("trained"), gains.get("frozen")
     if whole is None or left is None or whole["within_noise"] or left["within_noise"] or whole["relative_gain"] <= 0:
         return None

@@ -7,13 +7,17 @@ from recurrify.experiments.beyond import (
     OURS,
     PLAIN,
     all_overlaps,
+    control,
     family,
     finish_in_turn,
+    gain_by_memory,
     kind_of,
+    longer_names,
     mechanism_unit,
     memory_row,
     told_rates,
     tuning,
+    usual_name,
 )
 from recurrify.experiments.beyond_rivals import matched_overlaps, overlaps_by_seed, plain_units, with_rivals
 from recurrify.experiments.catalogue import Experiment, Rows, register
@@ -26,7 +30,7 @@ CORPORA = ("books", "wiki")
 
 def seeds_of(lab: Lab, name: str) -> tuple[int, ...]:
     """Main rows take every seed."""
-    every = kind_of(lab, name) is not None or name in lab.size.beyond.seeded
+    every = kind_of(lab, usual_name(lab, name)) is not None or usual_name(lab, name) in lab.size.beyond.seeded
     return lab.size.seeds if every else lab.size.seeds[:1]
 
 
@@ -43,16 +47,17 @@ def rate_units(lab: Lab) -> list[Unit]:
 
 def units_by_name(lab: Lab, corpus: str) -> dict[str, list[Unit]]:
     """Plain windows and all memories that have a learning rate."""
-    found = {name: units_of(lab, corpus, name) for name in (PLAIN, *lab.size.beyond.mechanisms)}
+    names = (PLAIN, *lab.size.beyond.mechanisms, *longer_names(lab))
+    found = {name: units_of(lab, corpus, name) for name in names}
     return {name: units for name, units in found.items() if units}
 
 
 def main_units(lab: Lab) -> list[Unit]:
     wanted = [lab.wanted(split, 0) for split in SPLITS]
     return [
-        unit.with_scores(wanted)
+        unit.with_scores(wanted if usual_name(lab, name) == PLAIN else [*wanted, control(lab)])
         for corpus in CORPORA
-        for units in units_by_name(lab, corpus).values()
+        for name, units in units_by_name(lab, corpus).items()
         for unit in units
     ]
 
@@ -63,11 +68,18 @@ def rival_units(lab: Lab) -> list[Unit]:
     for corpus in CORPORA:
         units = units_by_name(lab, corpus)
         found += plain_units(lab, units[PLAIN], plain_overlaps(lab, units))
+        for name in longer_plain(lab):
+            found += plain_units(lab, units[name], dict.fromkeys(lab.size.seeds, all_overlaps(lab)))
     return found
 
 
+def longer_plain(lab: Lab) -> list[str]:
+    """Plain windows of another length, by their names."""
+    return [name for name, usual in longer_names(lab).items() if usual == PLAIN]
+
+
 def plain_overlaps(lab: Lab, units: dict[str, list[Unit]]) -> dict[int, list[int]]:
-    return overlaps_by_seed(lab, units, all_overlaps(lab), [name for name in units if name != PLAIN])
+    return overlaps_by_seed(units, all_overlaps(lab), [name for name in units if name in lab.size.beyond.mechanisms])
 
 
 def mechanism_rows(lab: Lab) -> tuple[Rows, list[str]]:
@@ -85,9 +97,10 @@ def mechanism_rows(lab: Lab) -> tuple[Rows, list[str]]:
                 missing.append(f"{corpus}, {name}, overlap {overlap}")
                 continue
             matches = matched.get(overlap, []) if name == PLAIN else []
-            own.append({**row, "matches": matches, "rates": rates_tried(lab, name)})
+            remembered = None if row["kind"] == PLAIN else gain_by_memory(found[name])
+            own.append({**row, "matches": matches, "rates": rates_tried(lab, name), "memory_gain": remembered})
             units[row["row"]] = found[name]
-            wanted = seeds_of(lab, name) if name != PLAIN else [seed for seed in overlaps if overlap in overlaps[seed]]
+            wanted = [seed for seed in overlaps if overlap in overlaps[seed]] if name == PLAIN else seeds_of(lab, name)
             where = f"{corpus}, {name}{f', overlap {overlap}' if overlap else ''}"
             missing += [f"{where}, seed {seed}" for seed in wanted if seed not in row["seeds"]]
         rows += with_rivals(own, units, lambda row: row["kind"] == PLAIN)
@@ -98,10 +111,13 @@ def rows_of(lab: Lab, overlaps: dict[int, list[int]]) -> Iterator[tuple[str, int
     """Names and overlaps, plain windows with all that they have at some seed."""
     yield from ((PLAIN, overlap) for overlap in sorted({o for own in overlaps.values() for o in own}))
     yield from ((name, 0) for name in lab.size.beyond.mechanisms)
+    for name in longer_names(lab):
+        yield from ((name, overlap) for overlap in (all_overlaps(lab) if name in longer_plain(lab) else [0]))
 
 
 def rates_tried(lab: Lab, name: str) -> list[dict[str, Any]]:
     """What the learning rate was chosen from; plain windows' is in the experiment on the paper's kinds."""
+    name = usual_name(lab, name)
     if name == PLAIN:
         return []
     return told_rates(tuning(lab, family(lab.size.beyond.mechanisms[name])))

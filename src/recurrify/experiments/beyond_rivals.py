@@ -6,9 +6,11 @@ each memory an overlap at which plain windows are just not dearer, and that one 
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
-from recurrify.experiments.beyond import PLAIN, TEST, gain_over
+from recurrify.evaluate import gain_beyond
+from recurrify.experiments.beyond import PAPERS, PLAIN, TEST, gain_over
 from recurrify.experiments.catalogue import Rows
 from recurrify.experiments.lab import Lab
 from recurrify.experiments.rows import SPLITS
@@ -16,6 +18,8 @@ from recurrify.experiments.unit import Unit, Wanted
 from recurrify.results import load_result
 
 Units = Mapping[str, Sequence[Unit]]
+DOUBLE = 2.0
+"""How many times the paper's gain the best is meant to reach."""
 
 
 # ---- overlaps --------------------------------------------------------------------------------------------
@@ -52,11 +56,10 @@ def matched_overlaps(units: Units) -> dict[int, list[str]]:
     return found
 
 
-def overlaps_by_seed(lab: Lab, units: Units, usual: Iterable[int], learned: Iterable[str]) -> dict[int, list[int]]:
-    """At which overlaps plain windows of each seed are scored: the usual ones for the first seed alone, as in the
-    paper's tables, and those that match a learned memory for each seed that it has."""
+def overlaps_by_seed(units: Units, usual: Iterable[int], learned: Iterable[str]) -> dict[int, list[int]]:
+    """At which overlaps plain windows of each seed are scored: the usual ones, and those that match a learned memory
+    that has this seed."""
     matched = matched_overlaps({PLAIN: units[PLAIN], **{name: units[name] for name in learned}})
-    first = lab.size.seeds[0]
     found = {}
     for unit in units[PLAIN]:
         seed = unit.settings.seed
@@ -65,7 +68,7 @@ def overlaps_by_seed(lab: Lab, units: Units, usual: Iterable[int], learned: Iter
             for overlap, names in matched.items()
             if any(one.settings.seed == seed for name in names for one in units[name])
         }
-        found[seed] = sorted({0, *own, *(usual if seed == first else ())})
+        found[seed] = sorted({0, *own, *usual})
     return found
 
 
@@ -83,26 +86,88 @@ def plain_units(lab: Lab, plain: Sequence[Unit], overlaps: Mapping[int, Sequence
 def with_rivals(rows: Rows, units: Units, rivals: Callable[[dict[str, Any]], bool]) -> Rows:
     """The rows of a text on the seeds that all of them have, and each that is no rival beside the best rival that
     costs no more, all counted; `units` are those of rows. What is gained over that one is told for all seeds that
-    both have."""
+    both have. The memory that validates best is `chosen`, and held against the aims."""
     rows = on_shared_seeds(rows, units)
+    bare = bare_row(rows)
+    chosen = chosen_row([row for row in rows if not rivals(row)], bare)
     told = []
     for row in rows:
         cheaper = [one for one in rows if rivals(one) and one["full_flops_per_token"] <= row["full_flops_per_token"]]
-        if rivals(row) or not cheaper or not row["shared"]["seeds"]:
-            told.append({**row, "rival": None})
-            continue
-        best = min(cheaper, key=lambda one: one["shared"]["perplexity_per_word"][TEST])
-        gain = gain_over(units[best["row"]], best["overlap"], units[row["row"]], row["overlap"])
-        named = {key: best[key] for key in ("label", "kind", "overlap", "full_flops_per_token")}
-        told.append({**row, "rival": None if gain is None else {**named, **gain}})
+        rival = None if rivals(row) or not row["shared"]["seeds"] else best_rival(row, cheaper, units)
+        told.append({**row, "rival": rival, "chosen": row is chosen})
+        if row is chosen and bare is not None:
+            told[-1]["beyond_papers"] = beyond_papers(row, bare, rows, units)
+            told[-1]["beaten_by"] = beaten_by(row, [one for one in rows if rivals(one)], units)
     return told
+
+
+def best_rival(row: dict[str, Any], cheaper: Rows, units: Units) -> dict[str, Any] | None:
+    if not cheaper:
+        return None
+    best = min(cheaper, key=lambda one: one["shared"]["perplexity_per_word"][TEST])
+    return _held_against(best, gain_over(units[best["row"]], best["overlap"], units[row["row"]], row["overlap"]))
+
+
+def _held_against(other: dict[str, Any], gain: dict[str, Any] | None) -> dict[str, Any] | None:
+    named = {key: other[key] for key in ("label", "kind", "window", "overlap", "full_flops_per_token")}
+    return None if gain is None else {**named, **gain}
+
+
+def bare_row(rows: Rows) -> dict[str, Any] | None:
+    """Plain windows of the usual length, without overlap."""
+    return next((row for row in rows if row["label"] == PLAIN and row["overlap"] == 0), None)
+
+
+# ---- aims ------------------------------------------------------------------------------------------------
+
+
+def chosen_row(memories: Rows, bare: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The best memory by validation, of those in windows of the usual length that have all seeds."""
+    if bare is None:
+        return None
+    able = [row for row in memories if row["window"] == bare["window"] and set(bare["seeds"]) <= set(row["seeds"])]
+    return min(able, key=lambda row: row["scores"]["valid"]["perplexity_per_word"], default=None)
+
+
+def beyond_papers(row: dict[str, Any], bare: dict[str, Any], rows: Rows, units: Units) -> dict[str, Any] | None:
+    """By how much it gains more than twice what the paper's mechanism does, on the seeds that all three have."""
+    papers = next((one for one in rows if one["label"] == PAPERS), None)
+    if papers is None or papers is row:
+        return None
+    sides = [
+        {unit.settings.seed: found for unit in units[one["row"]] if (found := unit.evaluation(TEST, one["overlap"]))}
+        for one in (bare, papers, row)
+    ]
+    seeds = sorted(set.intersection(*(set(side) for side in sides)))
+    if not seeds:
+        return None
+    plain, known, new = ([side[seed] for seed in seeds] for side in sides)
+    gain = gain_beyond(plain, known, new, DOUBLE)
+    reached = None if gain.within_noise else gain.relative_gain > 0
+    return {"times": DOUBLE, "reached": reached, **asdict(gain), "seeds": len(seeds)}
+
+
+def beaten_by(row: dict[str, Any], rivals: Rows, units: Units) -> list[dict[str, Any]]:
+    """Rivals that cost as much or more, and are better."""
+    found = []
+    for rival in rivals:
+        if rival["full_flops_per_token"] < row["full_flops_per_token"]:
+            continue
+        gain = gain_over(units[row["row"]], row["overlap"], units[rival["row"]], rival["overlap"])
+        told = _held_against(rival, gain)
+        if told is not None and told["relative_gain"] > 0:
+            found.append(told)
+    return found
+
+
+# ---- seeds -----------------------------------------------------------------------------------------------
 
 
 def on_shared_seeds(rows: Rows, units: Units) -> Rows:
     """Each row with what it comes to on the seeds that every row has: `shared`, with its perplexities and its gains
     over plain windows without overlap. Means over different seeds cannot be ranked."""
     seeds = sorted(set.intersection(*(set(row["seeds"]) for row in rows))) if rows else []
-    bare = next((row for row in rows if row["kind"] == PLAIN and row["overlap"] == 0), None)
+    bare = bare_row(rows)
     told = []
     for row in rows:
         shared: dict[str, Any] = {"seeds": seeds, "perplexity_per_word": {}, "gain": None}

@@ -182,7 +182,7 @@ def overlaps(lab: Lab) -> list[int]:
 
 def plain_overlaps(lab: Lab, units: dict[str, list[Unit]]) -> dict[int, list[int]]:
     """The usual ones for the first seed, and those that match a memory that is learned."""
-    return overlaps_by_seed(lab, units, overlaps(lab), learned(lab, units))
+    return overlaps_by_seed(units, overlaps(lab), learned(lab, units))
 
 
 def learned(lab: Lab, units: dict[str, list[Unit]]) -> list[str]:

@@ -16,7 +16,7 @@ from recurrify.errors import UserError
 from recurrify.evaluate import Evaluation, evaluate_documents, full_flops_per_token, paper_flops_per_token
 from recurrify.evaluate.xlnet import score_xlnet
 from recurrify.jobs import Say, XLNetMemory, load_xlnet, pick_device, read_text, train_run, xlnet_run
-from recurrify.jobs.side_by_side import INTERRUPTED
+from recurrify.jobs.side_by_side import INTERRUPTED, held_alone
 from recurrify.recurrence import load_model, recurrence_config
 from recurrify.results import load_result, provenance, save_result, write_whole
 from recurrify.train import TrainSettings, uses_bf16
@@ -31,6 +31,13 @@ class Wanted(NamedTuple):
     split: str
     overlap: int
     tokens: int | None
+    exchanged: bool = False
+    """Whether windows read the memories of other documents: a control."""
+
+    @property
+    def told(self) -> str:
+        """In the name of its file."""
+        return f"{self.split}-o{self.overlap}{'-exchanged' * self.exchanged}"
 
 
 @dataclass(frozen=True)
@@ -51,7 +58,7 @@ class Unit:
         return self.folder / "runs" / f"{self.name}.json"
 
     def score_file(self, wanted: Wanted) -> Path:
-        return self.folder / "scores" / f"{self.name}-{wanted.split}-o{wanted.overlap}.json"
+        return self.folder / "scores" / f"{self.name}-{wanted.told}.json"
 
     @property
     def length(self) -> str:
@@ -84,9 +91,9 @@ class Unit:
     def is_finished(self) -> bool:
         return self.is_trained() and all(self.is_scored(wanted) for wanted in self.wanted)
 
-    def evaluation(self, split: str, overlap: int) -> Evaluation | None:
+    def evaluation(self, split: str, overlap: int, exchanged: bool = False) -> Evaluation | None:
         """What was found, or None where it has not been run."""
-        path = self.score_file(Wanted(split, overlap, None))
+        path = self.score_file(Wanted(split, overlap, None, exchanged))
         if not (self._is_there() and self.is_newer(path)):
             return None
         return Evaluation.from_dict(load_result(path)["evaluation"])
@@ -123,11 +130,18 @@ class Unit:
 
 
 def do_unit(unit: Unit, say: Say, show_progress: bool = True) -> bool:
-    """Train, then score; False when it was stopped before its end, ready to go on."""
+    """Train, then score; False when its time was up before the end. Ctrl-C, too, leaves it ready to go on."""
+    with held_alone(unit.run_folder):
+        return _train_and_score(unit, say, show_progress)
+
+
+def _train_and_score(unit: Unit, say: Say, show_progress: bool) -> bool:
     if not unit.is_trained():
         run = xlnet_run if unit.is_xlnet else train_run
         result = run(unit.settings, say, show_progress, unit.name)
         if not result["finished"]:
+            if result["interrupted"]:
+                raise KeyboardInterrupt  # so that nothing else is begun either
             return False
         for checkpoint in unit.run_folder.glob("checkpoint-*"):
             shutil.rmtree(checkpoint)
@@ -150,7 +164,9 @@ def _score(unit: Unit, waiting: list[Wanted], say: Say) -> None:
             found = score_xlnet(model, tokens, window=model.window, memory=model.memory, rows=ROWS, bf16=half)
             costs = dict.fromkeys(("flops_per_token", "full_flops_per_token"))
         else:
-            found = evaluate_documents(model, tokens, overlap=wanted.overlap, rows=ROWS, bf16=half)
+            found = evaluate_documents(
+                model, tokens, overlap=wanted.overlap, rows=ROWS, bf16=half, exchange_memories=wanted.exchanged
+            )
             costs = {
                 "flops_per_token": paper_flops_per_token(model, overlap=wanted.overlap),
                 "full_flops_per_token": full_flops_per_token(model, overlap=wanted.overlap),
@@ -165,7 +181,7 @@ def _score(unit: Unit, waiting: list[Wanted], say: Say) -> None:
         }
         save_result(unit.score_file(wanted), result)
         told = f"perplexity {found.perplexity_per_word:,.2f} per word"
-        say(f"{unit.name}, {wanted.split}, overlap {wanted.overlap}: {told}")
+        say(f"{unit.name}, {wanted.told}: {told}")
 
 
 def _load(unit: Unit) -> tuple[Any, Any]:

@@ -6,10 +6,10 @@ from typing import Any
 
 from recurrify.report import numbers
 from recurrify.report.experiments_beyond_plots import describe_front, draw_front
-from recurrify.report.experiments_beyond_rows import PLAIN, MemoryRow, corpora, front, memory_rows
+from recurrify.report.experiments_beyond_rows import PLAIN, MemoryRow, corpora, front, memory_rows, told_gain
 from recurrify.report.experiments_beyond_training import frozen_blocks, start_blocks, token_blocks
 from recurrify.report.experiments_blocks import Block, Bullets, Fold, Paragraph, Plot, Plots, TableBlock
-from recurrify.report.experiments_data import SPLITS, Experiment
+from recurrify.report.experiments_data import SPLITS, Experiment, Gain
 from recurrify.report.experiments_statement import listed
 from recurrify.report.experiments_tables import Linker
 from recurrify.report.plots import svg
@@ -19,8 +19,6 @@ PAPERS = "carry-1"
 """The paper's own mechanism, by its name in the rows."""
 NOT_LEARNED = (PLAIN, "kv", "sliding kv")
 """Kinds of rows without a memory that is learned."""
-DOUBLE = 2.0
-"""How many times the paper's gain the best is meant to reach."""
 
 
 def beyond_makers(experiment: Experiment, linker: Linker) -> dict[str, Callable[[], list[Block]]]:
@@ -121,30 +119,39 @@ def pays(rows: Sequence[MemoryRow]) -> str:
 def compared(rows: Sequence[MemoryRow]) -> str | None:
     """The best beside the paper's mechanism, and which plain windows are better, whatever they cost."""
     learned = _learned(rows)
-    if not learned or learned[0].compared is None:
+    best = next((row for row in learned if row.chosen), None)
+    gain = None if best is None else best.row.gains.get(best.split)
+    if best is None or gain is None:
         return None
-    best = learned[0]
-    gain = learned[0].compared.relative
-    told = f"the best is {best.row.label}, {numbers.percent(gain, signed=True)} over plain windows without overlap"
+    told = f"the best on validation is {best.row.label}, {told_gain(gain)} over plain windows without overlap"
     papers = next((row for row in learned if row.row.label == PAPERS), None)
-    theirs = None if papers is best or papers is None else papers.compared
+    theirs = None if papers is best or papers is None else papers.row.gains.get(papers.split)
     if theirs is not None:
-        told += f"; the paper's mechanism gains {numbers.percent(theirs.relative, signed=True)}"
-        if theirs.within_noise:
-            told += ", which is within noise"
-        elif theirs.relative > 0:
-            times = gain / theirs.relative
-            told += f", so that is {times:.1f} times as much ({'' if times >= DOUBLE else 'not '}double)"
-    better = [
-        (*row.point, row.row.overlap)
-        for row in rows
-        if row.row.kind == PLAIN and row.point is not None and best.point is not None and row.point[1] < best.point[1]
+        told += f"; the paper's mechanism gains {told_gain(theirs)}{_doubled(best.beyond_papers)}"
+    return f"{told}. {_beaten(best)}"
+
+
+def _doubled(beyond: Gain | None) -> str:
+    if beyond is None:
+        return ""
+    by = f"by {told_gain(beyond)} of the perplexity"
+    if beyond.within_noise:
+        return f", and whether that is doubled cannot be told ({by})"
+    return f", which is more than doubled ({by})" if beyond.relative > 0 else f", which is not doubled ({by})"
+
+
+def _beaten(best: MemoryRow) -> str:
+    beaten = best.beaten_by
+    if beaten is None:
+        return ""
+    if not beaten:
+        return "No plain windows that take as many FLOPs or more are better."
+    told = [
+        f"{rival.name} ({told_gain(rival.gain)}, {rival.flops / best.flops:.2f} times its FLOPs)"
+        for rival in sorted(beaten, key=lambda rival: rival.flops or 0.0)
+        if rival.flops is not None and best.flops is not None
     ]
-    if not better or best.point is None:
-        return f"{told}. No plain windows that were run are better, at any overlap."
-    flops, _, overlap = min(better)
-    where = f"an overlap of {overlap}, where they take {flops / best.point[0]:.2f} times its FLOPs"
-    return f"{told}. Plain windows are better from {where}."
+    return f"Of those that take as many FLOPs or more, better are {listed(told)}."
 
 
 def on_front(rows: Sequence[MemoryRow]) -> str | None:
@@ -200,6 +207,7 @@ def size_table(rows: Sequence[MemoryRow], linker: Linker) -> tuple[Table, list[l
             (f"{prefix}perplexity", [numbers.perplexity(row.perplexity if row else None) for row in own]),
             (f"{prefix}gain", [row.short_gain if row else numbers.MISSING for row in own]),
             (f"{prefix}± over its seeds", [_spread(row) for row in own]),
+            (f"{prefix}own memory over another's", [row.by_memory if row else numbers.MISSING for row in own]),
         ]
     kept = [(name, cells) for name, cells in columns if set(cells) != {numbers.MISSING}]
     cells = [list(line) for line in zip(*(cells for _, cells in kept), strict=True)]

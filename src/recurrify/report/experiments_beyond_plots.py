@@ -41,10 +41,15 @@ def _families(rows: Sequence[MemoryRow]) -> dict[str, list[MemoryRow]]:
     found: dict[str, list[MemoryRow]] = {}
     for row in rows:
         if row.point is not None:
-            found.setdefault(row.row.kind, []).append(row)
+            found.setdefault(_line(row), []).append(row)
     order = list(STYLES)
     kinds = sorted(found, key=lambda kind: (order.index(kind) if kind in order else len(order), kind))
     return {kind: sorted(found[kind], key=lambda row: row.point or ()) for kind in kinds}
+
+
+def _line(row: MemoryRow) -> str:
+    """Points of one mechanism in windows of one length."""
+    return f"{row.row.kind}, windows of {row.row.window}" if row.is_longer else row.row.kind
 
 
 def _size(row: MemoryRow) -> str:
@@ -52,7 +57,7 @@ def _size(row: MemoryRow) -> str:
     a memory's cost are too many to be named."""
     if row.matches:
         return ""
-    return str(row.row.overlap) if row.row.kind == PLAIN else row.row.label.rpartition("-")[2]
+    return str(row.row.overlap) if row.row.kind == PLAIN else row.usual_label.rpartition("-")[2]
 
 
 def _places(rows: Sequence[MemoryRow]) -> tuple[list[float], list[float]]:
@@ -77,14 +82,14 @@ def draw_front(axes: Axes, data: tuple[str, Sequence[MemoryRow]], palette: Palet
         zorder=1,
     )
     for kind, own in families.items():
-        name, line, marker = STYLES.get(kind, ("ink", ":", "."))
+        name, line, marker = STYLES.get(own[0].row.kind, ("ink", ":", "."))
         own_colour = palette.models.get(name, palette.ink)
         axes.plot(
             *_places(own),
             line,
             marker=marker,
             color=own_colour,
-            markerfacecolor="none" if kind.startswith("gated") else own_colour,
+            markerfacecolor="none" if kind.startswith("gated") or own[0].is_longer else own_colour,
             linewidth=1.2,
             markersize=5,
             label=shown(kind.replace("_", " ")),

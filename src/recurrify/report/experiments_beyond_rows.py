@@ -32,7 +32,41 @@ class MemoryRow:
 
     @property
     def name(self) -> str:
-        return f"plain at overlap {self.row.overlap}" if self.row.kind == PLAIN else self.row.label
+        return told_name(self.row.kind, self.row.label, self.row.overlap)
+
+    @property
+    def usual_label(self) -> str:
+        """Without the length of windows that are not the usual ones."""
+        return self.row.label.removesuffix(f"-w{self.row.window}")
+
+    @property
+    def is_longer(self) -> bool:
+        """Whether its windows are longer than the usual ones."""
+        return self.usual_label != self.row.label
+
+    @property
+    def chosen(self) -> bool:
+        """Whether it is the memory that validates best."""
+        return self.content.get("chosen") is True
+
+    @property
+    def by_memory(self) -> str:
+        """The gain with its own memories over those of other documents, as a cell."""
+        found = gain_of(facts(self.content.get("memory_gain")))
+        return numbers.MISSING if found is None else told_gain(found)
+
+    @property
+    def beyond_papers(self) -> Gain | None:
+        """What it gains more than twice what the paper's mechanism does."""
+        return gain_of(facts(self.content.get("beyond_papers")))
+
+    @property
+    def beaten_by(self) -> list["Rival"] | None:
+        """Rivals that cost as much or more, and are better; None where nobody looked."""
+        found = self.content.get("beaten_by")
+        if not isinstance(found, list):
+            return None
+        return [rival for one in found if (rival := rival_of(facts(one))) is not None]
 
     @property
     def matches(self) -> list[str]:
@@ -100,13 +134,7 @@ class MemoryRow:
 
     @property
     def rival(self) -> Rival | None:
-        found = facts(self.content.get("rival"))
-        gain = gain_of(found)
-        if gain is None:
-            return None
-        label = words(found.get("label"))
-        name = f"plain at overlap {found.get('overlap')}" if words(found.get("kind")) == PLAIN else label
-        return Rival(name, numbers.finite(found.get("full_flops_per_token")), gain)
+        return rival_of(facts(self.content.get("rival")))
 
     @property
     def rates(self) -> list[tuple[float, float]]:
@@ -116,6 +144,19 @@ class MemoryRow:
             for one in entries(self.content.get("rates"))
         ]
         return sorted((rate, loss) for rate, loss in pairs if rate is not None and loss is not None)
+
+
+def told_name(kind: str, label: str, overlap: object) -> str:
+    """Plain windows of another length have it in their label."""
+    return f"{label} at overlap {overlap}" if kind == PLAIN else label
+
+
+def rival_of(found: Mapping[str, Any]) -> Rival | None:
+    gain = gain_of(found)
+    if gain is None:
+        return None
+    name = told_name(words(found.get("kind")) or "", words(found.get("label")) or PLAIN, found.get("overlap"))
+    return Rival(name, numbers.finite(found.get("full_flops_per_token")), gain)
 
 
 def told_gain(gain: Gain) -> str:

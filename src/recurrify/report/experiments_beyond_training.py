@@ -195,7 +195,10 @@ def frozen_blocks(experiment: Experiment, linker: Linker) -> list[Block]:
     rows = [row for row in memory_rows(experiment) if row.perplexity is not None]
     if not rows:
         return []
-    header = ["model", "what was trained", "added weights", "kB", "perplexity per word", "gain", "of the gain remains"]
+    header = [
+        *("model", "what was trained", "added weights", "kB", "perplexity per word", "gain"),
+        *("own memory over another's", "of that remains"),
+    ]
     cells = [
         [
             row.row.label,
@@ -204,6 +207,7 @@ def frozen_blocks(experiment: Experiment, linker: Linker) -> list[Block]:
             numbers.count(row.content.get("added_kilobytes")),
             numbers.perplexity(row.perplexity),
             row.gain,
+            row.by_memory,
             numbers.percent(numbers.finite(row.content.get("remaining"))),
         ]
         for row in rows
@@ -213,7 +217,9 @@ def frozen_blocks(experiment: Experiment, linker: Linker) -> list[Block]:
     table = Table(f"Perplexity per word, {split} split, one seed", header, cells, text_columns=2)
     note = (
         "The gain of a trained base is over the same base trained in plain windows, that of a frozen one over the base "
-        "as it is. What is added can also learn the manner of a text, as a trained prompt would, not only to remember."
+        "as it is. What is added can also learn the manner of a text, as a trained prompt would, not only to remember. "
+        "So the same models are scored with every window reading the memory of another document, too: what they gain "
+        "with their own over that is memory, and of that is said what remains on a frozen base."
     )
     return [
         Bullets([told for row in rows if (told := remains(row))]),
@@ -228,5 +234,5 @@ def remains(row: MemoryRow) -> str:
         return ""
     size = f"{numbers.count(row.content.get('added_kilobytes'))} kB"
     share = numbers.finite(row.content.get("remaining"))
-    left = "the share that remains cannot be told" if share is None else f"{numbers.percent(share)} of the gain remains"
-    return f"{row.row.label}, {size} of added weights: {row.gain}; {left}."
+    left = "the share that remains cannot be told" if share is None else f"{numbers.percent(share)} of that remains"
+    return f"{row.row.label}, {size} of added weights: {row.by_memory} by memory; {left}."
