@@ -92,6 +92,7 @@ def micro_beyond() -> Beyond:
         frozen=("memory-tokens-2",),
         frozen_candidates=(1e-2, 1e-1),
         token_counts=(100, 300),
+        seeded_tokens=100,
         start_tokens=200,
         start_points=2,
         curriculum=((2, 0.5), (3, 0.5)),

@@ -340,7 +340,8 @@ def _base_as_run(lab: Lab) -> None:
 
 def test_each_length_is_a_run_of_its_own_beside_plain_of_the_same_length(lab: Lab, rounds: list[list[Unit]]) -> None:
     units = beyond_tokens.token_units(lab)
-    assert [unit.settings.max_tokens for unit in units] == [300] * 3 + [100] * 3
+    # The shorter ones have both seeds.
+    assert [unit.settings.max_tokens for unit in units] == [300] * 3 + [100] * 6
     assert {unit.settings.schedule for unit in units} == {"cosine"}
     lab.finish(units)
     rows, missing = beyond_tokens.token_rows(lab)
@@ -348,7 +349,8 @@ def test_each_length_is_a_run_of_its_own_beside_plain_of_the_same_length(lab: La
     assert [(row["wanted_tokens"], row["kind"]) for row in rows] == [
         (tokens, kind) for tokens in (100, 300) for kind in ("plain", "carry", "best")
     ]
-    assert rows[1]["gain"]["test"]["relative_gain"] == pytest.approx(1 - perplexity(2.98) / perplexity(3.0))
+    assert rows[4]["gain"]["test"]["relative_gain"] == pytest.approx(1 - perplexity(2.98) / perplexity(3.0))
+    assert [row["gain"]["test"]["seeds"] for row in (rows[1], rows[4])] == [2, 1]
 
 
 def test_rows_tell_after_how_many_tokens_the_weights_were_kept(lab: Lab, rounds: list[list[Unit]]) -> None:
@@ -383,10 +385,11 @@ def test_a_curriculum_goes_on_with_what_it_has_with_as_many_tokens_in_a_step(
     assert first.settings.max_tokens + second.settings.max_tokens == 200
     rows, missing = beyond_tokens.start_rows(lab)
     assert missing == []
-    assert [unit.name for unit in rounds[1]] == [second.name]
+    assert [unit.name for unit in rounds[1]] == [second.name, beyond_tokens.stages(lab, "carry-curriculum", 1)[1].name]
     found = {row["label"]: row for row in rows}
-    assert found["plain"]["curve"] == [[40, 3.0], [80, 2.5]]
-    assert found["carry-curriculum"]["curve"] == [[40, 3.0], [80, 2.5], [120, 3.0], [160, 2.5]]
+    assert found["plain"]["curves"] == [[[40, 3.0], [80, 2.5]]] * 2
+    assert found["carry-curriculum"]["curves"] == [[[40, 3.0], [80, 2.5], [120, 3.0], [160, 2.5]]] * 2
+    assert found["carry-curriculum"]["seeds"] == [0, 1]
     assert found["carry-rate-x20"]["added_learning_rate"] == pytest.approx(20 * lab.learning_rate("carry"))
 
 
@@ -444,7 +447,12 @@ def test_the_small_size_takes_as_many_tokens_as_is_said(lab: Lab, monkeypatch: p
     units = {
         "mechanisms": [*beyond_mechanisms.rate_units(lab), *beyond_mechanisms.main_units(lab)],
         "tokens": beyond_tokens.token_units(lab),
-        "starts": [unit for name in beyond_tokens.STARTS for unit in beyond_tokens.stages(lab, name)],
+        "starts": [
+            unit
+            for name in beyond_tokens.STARTS
+            for seed in lab.size.seeds
+            for unit in beyond_tokens.stages(lab, name, seed)
+        ],
         "frozen": [*beyond_frozen.rate_units(lab), *beyond_frozen.main_units(lab)],
     }
     counts = {}
@@ -453,8 +461,8 @@ def test_the_small_size_takes_as_many_tokens_as_is_said(lab: Lab, monkeypatch: p
         new = {unit.name: unit.settings.max_tokens or 0 for unit in own if unit.name not in seen}
         seen |= set(new)
         counts[name] = round(sum(new.values()) / 1e6)
-    assert counts == {"mechanisms": 911, "tokens": 432, "starts": 70, "frozen": 171}
-    assert max(911, 432 + 70 + 171) * 1e6 / 0.8e6 < 25 * 60
+    assert counts == {"mechanisms": 911, "tokens": 516, "starts": 225, "frozen": 171}
+    assert max(911, 516 + 225 + 171) * 1e6 / 0.8e6 < 25 * 60
     monkeypatch.setattr(beyond_rotary, "positions", lambda name: 1024)
     monkeypatch.setattr(beyond_rotary, "chosen_rate", lambda tried: min(tried))
     rotary = beyond_rotary.rotary_lab(lab)

@@ -133,7 +133,7 @@ def test_encoders_are_refused(family: str) -> None:
         ({"counts": 3}, "list of whole numbers"),
         ({"counts": (0.5, 0, 0, 0, 0, 1)}, "whole number"),
         ({"gate_start": "open"}, "`gate_start` must be a number"),
-        ({"gate_start": float("nan")}, "`gate_start` must be finite"),
+        ({"gate_start": float("nan")}, "`gate_start` must be a number"),
     ],
     ids=str,
 )

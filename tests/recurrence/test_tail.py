@@ -158,6 +158,8 @@ def test_a_fresh_gate_keeps_next_to_nothing_and_an_open_one_everything() -> None
     plain, gated = (model(ids) for model in models)
     assert_close(gated.state.memory, plain.state.memory, 0.1)
     assert not torch.allclose(gated.state.memory, plain.state.memory)
+    half = add_recurrence(tiny("gpt2"), tail(gated=True, gate_start=0.0, neutral_start=False)).mechanism.gate
+    assert torch.equal(half.sigmoid(), torch.full_like(half, 0.5))
     models[1].mechanism.gate.fill_(50.0)
     first = models[1](ids[:, :WINDOW]).state
     assert_close(models[1](ids[:, WINDOW:], state=first).state.memory, first.memory)
@@ -210,6 +212,9 @@ class TestRefusals:
             ({"pooled_slots": -1}, "pooled_slots=-1"),
             ({"hidden_size": 0}, "hidden_size=0"),
             ({"gated": 1}, "`gated` must be True or False"),
+            ({"gated": True, "gate_start": "open"}, "`gate_start` must be a number"),
+            ({"gated": True, "gate_start": float("nan")}, "`gate_start` must be a number"),
+            ({"gate_start": 0.0}, "gate_start=0 needs gates: add gated=True"),
         ],
         ids=str,
     )

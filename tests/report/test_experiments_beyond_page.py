@@ -172,8 +172,11 @@ def test_gains_by_tokens_are_told(tmp_path: Path) -> None:
         rows.append(memory_row("carry", "carry", carry, 1e8, wanted_tokens=tokens, gain=gain, **seen))
     page = page_of(tmp_path, "tokens", rows)
     words = page.words.replace("\xa0", " ")
-    assert "recurrent: the gain grows with tokens, from +1.0 % after 1 M to +5.3 % after 10 M." in words
-    shown = page.table("Perplexity per word, test split, one seed")
+    assert (
+        "recurrent: the gain grows with tokens, from +1.0 % (+0.5 % to +1.5 %) after 1 M to "
+        "+5.3 % (+4.8 % to +5.8 %) after 10 M."
+    ) in words
+    shown = page.table("Perplexity per word, test split")
     assert [row["fine-tuning tokens"] for row in shown] == ["1 M", "10 M"] * 2
     assert [row["weights kept after"] for row in shown] == ["–", "–", "all", "2.5 M (25.0 %)"]
     assert any(
@@ -181,16 +184,43 @@ def test_gains_by_tokens_are_told(tmp_path: Path) -> None:
     )
 
 
+def test_a_gain_that_changes_within_noise_is_not_said_to_grow(tmp_path: Path) -> None:
+    rows = [memory_row("plain", "plain", 100.0, 1e8, wanted_tokens=tokens) for tokens in (10, 20)]
+    rows += [
+        memory_row("carry", "carry", 99.0, 1e8, wanted_tokens=tokens, gain={"test": gained(gain)})
+        for tokens, gain in ((10, 0.004), (20, 0.0041))
+    ]
+    assert "the gain cannot be told to change with tokens" in page_of(tmp_path, "tokens", rows).words
+
+
+def started(kind: str, name: str, *losses: list[list[float]], about: str = "") -> Facts:
+    """Curves of as many seeds."""
+    seeds = list(range(len(losses)))
+    return memory_row(kind, name, 100.0, 1e8, curves=list(losses), seeds=seeds, about=about)
+
+
 def test_starts_are_compared_with_plain_at_the_same_tokens(tmp_path: Path) -> None:
-    plain = memory_row("plain", "plain", 100.0, 1e8, curve=[[100, 3.0], [200, 2.8], [400, 2.6]], about="plain windows")
-    quick = memory_row("carry", "carry-quick", 99.0, 1e8, curve=[[100, 2.9], [300, 2.69], [400, 2.6]], about="quick")
-    slow = memory_row("carry", "carry-slow", 98.0, 1e8, curve=[[100, 3.1], [400, 2.5]], about="slow")
+    plain = started("plain", "plain", [[100, 3.0], [200, 2.8], [400, 2.6]], about="plain windows")
+    quick = started("carry", "carry-quick", [[100, 2.9], [300, 2.69], [400, 2.6]], about="quick")
+    slow = started("carry", "carry-slow", [[100, 3.1], [400, 2.5]], about="slow")
     page = page_of(tmp_path, "starts", [plain, quick, slow])
     words = page.words.replace("\xa0", " ")
-    assert "at the first validation is carry-quick (+0.1000 nats per token), at the end carry-slow (+0.1000)" in words
+    assert "at the first validation is carry-quick (+0.1000 nats per token), not told apart from carry-slow." in words
+    assert "at the end is carry-slow (+0.1000 nats per token), not told apart from carry-quick." in words
     shown = page.table("Validation loss in nats per token")
     assert shown[0]["300 tokens"] == "2.7000"
     assert (shown[2]["what differs"], shown[2]["200 tokens"]) == ("slow", "2.9000")
+
+
+def test_starts_are_told_apart_by_their_seeds(tmp_path: Path) -> None:
+    """Plain windows of the second seed are worse by as much as every other."""
+    plain = started("plain", "plain", [[100, 3.0], [200, 2.8]], [[100, 3.5], [200, 3.3]])
+    ahead = started("carry", "ahead", [[100, 2.90], [200, 2.70]], [[100, 3.39], [200, 3.21]])
+    close = started("carry", "close", [[100, 2.90], [200, 2.71]], [[100, 3.40], [200, 3.21]])
+    behind = started("carry", "behind", [[100, 3.0], [200, 2.8]], [[100, 3.5], [200, 3.31]])
+    words = page_of(tmp_path, "starts", [plain, ahead, close, behind]).words.replace("\xa0", " ")
+    assert "at the first validation is ahead (+0.1050 ± 0.0050 nats per token), not told apart from close." in words
+    assert "at the end is ahead (+0.0950 ± 0.0050 nats per token), not told apart from close." in words
 
 
 def test_what_remains_on_a_frozen_base_is_told_with_its_size(tmp_path: Path) -> None:
@@ -211,7 +241,13 @@ def test_what_remains_on_a_frozen_base_is_told_with_its_size(tmp_path: Path) -> 
 def test_odd_rows_are_shown_as_far_as_they_go(tmp_path: Path, layout: str) -> None:
     evil = "</td><script>alert(1)</script>$\\frac{"
     odd = memory_row(evil, evil, 99.0, 1e8, corpus=evil, about=evil, trained=evil, model=evil, rival=evil, rates=[None])
-    odd |= {"curve": [[1, None], [2, 3.0], "x"], "wanted_tokens": 5, "remaining": "?", "added_kilobytes": None}
+    odd |= {
+        "curves": [[[1, None], [2, 3.0], "x"], 7],
+        "seeds": [0, evil],
+        "wanted_tokens": 5,
+        "remaining": "?",
+        "added_kilobytes": None,
+    }
     rows = [odd, {"kind": evil}, {**odd, "scores": None, "full_flops_per_token": None}]
     save_result(tmp_path / "root" / "small" / "a.json", experiment("a", layout, "Ours", rows))
     page = written(tmp_path / "root", tmp_path / "out")

@@ -1,8 +1,8 @@
 """What goes beyond the papers, by size: which mechanisms at which sizes, how many tokens, which rotary model.
 
 Tokens of the small size, each run's own training tokens added up (16 M on books, 6 M on wiki text; scores come on top):
-`mechanisms` 911 M (75 M of them choose learning rates), `starts` 70 M, `frozen` 171 M, `tokens` 432 M, together 1.58 G,
-at 0.8 to 1.2 M tokens per second side by side on one H200. Before them come the base, 100 M, learning rates of the
+`mechanisms` 911 M (75 M of them choose learning rates), `starts` 225 M, `frozen` 171 M, `tokens` 516 M, in all 1.82 G, at
+0.8 to 1.2 M tokens per second side by side on one H200. Before them come the base, 100 M, learning rates of the
 paper's kinds, 45 M, and the choice of the best mechanism, 15 M. Rows of plain windows, the paper's carry and the best
 tail are those of `table1` and `table2`: where these have been run before, 198 M less. `unfamiliar` and `rotary` are
 apart: the latter takes 117 M tokens of a model four times as large.
@@ -85,6 +85,8 @@ class Beyond:
     """Learning rates of added weights on a frozen base."""
     token_counts: tuple[int, ...] = (1_000_000, 3_000_000, 10_000_000, 30_000_000, 100_000_000)
     """Lengths of fine-tuning."""
+    seeded_tokens: int = 10_000_000
+    """The longest of them that takes every seed."""
     start_tokens: int = 5_000_000
     """Length of the runs that show what starts fast."""
     start_points: int = 10

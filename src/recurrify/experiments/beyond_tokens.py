@@ -28,12 +28,18 @@ def warm_up(lab: Lab, tokens: int) -> int:
     return max(1, min(lab.size.training.get("warmup_steps", 100), steps(lab, tokens) // WARM_UP_SHARE))
 
 
-def counted_unit(lab: Lab, kind: str, tokens: int) -> Unit:
+def counted_units(lab: Lab, kind: str, tokens: int) -> list[Unit]:
+    """One for each seed; the longest runs have one alone."""
+    few = tokens > lab.size.beyond.seeded_tokens
+    return [counted_unit(lab, kind, tokens, seed) for seed in (lab.size.seeds[:1] if few else lab.size.seeds)]
+
+
+def counted_unit(lab: Lab, kind: str, tokens: int, seed: int = 0) -> Unit:
     """A run of its own for each length: its learning rate falls to nothing at its end."""
     return lab.unit(
         "books",
         kind,
-        seed=lab.size.seeds[0],
+        seed=seed,
         label=f"{kind}-of-{tokens}-tokens",
         max_tokens=tokens,
         epochs=1000.0,
@@ -48,16 +54,18 @@ def token_units(lab: Lab) -> list[Unit]:
     """The longest first, so that none of them runs on alone at the end."""
     wanted = [lab.wanted(split, 0) for split in SPLITS]
     counts = sorted(lab.size.beyond.token_counts, reverse=True)
-    return [counted_unit(lab, kind, tokens).with_scores(wanted) for tokens in counts for kind in KINDS]
+    return [
+        unit.with_scores(wanted) for tokens in counts for kind in KINDS for unit in counted_units(lab, kind, tokens)
+    ]
 
 
 def token_rows(lab: Lab) -> tuple[Rows, list[str]]:
     rows: Rows = []
     missing = []
     for tokens in lab.size.beyond.token_counts:
-        plain = [counted_unit(lab, PLAIN, tokens)]
+        plain = counted_units(lab, PLAIN, tokens)
         for kind in KINDS:
-            row = memory_row("books", kind, [counted_unit(lab, kind, tokens)], plain)
+            row = memory_row("books", kind, counted_units(lab, kind, tokens), plain)
             if row is None:
                 missing.append(f"{kind}, {tokens:,} tokens")
             else:
@@ -108,6 +116,9 @@ STARTS = {
     "best": Start("best", "the best found, started neutral"),
     "best-copies": Start("best", "started as copies of what slots come from", {"neutral_start": False}),
     "best-gated": Start("best", "with gates, which start closed", {"gated": True}, only="tail"),
+    "best-gated-half-open": Start(
+        "best", "with gates, which start half open", {"gated": True, "gate_start": 0.0}, only="tail"
+    ),
     "best-rate-x1": Start("best", "added weights learn at the base's rate", added_rate=1.0),
     "best-rate-x20": Start("best", "added weights learn at 20 times the base's rate", added_rate=20.0),
     "best-curriculum": Start("best", "training sequences grow", curriculum=True),
@@ -119,7 +130,7 @@ def starts(lab: Lab) -> dict[str, Start]:
     return {name: start for name, start in STARTS.items() if start.only in (None, best)}
 
 
-def stages(lab: Lab, name: str) -> list[Unit]:
+def stages(lab: Lab, name: str, seed: int = 0) -> list[Unit]:
     """One run; with a curriculum several, each going on with the model that the one before left."""
     start, beyond = STARTS[name], lab.size.beyond
     plan = beyond.curriculum if start.curriculum else ((lab.size.training["windows"], 1.0),)
@@ -141,9 +152,9 @@ def stages(lab: Lab, name: str) -> list[Unit]:
             settings["added_learning_rate"] = start.added_rate * lab.learning_rate(start.kind)
         label = f"start-{name}-{number + 1}" if start.curriculum else f"start-{name}"
         recurrence = lab.recurrence(start.kind) | start.changed
-        unit = lab.unit(
-            "books", start.kind, seed=lab.size.seeds[0], label=label, recurrence=recurrence, **settings
-        ).with_scores([lab.wanted("valid", 0)])
+        unit = lab.unit("books", start.kind, seed=seed, label=label, recurrence=recurrence, **settings).with_scores(
+            [lab.wanted("valid", 0)]
+        )
         if units:
             unit = replace(unit, settings=replace(unit.settings, model=str(units[-1].run_folder / "model")))
         units.append(unit)
@@ -152,7 +163,8 @@ def stages(lab: Lab, name: str) -> list[Unit]:
 
 def start_round(lab: Lab, number: int) -> list[Unit]:
     """The stage of this number of every start that has one."""
-    return [found[number] for name in starts(lab) if len(found := stages(lab, name)) > number]
+    every = [stages(lab, name, seed) for seed in lab.size.seeds for name in starts(lab)]
+    return [found[number] for found in every if len(found) > number]
 
 
 def start_rows(lab: Lab) -> tuple[Rows, list[str]]:
@@ -160,15 +172,18 @@ def start_rows(lab: Lab) -> tuple[Rows, list[str]]:
     failed = finish_in_turn(lab, [lambda number=number: start_round(lab, number) for number in rounds])  # type: ignore[misc]
     rows: Rows = []
     missing = []
-    plain = stages(lab, PLAIN)
+    seeds = lab.size.seeds
+    plain = [stages(lab, PLAIN, seed)[-1] for seed in seeds]
     for name, start in starts(lab).items():
-        units = stages(lab, name)
-        row = memory_row("books", name, [units[-1]], plain, splits=("valid",))
+        every = {seed: stages(lab, name, seed) for seed in seeds}
+        row = memory_row("books", name, [units[-1] for units in every.values()], plain, splits=("valid",))
+        missing += [f"{name}, seed {seed}" for seed in seeds if row is None or seed not in row["seeds"]]
         if row is None:
-            missing.append(name)
             continue
-        tokens = sum(load_result(unit.run_file)["tokens"] for unit in units)
-        rows.append({**row, "kind": start.kind, "about": start.about, "tokens": tokens, "curve": curve(units)})
+        done = [every[seed] for seed in row["seeds"]]
+        tokens = sum(load_result(unit.run_file)["tokens"] for unit in done[0])
+        curves = [curve(units) for units in done]
+        rows.append({**row, "kind": start.kind, "about": start.about, "tokens": tokens, "curves": curves})
     return rows, [*missing, *failed]
 
 

@@ -1,5 +1,6 @@
 """The seam between the window loop and the ways of remembering: one config, one module, one line each."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
@@ -51,6 +52,11 @@ def whole_number(name: str, value: object, least: int, otherwise: str = "") -> N
         raise UserError(f"`{name}` must be a whole number of at least {least}{more}: got {name}={value!r}.")
 
 
+def finite_number(name: str, value: object) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        raise UserError(f"`{name}` must be a number, such as -3: got {value!r}.")
+
+
 def yes_or_no(name: str, value: object) -> None:
     if not isinstance(value, bool):
         raise UserError(f"`{name}` must be True or False: got {value!r}.")
@@ -86,6 +92,10 @@ class Mechanism(nn.Module, ABC):
     def start_from(self, neutral: list[Tensor]) -> None:
         """Called once, where recurrence is added to a trained base: `neutral` holds, for each layer, an input that the
         base makes little of. A mechanism that starts from it leaves the base at first nearly as good as it was."""
+
+    def windows_changed(self, config: RecurrenceConfig) -> None:
+        """Called where a finished model's text is to be cut otherwise: `config` is the one the mechanism was built with
+        but for what `RecurrenceConfig` itself has."""
 
     @abstractmethod
     def slots(self) -> dict[int, int]:

@@ -16,7 +16,15 @@ from transformers import PreTrainedModel
 from recurrify.attention import RecurrenceEncoding, RSAConfig, ScanState, mix_recurrence
 from recurrify.errors import UserError
 from recurrify.recurrence.families import family_of, open_attention
-from recurrify.recurrence.mechanism import Mechanism, Notes, Past, RecurrenceConfig, register_mechanism, whole_number
+from recurrify.recurrence.mechanism import (
+    Mechanism,
+    Notes,
+    Past,
+    RecurrenceConfig,
+    finite_number,
+    register_mechanism,
+    whole_number,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +53,7 @@ class RSARecurrenceConfig(RecurrenceConfig):
             object.__setattr__(self, name, tuple(value) if isinstance(value, list) else value)
         _whole_numbers("counts", self.counts, 0)
         _whole_numbers("dilations", self.dilations, 1)
-        if not isinstance(self.gate_start, int | float) or isinstance(self.gate_start, bool):
-            raise UserError(f"`gate_start` must be a number, such as -3: got {self.gate_start!r}.")
+        finite_number("gate_start", self.gate_start)
         self.for_heads(max(sum(self.counts), 1))
         if self.layers == "all":
             return

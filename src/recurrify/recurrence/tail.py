@@ -16,6 +16,7 @@ from recurrify.recurrence.mechanism import (
     Notes,
     Past,
     RecurrenceConfig,
+    finite_number,
     register_mechanism,
     whole_number,
     yes_or_no,
@@ -26,7 +27,7 @@ HINT = 3.0
 START = 0.01
 """Spread of what is learned beside the linear map, before training."""
 CLOSED = -4.0
-"""Where the gates start, before the sigmoid: slots keep a fiftieth of what they were."""
+"""Before the sigmoid: slots keep a fiftieth of what they were."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +47,9 @@ class TailConfig(RecurrenceConfig):
     """How many vectors to add that come from the mean over all positions and layers, as in
     `CarryConfig(standardize=True)`."""
     gated: bool = False
-    """Let each slot keep a learned share of what it was: old windows then fade instead of vanishing. At the start next
-    to nothing is kept."""
+    """Let each slot keep a learned share of what it was: old windows then fade instead of vanishing."""
+    gate_start: float = CLOSED
+    """Where the gates start, before the sigmoid: at first next to nothing is kept, and with 0 half."""
     hidden_size: int | None = None
     """Width of the hidden layer in each map; None takes the base model's."""
     neutral_start: bool = True
@@ -64,6 +66,9 @@ class TailConfig(RecurrenceConfig):
         if self.hidden_size is not None:
             whole_number("hidden_size", self.hidden_size, 1, "or None for the base model's width")
         yes_or_no("gated", self.gated)
+        finite_number("gate_start", self.gate_start)
+        if not self.gated and self.gate_start != CLOSED:
+            raise UserError(f"gate_start={self.gate_start:g} needs gates: add gated=True, or leave it out.")
         yes_or_no("neutral_start", self.neutral_start)
         if self.tail > self.stride:
             raise UserError(
@@ -98,7 +103,7 @@ class Tail(Mechanism):
         nn.init.normal_(out.weight, std=START)
         nn.init.normal_(self.positions, std=START)
         if config.gated:
-            self.gate = nn.Parameter(torch.full((config.pooled_slots + config.tail, width), CLOSED))
+            self.gate = nn.Parameter(torch.full((config.pooled_slots + config.tail, width), config.gate_start))
         self.pool = None
         if config.pooled_slots:
             pool = CarryConfig(

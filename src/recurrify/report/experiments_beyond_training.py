@@ -1,6 +1,9 @@
 """What goes beyond the papers about training: how many tokens, what starts fast, and a frozen base."""
 
+import math
+import statistics
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,9 +15,10 @@ from recurrify.report.experiments_beyond_plots import (
     draw_starts,
     numbered,
 )
-from recurrify.report.experiments_beyond_rows import PLAIN, MemoryRow, memory_rows
+from recurrify.report.experiments_beyond_rows import PLAIN, MemoryRow, memory_rows, told_gain
 from recurrify.report.experiments_blocks import Block, Bullets, Paragraph, Plot, Plots, TableBlock
-from recurrify.report.experiments_data import SPLITS, Experiment, entries, kind_name, ordered_kinds, words
+from recurrify.report.experiments_data import SPLITS, Experiment, Gain, entries, kind_name, ordered_kinds, words
+from recurrify.report.experiments_statement import listed
 from recurrify.report.experiments_tables import Linker
 from recurrify.report.plots import Draw, svg
 from recurrify.report.tables import Table
@@ -55,19 +59,21 @@ def token_blocks(experiment: Experiment, linker: Linker) -> list[Block]:
     levels = {kind: [(_tokens(row), row.perplexity or 0.0) for row in rows if row.row.kind == kind] for kind in kinds}
     split = rows[0].split
     gains = {
-        kind: [(_tokens(row), row.row.gains[split].relative) for row in rows if row.row.kind == kind and row.row.gains]
+        kind: [(_tokens(row), row.row.gains[split]) for row in rows if row.row.kind == kind and split in row.row.gains]
         for kind in kinds
         if kind != PLAIN
     }
+    drawn = {kind: [(tokens, gain.relative) for tokens, gain in own] for kind, own in gains.items()}
     caption = (
         "Each point is a run of its own, whose learning rate falls to nothing at its end; it stands at the run's "
         "length, also where the weights that validated best, and were kept, are of an earlier step."
     )
     table = Table(
-        f"Perplexity per word, {SPLITS.get(split, split)} split, one seed",
+        f"Perplexity per word, {SPLITS.get(split, split)} split",
         [
             "model",
             "fine-tuning tokens",
+            "seeds",
             "weights kept after",
             "perplexity per word",
             "gain over plain at the same tokens",
@@ -76,6 +82,7 @@ def token_blocks(experiment: Experiment, linker: Linker) -> list[Block]:
             [
                 kind_name(row.row.kind),
                 numbers.tick(_tokens(row)),
+                str(row.row.seeds),
                 _kept(row),
                 numbers.perplexity(row.perplexity),
                 row.gain,
@@ -94,45 +101,64 @@ def token_blocks(experiment: Experiment, linker: Linker) -> list[Block]:
             experiment,
             [
                 (draw_by_tokens, ("perplexity", levels), describe_by_tokens("perplexity", levels), caption),
-                (draw_by_tokens, ("gain", gains), describe_by_tokens("gain", gains), caption),
+                (draw_by_tokens, ("gain", drawn), describe_by_tokens("gain", drawn), caption),
             ],
         ),
     ]
 
 
-def growth(kind: str, gains: Sequence[tuple[float, float]]) -> str:
+def growth(kind: str, gains: Sequence[tuple[float, Gain]]) -> str:
     """Whether a gain still grows with more tokens."""
     if not gains:
         return ""
-    first, last = min(gains), max(gains)
-    if first == last:
-        return f"{kind_name(kind)}: {numbers.percent(first[1], signed=True)} after {numbers.tick(first[0])} tokens."
-    way = "grows" if last[1] > first[1] else "does not grow"
+    (few, first), (many, last) = min(gains, key=lambda pair: pair[0]), max(gains, key=lambda pair: pair[0])
+    if few == many:
+        return f"{kind_name(kind)}: {told_gain(first)} after {numbers.tick(few)} tokens."
+    if first.interval is None or last.interval is None or _overlap(first.interval, last.interval):
+        way = "cannot be told to change"
+    else:
+        way = "grows" if last.relative > first.relative else "shrinks"
     return (
-        f"{kind_name(kind)}: the gain {way} with tokens, from {numbers.percent(first[1], signed=True)} after "
-        f"{numbers.tick(first[0])} to {numbers.percent(last[1], signed=True)} after {numbers.tick(last[0])}."
+        f"{kind_name(kind)}: the gain {way} with tokens, from {told_gain(first)} after {numbers.tick(few)} to "
+        f"{told_gain(last)} after {numbers.tick(many)}."
     )
+
+
+def _overlap(one: tuple[float, float], other: tuple[float, float]) -> bool:
+    return one[0] <= other[1] and other[0] <= one[1]
 
 
 # ---- what starts fast ------------------------------------------------------------------------------------
 
 
+def curves(row: MemoryRow) -> dict[int, list[tuple[float, float]]]:
+    """Tokens and validation losses by seed."""
+    every = [sorted(numbered(entries(one))) for one in entries(row.content.get("curves"))]
+    seeds = entries(row.content.get("seeds"))
+    return {seed: one for seed, one in zip(seeds, every, strict=False) if one and isinstance(seed, int)}
+
+
 def curve(row: MemoryRow) -> list[tuple[float, float]]:
-    """Tokens and validation losses."""
-    return sorted(numbered(entries(row.content.get("curve"))))
+    """The mean over seeds, between whose points a loss is taken to go straight."""
+    every = list(curves(row).values())
+    return [(at, statistics.mean(_loss_at(at, one) for one in every)) for at, _ in min(every, key=len, default=[])]
+
+
+def _loss_at(tokens: float, points: Sequence[tuple[float, float]]) -> float:
+    known, losses = zip(*points, strict=True)
+    return float(np.interp(tokens, known, losses))
 
 
 def lead(own: Sequence[tuple[float, float]], plain: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """How far a curve lies below plain's, between whose points the loss is taken to go straight."""
-    tokens, losses = zip(*plain, strict=True)
-    return [(at, float(np.interp(at, tokens, losses)) - loss) for at, loss in own if at >= tokens[0]]
+    """How far a curve lies below plain's."""
+    return [(at, _loss_at(at, plain) - loss) for at, loss in own if at >= plain[0][0]]
 
 
 def start_blocks(experiment: Experiment, linker: Linker) -> list[Block]:
     rows = [row for row in memory_rows(experiment) if curve(row)]
     if not rows:
         return []
-    plain = next((curve(row) for row in rows if row.row.kind == PLAIN), None)
+    plain = next((row for row in rows if row.row.kind == PLAIN), None)
     blocks: list[Block] = [
         Paragraph("Constant learning rates after a short warm-up, so that curves compare at every point.", "note"),
         *([Bullets(fastest(rows, plain))] if plain is not None else []),
@@ -140,28 +166,57 @@ def start_blocks(experiment: Experiment, linker: Linker) -> list[Block]:
     ]
     if plain is None:
         return blocks
-    caption = "Above 0: better than plain windows after as many tokens. One seed."
+    caption = "Above 0: better than plain windows after as many tokens. Means over the seeds that a start has."
     drawn = []
     for kind in ordered_kinds({row.row.kind for row in rows} - {PLAIN}):
-        leads = {row.row.label: found for row in rows if row.row.kind == kind and (found := lead(curve(row), plain))}
+        own = [row for row in rows if row.row.kind == kind]
+        leads = {row.row.label: found for row in own if (found := lead(curve(row), curve(plain)))}
         title = f"The first tokens: {kind_name(kind)}"
         drawn.append((draw_starts, (title, leads), describe_starts(title, leads), caption))
     return [*blocks, *_plots(experiment, drawn)]
 
 
-def fastest(rows: Sequence[MemoryRow], plain: Sequence[tuple[float, float]]) -> list[str]:
-    """For each kind, which start is furthest ahead early and at the end."""
+class Lead(NamedTuple):
+    """How far a start is ahead of plain windows, seed by seed."""
+
+    name: str
+    mean: float
+    error: float | None
+    """Of the mean; None of one seed."""
+
+    @property
+    def told(self) -> str:
+        return f"{self.mean:+.4f}" if self.error is None else f"{self.mean:+.4f} ± {self.error:.4f}"
+
+    def is_ahead_of(self, other: "Lead") -> bool:
+        """By more than twice the error of the difference, where that is known."""
+        if self.error is None or other.error is None:
+            return False
+        return self.mean - other.mean > 2 * math.hypot(self.error, other.error)
+
+
+def leads_at(rows: Sequence[MemoryRow], plain: MemoryRow, place: int) -> list[Lead]:
+    """At the first validation or at the last, the furthest first."""
+    partners, found = curves(plain), []
+    for row in rows:
+        both = [lead(own, partners[seed]) for seed, own in curves(row).items() if seed in partners]
+        values = [one[place][1] for one in both if one]
+        if values:
+            error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+            found.append(Lead(row.row.label, statistics.mean(values), error))
+    return sorted(found, key=lambda one: -one.mean)
+
+
+def fastest(rows: Sequence[MemoryRow], plain: MemoryRow) -> list[str]:
+    """For each kind, which start is furthest ahead early and at the end, and which cannot be told from it."""
     told = []
     for kind in ordered_kinds({row.row.kind for row in rows} - {PLAIN}):
-        leads = {row.row.label: found for row in rows if row.row.kind == kind and (found := lead(curve(row), plain))}
-        if not leads:
-            continue
-        early = max(leads, key=lambda name: leads[name][0][1])
-        late = max(leads, key=lambda name: leads[name][-1][1])
-        told.append(
-            f"{kind_name(kind)}: furthest ahead of plain windows at the first validation is {early} "
-            f"({leads[early][0][1]:+.4f} nats per token), at the end {late} ({leads[late][-1][1]:+.4f})."
-        )
+        own = [row for row in rows if row.row.kind == kind]
+        places = {"at the first validation": leads_at(own, plain, 0), "at the end": leads_at(own, plain, -1)}
+        for when, (first, *others) in ((when, leads) for when, leads in places.items() if leads):
+            alike = [other.name for other in others if not first.is_ahead_of(other)]
+            furthest = f"furthest ahead of plain windows {when} is {first.name} ({first.told} nats per token)"
+            told.append(f"{kind_name(kind)}: {furthest}{f', not told apart from {listed(alike)}' if alike else ''}.")
     return told
 
 
@@ -169,8 +224,7 @@ def start_table(rows: Sequence[MemoryRow]) -> Table:
     end = max(curve(row)[-1][0] for row in rows)
     cells = []
     for row in rows:
-        tokens, losses = zip(*curve(row), strict=True)
-        known = [numbers.fixed(float(np.interp(share * end, tokens, losses)), 4) for share in SHARES]
+        known = [numbers.fixed(_loss_at(share * end, curve(row)), 4) for share in SHARES]
         cells.append([row.row.label, words(row.content.get("about")), *known, row.gain])
     header = [
         "start",
