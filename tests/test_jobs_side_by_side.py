@@ -1,8 +1,15 @@
-"""Processes side by side: failures, stops, and what happens when memory is full."""
+"""Processes side by side: failures, stops, what happens when memory is full, and when the parent is killed."""
 
+import subprocess
+import sys
+import time
 from pathlib import Path
 
-from recurrify.jobs.side_by_side import INTERRUPTED, Task, run_side_by_side
+import pytest
+
+from recurrify import UserError
+from recurrify.jobs import ending_with_parent, side_by_side
+from recurrify.jobs.side_by_side import INTERRUPTED, Task, held_alone, run_side_by_side
 
 
 def quiet(text: str) -> None:
@@ -68,3 +75,100 @@ def test_what_finds_no_room_alone_has_failed(tmp_path: Path) -> None:
     outcome = run_side_by_side([task], 3, quiet)
     assert outcome.finished
     assert outcome.failures == [f"a ended with 'CUDA out of memory', see {tmp_path / 'a.log'}"]
+
+
+def test_no_task_is_begun_with_less_time_left_than_it_needs(tmp_path: Path) -> None:
+    short, long = (Task(name, ("-c", ""), tmp_path / f"{name}.log", minutes) for name, minutes in (("a", 0), ("b", 9)))
+    said: list[str] = []
+    assert run_side_by_side([long, short], 2, said.append, time.monotonic() + 60) == (False, [])
+    assert said == ["a: done"]
+    assert run_side_by_side([long], 2, quiet, time.monotonic() + 600) == (True, [])
+
+
+def is_alive(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"  # dead, only nobody has asked yet
+
+
+def waited_for(path: Path) -> int:
+    """The number of a process, which the process itself writes."""
+    end = time.monotonic() + 60
+    while not (path.is_file() and path.read_text()):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    return int(path.read_text())
+
+
+WRITE_AND_WAIT = "import os, pathlib, sys, time; pathlib.Path(sys.argv[1]).write_text(str(os.getpid())); time.sleep(99)"
+SIDE_BY_SIDE = (
+    "import sys; from pathlib import Path; from recurrify.jobs.side_by_side import Task, run_side_by_side; "
+    "arguments = ('-c', *sys.argv[1:]); run_side_by_side([Task('a', arguments, Path(sys.argv[2] + '.log'))], 1, print)"
+)
+ELSEWHERE = (
+    "import runpy, sys; sys.platform = 'another'; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
+)
+BY_A_THREAD = (
+    "import os, subprocess, sys; code, path, watched = sys.argv[1:]; "
+    f"subprocess.run([sys.executable, '-c', {ELSEWHERE!r}, watched, str(os.getpid()), code, path])"
+)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes in /proc")
+@pytest.mark.parametrize("parent_code", [SIDE_BY_SIDE, BY_A_THREAD], ids=["side by side", "watched by a thread"])
+def test_a_killed_parent_takes_its_tasks_along(parent_code: str, tmp_path: Path) -> None:
+    """`kill -9` cannot be heard: without a watch the task would go on, and the same command would begin it again."""
+    arguments = [WRITE_AND_WAIT, str(tmp_path / "process"), ending_with_parent.__file__]
+    parent = subprocess.Popen([sys.executable, "-c", parent_code, *arguments], stdout=subprocess.DEVNULL)
+    child = waited_for(tmp_path / "process")
+    assert child != parent.pid
+    assert is_alive(child)
+    parent.kill()
+    parent.wait()
+    end = time.monotonic() + 20
+    while is_alive(child):
+        assert time.monotonic() < end, "it outlived its parent"
+        time.sleep(0.05)
+
+
+def test_a_task_whose_parent_is_gone_already_does_not_begin(tmp_path: Path) -> None:
+    code = f"open({str(tmp_path / 'begun')!r}, 'w')"
+    ended = subprocess.run([sys.executable, ending_with_parent.__file__, "1", code])
+    assert ended.returncode
+    assert not (tmp_path / "begun").exists()
+
+
+def test_a_folder_is_trained_in_by_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(side_by_side, "LOCK_SECONDS", 0.0)
+    with (
+        held_alone(tmp_path / "run"),
+        held_alone(tmp_path / "another"),
+        pytest.raises(UserError, match="run' is being trained by another process: wait for it or end it"),
+        held_alone(tmp_path / "run"),
+    ):
+        pytest.fail("two at once")
+    with held_alone(tmp_path / "run"):
+        pass
+
+
+def test_what_a_killed_process_held_is_free_again(tmp_path: Path) -> None:
+    code = (
+        "import fcntl, os, pathlib, sys, time; file = open(sys.argv[2], 'ab'); fcntl.flock(file, fcntl.LOCK_EX); "
+        + WRITE_AND_WAIT
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "process"), str(tmp_path / side_by_side.LOCK_FILE)]
+    )
+    waited_for(tmp_path / "process")
+    other.kill()
+    with held_alone(tmp_path):  # at once, or after the little while that it waits
+        pass
+    other.wait()
+
+
+def test_a_folder_that_cannot_be_made_is_left_to_the_training_to_tell(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with held_alone(tmp_path / "file"):
+        pass

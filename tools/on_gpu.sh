@@ -3,8 +3,9 @@
 #
 #   DATA=FOLDER bash tools/on_gpu.sh tests tune speed kernels forecasts protocol rules beyond
 #
-# DATA holds enwik8, novels/ and ETTh1.csv, ETTh2.csv, ETTm1.csv, WTH.csv. OUT (default: runs/gpu) gets the results, and a
-# log for each command. With MINUTES, no part begins or goes on after so many. PYTHON is the interpreter.
+# DATA holds enwik8, novels/, ETTh1.csv, ETTh2.csv, ETTm1.csv, WTH.csv and, if it is there, stories15M/, the model that
+# `rotary` starts from. OUT (default: runs/gpu) gets the results, and a log for each command. With MINUTES, no part begins
+# or goes on after so many. PYTHON is the interpreter.
 set -u
 OUT=${OUT:-runs/gpu} DATA=${DATA:-data} MINUTES=${MINUTES:-100000} PYTHON=${PYTHON:-python3}
 BEGAN=$(date +%s)
@@ -62,16 +63,32 @@ forecasts() {
         --epoch-windows 8500 --learning-rates 3e-5,1e-4,3e-4
 }
 
-experiments() { # how many side by side, then names
+experiments() { # how many side by side, then names and options
     local jobs=$1
     shift
     run "$1" experiment run "$@" --size small --root "$OUT/experiments" --books "$DATA/novels" --wiki "enwik8:$DATA/enwik8" \
         --jobs "$jobs"
 }
 
-protocol() { experiments 3 rsa-enwik8 rsa-small; }
-rules() { experiments 1 slides-complexity slides-lengths; }
-beyond() { experiments 10 beyond; }
+protocol() { # alone, for its minutes and milliseconds are reported
+    experiments 1 rsa-enwik8
+    experiments 3 rsa-small
+}
+
+rules() { # times are measured alone; then 120 small trainings, which wait for their launches
+    experiments 1 slides-complexity
+    experiments 8 slides-lengths
+}
+
+beyond() {
+    local names rotary=()
+    [ -d "$DATA/stories15M" ] && rotary=(--model "$DATA/stories15M")
+    for names in mechanisms "starts frozen" tokens; do
+        experiments 10 $names # two names are two arguments
+    done
+    experiments 10 rotary "${rotary[@]}"
+    experiments 10 unfamiliar
+}
 
 for part in "$@"; do
     case $part in

@@ -119,7 +119,9 @@ def train_command(
     length: options.Length = ScratchSettings.length,
     clip: options.Clip = ScratchSettings.clip,
     weight_decay: options.WeightDecay = ScratchSettings.weight_decay,
+    recurrence_learning_rate: options.RecurrenceLearningRate = None,
     eval_batch: options.EvalBatch = None,
+    eval_length: options.EvalLength = None,
     eval_settings: options.EvalSet = None,
     speed: options.Speed = "auto",
 ) -> None:
@@ -178,6 +180,7 @@ def evaluate(
     overlap: options.Overlaps = None,
     tokens_per_document: options.TokensPerDocument = None,
     rows: options.Rows = 16,
+    eval_length: options.ScoredLength = None,
     device: options.Device = "auto",
     out: options.ResultFile = None,
 ) -> None:
@@ -185,7 +188,7 @@ def evaluate(
 
     Every model and setting scores exactly the same tokens: all but the first of each document. A base model is run
     in plain windows. With several models, each is compared with the first, with an interval over documents. Models
-    from scratch (`train --arch`) read the text as one stream, in --rows lanes (by default, as in their training).
+    from scratch (`train --arch`) read the text as one stream, in --rows lanes (by default, as their run did).
     """
     if scratch.is_evaluated_from_scratch(context):
         scratch.evaluate_architectures(context)

@@ -129,7 +129,14 @@ Steps = Annotated[int, _scratch("Updates of the weights.")]
 Length = Annotated[int, _scratch("Symbols of each lane in a step; --batch is the number of lanes.")]
 Clip = Annotated[float, _scratch("The largest norm of the gradient; 0: as large as it is.")]
 WeightDecay = Annotated[float, _scratch("With any, Adam becomes AdamW.")]
-EvalBatch = Annotated[int | None, _scratch("Lanes in validation and test; default: --batch.")]
+RecurrenceLearningRate = Annotated[
+    float | None,
+    _scratch("Of the recurrence's gates, decays and angles, with rsa-xl, rsa-brt or rsa; default: the same."),
+]
+EvalBatch = Annotated[
+    int | None, _scratch("Lanes in validation and test; default: --batch, or more where the text is long.")
+]
+EvalLength = Annotated[int | None, _scratch("Symbols of a segment in validation and test; default: --length.")]
 EvalSet = Annotated[
     list[str] | None, _scratch("As --set, in validation and test only: memory_length=3800, say.", "--eval-set")
 ]
@@ -140,6 +147,10 @@ EvaluationWindow = Annotated[int | None, typer.Option(help="Tokens in a window; 
 Overlaps = Annotated[list[int] | None, typer.Option("--overlap", help="Overlaps to evaluate; may be repeated.")]
 TokensPerDocument = Annotated[int | None, typer.Option(min=2, help="Score only the first so many of a document.")]
 Rows = Annotated[int, typer.Option(min=1, help="Documents read side by side.")]
+ScoredLength = Annotated[
+    int | None,
+    typer.Option("--eval-length", min=1, help="Symbols of a segment, for models from scratch; default: the run's own."),
+]
 ResultFile = Annotated[Path | None, typer.Option(help="Save the result, with provenance, as this JSON file.")]
 
 Prompt = Annotated[str | None, typer.Option(help="The text to go on from.")]

@@ -7,6 +7,7 @@ import torch
 
 from recurrify.attention import RecurrenceEncoding, RSAConfig
 from recurrify.errors import UserError
+from recurrify.recurrence.rsa import SavedEncoding
 
 
 def test_heads_come_in_the_order_of_the_counts_and_pairs_share_parameters():
@@ -56,6 +57,28 @@ def test_parameters_start_as_published():
     single = RecurrenceEncoding(RSAConfig(heads=2, counts=(0, 1, 1, 0, 0, 0), gate_start=-3.0))
     assert single.theta.item() == pytest.approx(math.pi / 4)
     assert single.mu.item() == -3.0
+
+
+def test_drawing_parameters_leaves_the_common_generator_where_it_was():
+    config = RSAConfig(heads=4, counts=(2, 1, 1, 0, 0, 0))
+    drawn = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        before = torch.get_rng_state()
+        drawn.append(RecurrenceEncoding(config))
+        assert torch.equal(torch.get_rng_state(), before)
+    torch.rand(1)
+    other = RecurrenceEncoding(config)
+    assert torch.equal(drawn[0].eta, drawn[1].eta)
+    assert not torch.equal(drawn[0].eta, other.eta)
+    # Nor are they what the next weights are made of.
+    torch.manual_seed(5)
+    assert drawn[0].mu.item() != torch.empty(1).uniform_(-3, 3).item()
+
+
+def test_encodings_made_one_after_the_other_differ():
+    made = [SavedEncoding(RSAConfig(heads=4, counts=(2, 1, 1, 0, 0, 0))) for _ in range(3)]
+    assert len({one.mu.item() for one in made}) == 3
 
 
 def test_parameters_are_saved():

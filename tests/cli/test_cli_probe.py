@@ -46,6 +46,7 @@ def test_training_and_one_page_for_two(tmp_path: Path) -> None:
     invoke("probe", "train", *options, *TRAIN, *TEST, "--out", once)
     result = json.loads((once / "result.json").read_text())
     assert result["provenance"]["config"]["repetitions"] == 2
+    assert [result["provenance"]["config"][name] for name in ("layers", "width", "heads")] == [2, 8, 2]
     assert result["provenance"]["config"]["recurrence"]["tail"] == 4
     assert result["tasks"][0]["chance"] == 1 / 16
     assert result["tasks"][0]["full_context"]["answers"] == 4 * 4
@@ -66,6 +67,7 @@ def test_a_given_base_is_trained(tmp_path: Path) -> None:
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["name"] == "carry on shipped:base"
     assert result["provenance"]["config"]["repetitions"] == 0
+    assert [result["provenance"]["config"][name] for name in ("layers", "width", "heads")] == [None] * 3
     assert result["window"] == 32
 
 
@@ -81,9 +83,10 @@ class TestRefusals:
         [
             (["--distances", "1,far"], "`--distances` must be whole numbers"),
             (["--distances", "0"], "from 1 on"),
+            (["--distances", "1,99999999"], "has 6,400,000,000 tokens, but a probe's texts have at most 16,777,216"),
             (["--task", "nothing"], "There is no probe 'nothing': there are passkey"),
         ],
-        ids=["words", "zero", "task"],
+        ids=["words", "zero", "far", "task"],
     )
     def test_probing(self, refused: Refused, options: list[str], words: str, tmp_path: Path) -> None:
         assert words in refused("probe", "shipped:recurrent", *options, "--out", tmp_path)
@@ -101,6 +104,14 @@ class TestRefusals:
             (["--task-set", "pairs"], "A setting is name=value"),
             (["--window", "10"], "needs windows of 19 symbols"),
             (["--width", "30"], "`width` must be a multiple of `heads`"),
+            (["--layers", "0"], "`layers` must be at least 1: got 0"),
+            (
+                ["--model", "shipped:base", "--layers", "9", "--heads", "2"],
+                "leave out layers=9, heads=2, or the model.",
+            ),
+            (["--model", "shipped:base", "--width", "64"], "'shipped:base' has its own: leave out width=64"),
+            (["--distances", "99999999"], "at most 268,435,456 are made at once: choose smaller `distances`"),
+            (["--windows", "99999999"], "at most 268,435,456 are made at once: choose smaller `windows` or `batch`"),
             (["--growth", "2"], "`growth` is a share"),
             (["--repetitions", "-1"], "`repetitions` is a number of steps, 0 for none: got -1"),
             (["--seed", "-1"], "`seed` must lie between 0 and"),
@@ -118,6 +129,11 @@ class TestRefusals:
             "setting",
             "window",
             "width",
+            "layers",
+            "sizes-model",
+            "default-model",
+            "far",
+            "windows",
             "growth",
             "repetitions",
             "seed",
@@ -134,3 +150,11 @@ class TestRefusals:
     def test_pages_of_something_else(self, refused: Refused, tmp_path: Path) -> None:
         (tmp_path / "result.json").write_text('{"kind": "evaluation"}')
         assert "is not the result of a probe" in refused("probe", "page", tmp_path)
+
+    @pytest.mark.parametrize("tasks", ["", ', "tasks": []', ', "tasks": 5', ', "tasks": ["passkey"]'])
+    def test_pages_of_nothing(self, refused: Refused, tasks: str, tmp_path: Path) -> None:
+        path = tmp_path / "result.json"
+        path.write_text(f'{{"kind": "probe"{tasks}}}')
+        told = refused("probe", "page", path, "--out", tmp_path / "out")
+        assert told.startswith(f"{path} holds no tasks")
+        assert not (tmp_path / "out").exists()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from recurrify.jobs.scratch import score_stream, stream_for, train_scratch
 from recurrify.models.language import parse_settings
@@ -73,7 +74,9 @@ def test_every_option_reaches_the_settings(text: Path, tmp_path: Path) -> None:
         "warmup_steps": 1,
         "weight_decay": 0.1,
         "clip": 1.0,
+        "recurrence_learning_rate": 1e-2,
         "eval_batch": 2,
+        "eval_length": 5,
         "valid_every": 60,
         "valid_tokens": 40,
         "precision": "fp32",
@@ -83,18 +86,25 @@ def test_every_option_reaches_the_settings(text: Path, tmp_path: Path) -> None:
     }
     options = [part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", value)]
     out = tmp_path / "run"
-    invoke(
-        "train", "--arch", "xl", "--data", text, "--out", out, *options, *MORE["xl"], "--eval-set", "memory_length=20"
-    )
+    shape = [*MORE["rsa-xl"], "--set", "memory_length=8", "--eval-set", "memory_length=20"]
+    invoke("train", "--arch", "rsa-xl", "--data", text, "--out", out, *options, *shape)
     settings = ScratchSettings.read(out)
     assert settings is not None
     assert {name: getattr(settings, name) for name in given} == given
-    assert settings.settings == {"layers": 1, "width": 16, "heads": 2, "head_width": 8, "inner": 16, "memory_length": 8}
+    assert settings.settings == parse_settings("rsa-xl", shape[1:-2:2]) | {
+        "rsa.counts": [0, 1, 1, 0, 0, 0],
+        "rsa.dilations": [],
+    }
     assert settings.eval_settings == {"memory_length": 20}
     result = json.loads((out / "result.json").read_text())
     assert [entry["step"] for entry in result["history"]["validation"]] == [2, 4]
     assert result["validation"]["symbols"] == len(text.read_text()) - 1
     assert result["provenance"]["config"] == settings.to_dict()
+    assert result["provenance"]["arithmetic"] == {
+        "autocast": None,
+        "float32_matmul": torch.get_float32_matmul_precision(),
+    }
+    assert {result[part][key] for part in ("validation", "test") for key in ("lanes", "length")} == {2, 5}
 
 
 def test_defaults_are_the_protocol(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,6 +164,14 @@ class TestEvaluate:
         expected = score_stream(runs["xl"], stream_for(runs["xl"], str(text)), batch=5, length=8)
         assert row["loss"] == pytest.approx(expected.loss, rel=1e-6)
 
+    def test_other_segments(self, runs: dict[str, Path], text: Path, tmp_path: Path) -> None:
+        invoke("evaluate", runs["xl"], "--data", text, "--eval-length", 3, "--out", tmp_path / "found.json")
+        found = json.loads((tmp_path / "found.json").read_text())
+        (row,) = found["rows"]
+        expected = score_stream(runs["xl"], stream_for(runs["xl"], str(text)), batch=2, length=3)
+        assert row["loss"] == pytest.approx(expected.loss, rel=1e-6)
+        assert (row["length"], found["provenance"]["config"]["eval_length"]) == (3, 3)
+
     def test_other_kinds_and_their_options_are_refused(
         self, runs: dict[str, Path], text: Path, refused: Refused
     ) -> None:
@@ -161,6 +179,8 @@ class TestEvaluate:
         assert "was trained from scratch and 'shipped:base' was not" in said
         said = refused("evaluate", runs["xl"], "--data", text, "--window", 20)
         assert "`--window` is not for models from scratch" in said
+        said = refused("evaluate", "shipped:base", "--data", text, "--eval-length", 20)
+        assert "`--eval-length` is for models from scratch" in said
 
     @pytest.mark.parametrize("command", ["generate", "train"])
     @pytest.mark.parametrize("part", ["", "model"], ids=["run", "model"])
@@ -226,6 +246,12 @@ class TestRefusals:
             (["--set", "width"], "name=value"),
             (["--arch", "rsa", *TINY, "--set", "rsa.gate_start=nan"], "`gate_start` must be finite: got nan"),
             (["--set", "target_length=16"], "give it as --length"),
+            (["--eval-set", "target_length=8", *MORE["lstm"], *BUDGET], "give --eval-length instead"),
+            (["--eval-length", "0"], "`eval_length` must be at least 1"),
+            (
+                ["--recurrence-learning-rate", "0.01"],
+                "is for architectures with recurrence, rsa-xl, rsa-brt, rsa: lstm",
+            ),
             (["--eval-set", "width=8", *MORE["lstm"], *BUDGET], "`eval_settings` width ask for other weights"),
             (["--batch", "900"], "too few for 900 lanes of 512"),
             (["--steps", "0"], "`steps` must be at least 1"),

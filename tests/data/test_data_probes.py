@@ -303,6 +303,8 @@ class TestTexts:
         filler = probe.filler(documents, tokenizer)
         with pytest.raises(UserError, match="too many for windows of 10"):
             probe.make(1, (0, 0), 10, tokenizer, filler)
+        with pytest.raises(UserError, match="has 16,777,300 tokens, but a probe's texts have at most 16,777,216"):
+            probe.make(167_772, (0, 0), 100, tokenizer, filler)
         assert not probe.fits_one_window(20, tokenizer, filler, (0, 0))
         with pytest.raises(UserError, match="name a longer or another one with --haystack"):
             probe.filler([np.array(tokenizer.encode("12345 " * 60))], tokenizer)

@@ -12,6 +12,7 @@ from recurrify.data.rule_tasks import (
     NOTHING,
     OPENING,
     RULE_TASKS,
+    SAMPLED_SEQUENCES,
     Copying,
     Counting,
     Dyck,
@@ -98,6 +99,71 @@ def test_the_chance_of_brackets_is_that_of_all_walks(depth: int, length: int) ->
     assert Dyck(depth).chance_level(length) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(("modulus", "memory"), [(2, 1), (2, 8), (3, 6), (5, 7)])
+def test_what_a_short_memory_counts_is_the_best_guess_among_all_sequences(modulus: int, memory: int) -> None:
+    right = 0
+    for seen in product((0, 1), repeat=memory):
+        ends = [sum((*before, *seen)) % modulus for before in product((0, 1), repeat=9 - memory)]
+        right += max(np.bincount(ends))
+    assert Counting(modulus).short_memory_level(9, memory) == pytest.approx(right / 2**9)
+
+
+@pytest.mark.parametrize(("depth", "length", "memory"), [(1, 7, 3), (2, 9, 2), (3, 12, 4), (3, 12, 5), (8, 12, 1)])
+def test_what_a_short_memory_says_of_brackets_is_the_best_guess_among_all_walks(
+    depth: int, length: int, memory: int
+) -> None:
+    """For each sight, a place and the steps up to it, the chances of every depth there; then the guess from them."""
+    walks, sights = [((0,), 1.0)], dict[tuple[int, ...], dict[int, float]]()
+    for _ in range(length):
+        longer = []
+        for path, likely in walks:
+            ways = [step for step in (1, -1) if 0 <= path[-1] + step <= depth]
+            longer += [((*path, path[-1] + step), likely / len(ways)) for step in ways]
+        walks = longer
+        for path, likely in walks:
+            depths = sights.setdefault(sight(path, memory), {})
+            depths[path[-1]] = depths.get(path[-1], 0.0) + likely
+    right = scored = 0.0
+    for path, likely in walks:
+        last = max((place for place in range(1, length + 1) if path[place] < path[place - 1]), default=None)
+        if last is None:
+            continue
+        scored += likely
+        here = path[: last + 1]
+        opened = max(place for place in range(last + 1) if place == 0 or here[place - 1] < here[place] == here[-1])
+        if last <= memory or (here[-1] > 0 and opened > last - memory):
+            right += likely
+            continue
+        depths = sights[sight(here, memory)]
+        nothing = depths.get(0, 0.0) / sum(depths.values())
+        right += likely * max(nothing, (1 - nothing) / 2)
+    found = Dyck(depth).short_memory_level(length, memory)
+    assert found == pytest.approx(right / scored, abs=4 * np.sqrt(0.25 / SAMPLED_SEQUENCES))
+
+
+def sight(path: tuple[int, ...], memory: int) -> tuple[int, ...]:
+    """The place, and the last steps of a walk up to it."""
+    steps = [after - before for before, after in pairwise(path)]
+    return (len(steps), *steps[-memory:])
+
+
+def test_a_copy_is_known_as_long_as_the_symbol_itself_is_in_sight() -> None:
+    """In 12 positions a symbol is due when it and six more have been read."""
+    drawn = Copying(4).draw(COUNT, 12, rule_stream("test", 4))
+    for place in range(6, 12):
+        np.testing.assert_array_equal(drawn.targets[:, place], drawn.inputs[:, place - 6])
+    assert [Copying(4).short_memory_level(12, memory) for memory in (5, 6, 7, 12)] == [0.25, 0.25, 1.0, 1.0]
+
+
+def test_brackets_hardly_need_more_than_the_trained_length_and_the_other_rules_do() -> None:
+    levels = {name: task.short_memory_level(400, 40) for name, task in RULE_TASKS.items()}
+    assert levels["dyck"] == pytest.approx(0.943, abs=0.01)
+    assert levels["dyck"] == RULE_TASKS["dyck"].short_memory_level(400, 40)
+    for name in ("parity", "counting", "copying"):
+        assert levels[name] == pytest.approx(RULE_TASKS[name].chance_level(400), abs=1e-6)
+    assert {task.short_memory_level(40, 40) for task in RULE_TASKS.values()} == {1.0}
+
+
 @pytest.mark.parametrize("name", list(RULE_TASKS))
 def test_a_constant_guess_is_as_good_as_the_chance_level(name: str) -> None:
     task = rule_task(name)
@@ -126,9 +192,10 @@ def test_parts_and_seeds_have_sequences_of_their_own() -> None:
         (lambda: Dyck(0), "`depth` must be at least 1: got 0"),
         (lambda: Copying(1), "`symbols` must be at least 2: got 1"),
         (lambda: Copying().draw(1, 7, rule_stream("test", 0)), "got length=7"),
+        (lambda: Dyck().short_memory_level(40, 0), "`memory` must be at least 1 symbol: got 0"),
         (lambda: Dyck().last_answers(np.full((1, 3), IGNORED)), "ask for longer ones"),
     ],
-    ids=["name", "modulus", "depth", "symbols", "odd", "unanswered"],
+    ids=["name", "modulus", "depth", "symbols", "odd", "memory", "unanswered"],
 )
 def test_what_cannot_be_drawn_is_refused(make: object, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):

@@ -1,11 +1,14 @@
 """`recurrify experiment` on the command line."""
 
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from recurrify.errors import UserError
 from recurrify.experiments import EXPERIMENTS, SIZES, Lab, Size, run_experiments
+from recurrify.experiments.running import STOPPED
 from recurrify.results import load_result
 from support.commands import invoke
 
@@ -43,6 +46,23 @@ def test_time_that_ran_out_is_said_and_nothing_is_lost(size: Size, tmp_path: Pat
     lab = Lab(size, tmp_path, said.append)
     run_experiments(["learning-rates"], lab)
     assert not load_result(lab.folder / "learning-rates.json")["missing"]
+
+
+def test_what_was_measured_is_kept_until_it_is_deleted(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One whose rows are missing is measured again; and nothing is begun when time is up."""
+    answers = iter([([{"part": "a"}], ["b"]), ([{"part": "a"}, {"part": "b"}], [])])
+    experiment = replace(EXPERIMENTS["slides-complexity"], rows=lambda lab: next(answers))
+    monkeypatch.setitem(EXPERIMENTS, experiment.name, experiment)
+    said: list[str] = []
+    lab = replace(lab, say=said.append)
+    path = lab.folder / "slides-complexity.json"
+    assert run_experiments([experiment.name], replace(lab, deadline=time.monotonic() - 1)) == []
+    assert said[-1] == STOPPED
+    assert not path.exists()
+    for parts in (1, 2, 2):
+        assert run_experiments([experiment.name], lab) == [path]
+        assert len(load_result(path)["rows"]) == parts
+    assert said[-1] == f"slides-complexity was measured already: delete {path} to measure again"
 
 
 def test_missing_rows_are_named(lab: Lab) -> None:

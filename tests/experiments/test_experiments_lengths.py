@@ -88,6 +88,9 @@ def test_rows_are_statistics_over_the_seeds_of_the_rate_that_validated_best(tmp_
     assert row["accuracy"] == pytest.approx(0.325)
     assert row["spread"] == pytest.approx(statistics.stdev([0.4, 0.25]))
     assert row["chance"] == pytest.approx(0.2, abs=1e-4)
+    # Of 60 marks, 20 lie before the last 40; of 20, none.
+    assert row["short_memory"] == pytest.approx(rule_task("counting").chance_level(20))
+    assert rows[0]["short_memory"] == 1.0
     assert row["valid_accuracy"] == pytest.approx(0.6)
     assert all((tmp_path / name).is_file() for name in row["files"])
 

@@ -1,16 +1,23 @@
 """The reproduction's protocol as one thing: the same for every model, run once, stopped and gone on with."""
 
+import signal
 import sys
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
-from recurrify import UserError
-from recurrify.experiments import SIZES, Lab, scratch
+from recurrify import UserError, cli
+from recurrify.commands import experiment as commands
+from recurrify.experiments import SIZES, Lab, Size, run_experiments, scratch
+from recurrify.experiments import sizes as size_module
+from recurrify.experiments.running import STOPPED
 from recurrify.experiments.scratch import ScratchStudy, protocol, protocol_rows, runs_of, small, small_rows
+from recurrify.jobs import side_by_side
 from recurrify.jobs.side_by_side import Outcome, Task
 from recurrify.models.language import count_parameters, language_model
 from recurrify.results import load_result
@@ -22,6 +29,13 @@ def text_lab(lab: Lab, tmp_path: Path) -> Lab:
     path = tmp_path / "text.txt"
     path.write_text("".join(f"{number} and {number * number % 97} make more.\n" for number in range(120)))
     return replace(lab, wiki=str(path))
+
+
+def with_study(lab: Lab, **changed: Any) -> Lab:
+    """With one seed, and small models of one width."""
+    study = lab.size.scratch | {"seeds": (0,), "small_widths": (8,)} | changed
+    said: list[str] = []
+    return replace(lab, size=replace(lab.size, scratch=study), say=said.append)
 
 
 def test_the_defaults_are_the_protocol(lab: Lab) -> None:
@@ -123,3 +137,93 @@ def test_side_by_side(text_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ScratchSettings.read(text_lab.folder / "scratch" / "xl-small-8-s0")
     assert settings is not None
     assert (settings.settings["layers"], settings.settings["width"]) == (1, 8)
+
+
+@pytest.mark.parametrize("when", ["rsa-xl-s0: step 1: validation", "rsa-xl-s0: rsa-xl:"], ids=["training", "before"])
+def test_ctrl_c_stops_the_command_and_begins_nothing_else(
+    text_lab: Lab, size: Size, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the training heard it and saved itself, or was still being made ready."""
+    said: list[str] = []
+
+    def say(text: str) -> None:
+        said.append(text)
+        if text.startswith(when):
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(commands, "say", say)
+    often = size.scratch | {"seeds": (0,), "valid_every": 16}
+    monkeypatch.setitem(size_module.SIZES, "tiny", replace(size, scratch=often))
+    names = ["rsa-enwik8", "rsa-small", "slides-complexity", "slides-lengths"]
+    arguments = ["experiment", "run", *names, "--size", "tiny", "--root", str(tmp_path), "--wiki", str(text_lab.wiki)]
+    ended = CliRunner().invoke(cli.app, arguments)
+    assert ended.exit_code == 130
+    assert said[-1] == STOPPED
+    found = load_result(tmp_path / "tiny" / "rsa-enwik8.json")
+    assert [row["name"] for row in found["rows"]] == ["xl-s0"]
+    assert found["missing"] == ["rsa-xl-s0", "brt-s0"]
+    assert [path.name for path in (tmp_path / "tiny").glob("*.json")] == ["rsa-enwik8.json"]
+    assert not (tmp_path / "tiny" / "scratch" / "brt-s0").exists()
+
+
+def test_a_run_that_fails_does_not_stop_the_others(text_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    def train(settings: ScratchSettings, *rest: Any) -> dict[str, Any]:
+        if settings.arch == "xl":
+            raise UserError("The gradient is not finite at step 2.")
+        return real(settings, *rest)
+
+    real = scratch.train_scratch
+    monkeypatch.setattr(scratch, "train_scratch", train)
+    lab = with_study(text_lab)
+    sentence = "xl-s0 ended with 'The gradient is not finite at step 2.'"
+    with pytest.raises(UserError, match=f"1 runs failed: {sentence}. The same command tries them again"):
+        run_experiments(["rsa-enwik8"], lab)
+    found = load_result(lab.folder / "rsa-enwik8.json")
+    assert [row["name"] for row in found["rows"]] == ["rsa-xl-s0", "brt-s0"]
+    assert found["missing"] == ["xl-s0", sentence]
+    monkeypatch.setattr(scratch, "train_scratch", real)
+    run_experiments(["rsa-enwik8"], lab)  # what failed another time counts no more
+    assert load_result(lab.folder / "rsa-enwik8.json")["missing"] == []
+
+
+def test_a_process_that_failed_fails_the_command(text_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    outcome = Outcome(True, ["xl-s0 ended with 'no room', see its log"])
+    monkeypatch.setattr(scratch, "run_side_by_side", lambda *_: outcome)
+    with pytest.raises(UserError, match="1 runs failed: xl-s0 ended with 'no room', see its log"):
+        run_experiments(["rsa-enwik8"], replace(with_study(text_lab), jobs=2))
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("name", ["rsa-small", "slides-lengths"])
+def test_time_that_ran_out_is_said(text_lab: Lab, name: str, jobs: int) -> None:
+    said: list[str] = []
+    lab = replace(text_lab, jobs=jobs, say=said.append, deadline=time.monotonic() - 1)
+    assert run_experiments([name], lab) == []
+    assert said[-1] == STOPPED
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_no_run_is_begun_in_the_last_minutes(text_lab: Lab, jobs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scratch, "train_scratch", lambda *_: pytest.fail("begun"))
+    monkeypatch.setattr(side_by_side, "_start", lambda *_: pytest.fail("begun"))
+    lab = replace(with_study(text_lab, steps=20_000), jobs=jobs, deadline=time.monotonic() + 100)
+    rows, missing = small_rows(lab)
+    assert (rows, missing, lab.stopped) == ([], ["xl-small-8-s0", "rsa-xl-small-8-s0"], True)
+
+
+def test_small_runs_may_begin_late(text_lab: Lab) -> None:
+    lab = with_study(text_lab)
+    (run, _) = runs_of(lab, small(ScratchStudy(**lab.size.scratch)), ScratchStudy(**lab.size.scratch))
+    assert run.least_minutes * 60 < 0.1
+    assert run.task().least_minutes == run.least_minutes
+
+
+def test_a_run_that_another_process_trains_is_left_to_it(text_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(side_by_side, "LOCK_SECONDS", 0.0)
+    lab = with_study(text_lab)
+    with side_by_side.held_alone(lab.folder / "scratch" / "xl-small-8-s0"):
+        rows, missing = small_rows(lab)
+    assert [row["name"] for row in rows] == ["rsa-xl-small-8-s0"]
+    assert missing[0] == "xl-small-8-s0"
+    assert "is being trained by another process" in missing[1]
+    assert lab.failures == missing[1:]

@@ -12,12 +12,14 @@ import pytest
 
 from recurrify.errors import UserError
 from recurrify.evaluate import evaluate_documents
-from recurrify.experiments import Lab, Size, unit
+from recurrify.experiments import Lab, Size, run_experiments, unit
 from recurrify.experiments.pool import do_units
+from recurrify.experiments.running import STOPPED
 from recurrify.experiments.unit import Unit, Wanted, do_unit
-from recurrify.jobs import read_text
+from recurrify.jobs import read_text, side_by_side
 from recurrify.recurrence import load_model
 from recurrify.results import load_result
+from recurrify.train import TrainSettings
 
 
 def quiet(text: str) -> None:
@@ -123,6 +125,46 @@ def test_scores_of_fewer_tokens_or_of_an_earlier_run_are_made_anew(lab: Lab) -> 
     later = time.time_ns() + 10**9
     os.utime(one.run_file, ns=(later, later))
     assert not more.is_finished()
+
+
+def test_ctrl_c_ends_everything_with_what_exists_written(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = []
+
+    def train(settings: TrainSettings, *_: object) -> dict[str, object]:
+        if done:
+            return {"finished": False, "interrupted": True}
+        done.append(settings.out)
+        return real(settings, quiet, False)
+
+    real = unit.train_run
+    monkeypatch.setattr(unit, "train_run", train)
+    said: list[str] = []
+    lab = replace(lab, say=said.append)
+    with pytest.raises(KeyboardInterrupt):
+        run_experiments(["learning-rates"], lab)
+    assert len(done) == 1
+    assert said[-1] == STOPPED
+    assert any("Learning rates cannot be chosen yet" in line for line in said)
+
+
+def test_ctrl_c_while_the_base_is_made_goes_on_up(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It, too, ends saved; with no time to run out, nothing else can have ended it."""
+    said: list[str] = []
+    monkeypatch.setattr(Lab, "make_base", lambda lab: False)
+    with pytest.raises(KeyboardInterrupt):
+        run_experiments(["table2"], replace(lab, say=said.append))
+    assert said == [STOPPED]
+
+
+def test_a_unit_that_another_process_trains_is_left_to_it(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(side_by_side, "LOCK_SECONDS", 0.0)
+    monkeypatch.setattr(unit, "train_run", lambda *_: pytest.fail("trained in the same folder"))
+    one = lab.unit("books", "plain")
+    with (
+        side_by_side.held_alone(one.run_folder),
+        pytest.raises(UserError, match=f"{one.name}' is being trained by another process"),
+    ):
+        do_unit(one, quiet, show_progress=False)
 
 
 def is_unit(process: str) -> bool:

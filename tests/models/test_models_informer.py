@@ -217,6 +217,17 @@ def test_the_embedding_is_a_circular_convolution_of_values_and_a_map_of_the_cale
     torch.testing.assert_close(embedding(values, times), expected)
 
 
+def test_with_one_seed_recurrence_is_all_that_tells_twins_apart():
+    starts = []
+    for config in (PLAIN, MODELS["rsa"]):
+        torch.manual_seed(3)
+        starts.append(Informer(config).state_dict())
+    without, with_recurrence = starts
+    assert all(torch.equal(value, with_recurrence[name]) for name, value in without.items())
+    gates = [value.item() for name, value in with_recurrence.items() if name.endswith("encoding.mu")]
+    assert len(set(gates)) == len(gates) > 1
+
+
 def test_distilling_halves_the_sequence():
     model = Informer(replace(PLAIN, distil=True, encoder_layers=3)).double()
     past, past_time, _ = inputs()

@@ -48,6 +48,20 @@ def test_every_architecture_is_tested_here():
     assert list(TINY) == list(ARCHITECTURES)
 
 
+@pytest.mark.parametrize(("plain", "recurrent"), [("xl", "rsa-xl"), ("brt", "rsa-brt"), ("transformer", "rsa")])
+def test_with_one_seed_recurrence_is_all_that_tells_twins_apart(plain, recurrent):
+    starts = []
+    for arch in (plain, recurrent):
+        torch.manual_seed(3)
+        starts.append(tiny(arch, layers=3).state_dict())
+    without, with_recurrence = starts
+    assert all(torch.equal(value, with_recurrence[name]) for name, value in without.items())
+    assert all(".encoding." in name for name in with_recurrence.keys() - without.keys())
+    for parameter in ("mu", "nu"):
+        own = [value for name, value in with_recurrence.items() if name.endswith(f".encoding.{parameter}")]
+        assert len({value.item() for value in own}) == len(own) == 3
+
+
 @pytest.mark.parametrize(
     ("arch", "size"),
     [

@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy, silu
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from recurrify import UserError, add_recurrence
+from recurrify.evaluate import memory_cost
 from support.checks import (
     KEPT,
     ROTARY,
@@ -60,6 +61,31 @@ def test_a_band_is_sliding_window_attention_over_the_whole_text(family: str, kee
     # In two calls, the first of which ends inside a window.
     first = model(ids[:, :13])
     assert_close(model(ids[:, 13:], state=first.state).logits, expected[:, 13:])
+
+
+@torch.no_grad()
+def test_a_band_in_windows_that_were_changed() -> None:
+    model = recurrent("llama", mechanism="kv", window=2 * WINDOW, keep=WINDOW - 1, sinks=0, sliding=True)
+    ids = text(2, 3 * WINDOW + 5)
+    wide = model(ids).logits
+    model.set_recurrence(window=WINDOW)
+    narrow = model(ids).logits
+    assert_close(narrow, model.base(ids, attention_mask=sliding_mask(model, ids.shape[1])).logits)
+    model.set_recurrence(window=2 * WINDOW)
+    assert torch.equal(model(ids).logits, wide)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("sliding", [False, True])
+@pytest.mark.parametrize("changes", [{"window": 12}, {"window": 20}, {"window": 20, "overlap": 3}], ids=str)
+def test_changed_windows_are_those_of_a_new_model(changes: dict[str, int], sliding: bool) -> None:
+    settings: dict[str, Any] = {"keep": 10, "sinks": 2, "sliding": sliding}
+    model, ids = recurrent("llama", mechanism="kv", window=16, **settings), text(2, 50)
+    counted_ahead = memory_cost(model, **changes)
+    model.set_recurrence(**changes)
+    new = add_recurrence(model.base, config("kv", **settings | changes)).eval()
+    assert_close(model(ids).logits, new(ids).logits)
+    assert counted_ahead == memory_cost(model) == memory_cost(new)
 
 
 def sliding_mask(model: Any, length: int) -> Tensor:

@@ -76,6 +76,52 @@ def test_plots_are_drawn_and_told(page: Page) -> None:
     assert "RSA scan: T^0.97, in theory T^1" in plots[2]
 
 
+def test_it_is_shown_what_the_last_symbols_alone_allow(tmp_path: Path) -> None:
+    rows = [
+        {**row, "short_memory": 1.0 if row["length"] <= 40 else {"parity": 0.5, "dyck": 0.943}[row["task"]]}
+        for row in length_rows()
+    ]
+    save_result(tmp_path / "root" / "small" / "a.json", experiment("a", "lengths", "Lengths", rows))
+    page = written(tmp_path / "root", tmp_path / "out")
+    shown = page.table("Accuracy by length")
+    assert list(shown[0])[-3:] == ["chance", "last 40 symbols alone", "files"]
+    assert [row["last 40 symbols alone"] for row in shown] == ["50.0 %", "50.0 %", "94.3 %", "94.3 %"]
+    words = page.words.replace("\xa0", " ")
+    assert "with 99.8 %, where chance is 37.5 % and the last 40 symbols alone allow 94.3 %." in words
+    assert words.count("Whoever knows a rule and sees the last 40 symbols alone") == 1
+    assert "Pale: the best guess from the last 40 symbols alone." in words
+    assert "the last 40 symbols alone allow 94.3 % at 400." in " ".join(page.descriptions)
+    plots = re.findall(r"<svg.*?</svg>", page.html, flags=re.DOTALL)
+    assert all("last 40 symbols alone" in plot for plot in plots)
+
+
+def test_sizes_that_are_mostly_launching_are_named(tmp_path: Path) -> None:
+    rows = growth_rows()
+    floor = {"seconds": 0.0004, "forward_seconds": 0.0001, "times": 5}
+    nothing = {"seconds": [], "forward_seconds": []}
+    for row in rows:
+        row |= {"floor": floor, "left_out": nothing, "clock": "device", "not_captured": None}
+    rows[2]["left_out"] = {"seconds": [512, 1024], "forward_seconds": [512]}
+    rows[2]["exponents"] = {"peak_bytes": rows[2]["exponents"]["peak_bytes"]}
+    rows[1] |= {"clock": "host", "not_captured": "not <permitted>"}
+    rows[3]["at"] = {"T": 65_536}
+    save_result(tmp_path / "root" / "small" / "b.json", experiment("b", "complexity", "Growth", rows))
+    page = written(tmp_path / "root", tmp_path / "out")
+    words = page.words.replace("\xa0", " ")
+    assert (
+        "Left out of the fits, since they take less than 5 times what the part takes for a single position, which is "
+        "nearly all launching: RSA scan along length T, T = 512 and 1,024 (single position 0.4 ms), in the forward "
+        "pass alone T = 512."
+    ) in words
+    assert "captured CUDA graphs by the device's clock" in words
+    assert "could not be captured: self-attention, fused along width D (not <permitted>)." in words
+    shown = page.table("Exponents ± standard errors")
+    assert (shown[2]["time"], shown[2]["time, forward alone"]) == ("too few sizes to fit", "too few sizes to fit")
+    assert shown[2]["memory"] == "1.00 ± 0.02"
+    assert "RSA scan: too few sizes to fit." in " ".join(page.descriptions)
+    assert "RSA scan, at T = 65,536: D^0.97" in page.html
+
+
 def test_without_memory_that_is_said(tmp_path: Path) -> None:
     rows = growth_rows()[:2]
     save_result(tmp_path / "root" / "tiny" / "c.json", experiment("c", "complexity", "Growth", rows))

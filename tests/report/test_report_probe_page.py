@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
+from recurrify.errors import UserError
 from recurrify.report import plots
 from recurrify.report.probe_page import _by_task, draw_accuracy, probe_tables, write_probe_page
 from recurrify.results import load_result
@@ -75,6 +76,12 @@ def test_odd_results_are_shown_as_far_as_they_go(config: Facts) -> None:
         ["recall (chance 6.2 %)"],
         ["recall (chance 6.2 %, guess 56.6 %)"],
     )
+
+
+def test_without_a_task_there_is_no_page(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="The results hold no tasks"):
+        write_probe_page([result("a")], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_both_levels_are_drawn() -> None:

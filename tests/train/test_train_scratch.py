@@ -1,6 +1,7 @@
 """Lanes, scores and steps of models from scratch, against computations by hand."""
 
 import math
+import weakref
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from recurrify import UserError
 from recurrify.models.language import language_model
-from recurrify.train import stepping
+from recurrify.train import scratch, stepping
 from recurrify.train.lanes import Lanes, score_lanes
 from recurrify.train.scratch import fit
 from recurrify.train.scratch_settings import ScratchSettings
@@ -23,6 +24,14 @@ SETTINGS = ScratchSettings(
     out="", arch="xl", data="", steps=10, batch=3, length=8, learning_rate=1e-2, precision="fp32", speed="eager"
 )
 TINY_XL = {"layers": 2, "width": 16, "heads": 2, "head_width": 8, "inner": 32, "memory_length": 12}
+TINY_TRANSFORMER = {name: value for name, value in TINY_XL.items() if name != "memory_length"}
+SHAPES: dict[str, dict[str, Any]] = {
+    "xl": TINY_XL,
+    "rsa-xl": TINY_XL | {"rsa.counts": (0, 1, 1, 0, 0, 0), "rsa.dilations": ()},
+    "brt": TINY_TRANSFORMER | {"block": 4, "window": 8, "states": 4},
+    "transformer": TINY_TRANSFORMER,
+    "lstm": {"width": 16, "layers": 2},
+}
 VOCABULARY = 11
 
 
@@ -189,7 +198,10 @@ class TestTraining:
             fit(model, stream(61), SETTINGS, folder=tmp_path)
         assert not list(tmp_path.iterdir())
 
-    def test_what_was_saved_before_a_loss_that_is_not_finite_is_named(self, tmp_path: Any) -> None:
+    def test_what_was_saved_before_a_loss_that_is_not_finite_is_named(
+        self, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(scratch, "SECONDS_BETWEEN_SAVES", 0)
         model = Repeats()
 
         def spoil(entry: dict[str, float]) -> None:
@@ -197,7 +209,7 @@ class TestTraining:
                 model.sureness.data.fill_(math.nan)
 
         every_second = replace(SETTINGS, valid_every=2 * SETTINGS.symbols_per_step)
-        with pytest.raises(UserError, match=r"not finite at step 6: the checkpoint of step 4 is good;"):
+        with pytest.raises(UserError, match=r"not finite at step 6: the checkpoint of step 5 is good;"):
             fit(
                 model,
                 stream(61),
@@ -303,6 +315,27 @@ class TestSpeed:
         assert len(places) > STEPS_BEFORE_CAPTURE + 2
         assert len(set(places)) == 1
 
+    @pytest.mark.parametrize("segments", [64, 70], ids=["too short", "long enough"])
+    def test_a_memory_of_many_segments_is_compiled_for_where_an_epoch_fills_it(
+        self, segments: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """And where it does not, the steps are eager, and said to be."""
+        compiled = []
+        monkeypatch.setattr(torch, "compile", lambda function, **_: compiled.append(function) or function)
+        settings = replace(SETTINGS, speed="compile", batch=1, length=2, steps=1)
+        model = language_model("xl", VOCABULARY, **TINY_XL | {"layers": 1, "memory_length": 128})
+        said: list[str] = []
+        outcome = fit(model, stream(2 * segments + 1), settings, tell=said.append)
+        assert (outcome.speed, len(compiled), len(said)) == (("compile", 1, 0) if segments == 70 else ("eager", 0, 1))
+        assert all("every step runs eagerly, not by compile" in line for line in said)
+
+    @pytest.mark.parametrize("arch", ["xl", "rsa-xl", "brt", "transformer", "lstm"])
+    def test_every_architecture_settles(self, arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+        model = language_model(arch, VOCABULARY, **SHAPES[arch])
+        settings = replace(SETTINGS, arch=arch, speed="compile")
+        assert Stepper(model, Lanes(stream(3 * 8 * 6 + 1), 3, 8), settings).speed == "compile"
+
     @pytest.mark.gpu
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
     @pytest.mark.parametrize("arch", ["xl", "rsa-xl", "brt", "transformer"])
@@ -319,22 +352,7 @@ class TestSpeed:
 
 def losses_of(settings: ScratchSettings, ids: Tensor) -> list[float]:
     torch.manual_seed(0)
-    own: dict[str, dict[str, Any]] = {
-        "xl": TINY_XL,
-        "rsa-xl": TINY_XL | {"rsa.counts": (0, 1, 1, 0, 0, 0), "rsa.dilations": ()},
-        "brt": {
-            "layers": 2,
-            "width": 16,
-            "heads": 2,
-            "head_width": 8,
-            "inner": 32,
-            "block": 4,
-            "window": 8,
-            "states": 4,
-        },
-        "transformer": {"layers": 2, "width": 16, "heads": 2, "head_width": 8, "inner": 32},
-    }
-    shape = {**own[settings.arch], "target_length": settings.length, "dropout": 0.0}
+    shape = {**SHAPES[settings.arch], "target_length": settings.length, "dropout": 0.0}
     model = language_model(settings.arch, VOCABULARY, **shape).to(ids.device)
     return [point["loss"] for point in fit(model, ids, settings).progress.training]
 
@@ -347,7 +365,10 @@ class TestSettings:
             {"length": 0},
             {"clip": -0.1},
             {"eval_batch": 0},
+            {"eval_length": 0},
             {"learning_rate": 0.0},
+            {"recurrence_learning_rate": 0.0},
+            {"recurrence_learning_rate": 1e-2},
             {"schedule": "cyclic"},
             {"speed": "fast"},
             {"seed": 2**32},
@@ -369,6 +390,30 @@ class TestSettings:
             one = replace(settings, schedule=schedule)
             assert [one.rate(step) for step in range(6)] == pytest.approx(expected)
 
+    @pytest.mark.parametrize("arch", ["xl", "brt", "lstm", "gru", "transformer"])
+    def test_a_rate_for_a_recurrence_that_is_not_there(self, arch: str) -> None:
+        with pytest.raises(UserError, match=f"rsa-xl, rsa-brt, rsa: {arch} has none, so leave it out"):
+            replace(SETTINGS, arch=arch, recurrence_learning_rate=1e-2)
+
+    @pytest.mark.parametrize(
+        ("changed", "symbols", "vocabulary", "remembered", "lanes"),
+        [
+            ({}, 5_000_000, 204, 512, 88),  # four times the symbols of a training step
+            ({}, 500_000, 204, 512, 48),  # each of 20 memories and more
+            ({}, 20_000, 204, 512, 22),  # as in training
+            ({}, 500_000, 204, None, 48),
+            ({}, 5_000_000, 50_000, 512, 22),
+            ({"eval_length": 80}, 5_000_000, 204, 2_100, 119),
+            ({"eval_length": 2_048}, 5_000_000, 204, 512, 22),
+            ({"eval_batch": 7}, 5_000_000, 204, 512, 7),
+        ],
+    )
+    def test_lanes_of_scoring(
+        self, changed: dict[str, Any], symbols: int, vocabulary: int, remembered: int | None, lanes: int
+    ) -> None:
+        settings = ScratchSettings(out="", arch="xl", data="", **changed)
+        assert settings.scoring_lanes(symbols, vocabulary, remembered) == lanes
+
     def test_the_curve_is_thinned(self) -> None:
         assert [replace(SETTINGS, steps=steps).log_steps for steps in (1, 500, 501, 20_000)] == [1, 1, 2, 40]
 
@@ -383,3 +428,45 @@ def test_the_learning_rate_of_the_optimiser_is_that_of_the_step() -> None:
     stepper = Stepper(model, Lanes(stream(200), 3, 8), settings)
     stepper(2)
     assert stepper.optimizer.param_groups[0]["lr"] == pytest.approx(0.75 * settings.learning_rate)
+
+
+def test_a_recurrence_may_have_a_learning_rate_of_its_own() -> None:
+    """Adam's first step moves each weight by its learning rate, whatever the gradient."""
+    settings = replace(SETTINGS, arch="rsa-xl", learning_rate=1e-3, recurrence_learning_rate=2e-2, warmup_steps=4)
+    model = language_model("rsa-xl", VOCABULARY, **SHAPES["rsa-xl"])
+    before = {name: value.detach().clone() for name, value in model.named_parameters()}
+    Stepper(model, Lanes(stream(200), 3, 8), settings)(0)
+    moved = {name: (value - before[name]).abs() for name, value in model.named_parameters() if value.numel()}
+    for recurrent, rate in ((True, 0.25 * 2e-2), (False, 0.25 * 1e-3)):
+        assert max(
+            one.max().item() for name, one in moved.items() if ("encoding" in name) == recurrent
+        ) == pytest.approx(rate, rel=1e-2)
+
+
+def test_what_an_earlier_run_left_is_collected_before_memory_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Earlier:
+        def __init__(self) -> None:
+            self.itself = self
+
+    left = weakref.ref(Earlier())
+    there: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: there.append(left()))
+    scratch._forget_peak(torch.device("cuda"))
+    assert there == [None]
+
+
+@pytest.mark.parametrize(
+    ("precision", "device", "expected"), [("auto", "cuda", "high"), ("fp32", "cuda", None), ("auto", "cpu", None)]
+)
+def test_the_precision_of_products_is_set_for_a_while_alone(precision: str, device: str, expected: str | None) -> None:
+    before = torch.get_float32_matmul_precision()
+    seen: list[str] = []
+
+    def fail_inside() -> None:
+        with stepping.matmul_context(precision, torch.device(device)):
+            seen.append(torch.get_float32_matmul_precision())
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail_inside()
+    assert (seen, torch.get_float32_matmul_precision()) == ([expected or before], before)

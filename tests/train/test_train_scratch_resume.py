@@ -4,6 +4,7 @@ import json
 import signal
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from safetensors.torch import load_file
 from recurrify import UserError
 from recurrify.jobs.scratch import score_run, score_stream, stream_for, train_scratch
 from recurrify.models.language import load_language_model
+from recurrify.train import scratch
 from recurrify.train.scratch import TRAINING_FILE
 from recurrify.train.scratch_settings import ScratchSettings
 from recurrify.train.stepping import Stepper
@@ -21,6 +23,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "xl": {"layers": 2, "width": 16, "heads": 2, "head_width": 8, "inner": 32, "memory_length": 12, "dropout": 0.3},
     "lstm": {"layers": 2, "width": 16, "dropout": 0.3},
 }
+SHAPES["rsa-xl"] = SHAPES["xl"] | {"rsa.counts": (0, 1, 1, 0, 0, 0), "rsa.dilations": ()}
 
 
 @pytest.fixture(scope="module")
@@ -61,10 +64,11 @@ def assert_same_end(one: Path, other: Path) -> None:
 
 @pytest.mark.parametrize("arch", SHAPES)
 def test_stopped_after_every_step(arch: str, text: Path, tmp_path: Path) -> None:
-    whole = train(settings(text, tmp_path / "whole", arch))
+    own = {"recurrence_learning_rate": 3e-2} if arch == "rsa-xl" else {}
+    whole = train(settings(text, tmp_path / "whole", arch, **own))
     # The second epoch begins on the way.
     assert whole["stream_symbols"]["train"] // (16 * 40) == 6
-    in_pieces = settings(text, tmp_path / "pieces", arch, max_minutes=1e-9)
+    in_pieces = settings(text, tmp_path / "pieces", arch, max_minutes=1e-9, **own)
     for step in range(1, 11):
         result = train(in_pieces)
         assert (result["finished"], result["steps"]) == (False, step)
@@ -95,6 +99,71 @@ def test_ctrl_c(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert any("from step 5" in line for line in said)
     assert_same_end(tmp_path / "run", tmp_path / "whole")
     assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.fixture
+def saved_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    steps: list[int] = []
+    real = scratch._save
+
+    def save(folder: Path, run: scratch.Run) -> None:
+        steps.append(run.progress.step)
+        real(folder, run)
+
+    monkeypatch.setattr(scratch, "_save", save)
+    return steps
+
+
+@pytest.mark.parametrize(("seconds_of_a_step", "expected"), [(0.0, [11]), (80.0, [4, 8, 11]), (400.0, [*range(1, 12)])])
+def test_saved_by_the_clock_not_at_validations(
+    seconds_of_a_step: float,
+    expected: list[int],
+    saved_steps: list[int],
+    text: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+    real = Stepper.__call__
+
+    def slow(self: Stepper, step: int) -> torch.Tensor:
+        nonlocal now
+        now += seconds_of_a_step
+        return real(self, step)
+
+    monkeypatch.setattr(Stepper, "__call__", slow)
+    monkeypatch.setattr(scratch, "time", SimpleNamespace(monotonic=lambda: now))
+    result = train(settings(text, tmp_path / "run", valid_every=16 * 40 * 2))
+    assert [entry["step"] for entry in result["history"]["validation"]] == [2, 4, 6, 8, 10, 11]
+    assert saved_steps == expected
+
+
+@pytest.mark.parametrize("saved", [None, 5], ids=["before anything was saved", "after step 5"])
+def test_a_killed_run_goes_on_from_what_was_saved_last(
+    saved: int | None, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Validated at steps 4 and 8 and killed in the 10th: what came after the checkpoint is done again."""
+    train(settings(text, tmp_path / "whole"))
+    run, said = settings(text, tmp_path / "run"), []
+    real = Stepper.__call__
+
+    class KilledError(Exception):
+        pass
+
+    def killed(self: Stepper, step: int) -> torch.Tensor:
+        if step == 9:
+            raise KilledError
+        return real(self, step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Stepper, "__call__", killed)
+        patch.setattr(scratch.Run, "is_due", property(lambda self: self.progress.step == saved))
+        with pytest.raises(KilledError):
+            train(run)
+    train(run, said)
+    where = "from the start: nothing was saved yet" if saved is None else f"from step {saved}"
+    assert any(where in line for line in said)
+    assert_same_end(tmp_path / "run", tmp_path / "whole")
 
 
 def test_a_finished_run_is_left_alone_and_other_settings_are_refused(text: Path, tmp_path: Path) -> None:
@@ -149,6 +218,28 @@ def test_other_settings_in_evaluation(text: Path, tmp_path: Path) -> None:
     assert found.loss == pytest.approx(other["test"]["loss"], rel=1e-6)
     again = score_run(tmp_path / "other", str(text), show_progress=False)
     assert again["loss"] == pytest.approx(other["test"]["loss"], rel=1e-6)
+
+
+def test_segments_of_another_length_in_evaluation(text: Path, tmp_path: Path) -> None:
+    result = train(settings(text, tmp_path / "run", steps=3, eval_length=8))
+    stream = stream_for(tmp_path / "run", str(text))
+    expected = {length: score_stream(tmp_path / "run", stream, batch=2, length=length).loss for length in (8, 20, 40)}
+    assert len(set(expected.values())) == 3
+    assert (result["test"]["loss"], result["test"]["length"]) == (pytest.approx(expected[8], rel=1e-6), 8)
+    for asked, length in ((None, 8), (20, 20)):
+        found = score_run(tmp_path / "run", str(text), length=asked, show_progress=False)
+        assert (found["loss"], found["length"]) == (pytest.approx(expected[length], rel=1e-6), length)
+
+
+def test_a_long_text_is_scored_in_more_lanes_than_it_was_trained_in(text: Path, tmp_path: Path) -> None:
+    result = train(settings(text, tmp_path / "run", batch=1, length=10, steps=2, eval_batch=None))
+    assert (result["stream_symbols"]["test"] < 2 * 20 * 12, result["test"]["lanes"]) == (True, 1)
+    found = score_run(tmp_path / "run", str(text), "all", show_progress=False)
+    stream = stream_for(tmp_path / "run", str(text), "all")
+    by_lanes = {lanes: score_stream(tmp_path / "run", stream, batch=lanes, length=10).loss for lanes in (1, 4)}
+    assert (found["lanes"], found["symbols"]) == (4, len(stream.ids) - 1)
+    assert found["loss"] == pytest.approx(by_lanes[4], rel=1e-6)
+    assert found["loss"] == pytest.approx(by_lanes[1], rel=1e-3)
 
 
 def test_a_run_is_scored_as_it_scored_itself_and_a_model_alone_in_one_lane(text: Path, tmp_path: Path) -> None:

@@ -12,6 +12,16 @@ from torch import Tensor, nn
 from recurrify.attention.config import RSAConfig
 
 
+def recurrence_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """Gates, decays and angles."""
+    return [
+        parameter
+        for module in model.modules()
+        if isinstance(module, RecurrenceEncoding)
+        for parameter in module.parameters()
+    ]
+
+
 class Kernel(NamedTuple):
     """What the REMs of one layer are made of; every tensor has shape (R,).
 
@@ -60,13 +70,17 @@ class RecurrenceEncoding(nn.Module):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """|η| and ν from U(1, 2), η with a random sign; the angles evenly over (0, π/2), so π/4 when there is one."""
+        # Those made beside a layer's other weights leave the common generator where it was, so that a model starts with
+        # the same other weights as its twin without recurrence. A subclass may be made for one layer after the other
+        # with nothing drawn in between: from a generator that stands still all layers would get the same.
+        generator = _generator_apart(self.mu.device) if type(self) is RecurrenceEncoding else None
         if self.config.gate_start is None:
-            self.mu.uniform_(-3, 3)
+            self.mu.uniform_(-3, 3, generator=generator)
         else:
             self.mu.fill_(self.config.gate_start)
-        random_signs = torch.randint_like(self.eta, 2) * 2 - 1
-        self.eta.uniform_(1, 2).mul_(random_signs)
-        self.nu.uniform_(1, 2)
+        random_signs = torch.empty_like(self.eta).random_(2, generator=generator) * 2 - 1
+        self.eta.uniform_(1, 2, generator=generator).mul_(random_signs)
+        self.nu.uniform_(1, 2, generator=generator)
         angles = len(self.theta)
         self.theta.copy_(torch.arange(1, angles + 1) * (math.pi / 2) / (angles + 1))
 
@@ -98,3 +112,13 @@ class RecurrenceEncoding(nn.Module):
 
     def extra_repr(self) -> str:
         return f"heads={self.config.heads}, counts={self.config.counts}, dilations={self.config.dilations}"
+
+
+def _generator_apart(device: torch.device) -> torch.Generator | None:
+    """Seeded with what the device's common generator would draw next, which does not move; None where there is none."""
+    if device.type not in ("cpu", "cuda"):
+        return None
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        # A copy of the generator would repeat the numbers that the next weights are made of.
+        seed = int(torch.randint(2**63 - 1, (), device=device))
+    return torch.Generator(device).manual_seed(seed)

@@ -12,7 +12,14 @@ from recurrify.console import out_console, progress_bar, say, show_table
 from recurrify.data.probes import SYMBOL_PROBES, symbol_probe
 from recurrify.data.probes_text import TEXT_PROBES, text_probe
 from recurrify.errors import UserError
-from recurrify.jobs.probing import SYMBOLS_WINDOW, SymbolTraining, TextProbing, probe_model, probe_training
+from recurrify.jobs.probing import (
+    SCRATCH_SIZES,
+    SYMBOLS_WINDOW,
+    SymbolTraining,
+    TextProbing,
+    probe_model,
+    probe_training,
+)
 from recurrify.report.probe_page import PAGE, PICTURE, probe_tables, write_probe_page
 from recurrify.results import load_result, save_result
 
@@ -39,6 +46,10 @@ app = typer.Typer(
 
 def _training(text: str, name: str | None = None) -> Any:
     return typer.Option(*(() if name is None else (name,)), help=text, rich_help_panel="Training")
+
+
+def _of_scratch(what: str, name: str) -> Any:
+    return _training(f"{what} of a model from scratch, not with --model; default: {SCRATCH_SIZES[name]}.")
 
 
 Tasks = Annotated[
@@ -100,9 +111,9 @@ def train(
     windows: Annotated[int, _training("The farthest distance of training, in windows.")] = SymbolTraining.windows,
     distances: Distances = "1,2,5,10,20,50,100",
     examples: Examples = SymbolTraining.examples,
-    layers: Annotated[int, _training("Layers of a model from scratch.")] = SymbolTraining.layers,
-    width: Annotated[int, _training("Width of a model from scratch.")] = SymbolTraining.width,
-    heads: Annotated[int, _training("Attention heads of a model from scratch.")] = SymbolTraining.heads,
+    layers: Annotated[int | None, _of_scratch("Layers", "layers")] = None,
+    width: Annotated[int | None, _of_scratch("Width", "width")] = None,
+    heads: Annotated[int | None, _of_scratch("Attention heads", "heads")] = None,
     steps: Annotated[int, _training("Updates of the weights.")] = SymbolTraining.steps,
     batch: Annotated[int, _training("Sequences in a step.")] = SymbolTraining.batch,
     learning_rate: Annotated[float, _training("At its height.")] = SymbolTraining.learning_rate,
@@ -153,6 +164,9 @@ def page(
     for path, result in zip(results, found, strict=True):
         if result.get("kind") != "probe":
             raise UserError(f"{path} is not the result of a probe: give what `recurrify probe` saved.")
+        tasks = result.get("tasks")
+        if not (tasks and isinstance(tasks, list) and all(isinstance(task, dict) for task in tasks)):
+            raise UserError(f"{path} holds no tasks, so there is nothing to show: give what `recurrify probe` saved.")
     _show(found, out)
 
 

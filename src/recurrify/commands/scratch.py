@@ -15,7 +15,18 @@ from recurrify.results import provenance, save_result
 from recurrify.train.scratch_settings import ScratchSettings
 
 SETTINGS = {entry.name for entry in fields(ScratchSettings)}
-ONLY_HERE = ("symbols", "steps", "length", "clip", "weight_decay", "eval_batch", "eval_settings", "speed")
+ONLY_HERE = (
+    "symbols",
+    "steps",
+    "length",
+    "clip",
+    "weight_decay",
+    "recurrence_learning_rate",
+    "eval_batch",
+    "eval_length",
+    "eval_settings",
+    "speed",
+)
 OPTION_OF = {"settings": "--set", "eval_settings": "--eval-set"}
 INSTEAD = {"compile": "--speed", "epochs": "--steps", "max_tokens": "--steps", "windows": "--length"}
 """What does the same here as an option of fine-tuning."""
@@ -66,6 +77,8 @@ def is_evaluated_from_scratch(context: typer.Context) -> bool:
     models = context.params["models"]
     own = [name for name in models if is_scratch(name)]
     if not own:
+        if "eval_length" in _named(context):
+            raise UserError("`--eval-length` is for models from scratch: leave it out, or use --window.")
         return False
     if len(own) < len(models):
         other = next(name for name in models if name not in own)
@@ -89,6 +102,7 @@ def evaluate_architectures(context: typer.Context) -> None:
             split,
             text_field=asked["text_field"],
             lanes=_named(context).get("rows"),
+            length=asked["eval_length"],
             device=asked["device"],
         )
         for name in asked["models"]
@@ -96,7 +110,7 @@ def evaluate_architectures(context: typer.Context) -> None:
     for one in found:
         typer.echo(f"{one['model']} ({one['arch']}): {_scored(one, one['unit'])}")
     if asked["out"] is not None:
-        config = {name: asked[name] for name in ("models", "data", "split", "rows", "device")}
+        config = {name: asked[name] for name in ("models", "data", "split", "rows", "eval_length", "device")}
         save_result(asked["out"], {"kind": "scratch-evaluation", "rows": found, "provenance": provenance(config)})
         say(f"saved {asked['out']}")
 

@@ -27,6 +27,8 @@ SEAM = 16
 """Tokens on either side of where two pieces meet that are looked at once more."""
 MOST_PIECES = 16_000
 """A million tokens: enough for a thousand windows of a thousand tokens."""
+MOST_TOKENS = 2**24
+"""Of one text: several are in memory at once, and larger ones take any model hours to read."""
 THINGS = [
     "walrus",
     "lantern",
@@ -124,6 +126,7 @@ class TextProbe(ABC):
         texts and the number of this one."""
         if distance < 0:
             raise UserError(f"A distance counts windows and cannot be negative: got {distance}.")
+        check_length(distance, window)
         chance = np.random.default_rng([*seed, distance])
         story = self.draw(chance)
         facts = [_encode(tokenizer, fact) for fact in story.facts]
@@ -338,6 +341,16 @@ def text_probe(name: str) -> TextProbe:
     if name not in TEXT_PROBES:
         raise UserError(f"There is no probe {name!r}: there are {', '.join(TEXT_PROBES)}.")
     return TEXT_PROBES[name]()
+
+
+def check_length(distance: int, window: int) -> None:
+    """Refuse a text that is too long to be made."""
+    tokens = (distance + 1) * window
+    if tokens > MOST_TOKENS:
+        raise UserError(
+            f"A text that asks at a distance of {distance:,} windows of {window} has {tokens:,} tokens, but a probe's "
+            f"texts have at most {MOST_TOKENS:,}: choose smaller distances or windows."
+        )
 
 
 def clean_filler(documents: Iterable[np.ndarray], tokenizer: "PreTrainedTokenizerBase", probe: TextProbe) -> Filler:

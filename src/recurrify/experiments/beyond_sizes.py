@@ -1,7 +1,7 @@
 """What goes beyond the papers, by size: which mechanisms at which sizes, how many tokens, which rotary model.
 
 Tokens of the small size, each run's own training tokens added up (16 M on books, 6 M on wiki text; scores come on top):
-`mechanisms` 911 M (75 M of them choose learning rates), `starts` 225 M, `frozen` 171 M, `tokens` 516 M, in all 1.82 G, at
+`mechanisms` 911 M (75 M of them choose learning rates), `starts` 225 M, `frozen` 171 M, `tokens` 516 M: 1.82 G, at
 0.8 to 1.2 M tokens per second side by side on one H200. Before them come the base, 100 M, learning rates of the
 paper's kinds, 45 M, and the choice of the best mechanism, 15 M. Rows of plain windows, the paper's carry and the best
 tail are those of `table1` and `table2`: where these have been run before, 198 M less. `unfamiliar` and `rotary` are

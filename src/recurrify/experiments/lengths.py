@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -104,6 +105,12 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@cache
+def short_memory_level(task: str, length: int, memory: int) -> float:
+    """As the task has it; every model's rows want the same, and for some tasks it takes a second."""
+    return rule_task(task).short_memory_level(length, memory)
 
 
 @dataclass(frozen=True)
@@ -228,6 +235,7 @@ class Contest:
                     "per_seed": right,
                     "answers": first["test"][str(length)]["answers"],
                     "chance": rule_task(self.task).chance_level(length),
+                    "short_memory": short_memory_level(self.task, length, self.study.training_length),
                 }
             )
         return rows, [f"{self.name}, seed {seed}" for seed in seeds if seed not in found]

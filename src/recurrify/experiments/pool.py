@@ -25,6 +25,8 @@ def do_units(units: Sequence[Unit], jobs: int, say: Say, deadline: float | None 
         say(f"{len(units) - len(waiting)} of {len(units)} runs are finished already")
     if not waiting:
         return Outcome(True, [])
+    if deadline is not None and time.monotonic() > deadline:
+        return Outcome(False, [])  # before anything is tokenized for nothing
     if jobs > 1:
         tokenize_once(waiting, say)
         say(f"{len(waiting)} runs, {jobs} at a time; each writes a log in {waiting[0].folder / 'logs'}")

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +12,46 @@ from recurrify.experiments import published
 from recurrify.experiments.catalogue import EXPERIMENTS, KINDS, Experiment, Stage, experiment_named
 from recurrify.experiments.lab import CHOICE, VARIANTS, Lab, chosen_rates
 from recurrify.experiments.pool import Outcome
+from recurrify.experiments.scratch import LEAST_MINUTES
 from recurrify.experiments.unit import Unit
 from recurrify.experiments.variants import candidate_units
 from recurrify.recurrence import CarryConfig
 from recurrify.results import load_result, provenance, save_result
 
 STOPPED = "stopped before the end: the same command goes on from here"
+FROM_KEPT_RUNS = ("scratch", "lengths")
+"""Layouts whose rows keep runs of their own and look for missing ones; others that are measured alone begin anew."""
 
 
 def run_experiments(names: Sequence[str], lab: Lab) -> list[Path]:
-    """Run what is not finished and write one result file for each experiment, its missing rows named."""
+    """Run what is not finished and write one result file for each experiment, its missing rows named.
+
+    After Ctrl-C nothing more is begun: the rows that exist are written and the `KeyboardInterrupt` goes on up.
+    """
     chosen = [experiment_named(name) for name in names]
     started = time.time()
     for source in filter(None, (lab.books, lab.wiki)):
         load_documents(source, "valid", limit=1)  # a wrong name is told now, not after an hour
-    if any(experiment.after >= Stage.BASE for experiment in chosen) and not lab.make_base():
+    written: list[Path] = []
+    try:
+        finished = _prepare(chosen, lab, started) and _run(chosen, lab, started, written)
+    except KeyboardInterrupt:
+        for failure in lab.failures:
+            lab.say(failure)
         lab.say(STOPPED)
-        return []
+        raise
+    if not finished:
+        lab.say(STOPPED)
+    _check(Outcome(True, lab.failures))
+    return written
+
+
+def _prepare(chosen: Sequence[Experiment], lab: Lab, started: float) -> bool:
+    """The base, the learning rates and the best mechanism, as far as they are needed; False when time ran out."""
+    if any(experiment.after >= Stage.BASE for experiment in chosen) and not lab.make_base():
+        if _has_time(lab):
+            raise KeyboardInterrupt  # what else may have stopped it
+        return False
     if any(experiment.after >= Stage.RATES for experiment in chosen):
         # Finished runs are only looked at; what was chosen is worked out anew, in case the candidates have changed.
         units = EXPERIMENTS[CHOICE].units(lab)
@@ -35,8 +59,7 @@ def run_experiments(names: Sequence[str], lab: Lab) -> list[Path]:
         choice = lab.finish(units)
         _check(choice)
         if not choice.finished:
-            lab.say(STOPPED)
-            return []
+            return False
         _write(EXPERIMENTS[CHOICE], lab, started)
         lab.rates = {}  # as they stand in the file now
         lab.say("learning rates: " + ", ".join(f"{kind} {lab.learning_rate(kind):g}" for kind in KINDS))
@@ -46,24 +69,51 @@ def run_experiments(names: Sequence[str], lab: Lab) -> list[Path]:
         choice = lab.finish(EXPERIMENTS[VARIANTS].units(lab) if every else candidate_units(lab))
         if not all(unit.is_finished() for unit in candidate_units(lab)):
             _check(choice)  # others may fail without stopping what does not need them
-            lab.say(STOPPED)
-            return []
+            return False
         _write(EXPERIMENTS[VARIANTS], lab, started)
-    outcome = lab.finish([unit for experiment in chosen for unit in experiment.units(lab)])
-    written = []
+    return True
+
+
+def _run(chosen: Sequence[Experiment], lab: Lab, started: float, written: list[Path]) -> bool:
+    """Every run, then every result file, whose path is added to `written`; False when time ran out before the end."""
+    try:
+        units_done = lab.finish([unit for experiment in chosen for unit in experiment.units(lab)]).finished
+    except KeyboardInterrupt:
+        for experiment in chosen:
+            _write_what_exists(experiment, lab, started)
+        raise
+    finished = units_done
     for experiment in chosen:
         measured = lab.folder / f"{experiment.name}.json"
-        if experiment.alone and _is_measured(experiment.units(lab), measured):
+        if experiment.alone and _is_measured(experiment, lab, measured):
             lab.say(f"{experiment.name} was measured already: delete {measured} to measure again")
             written.append(measured)
-        elif outcome.finished or not experiment.alone:
+        elif experiment.alone and not units_done:
+            continue
+        elif _is_measured_at_once(experiment) and _time_is_up(lab):
+            lab.say(f"{experiment.name} was not begun: the time is up")
+            finished = False
+        else:
             lab.say(f"{experiment.name}: {experiment.title}")
-            written += _write(experiment, lab, started)
-    # Rows may have needed runs of their own.
-    if not outcome.finished or lab.stopped:
-        lab.say(STOPPED)
-    _check(Outcome(True, lab.failures))
-    return written
+            lab.stopped = False
+            try:
+                written += _write(experiment, lab, started)
+            except KeyboardInterrupt:
+                _write_what_exists(experiment, lab, started)
+                raise
+            if lab.stopped and _has_time(lab):
+                raise KeyboardInterrupt  # what else may have stopped it
+            finished = finished and not lab.stopped  # rows may have needed runs of their own
+    return finished
+
+
+def _time_is_up(lab: Lab) -> bool:
+    return lab.deadline is not None and time.monotonic() >= lab.deadline
+
+
+def _has_time(lab: Lab) -> bool:
+    """Whether so much is left that nothing has been stopped, or not begun, for want of it."""
+    return lab.deadline is None or time.monotonic() + 60 * LEAST_MINUTES < lab.deadline
 
 
 def _check(outcome: Outcome) -> None:
@@ -73,14 +123,33 @@ def _check(outcome: Outcome) -> None:
         )
 
 
-def _is_measured(units: Sequence[Unit], path: Path) -> bool:
-    return bool(units) and all(unit.run_file.is_file() and unit.is_newer(path) for unit in units)
+def _is_measured_at_once(experiment: Experiment) -> bool:
+    return experiment.alone and experiment.layout not in FROM_KEPT_RUNS
+
+
+def _is_measured(experiment: Experiment, lab: Lab, path: Path) -> bool:
+    units = experiment.units(lab)
+    if units or not _is_measured_at_once(experiment):
+        return bool(units) and all(unit.run_file.is_file() and unit.is_newer(path) for unit in units)
+    return path.is_file() and not load_result(path)["missing"]
+
+
+def _write_what_exists(experiment: Experiment, lab: Lab, started: float) -> None:
+    """The result file as after a deadline that has just passed: no run is begun for it, and nothing measured."""
+    if _is_measured_at_once(experiment):
+        return
+    try:
+        _write(experiment, replace(lab, deadline=time.monotonic()), started)
+    except UserError as error:  # such as learning rates that are not known yet
+        lab.say(str(error))
 
 
 def _write(experiment: Experiment, lab: Lab, started: float) -> list[Path]:
     """The result file, if there is anything to put into it."""
     rows, missing = experiment.rows(lab)
     path = lab.folder / f"{experiment.name}.json"
+    if missing and _time_is_up(lab):
+        lab.stopped = True
     if not rows:
         lab.say(f"nothing of {experiment.name} has been run yet: {len(missing)} rows are missing")
         return []

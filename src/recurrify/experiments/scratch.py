@@ -12,17 +12,21 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from recurrify.errors import UserError
 from recurrify.experiments.catalogue import Experiment, Rows, Stage, register
 from recurrify.experiments.lab import Lab
 from recurrify.jobs import RESULT_FILE, Say, train_scratch
-from recurrify.jobs.side_by_side import INTERRUPTED, Task, run_side_by_side
+from recurrify.jobs.side_by_side import INTERRUPTED, Outcome, Task, held_alone, run_side_by_side
 from recurrify.report.scratch_published import REPRODUCTION
 from recurrify.results import load_result, write_whole
 from recurrify.train.scratch_settings import ScratchSettings
 
 FOLDER = "scratch"
 """Below the size's own folder."""
+LEAST_MINUTES = 2.0
+"""With less time left no run of the protocol is begun: reading, compiling and scoring would take all of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +46,7 @@ class ScratchStudy:
     learning_rate: float = 2.5e-4
     """At its start; it falls to 0 along a cosine."""
     eval_batch: int | None = None
-    """Lanes in validation and test; None: as in training."""
+    """Lanes in validation and test; None: more than in training, as far as these stay long."""
     valid_every: int = 22_528_000
     """Symbols between two validations: 2,000 steps."""
     valid_tokens: int = 500_000
@@ -115,6 +119,11 @@ class ScratchRun:
         """Below the size's folder."""
         return f"{FOLDER}/{self.name}/{RESULT_FILE}"
 
+    @property
+    def least_minutes(self) -> float:
+        """Runs of fewer steps than the protocol's are smaller in everything, and begun later."""
+        return LEAST_MINUTES * min(1.0, self.settings.steps / ScratchStudy.steps)
+
     def result(self) -> dict[str, Any] | None:
         """What this very run left; one with other settings in its place is refused, never taken for it."""
         there = ScratchSettings.read(self.settings.out)
@@ -132,7 +141,7 @@ class ScratchRun:
         path = self.folder / "logs" / f"{FOLDER}-{self.name}.json"
         write_whole(path, json.dumps(self.settings.to_dict(), indent=1).encode())
         arguments = ("-c", "from recurrify.experiments.scratch import main; main()", str(path))
-        return Task(self.name, arguments, self.folder / "logs" / f"{FOLDER}-{self.name}.log")
+        return Task(self.name, arguments, self.folder / "logs" / f"{FOLDER}-{self.name}.log", self.least_minutes)
 
 
 def runs_of(lab: Lab, entrants: list[Entrant], study: ScratchStudy) -> list[ScratchRun]:
@@ -160,6 +169,10 @@ def runs_of(lab: Lab, entrants: list[Entrant], study: ScratchStudy) -> list[Scra
 def rows_of(runs: list[ScratchRun], lab: Lab) -> tuple[Rows, list[str]]:
     """Run what is missing; one row for each run, with its curves."""
     failed = _finish([run for run in runs if run.result() is None], lab)
+    names = {run.name for run in runs}
+    # A failure of another time counts no more: whatever was missing has been tried again.
+    others = [failure for failure in lab.failures if failure.split(" ended with ")[0] not in names]
+    lab.failures = others + failed
     found = [(run, run.result()) for run in runs]
     rows = [run.row(result) for run, result in found if result is not None]
     return rows, [*(run.name for run, result in found if result is None), *failed]
@@ -167,25 +180,39 @@ def rows_of(runs: list[ScratchRun], lab: Lab) -> tuple[Rows, list[str]]:
 
 def _finish(waiting: list[ScratchRun], lab: Lab) -> list[str]:
     """In this process or several side by side; returns a sentence for each run that failed."""
-    if lab.jobs == 1:
-        for run in waiting:
-            left = None if lab.deadline is None else (lab.deadline - time.monotonic()) / 60
-            if left is not None and left <= 0:
-                break
-            if not _train(replace(run.settings, max_minutes=left), run.name, lab.say):
-                break
-        return []
-    outcome = run_side_by_side([run.task() for run in waiting], lab.jobs, lab.say, lab.deadline)
+    if lab.jobs > 1:
+        outcome = run_side_by_side([run.task() for run in waiting], lab.jobs, lab.say, lab.deadline)
+    else:
+        outcome = _one_after_another(waiting, lab)
     for failure in outcome.failures:
         lab.say(failure)
+    lab.stopped = lab.stopped or not outcome.finished
     return outcome.failures
 
 
+def _one_after_another(waiting: list[ScratchRun], lab: Lab) -> Outcome:
+    """Until time is up; a run that fails does not stop the others."""
+    failures: list[str] = []
+    for run in waiting:
+        left = None if lab.deadline is None else (lab.deadline - time.monotonic()) / 60
+        if left is not None and left <= run.least_minutes:
+            return Outcome(False, failures)
+        try:
+            if not _train(replace(run.settings, max_minutes=left), run.name, lab.say):
+                return Outcome(False, failures)
+        except (UserError, torch.OutOfMemoryError) as error:
+            failures.append(f"{run.name} ended with {str(error).splitlines()[0]!r}")
+    return Outcome(True, failures)
+
+
 def _train(settings: ScratchSettings, name: str, say: Say, show_progress: bool = True) -> bool:
-    """Whether it reached its end."""
-    result = train_scratch(settings, lambda text: say(f"{name}: {text}"), show_progress)
+    """Whether it reached its end before its time was up."""
+    with held_alone(Path(settings.out)):
+        result = train_scratch(settings, lambda text: say(f"{name}: {text}"), show_progress)
     if result["finished"]:
         say(f"{name}: {result['test']['bits_per_symbol']:.4f} bits per {result['unit']} on the test part")
+    if result["interrupted"]:
+        raise KeyboardInterrupt  # so that nothing else is begun either
     return bool(result["finished"])
 
 

@@ -18,8 +18,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from recurrify.attention import RecurrenceEncoding
 from recurrify.attention.backends import leave_out_cudnn
+from recurrify.attention.encoding import recurrence_parameters
 from recurrify.capturing import capturable_optimizer, capture, on_side_stream, set_rate
 from recurrify.errors import UserError
 from recurrify.forecast.data import WindowedSeries
@@ -100,16 +100,6 @@ def learning_rate(settings: ForecastSettings, epoch: int) -> float:
     if settings.schedule == "cosine":
         return settings.learning_rate * 0.5 * (1 + math.cos(math.pi * epoch / settings.epochs))
     return settings.learning_rate
-
-
-def recurrence_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """Gates, decays and angles."""
-    return [
-        parameter
-        for module in model.modules()
-        if isinstance(module, RecurrenceEncoding)
-        for parameter in module.parameters()
-    ]
 
 
 class Step:

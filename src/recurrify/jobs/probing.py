@@ -13,7 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, get_cosine_schedule_with_w
 
 from recurrify.attention.backends import leave_out_cudnn
 from recurrify.data.probes import SymbolProbe, SymbolTexts, probe_stream, repetitions, symbol_probe, whole_distances
-from recurrify.data.probes_text import TEXT_PROBES, Filler, TextProbe, text_probe
+from recurrify.data.probes_text import TEXT_PROBES, Filler, TextProbe, check_length, text_probe
 from recurrify.errors import UserError
 from recurrify.evaluate import memory_cost
 from recurrify.evaluate.perplexity import evaluation_mode, recurrence_settings
@@ -30,6 +30,10 @@ SYMBOLS_WINDOW = 32
 """Symbols in a window, unless asked otherwise."""
 FEWEST_TWICE = 4
 """Symbols of a window in which a stretch of two can be said twice."""
+SCRATCH_SIZES = {"layers": 4, "width": 64, "heads": 4}
+"""Of a model from scratch, unless asked otherwise."""
+MOST_SYMBOLS = 2**28
+"""Of the sequences that are made at once: with their targets they take four GiB."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,10 +65,11 @@ def probe_model(settings: TextProbing, say: Say, bar: Bar, device: str = "auto",
     started = time.time()
     model, tokenizer = load_model(settings.model)
     model = model.to(pick_device(device))
-    documents, checksum = _haystack(settings, tokenizer, say)
     found = []
     with evaluation_mode(model), recurrence_settings(model, settings.window, 0):
         window = model.recurrence.window
+        check_length(max(settings.distances), window)  # before the haystack is read, which may take long
+        documents, checksum = _haystack(settings, tokenizer, say)
         for name in settings.tasks:
             probe = text_probe(name)
             filler = probe.filler(documents, tokenizer)
@@ -143,9 +148,10 @@ class SymbolTraining:
     """What is tested, in windows."""
     examples: int = 200
     """Sequences at each tested distance."""
-    layers: int = 4
-    width: int = 64
-    heads: int = 4
+    layers: int | None = None
+    """Of a model from scratch, like width and heads: None becomes what `SCRATCH_SIZES` says. A base has its own."""
+    width: int | None = None
+    heads: int | None = None
     steps: int = 3000
     batch: int = 64
     learning_rate: float = 1e-3
@@ -158,8 +164,9 @@ class SymbolTraining:
 
     def __post_init__(self) -> None:
         whole_distances(self.distances)
-        _at_least_one(self, "windows", "examples", "layers", "width", "heads", "steps", "batch")
-        if self.width % self.heads:
+        self._settle_sizes()
+        _at_least_one(self, "windows", "examples", "steps", "batch")
+        if self.width and self.heads and self.width % self.heads:
             raise UserError(f"`width` must be a multiple of `heads`: got width={self.width}, heads={self.heads}.")
         if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
             raise UserError(f"`learning_rate` must be a number above 0: got {self.learning_rate}.")
@@ -169,6 +176,33 @@ class SymbolTraining:
             raise UserError(f"`growth` is a share of the steps, from 0 to 1: got {self.growth}.")
         if self.repetitions < 0:
             raise UserError(f"`repetitions` is a number of steps, 0 for none: got {self.repetitions}.")
+
+    def _settle_sizes(self) -> None:
+        if self.model is None:
+            for name, usual in SCRATCH_SIZES.items():
+                if getattr(self, name) is None:
+                    object.__setattr__(self, name, usual)
+            _at_least_one(self, *SCRATCH_SIZES)
+            return
+        given = [f"{name}={getattr(self, name)}" for name in SCRATCH_SIZES if getattr(self, name) is not None]
+        if given:
+            raise UserError(
+                f"`layers`, `width` and `heads` are for a model from scratch, but {self.model!r} has its own: leave "
+                f"out {', '.join(given)}, or the model."
+            )
+
+    def check_amounts(self, window: int) -> None:
+        """Refuse more symbols than can be made at once."""
+        for name, farthest, count, counted in (
+            ("distances", max(self.distances), self.examples, "examples"),
+            ("windows", self.windows, self.batch, "batch"),
+        ):
+            symbols = count * (farthest + 1) * window
+            if symbols > MOST_SYMBOLS:
+                raise UserError(
+                    f"{counted}={count} sequences over {farthest:,} windows of {window} have {symbols:,} symbols, of "
+                    f"which at most {MOST_SYMBOLS:,} are made at once: choose smaller `{name}` or `{counted}`."
+                )
 
     def texts(self, step: int, probe: SymbolProbe, window: int) -> SymbolTexts:
         """What a step trains on, counted from 0 with the repetitions: new sequences of one distance."""
@@ -194,6 +228,7 @@ def probe_training(settings: SymbolTraining, say: Say, bar: Bar, device: str = "
             f"In windows of {model.recurrence.window} nothing can be said twice: take a --window of at least "
             f"{FEWEST_TWICE}, or --repetitions 0."
         )
+    settings.check_amounts(model.recurrence.window)
     settings.texts(settings.repetitions, probe, model.recurrence.window)  # a task that does not fit is refused now
     with bar(f"training on {probe.name}", settings.repetitions + settings.steps) as progress:
         curve = train_on_symbols(model, probe, settings, progress)
@@ -241,6 +276,7 @@ def model_for(settings: SymbolTraining, probe: SymbolProbe) -> RecurrentForCausa
         return model
     if wanted["mechanism"] == KVConfig.mechanism:
         check_rotary(GPT2Config())
+    assert settings.width is not None, "a model from scratch has its sizes"
     config = recurrence_config(wanted)
     if "neutral_start" in {one.name for one in fields(config)} and "neutral_start" not in wanted:
         # There is no trained base whose ways would have to be kept.

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,14 @@ from recurrify.results import provenance, save_result
 from recurrify.train.lanes import Lanes, Score, score_lanes
 from recurrify.train.scratch import TRAINING_FILE, Progress, ScratchOutcome, fit, saved_step
 from recurrify.train.scratch_settings import ScratchSettings
-from recurrify.train.stepping import chosen_speed, precision_context, uses_half
+from recurrify.train.stepping import (
+    chosen_speed,
+    matmul_context,
+    matmul_precision,
+    precision_context,
+    remembered,
+    uses_half,
+)
 
 
 def train_scratch(settings: ScratchSettings, say: Say, show_progress: bool = True) -> dict[str, Any]:
@@ -52,20 +59,20 @@ def train_scratch(settings: ScratchSettings, say: Say, show_progress: bool = Tru
     settings.write()
     model.to(device)
     leave_out_cudnn()
-    if device.type == "cuda" and settings.precision != "fp32":
-        torch.set_float32_matmul_precision("high")
     say(_describe(settings, model, data))
     valid_T = _on_device(data.streams["valid"], device)
     try:
-        with progress_bar("training", settings.steps) if show_progress else nullcontext() as tick:
+        shown = progress_bar("training", settings.steps) if show_progress else nullcontext()
+        with matmul_context(settings.precision, device), shown as tick:
             outcome = fit(
                 model,
                 ids_T,
                 settings,
-                lambda now: scorer(now, valid_T[: settings.valid_tokens]),
+                lambda now: scorer(now, valid_T[: settings.valid_tokens]).score,
                 out,
                 lambda entry: say(_describe_validation(entry, data.symbols.unit)),
                 tick,
+                say,
             )
     except (OSError, RuntimeError) as error:
         raise _explained(error, settings.out) from error
@@ -75,14 +82,14 @@ def train_scratch(settings: ScratchSettings, say: Say, show_progress: bool = Tru
             stream = _beginning(data.streams[part], settings.test_tokens)
             shown = progress_bar(f"scoring {part}", len(stream.ids)) if show_progress else nullcontext()
             with shown as tick:
-                score = scorer(model, _on_device(stream, device), tick)
-            result["validation" if part == "valid" else part] = described_score(score, stream)
+                found = scorer(model, _on_device(stream, device), tick)
+            result["validation" if part == "valid" else part] = found.described(stream)
         _leave(settings, model, data, out)
     else:
         say(f"stopped and saved after step {outcome.progress.step:,}: run the same command again to go on")
     result["provenance"] = provenance(
         settings.to_dict(), seed=settings.seed, data_checksum=data.checksum, started=started
-    )
+    ) | {"arithmetic": described_arithmetic(settings.precision, device)}
     if outcome.finished:
         save_result(out / RESULT_FILE, result)
         # What was kept for going on is taken away last.
@@ -103,7 +110,8 @@ def score_stream(
     where = pick_device(device)
     loaded = model if isinstance(model, nn.Module) else load_language_model(_model_folder(model))
     loaded, half = loaded.to(where).eval(), uses_half(precision, where)
-    return score_lanes(loaded, _on_device(stream, where), batch, length, lambda: precision_context(half, where))
+    with matmul_context(precision, where):
+        return score_lanes(loaded, _on_device(stream, where), batch, length, lambda: precision_context(half, where))
 
 
 def stream_for(run: str | Path, source: str, split: str = "test", *, text_field: str = "text") -> SymbolStream:
@@ -124,66 +132,95 @@ def score_run(
     *,
     text_field: str = "text",
     lanes: int | None = None,
+    length: int | None = None,
     device: str = "auto",
     show_progress: bool = True,
 ) -> dict[str, Any]:
     """A run's model on any text, read as the run read its own: in its lanes and segments, the state carried along, with
-    its `eval_settings`. A model whose run is gone reads in one lane; `lanes` asks for others."""
+    its `eval_settings`. A model whose run is gone reads in one lane. `lanes` and `length` ask for other lanes and other
+    segments."""
     where, folder = pick_device(device), _model_folder(run)
     model = load_language_model(folder).to(where)
     stream = stream_for(run, source, split, text_field=text_field)
     config: Any = model.config
     made = ScratchSettings.read(folder.parent) if folder.name == MODEL_FOLDER else None
-    settings = made or ScratchSettings(out="", arch=architecture_name(model), data=source, batch=1)
+    settings = made or ScratchSettings(out="", arch=architecture_name(model), data=source, eval_batch=1)
     if made is None:
         settings = replace(settings, length=getattr(config, "target_length", settings.length))
     precision = "fp32" if settings.precision == "fp32" else "auto"
-    settings = replace(settings, eval_batch=lanes or settings.eval_batch, precision=precision)
+    settings = replace(
+        settings,
+        eval_batch=lanes or settings.eval_batch,
+        eval_length=settings.eval_length if length is None else length,
+        precision=precision,
+    )
     scorer = Scorer(settings, config.vocabulary, model, where)
     shown = progress_bar(f"scoring {run}", len(stream.ids)) if show_progress else nullcontext()
     with shown as tick:
-        score = scorer(model, _on_device(stream, where), tick)
+        found = scorer(model, _on_device(stream, where), tick)
     unit = load_symbols(folder).unit
-    return {"model": str(run), "arch": architecture_name(model), "unit": unit, **described_score(score, stream)}
+    return {"model": str(run), "arch": architecture_name(model), "unit": unit, **found.described(stream)}
 
 
-def described_score(score: Score, stream: SymbolStream) -> dict[str, Any]:
-    """By symbol, which is what papers on enwik8 call a character, and by the characters and bytes that they spell."""
-    bits = score.nats / math.log(2)
+def described_arithmetic(precision: str, device: torch.device) -> dict[str, Any]:
+    """What `precision` came to on this machine."""
     return {
-        "symbols": score.symbols,
-        "loss": score.loss,
-        "bits_per_symbol": score.bits_per_symbol,
-        "bits_per_character": bits / stream.characters if stream.characters else None,
-        "bits_per_byte": bits / stream.bytes if stream.bytes else None,
-        "perplexity_per_symbol": score.perplexity,
+        "autocast": "bf16" if uses_half(precision, device) else None,
+        "float32_matmul": matmul_precision(precision, device),
     }
+
+
+class Scored(NamedTuple):
+    score: Score
+    lanes: int
+    length: int
+    """Of a segment."""
+
+    def described(self, stream: SymbolStream) -> dict[str, Any]:
+        """By symbol, which is what papers on enwik8 call a character, and by the characters and bytes they spell."""
+        score, bits = self.score, self.score.nats / math.log(2)
+        return {
+            "symbols": score.symbols,
+            "loss": score.loss,
+            "bits_per_symbol": score.bits_per_symbol,
+            "bits_per_character": bits / stream.characters if stream.characters else None,
+            "bits_per_byte": bits / stream.bytes if stream.bytes else None,
+            "perplexity_per_symbol": score.perplexity,
+            "lanes": self.lanes,
+            "length": self.length,
+        }
 
 
 class Scorer:
     """Scores streams with a model's weights, in the shape that `eval_settings` ask for."""
 
     def __init__(self, settings: ScratchSettings, vocabulary: int, model: nn.Module, device: torch.device) -> None:
-        self.settings, self.device = settings, device
+        self.settings, self.vocabulary, self.device = settings, vocabulary, device
         self.half = uses_half(settings.precision, device)
         self.other: nn.Module | None = None
         if settings.eval_settings:
+            if "target_length" in settings.eval_settings:
+                raise UserError("`target_length` is the length of a training segment: give --eval-length instead.")
             changed = settings.settings | settings.eval_settings
             self.other = _new_model(replace(settings, settings=changed), vocabulary)
             self._take_weights(model)
             self.other = self.other.to(device).eval()
 
-    def __call__(self, model: nn.Module, ids_T: Tensor, tick: Callable[[int], None] | None = None) -> Score:
+    def __call__(self, model: nn.Module, ids_T: Tensor, tick: Callable[[int], None] | None = None) -> Scored:
         if self.other is not None:
             self._take_weights(model)
-        return score_lanes(
-            model.eval() if self.other is None else self.other,
-            ids_T,
-            self.settings.eval_batch or self.settings.batch,
-            self.settings.length,
-            lambda: precision_context(self.half, self.device),
-            tick or (lambda symbols: None),
-        )
+        used = model.eval() if self.other is None else self.other
+        lanes = self.settings.scoring_lanes(len(ids_T), self.vocabulary, remembered(used))
+        with matmul_context(self.settings.precision, self.device):
+            score = score_lanes(
+                used,
+                ids_T,
+                lanes,
+                self.settings.scored_length,
+                lambda: precision_context(self.half, self.device),
+                tick or (lambda symbols: None),
+            )
+        return Scored(score, lanes, self.settings.scored_length)
 
     def _take_weights(self, model: nn.Module) -> None:
         assert self.other is not None

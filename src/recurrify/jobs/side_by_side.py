@@ -1,4 +1,4 @@
-"""Several processes side by side on one device: a log file for each, one end for all."""
+"""Several processes side by side on one device: a log file and a folder for each, one end for all."""
 
 import os
 import re
@@ -8,14 +8,21 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+try:
+    import fcntl
+except ImportError:  # not on Windows: there, nobody holds a folder
+    fcntl = None  # type: ignore[assignment]
+
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from recurrify.console import err_console
+from recurrify.errors import UserError
+from recurrify.jobs import ending_with_parent
 from recurrify.jobs.texts import Say
 
 INTERRUPTED = 130
@@ -27,6 +34,9 @@ NO_ROOM = ("out of memory", "ALLOC_FAILED", "mha_graph.execute")
 """What a log's last lines say where the device's memory was full; the last is how cuDNN's attention puts it."""
 LAST_LINES = 8
 """As many as CUDA's errors take with the advice behind them."""
+LOCK_FILE = ".training.lock"
+LOCK_SECONDS = 3.0
+"""How long a process that was killed may take to let go of its folder."""
 
 
 class Task(NamedTuple):
@@ -34,8 +44,10 @@ class Task(NamedTuple):
 
     name: str
     arguments: tuple[str, ...]
-    """What Python is called with."""
+    """What Python is called with: `-c`, the code, and what the code finds in `sys.argv`."""
     log: Path
+    least_minutes: float = 0.0
+    """With less than that before the deadline it is not begun."""
 
 
 class Outcome(NamedTuple):
@@ -71,7 +83,11 @@ def run_side_by_side(tasks: Sequence[Task], jobs: int, say: Say, deadline: float
                     stopped = True
                     break
                 while queue and len(running) < jobs:
-                    running.append(_start(queue.pop(0), jobs))
+                    task = queue.pop(0)
+                    if deadline is not None and time.monotonic() + 60 * task.least_minutes > deadline:
+                        stopped = True
+                    else:
+                        running.append(_start(task, jobs))
                 time.sleep(POLL_SECONDS)
                 for done in [one for one in running if one.process.poll() is not None]:
                     running.remove(done)
@@ -130,9 +146,11 @@ def _start(task: Task, jobs: int) -> _Running:
     task.log.parent.mkdir(parents=True, exist_ok=True)
     log = task.log.open("ab")
     earlier = log.tell()
+    option, *code = task.arguments
+    assert option == "-c", "only code can be watched"
     # A session of its own: Ctrl-C reaches this process, which then stops the others in order.
     process = subprocess.Popen(
-        [sys.executable, *task.arguments],
+        [sys.executable, ending_with_parent.__file__, str(os.getpid()), *code],
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=subprocess.STDOUT,
@@ -141,6 +159,39 @@ def _start(task: Task, jobs: int) -> _Running:
         env={"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs)), **os.environ},
     )
     return _Running(task, process, log, earlier)
+
+
+@contextmanager
+def held_alone(folder: Path) -> Iterator[None]:
+    """No other process that asks for it trains in `folder` meanwhile; the system lets go of what a killed one held."""
+    with _lock_file(folder) as file:
+        if file is not None and fcntl is not None:
+            _lock(file, folder)
+        yield
+
+
+def _lock_file(folder: Path) -> IO[bytes] | nullcontext[None]:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return (folder / LOCK_FILE).open("ab")
+    except OSError:  # the training that cannot write there tells it better
+        return nullcontext()
+
+
+def _lock(file: IO[bytes], folder: Path) -> None:
+    end = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError as error:
+            if time.monotonic() > end:
+                raise UserError(
+                    f"{str(folder)!r} is being trained by another process: wait for it or end it, then run this again."
+                ) from error
+            time.sleep(POLL_SECONDS)
+        except OSError:  # a file system without locks
+            return
 
 
 def _stop(running: Sequence[_Running]) -> None:

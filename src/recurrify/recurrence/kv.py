@@ -41,7 +41,8 @@ class KVConfig(RecurrenceConfig):
     """How many of a document's first positions all its windows look back at."""
     sliding: bool = False
     """Every position sees, beside the sinks, only as many of the last ones as a window has, itself among them. With
-    `keep` a window less one or more, and no sinks, that is sliding-window attention over the whole text."""
+    `keep` a window less one or more, and no sinks, that is sliding-window attention over the whole text; with fewer
+    kept, a window's first positions see fewer."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,13 +75,17 @@ class KV(Mechanism):
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.numbers = self.layers * 2 * heads * self.kept * size
 
+    def windows_changed(self, config: RecurrenceConfig) -> None:
+        assert isinstance(config, KVConfig)
+        self.config = config
+
     def slots(self) -> dict[int, int]:
         return dict.fromkeys(range(self.layers), self.kept)
 
     def slot_pairs(self, window: int) -> int:
         if not self.config.sliding:
             return super().slot_pairs(window)
-        last = sum(min(self.config.keep, max(self.config.window - 1 - place, 0)) for place in range(window))
+        last = sum(min(self.config.keep, window - 1 - place) for place in range(window))
         return self.layers * (window * self.config.sinks + last)
 
     def sees_slots(self, places: Tensor) -> Tensor | None:

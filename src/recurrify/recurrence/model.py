@@ -133,6 +133,8 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         self._check_fits(recurrence)
         self.recurrence = recurrence
         self.config.recurrence = recurrence.to_dict()
+        if self.mechanism is not None:
+            self.mechanism.windows_changed(recurrence)
 
     def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict | None = None, **_: Any) -> None:
         """Bottleneck checkpointing: only what passes between windows is kept."""

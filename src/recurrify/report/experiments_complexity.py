@@ -13,6 +13,7 @@ from recurrify.report import numbers
 from recurrify.report.experiments_blocks import Block, Fold, Paragraph, Plot, Plots, TableBlock
 from recurrify.report.experiments_data import Experiment, entries, facts, words
 from recurrify.report.experiments_plots import shown
+from recurrify.report.experiments_statement import listed
 from recurrify.report.plots import FAINT, Draw, Palette, dress, svg
 from recurrify.report.tables import Table
 
@@ -25,6 +26,9 @@ MEASURES = {
 }
 
 
+TOO_FEW = "too few sizes to fit"
+
+
 @dataclass(frozen=True)
 class GrowthRow:
     part: str
@@ -35,6 +39,16 @@ class GrowthRow:
     exponents: Mapping[str, Any]
     at: Mapping[str, Any]
     points: list[Mapping[str, Any]]
+    content: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        return f"{self.part} along {AXES[self.axis]}"
+
+    def left_out(self, measure: str) -> list[str]:
+        """Sizes too near to what launching alone takes."""
+        sizes = entries(facts(self.content.get("left_out")).get(measure))
+        return [numbers.count(size) for size in sizes]
 
     def exponent(self, measure: str) -> float | None:
         return numbers.finite(facts(self.exponents.get(measure)).get("exponent"))
@@ -57,6 +71,7 @@ def growth_rows(experiment: Experiment) -> list[GrowthRow]:
             exponents=facts(row.get("exponents")),
             at=facts(row.get("at")),
             points=[facts(point) for point in entries(row.get("points"))],
+            content=row,
         )
         for row in experiment.raw_rows
     ]
@@ -70,9 +85,10 @@ def complexity_blocks(experiment: Experiment) -> list[Block]:
     blocks: list[Block] = [TableBlock(exponent_table(rows))]
     if not any(row.known("peak_bytes") for row in rows):
         blocks.append(Paragraph("Memory was not measured: nobody counts it on a CPU.", "note"))
+    blocks += [Paragraph(told, "note") for told in (*_about_clocks(rows), *_about_floor(rows))]
     caption = (
         "Both scales logarithmic: a straight line is a power, its slope the exponent in the legend. Pale lines: fitted "
-        "through the larger sizes."
+        "through the larger sizes of those that are fitted."
     )
     plots = []
     for measure in MEASURES:
@@ -83,6 +99,40 @@ def complexity_blocks(experiment: Experiment) -> list[Block]:
                 plots.append(Plot(drawn, describe_growth(rows, measure, axis), caption))
     points = point_table(rows)
     return [*blocks, Plots(plots), Fold(f"All {len(points.rows)} measurements", [TableBlock(points)])]
+
+
+def _about_clocks(rows: Sequence[GrowthRow]) -> list[str]:
+    """By whose clock times were taken, where a GPU was there to be asked."""
+    by_device = [row for row in rows if row.content.get("clock") == "device"]
+    refused = [row for row in rows if words(row.content.get("not_captured"))]
+    told = []
+    if by_device:
+        told.append("Times are those of captured CUDA graphs by the device's clock, so that no launch is among them.")
+    if refused:
+        which = "; ".join(f"{row.name} ({words(row.content.get('not_captured'))})" for row in refused)
+        told.append(f"By the host's clock, launches included, since it could not be captured: {which}.")
+    return told
+
+
+def _about_floor(rows: Sequence[GrowthRow]) -> list[str]:
+    """The sizes that were measured and not fitted."""
+    times = next((times for row in rows if (times := facts(row.content.get("floor")).get("times"))), None)
+    left_out = [told for row in rows if (told := _left_out(row))]
+    if times is None:
+        return []
+    floor = f"{numbers.count(times)} times what the part takes for a single position, which is nearly all launching"
+    if not left_out:
+        return [f"Every size takes at least {floor}."]
+    return [f"Left out of the fits, since they take less than {floor}: {'; '.join(left_out)}."]
+
+
+def _left_out(row: GrowthRow) -> str:
+    both, forward = row.left_out("seconds"), row.left_out("forward_seconds")
+    floor = _milliseconds(facts(row.content.get("floor")).get("seconds"))
+    told = [f"{row.axis} = {listed(both)} (single position {floor} ms)"] if both else []
+    if forward and forward != both:
+        told.append(f"in the forward pass alone {row.axis} = {listed(forward)}")
+    return f"{row.name}, {', '.join(told)}" if told else ""
 
 
 def exponent_table(rows: Sequence[GrowthRow]) -> Table:
@@ -112,7 +162,7 @@ def _fixed_size(row: GrowthRow) -> str:
 def _fit(row: GrowthRow, measure: str) -> str:
     exponent = row.exponent(measure)
     if exponent is None:
-        return numbers.MISSING
+        return TOO_FEW if row.known(measure) else numbers.MISSING
     error = numbers.finite(facts(row.exponents.get(measure)).get("standard_error"))
     told = numbers.fixed(exponent, 2)
     return told if error is None else f"{told} ± {numbers.fixed(error, 2)}"
@@ -158,7 +208,7 @@ def _draw_growth(axes: Axes, rows: Sequence[GrowthRow], palette: Palette, *, mea
         slope = "" if exponent is None else f": {axis}^{exponent:.2f}"
         theory = "" if row.theoretical is None else f", in theory {axis}^{row.theoretical:.0f}"
         sizes, values = zip(*points, strict=True)
-        label = shown(f"{row.part}{slope}{theory}")
+        label = shown(f"{row.part}{_fixed_size(row) if row.at != found[0][1].at else ''}{slope}{theory}")
         axes.plot(sizes, values, line, marker=marker, color=colour, linewidth=1.5, markersize=4.5, label=label)
         fitted = points[-int(numbers.finite(facts(row.exponents.get(measure)).get("points")) or 0) :]
         if exponent is not None and len(fitted) > 1:
@@ -184,5 +234,8 @@ def _line(points: Sequence[tuple[float, float]], exponent: float) -> list[float]
 
 def describe_growth(rows: Sequence[GrowthRow], measure: str, axis: str) -> str:
     title = MEASURES[measure][0]
-    told = [f"{row.part}: exponent {_fit(row, measure)}" for _, row in _along(rows, measure, axis)]
+    told = [
+        f"{row.part}: {'exponent ' if row.exponent(measure) is not None else ''}{_fit(row, measure)}"
+        for _, row in _along(rows, measure, axis)
+    ]
     return f"Plot of {title.lower()} against {AXES[axis]}, both on logarithmic scales. {'; '.join(told)}."

@@ -13,7 +13,7 @@ from recurrify.report.experiments_data import Experiment, entries, names, words
 from recurrify.report.experiments_plots import shown
 from recurrify.report.experiments_statement import listed
 from recurrify.report.experiments_tables import Linker
-from recurrify.report.plots import Palette, dress, svg
+from recurrify.report.plots import FAINT, Palette, dress, svg
 from recurrify.report.tables import Table
 
 TASKS = {"parity": "Parity", "counting": "Modular counting", "dyck": "Dyck-2", "copying": "Copying"}
@@ -50,6 +50,8 @@ class LengthRow:
     accuracy: float
     spread: float | None
     chance: float | None
+    short_memory: float | None
+    """What the last symbols alone allow, as many as the longest of training."""
     trained_to: int | None
     seeds: int
     content: Mapping[str, Any]
@@ -71,6 +73,7 @@ def length_rows(experiment: Experiment) -> list[LengthRow]:
                 accuracy=accuracy,
                 spread=numbers.finite(row.get("spread")),
                 chance=numbers.finite(row.get("chance")),
+                short_memory=numbers.finite(row.get("short_memory")),
                 trained_to=None if trained is None else int(trained),
                 seeds=len(entries(row.get("seeds"))),
                 content=row,
@@ -88,6 +91,8 @@ def length_blocks(experiment: Experiment, linker: Linker) -> list[Block]:
         "Right answers among the last of each sequence, in copying among all of a copy; mean over seeds, bars: their "
         "standard deviation. Dashed: the best constant guess. Points are nudged sideways."
     )
+    if _short_sight(rows) is not None:
+        caption += f" Pale: the best guess from the {_short_sight(rows)}."
     plots = [
         Plot(drawn, describe_accuracy(task, own), caption)
         for number, (task, own) in enumerate(by_task.items())
@@ -98,6 +103,7 @@ def length_blocks(experiment: Experiment, linker: Linker) -> list[Block]:
         TableBlock(
             accuracy_table(rows), [linker.files([], names(own[0].content.get("files"))) for own in _lines(rows)]
         ),
+        *_about_short_sight(rows),
         Plots(plots),
         Fold("How large the models are, and how they read", [_about_rates(rows), TableBlock(model_table(rows))]),
     ]
@@ -141,28 +147,52 @@ def accuracy_table(rows: Sequence[LengthRow]) -> Table:
     trained = _trained_to(rows)
     chosen = [length for length in lengths if trained and length in {trained * times for times in MULTIPLES}]
     chosen = chosen if len(chosen) > 1 else lengths
+    sight = _short_sight(rows)
     cells = []
     for own in _lines(rows):
         at = {row.length: row for row in own}
-        guess = at[max(at)].chance
+        farthest = at[max(at)]
         cells.append(
             [
                 task_name(own[0].task),
                 model_name(own[0].arch),
                 *(_accuracy(at.get(length)) for length in chosen),
-                numbers.percent(guess),
+                numbers.percent(farthest.chance),
+                *([] if sight is None else [numbers.percent(farthest.short_memory)]),
             ]
         )
     seeds = sorted({row.seeds for row in rows})
     told = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     over = "one seed" if seeds == [1] else f"mean ± standard deviation over {told} seeds"
     caption = f"Accuracy by length, {over}" + (f"; trained on lengths up to {trained}" if trained else "")
-    header = ["rule", "model", *(str(length) for length in chosen), "chance"]
+    header = ["rule", "model", *(str(length) for length in chosen), "chance", *([] if sight is None else [sight])]
     return Table(caption, header, cells, text_columns=2)
 
 
 def _trained_to(rows: Sequence[LengthRow]) -> int | None:
     return next((row.trained_to for row in rows if row.trained_to), None)
+
+
+def _short_sight(rows: Sequence[LengthRow]) -> str | None:
+    """What somebody with a short memory sees, in words; None where nobody worked out how far that leads."""
+    trained = _trained_to(rows)
+    if trained is None or all(row.short_memory is None for row in rows):
+        return None
+    return f"last {trained} symbols alone"
+
+
+def _about_short_sight(rows: Sequence[LengthRow]) -> list[Block]:
+    sight = _short_sight(rows)
+    if sight is None:
+        return []
+    return [
+        Paragraph(
+            f"Whoever knows a rule and sees the {sight}, as many as the longest sequence of training has, is at best "
+            "right as often as that column says (at the greatest length): only what lies above it takes a memory "
+            "that reaches beyond the trained length.",
+            "note",
+        )
+    ]
 
 
 def _accuracy(row: LengthRow | None) -> str:
@@ -215,6 +245,8 @@ def finding(task: str, rows: Sequence[LengthRow]) -> str:
     else:
         told += f"at {longest}, {_who(far)} at least {100 * SOLVED:.0f} % right"
     chance = "" if best.chance is None else f", where chance is {numbers.percent(best.chance)}"
+    if chance and best.short_memory is not None and (sight := _short_sight(rows)) is not None:
+        chance += f" and the {sight} allow {numbers.percent(best.short_memory)}"
     return f"{told}. The best there is {model_name(best.arch)} with {numbers.percent(best.accuracy)}{chance}."
 
 
@@ -253,6 +285,12 @@ def draw_accuracy(axes: Axes, data: tuple[str, Sequence[LengthRow]], palette: Pa
     guesses = sorted({(row.length, row.chance) for row in rows if row.chance is not None})
     if guesses:
         axes.plot(*zip(*guesses, strict=True), "--", color=palette.ink, linewidth=0.9, label="chance", zorder=1)
+    sight = _short_sight(rows)
+    allowed = sorted({(row.length, row.short_memory) for row in rows if row.short_memory is not None})
+    if allowed and sight is not None:
+        # Wide and pale, for it often runs along the top or along chance, where it would hide a line or be hidden.
+        pale: dict[str, Any] = {"color": palette.ink, "alpha": FAINT, "linewidth": 5, "zorder": 0}
+        axes.plot(*zip(*allowed, strict=True), "-", label=sight, **pale)
     trained = _trained_to(rows)
     if trained is not None:
         axes.axvline(trained, color=palette.ink, linewidth=0.9, linestyle=":", label=f"trained up to {trained}")
@@ -293,4 +331,8 @@ def describe_accuracy(task: str, rows: Sequence[LengthRow]) -> str:
         at = {row.length: row for row in own}
         points = ", ".join(f"{numbers.percent(at[length].accuracy)} at {length}" for length in lengths)
         told.append(f"{model_name(arch)}: {points}")
+    sight = _short_sight(rows)
+    allowed = {row.length: row.short_memory for row in rows if row.short_memory is not None}
+    if sight is not None and allowed:
+        told.append(f"the {sight} allow {numbers.percent(allowed[max(allowed)])} at {max(allowed)}")
     return f"Line plot of the share of right answers against length, {task_name(task)}. {'; '.join(told)}."

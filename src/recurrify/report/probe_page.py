@@ -179,6 +179,8 @@ def draw_accuracy(axes: Axes, found: Any, palette: Palette) -> bool:
 def write_probe_page(results: Sequence[Result], folder: Path) -> None:
     """`index.html` and `probe.png` in the folder."""
     tasks = _by_task(results)
+    if not tasks:
+        raise UserError("The results hold no tasks, so there is nothing to show: give what `recurrify probe` saved.")
     _write_picture(tasks, folder / PICTURE)
     body = [parts.terms(TERMS)]
     for title, asked, found in tasks:

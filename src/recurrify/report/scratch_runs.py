@@ -29,12 +29,14 @@ PARTNERS = {"rsa-xl": "xl", "rsa-brt": "brt", "rsa": "transformer"}
 """Who is whom without recurrence."""
 OTHERWISE_ALIKE = (
     "learning_rate",
+    "recurrence_learning_rate",
     "schedule",
     "warmup_steps",
     "weight_decay",
     "clip",
     "eval_settings",
     "eval_batch",
+    "eval_length",
     "precision",
 )
 """What makes another row of a table, beside the architecture and its settings."""

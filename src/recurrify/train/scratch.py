@@ -4,6 +4,7 @@ All that the next step depends on is saved: the weights, the optimiser's moments
 the state of the random numbers that dropout draws from.
 """
 
+import gc
 import json
 import math
 import time
@@ -23,15 +24,19 @@ from recurrify.train.callbacks import StopOnInterrupt
 from recurrify.train.lanes import Lanes, Score
 from recurrify.train.pretrain import WARM_STEPS
 from recurrify.train.scratch_settings import ScratchSettings
-from recurrify.train.stepping import Stepper
+from recurrify.train.stepping import Stepper, chosen_speed
 
 TRAINING_FILE = "training.safetensors"
+SECONDS_BETWEEN_SAVES = 300
+"""What is lost at most when a run is killed; a large model takes seconds to save."""
 
 Validate = Callable[[nn.Module], Score]
 Watch = Callable[[dict[str, float]], None]
 """Told the numbers of each validation."""
 Tick = Callable[[int], None]
 """Told how many steps were done."""
+Tell = Callable[[str], None]
+"""Told what is not as it was asked for, in a sentence."""
 
 
 @dataclass
@@ -82,9 +87,10 @@ class Run:
         self.started = 0.0
         """When the first of them began."""
         self.cold_steps = WARM_STEPS
+        self.saved = time.monotonic()
         torch.manual_seed(settings.seed)
         if self.stepper.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.stepper.device)
+            _forget_peak(self.stepper.device)
         if folder is not None:
             _load(folder, self)
 
@@ -150,6 +156,12 @@ class Run:
             self.progress.peak_bytes = max(peak, self.progress.peak_bytes or 0)
         if self.folder is not None:
             _save(self.folder, self)
+        self.saved = time.monotonic()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it has gone on for long without being saved."""
+        return time.monotonic() - self.saved > SECONDS_BETWEEN_SAVES
 
 
 def fit(
@@ -160,14 +172,17 @@ def fit(
     folder: Path | None = None,
     watch: Watch | None = None,
     tick: Tick | None = None,
+    tell: Tell | None = None,
 ) -> ScratchOutcome:
     """Train `model` in place, on the device where it and the stream are.
 
-    With a `folder` the run is saved there after each validation, when its time is up and at Ctrl-C, and goes on from
-    what is there.
+    With a `folder` the run is saved there every few minutes, when its time is up, at Ctrl-C and at its end, and goes on
+    from what is there.
     """
     begun = time.monotonic()
     run = Run(model, ids_T, settings, folder)
+    if tell is not None and run.stepper.speed != (asked := chosen_speed(settings, ids_T.device)):
+        tell(f"every step runs eagerly, not by {asked}: the model's state changes its shape all epoch long")
     if tick is not None:
         tick(run.progress.step)
     interrupt = StopOnInterrupt()
@@ -178,15 +193,15 @@ def fit(
             if tick is not None:
                 tick(1)
             last = run.progress.step == settings.steps
-            if last or run.progress.step % settings.valid_steps == 0:
-                if validate is not None:
-                    entry = run.validate(validate)
-                    if watch is not None:
-                        watch(entry)
-                run.save()
+            if validate is not None and (last or run.progress.step % settings.valid_steps == 0):
+                entry = run.validate(validate)
+                if watch is not None:
+                    watch(entry)
             time_is_up = time.monotonic() - begun > 60 * (settings.max_minutes or math.inf)
-            if not last and (interrupt.reached or time_is_up):
+            stops = interrupt.reached or time_is_up
+            if last or stops or run.is_due:
                 run.save()
+            if stops:
                 break
     model.eval()
     return ScratchOutcome(
@@ -201,6 +216,12 @@ def saved_step(folder: Path) -> int | None:
     """How far the run in a folder has come; None where nothing was saved."""
     path = folder / TRAINING_FILE
     return _read(path, tensors=False)[0]["step"] if path.is_file() else None
+
+
+def _forget_peak(device: torch.device) -> None:
+    # The steps of a run before this one hold each other until they are collected, and their memory would count.
+    gc.collect()
+    torch.cuda.reset_peak_memory_stats(device)
 
 
 def _save(folder: Path, run: Run) -> None:

@@ -7,12 +7,17 @@ from typing import Any
 
 from recurrify.data.wikipedia import is_text8
 from recurrify.errors import UserError
-from recurrify.models.language import text8_settings
+from recurrify.models.language import ARCHITECTURES, text8_settings
 from recurrify.records import RunRecord
 from recurrify.train.settings import SCHEDULES
 
 SPEEDS = ("auto", "eager", "compile", "graph")
 POINTS_OF_THE_CURVE = 500
+MORE_WITHOUT_GRADIENTS = 4
+"""So many times the symbols of a training step are scored at once: without gradients they take no more memory."""
+MOST_LOGITS = 2**28
+"""Scored at once, where that is more than in a training step: 1 GB, which a vocabulary of words would soon exceed."""
+MEMORIES_IN_A_LANE = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +47,8 @@ class ScratchSettings(RunRecord):
     """Symbols of each lane in one step; gradients go no further back."""
     learning_rate: float = 2.5e-4
     """At its highest."""
+    recurrence_learning_rate: float | None = None
+    """Of gates, decays and angles, at its highest; it rises and falls with the other. None: the same."""
     schedule: str = "cosine"
     """Learning rate after the warm-up: constant_with_warmup, linear or cosine, both down to 0."""
     warmup_steps: int = 0
@@ -51,9 +58,11 @@ class ScratchSettings(RunRecord):
     clip: float = 0.25
     """The largest norm of the gradient; 0: as large as it is."""
     eval_batch: int | None = None
-    """Lanes in validation and test; None takes `batch`."""
+    """Lanes in validation and test; None: as many as `scoring_lanes` finds, at least `batch`."""
+    eval_length: int | None = None
+    """Symbols of a segment in validation and test; None takes `length`."""
     valid_every: int = 22_528_000
-    """Validate (and save) each time so many training symbols have passed."""
+    """Validate each time so many training symbols have passed."""
     valid_tokens: int = 500_000
     """Validate on the first so many symbols."""
     test_tokens: int | None = None
@@ -77,18 +86,23 @@ class ScratchSettings(RunRecord):
             object.__setattr__(self, name, json.loads(json.dumps(getattr(self, name))))
         at_least = dict.fromkeys(("steps", "batch", "length", "valid_every"), 1) | {"valid_tokens": 2}
         at_least |= dict.fromkeys(("warmup_steps", "weight_decay", "clip", "seed"), 0)
-        at_least |= {"eval_batch": 1} if self.eval_batch is not None else {}
-        at_least |= {"test_tokens": 2} if self.test_tokens is not None else {}
+        at_least |= {"eval_batch": 1, "eval_length": 1, "test_tokens": 2}
         for name, least in at_least.items():
             value = getattr(self, name)
-            if not (math.isfinite(value) and value >= least):
+            if value is not None and not (math.isfinite(value) and value >= least):
                 raise UserError(f"`{name}` must be at least {least}: got {value}.")
-        for name in ("learning_rate", "max_minutes"):
+        for name in ("learning_rate", "recurrence_learning_rate", "max_minutes"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise UserError(f"`{name}` must be a positive number: got {value}.")
         if self.seed >= 2**32:
             raise UserError(f"`seed` must lie between 0 and 2³² − 1: got {self.seed}.")
+        recurrent = [name for name, known in ARCHITECTURES.items() if known.recurrence is not None]
+        if self.recurrence_learning_rate is not None and self.arch not in recurrent:
+            raise UserError(
+                f"`recurrence_learning_rate` is for architectures with recurrence, {', '.join(recurrent)}: "
+                f"{self.arch} has none, so leave it out."
+            )
         choices = {"schedule": SCHEDULES, "precision": ("auto", "bf16", "fp32"), "speed": SPEEDS}
         for name, known in choices.items():
             if getattr(self, name) not in known:
@@ -97,6 +111,22 @@ class ScratchSettings(RunRecord):
     @property
     def symbols_per_step(self) -> int:
         return self.batch * self.length
+
+    @property
+    def scored_length(self) -> int:
+        """Symbols of a segment in validation and test."""
+        return self.eval_length or self.length
+
+    def scoring_lanes(self, symbols: int, vocabulary: int, remembered: int | None) -> int:
+        """Lanes in which a stream of so many symbols is scored, by a model that remembers so many positions."""
+        if self.eval_batch is not None:
+            return self.eval_batch
+        at_once = min(MORE_WITHOUT_GRADIENTS * self.symbols_per_step, MOST_LOGITS // vocabulary)
+        # Every lane begins with nothing remembered: in one of 20 memories, 1 symbol of 20 sees less than it could. A
+        # model that does not say how far it remembers is taken to remember a training segment.
+        shortest_lane = MEMORIES_IN_A_LANE * max(self.length if remembered is None else remembered, self.scored_length)
+        # A short stream is scored in the lanes of training all the same.
+        return max(self.batch, min(at_once // self.scored_length, symbols // shortest_lane))
 
     @property
     def valid_steps(self) -> int:

@@ -4,14 +4,16 @@ The host never waits for a step: the symbols lie on the device and batches are c
 on the device, and the loss stays there until somebody asks for it.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from recurrify.attention.encoding import recurrence_parameters
 from recurrify.capturing import capturable_optimizer, capture, on_side_stream, set_rate
 from recurrify.errors import UserError
 from recurrify.train.lanes import Lanes
@@ -21,7 +23,8 @@ from recurrify.train.scratch_settings import ScratchSettings
 STEPS_BEFORE_CAPTURE = 3
 """Ordinary steps that let compiler, libraries and allocator settle before a CUDA graph is captured."""
 MOST_SEGMENTS = 64
-"""A memory that has not filled up after so many segments is taken to grow for ever."""
+"""A state that still changes its shape after so many segments, of a model that does not say how far it remembers, is
+taken to change it for ever."""
 CUDNN_MODELS = ("lstm", "gru")
 
 State = Any
@@ -46,6 +49,31 @@ def precision_context(half: bool, device: torch.device) -> AbstractContextManage
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=half, cache_enabled=False)
 
 
+def matmul_precision(precision: str, device: torch.device) -> str:
+    """What multiplies matrices of 32 bits, in PyTorch's words: high is TF32."""
+    return "high" if device.type == "cuda" and precision != "fp32" else torch.get_float32_matmul_precision()
+
+
+@contextmanager
+def matmul_context(precision: str, device: torch.device) -> Iterator[None]:
+    """The same, meanwhile: whoever else computes in this process keeps the precision he had."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(matmul_precision(precision, device))
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def remembered(model: nn.Module) -> int | None:
+    """How many positions before a segment its model keeps; None where no number of its configuration says so."""
+    config: Any = getattr(model, "config", None)
+    lengths = [getattr(config, name, None) for name in ("memory_length", "window")]
+    carried = getattr(config, "carried", None)
+    known = [length for length in (*lengths, getattr(carried, "truncation", None)) if length is not None]
+    return max(known, default=None)
+
+
 class Stepper:
     """Takes the steps of a run, in order or from any of them on, and keeps the state between them."""
 
@@ -56,10 +84,17 @@ class Stepper:
         self.speed, self.half = chosen_speed(settings, self.device), uses_half(settings.precision, self.device)
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer = capturable_optimizer(
-            self.parameters, settings.learning_rate, settings.weight_decay, self.device
+            self.parameters,
+            settings.learning_rate,
+            settings.weight_decay,
+            self.device,
+            apart=recurrence_parameters(model),
+            apart_rate=settings.recurrence_learning_rate,
         )
         self.state = self._first_state()
         self.settled = None if self.speed == "eager" else self._settled_layout()
+        if self.settled is None:
+            self.speed = "eager"
         self.quick: Loss = self._loss if self.speed == "eager" else self._compiled_loss()
         self.replay: Callable[[], None] | None = None
         self.ordinary_steps = 0
@@ -140,13 +175,17 @@ class Stepper:
 
     @torch.no_grad()
     def _settled_layout(self) -> Any:
-        """The shapes that the state has once it no longer changes them; None where it always does."""
+        """The shapes that the state has once it no longer changes them; None where it changes them all epoch long."""
         tokens_BN = self.lanes.segment(0)[:, :-1].long()
         was_training = self.model.training
         self.model.eval()
         state = self._first_state()
         settled = None
-        for _ in range(MOST_SEGMENTS):
+        kept = remembered(self.model)
+        # Beyond what fills it, one for a type that changes with the first segment and one that changes nothing.
+        most = MOST_SEGMENTS if kept is None else math.ceil(kept / self.lanes.length) + 2
+        # A state that settles only where the epoch ends, and all begins anew, is never met settled.
+        for _ in range(min(most, self.lanes.segments)):
             before = _layout(state)
             with precision_context(self.half, self.device):
                 state = self.model(tokens_BN, state).state

@@ -1,0 +1,47 @@
+"""What `tools/on_gpu.sh` calls, with an interpreter that only writes it down."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[1] / "tools" / "on_gpu.sh"
+ONLY_WRITE_DOWN = """#!/usr/bin/env bash
+[ "$1" = -c ] && exec {python} "$@"
+echo "$*" >> {calls}
+"""
+
+
+def experiments_of(part: str, folder: Path) -> list[tuple[str, int]]:
+    """The names and options of each `experiment run`, and how many run side by side."""
+    python, calls = folder / "python", folder / "calls"
+    python.write_text(ONLY_WRITE_DOWN.format(python=sys.executable, calls=calls))
+    python.chmod(0o755)
+    environment = {**os.environ, "PYTHON": str(python), "OUT": str(folder / "out"), "DATA": str(folder)}
+    subprocess.run(["bash", SCRIPT, part], env=environment, check=True, stdout=subprocess.DEVNULL)
+    found = re.findall(r"experiment run (.*) --size small .* --jobs (\d+) --max-minutes", calls.read_text())
+    return [(names, int(jobs)) for names, jobs in found]
+
+
+@pytest.mark.parametrize(
+    ("part", "expected"),
+    [
+        ("protocol", [("rsa-enwik8", 1), ("rsa-small", 3)]),
+        ("rules", [("slides-complexity", 1), ("slides-lengths", 8)]),
+    ],
+)
+def test_what_is_timed_has_the_device_to_itself(part: str, expected: list[tuple[str, int]], tmp_path: Path) -> None:
+    assert experiments_of(part, tmp_path) == expected
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_what_matters_most_beyond_the_papers_comes_first_and_alone(is_there: bool, tmp_path: Path) -> None:
+    model = tmp_path / "stories15M"
+    if is_there:
+        model.mkdir()
+    names = [names for names, _ in experiments_of("beyond", tmp_path)]
+    rotary = f"rotary --model {model}" if is_there else "rotary"
+    assert names == ["mechanisms", "starts frozen", "tokens", rotary, "unfamiliar"]
