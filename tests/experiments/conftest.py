@@ -80,6 +80,7 @@ def micro_size(base: Path, texts: Path) -> Size:
             "inner": 16,
             "block": 4,
             "states": 2,
+            "own_rate": None,
         },
         beyond=micro_beyond(),
     )

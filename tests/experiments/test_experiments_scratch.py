@@ -69,7 +69,11 @@ def test_the_small_models_have_half_the_layers_and_both_widths(lab: Lab) -> None
         "rsa-xl-small-256": ("rsa-xl", 7, 256),
         "xl-small-8": ("xl", 7, 8),
         "rsa-xl-small-8": ("rsa-xl", 7, 8),
+        "rsa-xl-small-256-own-rate": ("rsa-xl", 7, 256),
     }
+    runs = {run.name: run.settings for run in runs_of(lab, small(ScratchStudy()), ScratchStudy())}
+    rates = {name: one.recurrence_learning_rate for name, one in runs.items()}
+    assert {name: rate for name, rate in rates.items() if rate is not None} == {"rsa-xl-small-256-own-rate-s0": 1e-2}
 
 
 @pytest.mark.parametrize("name", ["paper", "small"])

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -59,6 +60,9 @@ class ScratchStudy:
     """Of the hidden states."""
     small_widths: tuple[int, ...] = (256, 8)
     """Of the small models: the script's, and the text's."""
+    own_rate: float | None = 1e-2
+    """Of the recurrence in one more of the widest small models, if at all: all steps at the common rate add up to 2.5,
+    which is the most that a gate can move."""
     heads: int = 8
     """Attention heads."""
     head_width: int = 64
@@ -88,6 +92,8 @@ class Entrant(NamedTuple):
     name: str
     arch: str
     shape: Mapping[str, Any]
+    settings: Mapping[str, Any] = MappingProxyType({})
+    """Of its training, in place of the common ones."""
 
 
 def protocol(study: ScratchStudy) -> list[Entrant]:
@@ -95,11 +101,16 @@ def protocol(study: ScratchStudy) -> list[Entrant]:
 
 
 def small(study: ScratchStudy) -> list[Entrant]:
-    return [
+    found = [
         Entrant(f"{arch}-small-{width}", arch, study.shape(arch, layers=max(1, study.layers // 2), width=width))
         for width in study.small_widths
         for arch in ("xl", "rsa-xl")
     ]
+    if study.own_rate is None:
+        return found
+    widest = next(one for one in found if one.arch == "rsa-xl")
+    own = {"recurrence_learning_rate": study.own_rate}
+    return [*found, widest._replace(name=f"{widest.name}-own-rate", settings=own)]
 
 
 @dataclass(frozen=True)
@@ -158,7 +169,7 @@ def runs_of(lab: Lab, entrants: list[Entrant], study: ScratchStudy) -> list[Scra
                 data=lab.source(lab.size.thesis),
                 settings=dict(entrant.shape),
                 seed=seed,
-                **shared,
+                **{**shared, **entrant.settings},
             ),
         )
         for seed in study.seeds
@@ -276,7 +287,8 @@ register(
         after=Stage.NOTHING,
         differences=(
             "The report says that the width was lowered to 8, the script that it names has 256: both are here.",
-            "The baseline of the same size is ours: none was published.",
+            "The baseline of the same size is ours: none was published. So is one more model, of which gates, decays "
+            "and angles learn at a rate of their own.",
             SCORING,
         ),
         alone=True,
