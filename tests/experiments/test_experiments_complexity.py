@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from recurrify import capturing
 from recurrify.errors import UserError
 from recurrify.experiments import Lab, complexity
 from recurrify.experiments.complexity import (
@@ -226,8 +227,8 @@ def test_captured_passes_are_timed_by_the_device(monkeypatch: pytest.MonkeyPatch
 
         return replay
 
-    monkeypatch.setattr(complexity, "capture", capture)
-    monkeypatch.setattr(complexity, "on_side_stream", lambda step: step())
+    monkeypatch.setattr(capturing, "capture", capture)
+    monkeypatch.setattr(capturing, "on_side_stream", lambda step: step())
     monkeypatch.setattr(torch.cuda, "Event", Clock)
     inputs = torch.randn(1, 4, 64, requires_grad=True)
     module = PARTS["RSA scan"].build(64)
@@ -250,11 +251,11 @@ def refuse(error: Exception) -> Callable[..., Any]:
 def test_what_cannot_be_captured_is_told_and_what_does_not_fit_is_not_taken_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(complexity, "on_side_stream", lambda step: step())
+    monkeypatch.setattr(capturing, "on_side_stream", lambda step: step())
     inputs = torch.randn(1, 4, 64, requires_grad=True)
-    monkeypatch.setattr(complexity, "capture", refuse(RuntimeError("CUDA error:\n not permitted")))
+    monkeypatch.setattr(capturing, "capture", refuse(RuntimeError("CUDA error:\n not permitted")))
     assert device_times(nn.Linear(64, 64), inputs, 3, 1.0) == (None, "CUDA error: not permitted")
-    monkeypatch.setattr(complexity, "capture", refuse(torch.OutOfMemoryError("no memory")))
+    monkeypatch.setattr(capturing, "capture", refuse(torch.OutOfMemoryError("no memory")))
     with pytest.raises(torch.OutOfMemoryError):
         device_times(nn.Linear(64, 64), inputs, 3, 1.0)
 

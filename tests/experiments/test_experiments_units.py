@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from recurrify.errors import UserError
 from recurrify.evaluate import evaluate_documents
 from recurrify.experiments import Lab, Size, run_experiments, unit
+from recurrify.experiments import lab as lab_module
 from recurrify.experiments.pool import do_units
 from recurrify.experiments.running import STOPPED
 from recurrify.experiments.unit import Unit, Wanted, do_unit
@@ -147,12 +149,14 @@ def test_ctrl_c_ends_everything_with_what_exists_written(lab: Lab, monkeypatch: 
     assert any("Learning rates cannot be chosen yet" in line for line in said)
 
 
-def test_ctrl_c_while_the_base_is_made_goes_on_up(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It, too, ends saved; with no time to run out, nothing else can have ended it."""
+@pytest.mark.parametrize("interrupted", [True, False])
+def test_ctrl_c_while_the_base_is_made_goes_on_up(lab: Lab, interrupted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A base whose time was up ends the command, too, and nobody is told of an interrupt."""
     said: list[str] = []
-    monkeypatch.setattr(Lab, "make_base", lambda lab: False)
-    with pytest.raises(KeyboardInterrupt):
-        run_experiments(["table2"], replace(lab, say=said.append))
+    monkeypatch.setattr(lab_module, "pretrain", lambda *_: {"finished": False, "interrupted": interrupted})
+    lab = replace(lab, size=replace(lab.size, base=None), say=said.append)
+    with pytest.raises(KeyboardInterrupt) if interrupted else nullcontext():
+        assert run_experiments(["table2"], lab) == []
     assert said == [STOPPED]
 
 

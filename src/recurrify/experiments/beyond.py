@@ -96,12 +96,9 @@ def usual_name(lab: Lab, name: str) -> str:
 
 
 def longer_settings(lab: Lab, corpus: str, name: str) -> dict[str, Any]:
-    """What sets a run in longer windows apart: sequences stay as long in tokens."""
-    if name not in longer_names(lab):
-        return {}
-    training = {**lab.size.training, **({} if corpus == "books" else lab.size.wiki_training)}
+    """What sets a run in longer windows apart."""
     window = lab.size.beyond.longer_window
-    return {"window": window, "windows": max(1, round(training["windows"] * lab.size.window / window))}
+    return {"window": window, "windows": lab.windows_of(corpus, window)} if name in longer_names(lab) else {}
 
 
 def kind_of(lab: Lab, name: str) -> str | None:

@@ -52,6 +52,8 @@ class Experiment:
     """Whether its runs share settings that can be told beside the published ones."""
     alone: bool = False
     """Whether making the rows takes a device to itself, and time."""
+    keeps_runs: bool = False
+    """Whether rows that are made so keep runs of their own, and look for those that are missing."""
     later: str | None = None
     """Why it is not run from here."""
 
@@ -207,9 +209,7 @@ PAIR = ("plain", "carry")
 
 
 def window_unit(lab: Lab, kind: str, window: int) -> Unit:
-    """Sequences stay as long in tokens whatever the window, so that every model sees as much before each token."""
-    windows = round(lab.size.training["windows"] * lab.size.window / window)
-    return lab.unit("books", kind, window=window, seed=lab.size.seeds[0], windows=windows)
+    return lab.unit("books", kind, window=window, seed=lab.size.seeds[0], windows=lab.windows_of("books", window))
 
 
 def window_units(lab: Lab) -> list[Unit]:

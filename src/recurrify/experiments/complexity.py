@@ -27,7 +27,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from recurrify.attention import RecurrenceEncoding, RSAConfig, scan
-from recurrify.capturing import capture, on_side_stream
+from recurrify.capturing import as_graph, device_seconds
 from recurrify.errors import UserError
 from recurrify.experiments.catalogue import SLIDES, Experiment, Rows, Stage, register
 from recurrify.experiments.lab import Lab
@@ -407,20 +407,9 @@ def device_times(
 
 def replay_seconds(step: Callable[[], None], repeats: int, calls: int) -> list[float]:
     """What a captured step takes, each time the mean of `calls` in a row."""
-    for _ in range(WARM_UP):
-        on_side_stream(step)
-    replay = capture(step)
+    replay = as_graph(step)
     replay()  # the first launch also moves the graph to the device
-    found = []
-    for _ in range(repeats):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        for _ in range(calls):
-            replay()
-        end.record()
-        end.synchronize()
-        found.append(begin.elapsed_time(end) / 1000 / calls)
-    return found
+    return [device_seconds(replay, calls) for _ in range(repeats)]
 
 
 def _medians(forward: list[float], both: list[float]) -> dict[str, Any]:

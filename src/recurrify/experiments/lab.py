@@ -69,7 +69,10 @@ class Lab:
             max_minutes=left,
             **self.size.pretraining,
         )
-        return bool(pretrain(settings, self.say)["finished"])
+        result = pretrain(settings, self.say)
+        if result["interrupted"]:
+            raise KeyboardInterrupt  # so that nothing else is begun either
+        return bool(result["finished"])
 
     # ---- fine-tunings -------------------------------------------------------------------------------------
 
@@ -117,6 +120,12 @@ class Lab:
         )
         return Unit(name, self.folder, run)
 
+    def windows_of(self, corpus: str, window: int) -> int:
+        """In a training sequence: it stays as long in tokens whatever the window, so that every model sees as much
+        before each token."""
+        training = {**self.size.training, **({} if corpus == "books" else self.size.wiki_training)}
+        return max(1, round(training["windows"] * self.size.window / window))
+
     def recurrence(self, kind: str) -> dict[str, Any]:
         if kind != "best" or not self.size.best_from:
             return self.size.recurrence(kind)
@@ -155,10 +164,16 @@ class Lab:
             known = merged.get(unit.name)
             merged[unit.name] = unit if known is None else known.with_scores(unit.wanted)
         outcome = do_units(sorted(merged.values(), key=_turn), self.jobs, self.say, self.deadline)
-        others = [failure for failure in self.failures if failure.split(" ended with ")[0] not in merged]
+        self.heed(outcome, merged)
+        return outcome
+
+    def heed(self, outcome: Outcome, names: Iterable[str]) -> None:
+        """Note how these runs ended. Failures of theirs from another time count no more: what was missing has been
+        tried again."""
+        known = set(names)
+        others = [failure for failure in self.failures if failure.split(" ended with ")[0] not in known]
         self.failures = others + outcome.failures
         self.stopped = not outcome.finished
-        return outcome
 
 
 def chosen_rates(rows: Iterable[dict[str, Any]]) -> dict[str, float]:

@@ -278,9 +278,7 @@ def _finish(all_contests: list[Contest], lab: Lab) -> list[str]:
     """Run what is missing, in this process or several side by side; returns a sentence for each that failed."""
     waiting = [contest for contest in all_contests if contest.waiting() is not None]
     if lab.jobs == 1:
-        for contest in waiting:
-            if not contest.do(lab.say, lab.deadline):
-                break
+        lab.stopped = not all(contest.do(lab.say, lab.deadline) for contest in waiting)
         return []
     tasks = [
         Task(
@@ -291,6 +289,7 @@ def _finish(all_contests: list[Contest], lab: Lab) -> list[str]:
         for contest in waiting
     ]
     outcome = run_side_by_side(tasks, lab.jobs, lab.say, lab.deadline)
+    lab.heed(outcome, [contest.name for contest in all_contests])
     for failure in outcome.failures:
         lab.say(failure)
     return outcome.failures
@@ -319,5 +318,6 @@ register(
         after=Stage.NOTHING,
         differences=("The slides claim and print no numbers: rules, lengths, models and budgets are ours.",),
         alone=True,
+        keeps_runs=True,
     )
 )

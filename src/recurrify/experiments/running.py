@@ -12,15 +12,12 @@ from recurrify.experiments import published
 from recurrify.experiments.catalogue import EXPERIMENTS, KINDS, Experiment, Stage, experiment_named
 from recurrify.experiments.lab import CHOICE, VARIANTS, Lab, chosen_rates
 from recurrify.experiments.pool import Outcome
-from recurrify.experiments.scratch import LEAST_MINUTES
 from recurrify.experiments.unit import Unit
 from recurrify.experiments.variants import candidate_units
 from recurrify.recurrence import CarryConfig
 from recurrify.results import load_result, provenance, save_result
 
 STOPPED = "stopped before the end: the same command goes on from here"
-FROM_KEPT_RUNS = ("scratch", "lengths")
-"""Layouts whose rows keep runs of their own and look for missing ones; others that are measured alone begin anew."""
 
 
 def run_experiments(names: Sequence[str], lab: Lab) -> list[Path]:
@@ -49,8 +46,6 @@ def run_experiments(names: Sequence[str], lab: Lab) -> list[Path]:
 def _prepare(chosen: Sequence[Experiment], lab: Lab, started: float) -> bool:
     """The base, the learning rates and the best mechanism, as far as they are needed; False when time ran out."""
     if any(experiment.after >= Stage.BASE for experiment in chosen) and not lab.make_base():
-        if _has_time(lab):
-            raise KeyboardInterrupt  # what else may have stopped it
         return False
     if any(experiment.after >= Stage.RATES for experiment in chosen):
         # Finished runs are only looked at; what was chosen is worked out anew, in case the candidates have changed.
@@ -101,19 +96,12 @@ def _run(chosen: Sequence[Experiment], lab: Lab, started: float, written: list[P
             except KeyboardInterrupt:
                 _write_what_exists(experiment, lab, started)
                 raise
-            if lab.stopped and _has_time(lab):
-                raise KeyboardInterrupt  # what else may have stopped it
             finished = finished and not lab.stopped  # rows may have needed runs of their own
     return finished
 
 
 def _time_is_up(lab: Lab) -> bool:
     return lab.deadline is not None and time.monotonic() >= lab.deadline
-
-
-def _has_time(lab: Lab) -> bool:
-    """Whether so much is left that nothing has been stopped, or not begun, for want of it."""
-    return lab.deadline is None or time.monotonic() + 60 * LEAST_MINUTES < lab.deadline
 
 
 def _check(outcome: Outcome) -> None:
@@ -124,7 +112,7 @@ def _check(outcome: Outcome) -> None:
 
 
 def _is_measured_at_once(experiment: Experiment) -> bool:
-    return experiment.alone and experiment.layout not in FROM_KEPT_RUNS
+    return experiment.alone and not experiment.keeps_runs
 
 
 def _is_measured(experiment: Experiment, lab: Lab, path: Path) -> bool:
@@ -148,8 +136,6 @@ def _write(experiment: Experiment, lab: Lab, started: float) -> list[Path]:
     """The result file, if there is anything to put into it."""
     rows, missing = experiment.rows(lab)
     path = lab.folder / f"{experiment.name}.json"
-    if missing and _time_is_up(lab):
-        lab.stopped = True
     if not rows:
         lab.say(f"nothing of {experiment.name} has been run yet: {len(missing)} rows are missing")
         return []

@@ -179,26 +179,17 @@ def runs_of(lab: Lab, entrants: list[Entrant], study: ScratchStudy) -> list[Scra
 
 def rows_of(runs: list[ScratchRun], lab: Lab) -> tuple[Rows, list[str]]:
     """Run what is missing; one row for each run, with its curves."""
-    failed = _finish([run for run in runs if run.result() is None], lab)
-    names = {run.name for run in runs}
-    # A failure of another time counts no more: whatever was missing has been tried again.
-    others = [failure for failure in lab.failures if failure.split(" ended with ")[0] not in names]
-    lab.failures = others + failed
-    found = [(run, run.result()) for run in runs]
-    rows = [run.row(result) for run, result in found if result is not None]
-    return rows, [*(run.name for run, result in found if result is None), *failed]
-
-
-def _finish(waiting: list[ScratchRun], lab: Lab) -> list[str]:
-    """In this process or several side by side; returns a sentence for each run that failed."""
+    waiting = [run for run in runs if run.result() is None]
     if lab.jobs > 1:
         outcome = run_side_by_side([run.task() for run in waiting], lab.jobs, lab.say, lab.deadline)
     else:
         outcome = _one_after_another(waiting, lab)
     for failure in outcome.failures:
         lab.say(failure)
-    lab.stopped = lab.stopped or not outcome.finished
-    return outcome.failures
+    lab.heed(outcome, [run.name for run in runs])
+    found = [(run, run.result()) for run in runs]
+    rows = [run.row(result) for run, result in found if result is not None]
+    return rows, [*(run.name for run, result in found if result is None), *outcome.failures]
 
 
 def _one_after_another(waiting: list[ScratchRun], lab: Lab) -> Outcome:
@@ -274,6 +265,7 @@ register(
             SCORING,
         ),
         alone=True,
+        keeps_runs=True,
     )
 )
 register(
@@ -292,5 +284,6 @@ register(
             SCORING,
         ),
         alone=True,
+        keeps_runs=True,
     )
 )
