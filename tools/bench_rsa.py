@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from timing import as_graph, in_short, milliseconds
+from timing import in_short
 from torch import Tensor
 from torch.nn import functional
 
 from recurrify.attention import RecurrenceEncoding, RSAConfig, rsa_attention
 from recurrify.attention.reference import rem_matrix, rsa_matrix_form
 from recurrify.attention.rsa import chunked_mix
+from recurrify.capturing import as_graph, device_seconds
 from recurrify.kernels import TRITON_INSTALLED
 from recurrify.results import provenance, save_result
 
@@ -162,7 +163,7 @@ def time_in_turns(steps: dict[str, Callable[[], None]], rounds: int) -> dict[str
         calls[name] = max(1, min(20, int(0.004 / (time.perf_counter() - start))))
     for _ in range(rounds):
         for name, step in steps.items():
-            times[name].append(milliseconds(step, calls[name]))
+            times[name].append(1000 * device_seconds(step, calls[name]))
     return {name: statistics.median(values) for name, values in times.items()}
 
 

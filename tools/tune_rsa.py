@@ -14,9 +14,10 @@ from contextlib import contextmanager
 
 import bench_rsa as bench
 import torch
-from timing import as_graph, in_a_graph, in_short
+from timing import in_a_graph, in_short
 from torch.nn import functional
 
+from recurrify.capturing import as_graph
 from recurrify.kernels import rsa
 from recurrify.kernels import rsa_lane_launch as lanes
 from recurrify.kernels.rsa_lane_launch import LaneTile as Tile

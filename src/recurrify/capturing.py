@@ -1,4 +1,5 @@
-"""What everything that runs as CUDA graphs shares: warm-up, capture, and an optimiser that can be captured."""
+"""What everything that runs as CUDA graphs shares: warm-up, capture, the device's clock, and an optimiser that can be
+captured."""
 
 import gc
 from collections.abc import Callable, Iterable, Sequence
@@ -9,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 Found = TypeVar("Found")
+WARM_UPS = 3
+"""Calls before a capture: the first ones compile and choose kernels, which a graph cannot hold."""
 
 
 def capturable_optimizer(
@@ -68,6 +71,29 @@ def capture(step: Callable[[], None], pool: Any = None) -> Callable[[], None]:
         step()
     replay: Callable[[], None] = graph.replay
     return replay
+
+
+def as_graph(step: Callable[[], Any], calls: int = 1) -> Callable[[], None]:
+    """`calls` of `step` captured once, to be replayed without Python."""
+    for _ in range(WARM_UPS):
+        on_side_stream(step)
+
+    def all_calls() -> None:
+        for _ in range(calls):
+            step()
+
+    return capture(all_calls)
+
+
+def device_seconds(work: Callable[[], Any], calls: int = 1) -> float:
+    """Of one of several calls in a row, by the device's own clock."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(calls):
+        work()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1000 / calls
 
 
 @cache
