@@ -4,7 +4,7 @@ Shapes: R heads that carry a REM (the first of the layer's heads).
 """
 
 import math
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +44,9 @@ class Kernel(NamedTuple):
 class RecurrenceEncoding(nn.Module):
     """η for regular heads, ν and θ for cosine and sine heads, and one gate μ for the layer."""
 
+    draws_apart: ClassVar[bool] = True
+    """Whether making one leaves the common generator where it was, so that a model starts with the same other weights
+    as its twin without recurrence. Between two of them something else must be drawn, or both get the same."""
     select: Tensor
     sine: Tensor
     dilation: Tensor
@@ -70,10 +73,7 @@ class RecurrenceEncoding(nn.Module):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """|η| and ν from U(1, 2), η with a random sign; the angles evenly over (0, π/2), so π/4 when there is one."""
-        # Those made beside a layer's other weights leave the common generator where it was, so that a model starts with
-        # the same other weights as its twin without recurrence. A subclass may be made for one layer after the other
-        # with nothing drawn in between: from a generator that stands still all layers would get the same.
-        generator = _generator_apart(self.mu.device) if type(self) is RecurrenceEncoding else None
+        generator = _generator_apart(self.mu.device) if self.draws_apart else None
         if self.config.gate_start is None:
             self.mu.uniform_(-3, 3, generator=generator)
         else:

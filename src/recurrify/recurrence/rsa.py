@@ -152,6 +152,9 @@ class SavedEncoding(RecurrenceEncoding):
     """Its buffers are saved too: transformers leaves those that are not saved empty when it loads a model. Parameters
     of kinds that no head is of become such buffers: there is nothing to train."""
 
+    draws_apart = False
+    """They are made one after the other, for a base that is there already."""
+
     def __init__(self, config: RSAConfig) -> None:
         super().__init__(config)
         for name, value in [*self.named_parameters(), *self.named_buffers()]:
