@@ -14,6 +14,8 @@ from functools import partial
 
 import torch
 from timing import in_a_graph, in_short
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
 
 from recurrify.kernels import adding, cross_entropy
 from recurrify.recurrence import head_loss
@@ -38,6 +40,7 @@ WEIGHTS = ((768, 768), (768, 3072), (50257, 768))
 COPIES = 12
 """Of each weight, as in a model: one alone would stay in the cache."""
 WARMERS = 8
+HEAD, WINDOW, BATCHES = 64, 300, (16, 32, 64)
 
 
 def say(*words):
@@ -178,6 +181,29 @@ def in_place(hidden, weight, targets, logits):
     return cross_entropy.turn_into_errors(logits, targets, VOCABULARY)
 
 
+def attend(kernels, qkv, gradient):
+    """Causal attention as GPT-2 has it, forward and backward."""
+    qkv = qkv.detach().requires_grad_()  # anew: a leaf remembers the stream of its first pass
+    rows, length, _ = qkv.shape
+    heads = (one.view(rows, length, -1, HEAD).transpose(1, 2) for one in qkv.split(HIDDEN, dim=-1))
+    with torch.enable_grad(), sdpa_kernel([kernels]):
+        output = scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2).flatten(2)
+        return output, torch.autograd.grad(output, qkv, gradient)[0]
+
+
+def time_attention():
+    sizes = [
+        [torch.randn(rows, WINDOW, width, device=DEVICE, dtype=HALF) for width in (3 * HIDDEN, HIDDEN)]
+        for rows in BATCHES
+    ]
+    say(f"\ncausal attention of windows of {WINDOW}, µs, for batches: {BATCHES}")
+    found = {}
+    for kernels in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
+        found[kernels] = attend(kernels, *sizes[0])
+        row_of_times(kernels.name.lower(), partial(attend, kernels), sizes)
+    say(f"  apart by {max(off(*found.values())):.1e}")
+
+
 def add_all(add, totals, parts):
     for total, part in zip(totals, parts, strict=True):
         add(total, part)
@@ -245,7 +271,7 @@ def main():
     for process in warmers:
         process.wait()
     say(f"after {time.time() - BEGAN:.0f} s: time")
-    each(time_losses, time_sums, time_heads)
+    each(time_losses, time_sums, time_heads, time_attention)
     say(f"\nafter {time.time() - BEGAN:.0f} s: done")
 
 
