@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -153,7 +154,16 @@ def test_a_folder_is_trained_in_by_one_at_a_time(tmp_path: Path, monkeypatch: py
         pass
 
 
-def test_what_a_killed_process_held_is_free_again(tmp_path: Path) -> None:
+def is_free(folder: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether it can be had at once."""
+    with monkeypatch.context() as patch, suppress(UserError):
+        patch.setattr(side_by_side, "LOCK_SECONDS", 0.0)
+        with held_alone(folder):
+            return True
+    return False
+
+
+def test_what_a_killed_process_held_is_free_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = (
         "import fcntl, os, pathlib, sys, time; file = open(sys.argv[2], 'ab'); fcntl.flock(file, fcntl.LOCK_EX); "
         + WRITE_AND_WAIT
@@ -162,13 +172,18 @@ def test_what_a_killed_process_held_is_free_again(tmp_path: Path) -> None:
         [sys.executable, "-c", code, str(tmp_path / "process"), str(tmp_path / side_by_side.LOCK_FILE)]
     )
     waited_for(tmp_path / "process")
+    assert not is_free(tmp_path, monkeypatch)
     other.kill()
     with held_alone(tmp_path):  # at once, or after the little while that it waits
-        pass
+        assert not is_free(tmp_path, monkeypatch)
+    assert is_free(tmp_path, monkeypatch)
     other.wait()
 
 
 def test_a_folder_that_cannot_be_made_is_left_to_the_training_to_tell(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("of somebody")
+    begun = False
     with held_alone(tmp_path / "file"):
-        pass
+        begun = True
+    assert begun
+    assert (tmp_path / "file").read_text() == "of somebody"

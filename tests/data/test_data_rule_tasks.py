@@ -80,17 +80,25 @@ def test_the_chance_of_counting_is_that_of_all_sequences(modulus: int) -> None:
     assert Counting(modulus).chance_level(9) == pytest.approx(max(np.bincount(ends)) / 2**9)
 
 
+Walk = tuple[tuple[int, ...], float]
+"""Depths from the beginning on, and how likely they are."""
+
+
+def one_step_longer(walks: list[Walk], depth: int) -> list[Walk]:
+    longer: list[Walk] = []
+    for path, likely in walks:
+        ways = [step for step in (1, -1) if 0 <= path[-1] + step <= depth]
+        longer += [((*path, path[-1] + step), likely / len(ways)) for step in ways]
+    return longer
+
+
 @pytest.mark.parametrize(("depth", "length"), [(1, 7), (2, 9), (3, 12)])
 def test_the_chance_of_brackets_is_that_of_all_walks(depth: int, length: int) -> None:
     """Every walk with its probability; both types of bracket are equally likely to be the innermost."""
     nothing = something = 0.0
-    walks = [((0,), 1.0)]
+    walks: list[Walk] = [((0,), 1.0)]
     for _ in range(length):
-        longer = []
-        for path, likely in walks:
-            ways = [step for step in (1, -1) if 0 <= path[-1] + step <= depth]
-            longer += [((*path, path[-1] + step), likely / len(ways)) for step in ways]
-        walks = longer
+        walks = one_step_longer(walks, depth)
     for path, likely in walks:
         closed = [after for before, after in pairwise(path) if after < before]
         if closed:
@@ -113,13 +121,10 @@ def test_what_a_short_memory_says_of_brackets_is_the_best_guess_among_all_walks(
     depth: int, length: int, memory: int
 ) -> None:
     """For each sight, a place and the steps up to it, the chances of every depth there; then the guess from them."""
-    walks, sights = [((0,), 1.0)], dict[tuple[int, ...], dict[int, float]]()
+    walks: list[Walk] = [((0,), 1.0)]
+    sights: dict[tuple[int, ...], dict[int, float]] = {}
     for _ in range(length):
-        longer = []
-        for path, likely in walks:
-            ways = [step for step in (1, -1) if 0 <= path[-1] + step <= depth]
-            longer += [((*path, path[-1] + step), likely / len(ways)) for step in ways]
-        walks = longer
+        walks = one_step_longer(walks, depth)
         for path, likely in walks:
             depths = sights.setdefault(sight(path, memory), {})
             depths[path[-1]] = depths.get(path[-1], 0.0) + likely
