@@ -53,6 +53,15 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mon
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.parametrize("name", [".", "", "..", "/", "runs"])
+def test_a_folder_is_not_written_as_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    (tmp_path / "runs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"is a folder, and cannot be written as a file: give the name of a file\.$"):
+        save_result(name, {"run": 1})
+    assert [path.name for path in tmp_path.rglob("*")] == ["runs"]
+
+
 @pytest.mark.parametrize("content", [b'{"rows": [1, 2', b"\xff\xfe", b"[1]", b""])
 def test_broken_files_are_named(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "broken.json"

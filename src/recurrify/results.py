@@ -188,8 +188,10 @@ def load_result(path: str | Path) -> dict[str, Any]:
 def write_whole(path: str | Path, content: bytes) -> None:
     """Put `content` at `path` such that a reader finds the old file or the new one, never a part."""
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
+        if not path.name or path.is_dir():
+            raise UserError(f"{path} is a folder, and cannot be written as a file: give the name of a file.")
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with temporary.open("wb") as file:

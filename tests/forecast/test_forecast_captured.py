@@ -78,11 +78,12 @@ def test_a_captured_run_that_goes_on_is_the_run_that_never_stopped(wave_series, 
 
 @pytest.mark.gpu
 @needs_gpu
+@pytest.mark.parametrize("mix", [False, True], ids=["by row", "mixed"])
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 2e-3), ("bf16", 0.15)])
-def test_a_fused_and_captured_step_is_the_plain_one(precision, tolerance, wave_series):
+def test_a_fused_and_captured_step_is_the_plain_one(precision, tolerance, mix, wave_series):
     """Loss and every gradient, at weights that stay where they are; full attention, for a choice has no tolerance."""
     data = windows(wave_series, "cuda")
-    settings = replace(SETTINGS, precision=precision, learning_rate=STILL)
+    settings = replace(SETTINGS, precision=precision, mix=mix, learning_rate=STILL)
     batches, found = epoch_starts(data, settings, 0), []
     for speed, fused in (("plain", False), ("graph", False), ("graph", True)):
         step = new_step(data, replace(settings, speed=speed), fused)

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from recurrify import cli
+from recurrify.forecast.saving import load_forecaster
 from recurrify.forecast.settings import ForecastSettings
 from recurrify.results import load_result
 from support.commands import invoke
@@ -155,6 +156,9 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         (["--model", "gru"], "`inner` means nothing to gru"),
         (["--model", "linear"], "`width` means nothing to linear"),
         (["--model", "seasonal"], "means nothing to seasonal"),
+        (["--model", "transformer", "--factor", "3"], "`factor` means nothing to transformer"),
+        (["--model", "rsa-transformer", "--factor", "3"], "`factor` means nothing to rsa-transformer"),
+        (["--factor", "0"], "`factor` must be at least 1"),
         (["--season", "277"], "`season` must fit into the training part of some before a forecast, 276 rows: got 277"),
     ],
     ids=[
@@ -174,6 +178,9 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         "not-of-gru",
         "not-of-linear",
         "not-of-seasonal",
+        "not-of-transformer",
+        "not-of-rsa-transformer",
+        "factor",
         "season",
     ],
 )
@@ -181,6 +188,30 @@ def test_bad_options_of_train(refused, write_csv, tmp_path, options, told):
     sentence = refused("train", "--data", write_csv(), "--out", tmp_path / "run", *SMALL, *options)
     assert told in sentence
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("model", ["lstm", "linear", "last-value"])
+@pytest.mark.parametrize("option", [("--mix",), ("--factor", "3")])
+def test_models_without_a_decoder_have_nothing_to_mix_or_to_sample(refused, write_csv, tmp_path, model, option):
+    sentence = refused("train", "--data", write_csv(), "--out", tmp_path / "run", "--model", model, *option)
+    assert f"`{option[0][2:]}` means nothing to {model}" in sentence
+
+
+def test_mix_and_factor_go_into_the_model(refused, write_csv, tmp_path):
+    path, run = write_csv(), tmp_path / "run"
+    train(path, run, "--mix", "--factor", "3")
+    config = load_forecaster(run).model.config
+    assert (config.mix, config.factor) == (True, 3)
+    assert "mix=True there, False now" in refused("train", "--data", path, "--out", run, *SMALL, "--factor", "3")
+    train(path, tmp_path / "full", "--model", "transformer", "--mix")
+    assert load_forecaster(tmp_path / "full").model.config.mix
+
+
+def test_a_forecast_is_not_written_over_a_folder(refused, write_csv, tmp_path, monkeypatch):
+    train(write_csv(), tmp_path / "run", "--model", "last-value")
+    monkeypatch.chdir(tmp_path)
+    assert refused("predict", "run", "--out", ".").startswith(". is a folder")
+    assert refused("predict", "run", "--out", "run").startswith("run is a folder")
 
 
 def test_numbers_too_large_leave_no_folder(refused, write_csv, tmp_path):
@@ -207,6 +238,18 @@ def test_a_file_that_has_changed_is_another_run(refused, write_csv, tmp_path):
     assert "holds a run with other settings (data_checksum=" in sentence
     # What cannot be at all is told first.
     assert "too short" in refused("train", "--data", write_csv(), "--out", tmp_path / "run", "--past", "900")
+
+
+def test_a_model_that_was_spoilt_is_made_again_without_training(refused, write_csv, tmp_path):
+    path, run = write_csv(), tmp_path / "run"
+    train(path, run, "--model", "linear")
+    weights = run / "model" / "model.safetensors"
+    whole, validation = weights.read_bytes(), load_result(run / "result.json")["validation"]
+    weights.write_bytes(whole[:100])
+    assert "cannot be loaded" in refused("predict", run, "--out", tmp_path / "next.csv")
+    assert "epoch 1:" not in train(path, run, "--model", "linear")
+    assert weights.read_bytes() == whole
+    assert load_result(run / "result.json")["validation"] == validation
 
 
 def test_table1_without_its_data(refused, tmp_path):

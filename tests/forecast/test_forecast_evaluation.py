@@ -13,6 +13,7 @@ from recurrify.forecast.evaluation import (
     LEVELS,
     evaluate_forecaster,
     fit_intervals,
+    forecasts,
     mean_squared_error,
     shown_windows,
 )
@@ -92,6 +93,20 @@ def test_intervals_are_order_statistics_of_the_validation_errors(data):
     held = evaluate_forecaster(model, data, intervals, part="valid")["coverage"]
     for level, one in zip(LEVELS, held, strict=True):
         assert level <= one["held"] <= level + 0.04
+
+
+@pytest.mark.parametrize("rows", [0, 1, 4, 5, 6])
+def test_intervals_in_several_passes_are_those_of_one(data, monkeypatch, rows):
+    whole, batches = (
+        fit_intervals(naive(4), data),
+        [(forecast - batch.future).abs() for _, batch, forecast in forecasts(naive(4), data, "valid")],
+    )
+    ordered = torch.cat(batches).sort(0).values
+    assert torch.equal(whole.half_widths, ordered[[math.ceil(56 * level) - 1 for level in LEVELS]])
+    monkeypatch.setattr("recurrify.forecast.evaluation.ERRORS_AT_ONCE", rows * 55 * 2 + 1)
+    parts = fit_intervals(naive(4), data)
+    assert torch.equal(parts.half_widths, whole.half_widths)
+    assert (parts.levels, parts.windows) == (whole.levels, whole.windows) == (LEVELS, 55)
 
 
 def test_coverage_is_counted_on_the_test_part(data):

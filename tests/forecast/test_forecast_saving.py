@@ -1,5 +1,6 @@
 """A saved forecaster forecasts as before, beyond the end of a file, and refuses files it was not made for."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from recurrify.forecast.settings import ForecastSettings
 
 SETTINGS = ForecastSettings(
     data="waves.csv", out="out", model="rsa-informer", past=30, label=12, horizon=6, width=16, inner=16,
-    encoder_layers=1, epochs=1, batch=16, learning_rate=1e-3, distil=True,
+    encoder_layers=1, epochs=1, batch=16, learning_rate=1e-3, distil=True, mix=True,
 )  # fmt: skip
 
 
@@ -37,6 +38,20 @@ def test_what_is_loaded_forecasts_as_what_was_saved(trained, saved, wave_series)
     before, after = (forecast_beyond(one, wave_series) for one in (trained.forecaster, load_forecaster(saved)))
     pd.testing.assert_frame_equal(before, after, rtol=1e-12)
     pd.testing.assert_frame_equal(after, forecast_beyond(load_forecaster(saved / "model"), wave_series))
+
+
+def test_a_forecaster_from_before_rows_and_heads_could_be_exchanged(saved, wave_series):
+    path = saved / "model" / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    assert config["model"]["config"]["mix"] is True
+    forecasts = []
+    for change in ({"mix": True}, {"mix": False}, {}):
+        del config["model"]["config"]["mix"]
+        config["model"]["config"] |= change
+        path.write_text(json.dumps(config), encoding="utf-8")
+        forecasts.append(forecast_beyond(load_forecaster(saved), wave_series))
+    pd.testing.assert_frame_equal(forecasts[2], forecasts[1])
+    assert not np.allclose(forecasts[0], forecasts[1])
 
 
 def test_a_forecast_follows_the_end_of_the_file(trained, saved, wave_series):

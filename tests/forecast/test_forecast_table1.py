@@ -5,6 +5,7 @@ import math
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -187,6 +188,23 @@ def runs(process: int) -> bool:
         return False
 
 
+def test_a_worker_that_was_interrupted_begins_nothing_more(monkeypatch):
+    begun = []
+
+    def interrupt(unit, deadline):
+        begun.append(unit)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(table1, "do_unit", interrupt)
+    monkeypatch.setattr(table1, "interrupted", threading.Event())
+    monkeypatch.setattr(table1.torch, "set_num_threads", lambda count: None)
+    monkeypatch.setattr(table1.compiler_config, "compile_threads", 1)
+    with pytest.raises(KeyboardInterrupt):
+        table1._in_worker("first", None)
+    assert table1._in_worker("next", None) is False
+    assert begun == ["first"]
+
+
 def test_curves_are_saved_with_six_digits_and_scores_with_all(plan):
     one = plan.unit(SETTING, "rsa-informer", 1e-3, 0)
     do_units([one], 1, lambda _: None)
@@ -315,6 +333,34 @@ def test_a_run_from_before_an_option_was_known_is_finished(unit):
     assert replace(unit, model="informer", recipe=faster).settings().recurrence_learning_rate is None
 
 
+def test_runs_with_and_without_mix_are_never_one(plan, unit):
+    """One from before it was known has none."""
+    mixed = replace(unit, recipe=replace(unit.recipe, mix=True))
+    scores = [do_unit(replace(one, root=f"{unit.root}-{one.recipe.mix}"))["valid_mse"] for one in (unit, mixed)]
+    assert scores[0] != scores[1]
+    result = do_unit(unit)
+    assert result["provenance"]["config"].pop("mix") is False
+    save_result(unit.path, result)
+    assert unit.is_finished()
+    with pytest.raises(UserError, match="was run with another mix: repeat"):
+        mixed.is_finished()
+    do_unit(replace(unit, seed=1))
+    assert len(assembled(unit.root, [SETTING])["table1"]) == 1
+    do_unit(replace(mixed, seed=2))
+    with pytest.raises(UserError, match=r"s2\.json was run with another mix than runs beside it"):
+        assembled(unit.root, [SETTING])
+
+
+def test_the_committed_runs_are_those_of_the_same_command(planned, monkeypatch):
+    monkeypatch.setattr(table1, "file_checksum", lambda path: checksums[path.stem])
+    checksums = load_result(RESULTS / "table1.json")["data_checksums"]
+    same, mixed = (replace(planned("--precision", "bf16", *more), root=str(RESULTS)) for more in ([], ["--mix"]))
+    assert all(unit.is_finished() for unit in same.finals())
+    for unit in mixed.finals():
+        with pytest.raises(UserError, match="was run with another mix"):
+            unit.is_finished()
+
+
 def fake_run(root: Path, setting: str, model: str, seed: int, mse: float, rate: float = 1e-4, **config: object) -> None:
     """A unit's result, as far as a table needs it: its best epoch is the one after its seed, and its gates open."""
     data = setting.partition("-")[0]
@@ -418,7 +464,7 @@ def test_the_rate_of_the_recurrence(planned, options, rate):
 def test_the_command_has_the_recipe_of_the_table_that_was_run(planned):
     there = load_result(RESULTS / "table1.json")["provenance"]["config"]
     mine = planned("--precision", "bf16")
-    assert asdict(mine.recipe) | {"learning_rates": [1e-4]} == there["recipe"]
+    assert asdict(mine.recipe) | {"learning_rates": [1e-4]} == {"mix": False} | there["recipe"]
     assert (list(mine.models), mine.seeds) == (there["models"], there["seeds"])
 
 

@@ -1,5 +1,6 @@
 """Training that learns, stops, goes on where it stopped, and keeps its best."""
 
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -139,6 +140,47 @@ def test_the_best_epoch_is_kept_and_patience_ends_the_run(data):
     assert mean_squared_error(model, data, "valid") == pytest.approx(min(losses), rel=1e-6)
 
 
+def test_the_first_interrupt_ends_a_run_within_an_epoch_and_nothing_is_lost(data, tmp_path):
+    whole = fitted(SETTINGS, data)
+    steps: list[int] = []
+
+    def interrupt(done: int) -> None:
+        steps.append(done)
+        if sum(steps) == 14:
+            signal.raise_signal(signal.SIGINT)
+
+    torch.manual_seed(0)
+    model = new_forecaster(SETTINGS, data.channels, data.times_TF.shape[1], data.series.step)
+    with pytest.raises(KeyboardInterrupt):
+        fit(model, data, SETTINGS, tmp_path, tick=interrupt)
+    assert sum(steps) == 14  # ten of the first epoch, four of the second
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    steps.clear()
+    torch.manual_seed(5)
+    again = new_forecaster(SETTINGS, data.channels, data.times_TF.shape[1], data.series.step)
+    fit(again, data, SETTINGS, tmp_path, tick=steps.append)
+    assert steps[0] == 14
+    assert same(whole, again)
+
+
+def test_the_second_interrupt_ends_a_run_at_once(data, tmp_path):
+    def interrupt(done: int) -> None:
+        if done:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(new_forecaster(SETTINGS, 2, 4, data.series.step), data, SETTINGS, tmp_path, tick=interrupt)
+    assert not (tmp_path / STATE_FILE).exists()
+
+
+def test_weights_that_the_last_step_spoils_are_not_the_result(data):
+    """With one step in an epoch its loss is from before the weights went."""
+    settings = replace(SETTINGS, learning_rate=1e37, batch=1000, epochs=1)
+    with pytest.raises(UserError, match="validation loss is not finite in epoch 1"):
+        fitted(settings, data)
+
+
 def test_a_loss_that_is_not_finite_stops_the_run(data):
     settings = replace(SETTINGS, model="linear", learning_rate=1e30, schedule="constant")
     with pytest.raises(UserError, match="not finite in epoch"):
@@ -215,9 +257,12 @@ def test_the_schedule_keeps_the_proportion_between_the_rates(data, device):
 
 def test_learning_rates():
     rates = [
-        [learning_rate(replace(SETTINGS, schedule=name), epoch) for epoch in range(3)] for name in ("halve", "constant")
+        [learning_rate(replace(SETTINGS, schedule=name), epoch) for epoch in range(4)]
+        for name in ("halve", "published", "constant")
     ]
-    assert np.allclose(rates, [[3e-3, 1.5e-3, 7.5e-4], [3e-3] * 3])
+    # Informer's code calls the end of the first epoch 1 and takes that for no halving yet.
+    expected = [[3e-3, 1.5e-3, 7.5e-4, 3.75e-4], [3e-3, 3e-3, 1.5e-3, 7.5e-4], [3e-3] * 4]
+    assert np.allclose(rates, expected)
     assert learning_rate(replace(SETTINGS, schedule="cosine"), 0) == 3e-3
 
 

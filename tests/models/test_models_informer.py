@@ -24,6 +24,7 @@ MODELS = {
     "rsa": replace(PLAIN, rsa=RSA),
     "rsa-selected": replace(PLAIN, rsa=RSA, recurrence_rows="selected"),
     "rsa-full": replace(PLAIN, rsa=RSA, attention="full"),
+    "mixed": replace(PLAIN, mix=True, rsa=RSA),
 }
 EVERY = pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
 BOTH_WAYS = pytest.mark.parametrize("causal", [False, True], ids=["unmasked", "masked"])
@@ -107,6 +108,59 @@ def test_the_rows_of_the_recurrence_are_those_of_the_queries(causal, selected):
                 if not selected or row in chosen[b, h]:
                     expected = (1 - gate) * expected + gate * (matrix[h, row] @ value[b, h])
                 torch.testing.assert_close(mixed[b, h, row], expected)
+
+
+def naive_self_attention(attention: SelfAttention, hidden: Tensor) -> Tensor:
+    """The decoder's, whole matrices and number by number: mixed, all rows of a head come before those of the next."""
+    query, key, value = (
+        part.view(2, 11, 6, 2).permute(0, 2, 1, 3)
+        for part in (attention.query(hidden), *attention.key_value(hidden).split(12, dim=-1))
+    )
+    if attention.config.attention == "full":
+        scores = (query @ key.transpose(2, 3) / math.sqrt(2)).masked_fill(torch.ones(11, 11).triu(1) > 0, -math.inf)
+        attended = scores.softmax(-1) @ value
+    else:
+        sample = sample_keys(11, 11, attention.config.factor, torch.device("cpu"), training=False)
+        attended = naive_prob_sparse(query, key, value, sample, True, attention.config.factor)
+    if attention.encoding is not None:
+        gate = attention.encoding.gate()
+        attended = (1 - gate) * attended + gate * (rem_matrix(attention.encoding, 11) @ value)
+    rows = [[[attended[b, h, t] for t in range(11)] for h in range(6)] for b in range(2)]
+    if attention.config.mix:
+        ordered = [torch.cat([number for head in sequence for number in head]) for sequence in rows]
+    else:
+        ordered = [torch.cat([head[t] for t in range(11) for head in sequence]) for sequence in rows]
+    return attention.output(torch.stack(ordered).view(2, 11, 12))
+
+
+@pytest.mark.parametrize("mix", [False, True], ids=["by row", "mixed"])
+@pytest.mark.parametrize("rsa", [None, RSA], ids=["plain", "rsa"])
+@pytest.mark.parametrize("attention", ["prob", "full"])
+def test_the_decoders_self_attention_is_the_naive_one_with_its_gradients(attention, rsa, mix):
+    module = SelfAttention(replace(PLAIN, attention=attention, rsa=rsa, mix=mix), causal=True).double().eval()
+    hidden = torch.randn(2, 11, 12, dtype=torch.float64, requires_grad=True)
+    found, expected = module(hidden), naive_self_attention(module, hidden)
+    torch.testing.assert_close(found, expected)
+    weight = torch.randn_like(found)
+    for ours, theirs in zip(
+        torch.autograd.grad((found * weight).sum(), [hidden, *module.parameters()]),
+        torch.autograd.grad((expected * weight).sum(), [hidden, *module.parameters()]),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("attention", ["prob", "full"])
+def test_nothing_but_the_decoders_self_attention_is_mixed(attention):
+    plain = Informer(replace(PLAIN, attention=attention, rsa=RSA)).double().eval()
+    mixed = Informer(replace(plain.config, mix=True)).double().eval()
+    mixed.load_state_dict(plain.state_dict())
+    assert torch.equal(plain.encode(*inputs()[:2]), mixed.encode(*inputs()[:2]))
+    assert not torch.allclose(plain(*inputs()), mixed(*inputs()))
+    for model in (plain, mixed):
+        for layer in model.decoder:
+            torch.nn.init.zeros_(layer.attention.output.weight)
+    assert torch.equal(plain(*inputs()), mixed(*inputs()))
 
 
 def self_attention(causal: bool, counts: tuple[int, ...], dilations: tuple[int, ...], dominant: int) -> Tensor:
@@ -242,7 +296,7 @@ def test_recurrence_costs_its_parameters_and_no_more():
 
 
 def test_a_configuration_comes_back_from_plain_types():
-    config = replace(PLAIN, rsa=RSA)
+    config = replace(PLAIN, rsa=RSA, mix=True)
     assert InformerConfig(**asdict(config)) == config
 
 

@@ -39,6 +39,7 @@ MODELS = {
     "informer": CONFIG,
     "distilled": replace(CONFIG, distil=True),
     "rsa": replace(CONFIG, rsa=RSAConfig(heads=4, counts=(1, 1, 1, 0, 0, 0))),
+    "mixed": replace(CONFIG, mix=True),
 }
 
 

@@ -42,13 +42,16 @@ def _training(text: str, **more: Any) -> Any:
 
 
 OF_RECURRENCE = ("counts", "dilations", "recurrence_rows", "recurrence_learning_rate")
-OF_TRANSFORMERS = ("label", "heads", "inner", "decoder_layers", "distil")
+OF_PROB_SPARSE = ("factor",)
+OF_TRANSFORMERS = (*OF_PROB_SPARSE, "label", "heads", "inner", "decoder_layers", "distil", "mix")
 OF_NETWORKS = (*OF_TRANSFORMERS, "width", "encoder_layers", "dropout")
 OF_TRAINING = (
     "epochs", "patience", "batch", "learning_rate", "schedule", "order", "epoch_windows", "precision", "speed",
     "max_minutes", "seed",
 )  # fmt: skip
 UNUSED = {
+    "transformer": OF_PROB_SPARSE,
+    "rsa-transformer": OF_PROB_SPARSE,
     "lstm": OF_TRANSFORMERS,
     "gru": OF_TRANSFORMERS,
     "linear": OF_NETWORKS,
@@ -79,7 +82,9 @@ Inner = Annotated[int | None, _model("Width of the feed-forward part; default: f
 EncoderLayers = Annotated[int, _model("Layers of the encoder, or of an LSTM or GRU.")]
 DecoderLayers = Annotated[int, _model("Layers of the decoder.")]
 Dropout = Annotated[float, _model("Share of activations left out.")]
+Factor = Annotated[int, _model("informer: ProbSparse attention looks at so many times ⌈ln T⌉ of T rows.")]
 Distil = Annotated[bool, _model("Halve the sequence between encoder layers.")]
+Mix = Annotated[bool, _model("Exchange rows and heads behind the decoder's self-attention, as Informer's code does.")]
 Counts = Annotated[
     str | None, _model("rsa: heads that are regular, cosine, sine, and each of them dilated; default: 0,2,2,0,2,2.")
 ]
@@ -99,7 +104,9 @@ RecurrenceLearningRate = Annotated[
     float,
     _training("rsa: of gates, decays and angles, which hardly move at a small one; that of --learning-rate: as all."),
 ]
-Schedule = Annotated[str, _training("Then: halve (at each epoch), cosine or constant.")]
+Schedule = Annotated[
+    str, _training("Then: halve (at each epoch), published (halve from the third on), cosine or constant.")
+]
 Order = Annotated[str, _training("Of the training windows: shuffled or sequential.")]
 EpochWindows = Annotated[int | None, _training("Windows in an epoch; default: all.")]
 Precision = Annotated[str, _training("auto (tf32 on CUDA), bf16 or fp32.")]
@@ -128,7 +135,9 @@ def train(
     encoder_layers: EncoderLayers = 2,
     decoder_layers: DecoderLayers = 1,
     dropout: Dropout = 0.05,
+    factor: Factor = 5,
     distil: Distil = False,
+    mix: Mix = False,
     counts: Counts = None,
     dilations: Dilations = None,
     recurrence_rows: RecurrenceRows = None,

@@ -42,10 +42,15 @@ def run(
     epochs: int = 6,
     patience: int = 3,
     batch: int = 32,
-    schedule: Annotated[str, typer.Option(help="halve, cosine or constant.")] = "halve",
+    schedule: Annotated[
+        str, typer.Option(help="halve, published (halve from the third epoch on), cosine or constant.")
+    ] = "halve",
     order: Annotated[str, typer.Option(help="shuffled or sequential.")] = "shuffled",
     epoch_windows: Annotated[int | None, typer.Option(help="Windows in an epoch; default: all.")] = None,
     distil: bool = False,
+    mix: Annotated[
+        bool, typer.Option(help="Exchange rows and heads behind the decoder's self-attention, as Informer's code does.")
+    ] = False,
     recurrence_rows: Annotated[str, typer.Option(help="all or selected.")] = "all",
     gate_start: Annotated[float | None, typer.Option(help="Logit of the gates; default: drawn.")] = None,
     recurrence_learning_rate: Annotated[
@@ -72,6 +77,7 @@ def run(
         order=order,
         epoch_windows=epoch_windows,
         distil=distil,
+        mix=mix,
         recurrence_rows=recurrence_rows,
         gate_start=gate_start,
         recurrence_learning_rate=recurrence_rate(recurrence_learning_rate, rates),

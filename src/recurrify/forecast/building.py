@@ -84,6 +84,7 @@ def new_forecaster(settings: ForecastSettings, channels: int, time_features: int
         attention="full" if settings.model.endswith("transformer") else "prob",
         factor=settings.factor,
         distil=settings.distil,
+        mix=settings.mix,
         rsa=recurrence_config(settings),
         recurrence_rows="selected" if settings.recurrence_rows == "selected" else "all",
     )

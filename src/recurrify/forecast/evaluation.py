@@ -19,6 +19,8 @@ from recurrify.forecast.data import Batch, Part, WindowedSeries
 LEVELS = (0.5, 0.8, 0.9, 0.95)
 """How much of the truth each interval should hold."""
 EVALUATION_BATCH = 128
+ERRORS_AT_ONCE = 2**27
+"""Of the validation part, that are kept while intervals are fitted: half a gigabyte, twice while they are joined."""
 PUBLISHED_BATCH = 32
 """With `as_published`, windows that do not fill a batch of this size are left out."""
 SHOWN_WINDOWS = 4
@@ -89,11 +91,20 @@ def _rank(windows: int, level: float) -> int:
 
 
 def fit_intervals(model: nn.Module, data: WindowedSeries, levels: tuple[float, ...] = LEVELS) -> Intervals:
-    errors_NPC = torch.cat([(forecast - batch.future).abs() for _, batch, forecast in forecasts(model, data, "valid")])
-    count = len(errors_NPC)
-    sorted_NPC = errors_NPC.sort(dim=0).values
+    """Where the errors of all rows ahead are too many to be kept, in several passes over the validation part."""
+    count = len(data.starts("valid"))
     ranks = [min(count, _rank(count, level)) - 1 for level in levels]
-    return Intervals(levels, sorted_NPC[ranks].clone(), count)
+    rows = max(1, ERRORS_AT_ONCE // (count * data.channels))
+    half_widths: list[Tensor] = []
+    for first in range(0, data.horizon, rows):
+        errors_NPC = torch.cat(
+            [
+                (forecast - batch.future)[:, first : first + rows].abs()
+                for _, batch, forecast in forecasts(model, data, "valid")
+            ]
+        )
+        half_widths += [errors_NC.sort(dim=0).values[ranks] for errors_NC in errors_NPC.unbind(1)]
+    return Intervals(levels, torch.stack(half_widths, dim=1), count)
 
 
 class _Sums:

@@ -23,7 +23,7 @@ from recurrify.forecast.data import (
 )
 from recurrify.forecast.evaluation import Intervals, evaluate_forecaster, fit_intervals
 from recurrify.forecast.reading import Series, read_series
-from recurrify.forecast.saving import CONFIG_FILE, Forecaster, save_forecaster
+from recurrify.forecast.saving import CONFIG_FILE, Forecaster, load_forecaster, save_forecaster
 from recurrify.forecast.seasons import with_season
 from recurrify.forecast.settings import ForecastSettings
 from recurrify.forecast.shapes import recurrence_shapes
@@ -176,7 +176,13 @@ def _finished_result(folder: Path) -> dict[str, Any] | None:
     if not (folder / RESULT_FILE).is_file() or not (folder / "model" / CONFIG_FILE).is_file():
         return None
     result = load_result(folder / RESULT_FILE)
-    return result if result.get("finished") is True else None
+    if result.get("finished") is not True:
+        return None
+    try:
+        load_forecaster(folder)
+    except UserError:
+        return None  # spoilt since: it is made again from what the training saved
+    return result
 
 
 def try_out(settings: ForecastSettings, series: Series) -> None:

@@ -28,7 +28,7 @@ chosen."""
 
 @dataclass(frozen=True, kw_only=True)
 class ForecastSettings(RunRecord):
-    """The defaults are Informer's where it names a value."""
+    """The defaults are Informer's where it names a value, but for `distil`, `mix` and `schedule`."""
 
     may_differ: ClassVar[tuple[str, ...]] = ("out", "max_minutes", "device")
 
@@ -64,6 +64,8 @@ class ForecastSettings(RunRecord):
     """ProbSparse looks at factor · ⌈ln T⌉ of T rows."""
     distil: bool = False
     """Halve the sequence between encoder layers; published for Informer, left out by the authors of RSA."""
+    mix: bool = False
+    """Exchange rows and heads of what the decoder's self-attention gives, as Informer's code does unless told."""
     counts: tuple[int, ...] = (0, 2, 2, 0, 2, 2)
     """Heads of each kind of recurrence, for the rsa- models: regular, cosine, sine, and the three dilated."""
     dilations: tuple[int, ...] | None = None
@@ -81,7 +83,8 @@ class ForecastSettings(RunRecord):
     """Of the recurrence's own parameters (gates, decays, angles), for the rsa- models; None is that of the others,
     at which they hardly move. It follows the same schedule."""
     schedule: str = "halve"
-    """The learning rate after the first epoch: `halve` at each, as published, `cosine` to zero, or `constant`."""
+    """The learning rate after the first epoch: `halve` at each, `published`, as Informer's code has it, which halves
+    from the third epoch on, `cosine` to zero, or `constant`."""
     weight_decay: float = 0.0
     patience: int = 3
     """Epochs in a row without a better validation before stopping; 0 never stops early."""
@@ -136,7 +139,7 @@ def recurrence_rate(rate: float, others: Sequence[float]) -> float | None:
 def _check_choices(settings: ForecastSettings) -> None:
     choices = {
         "model": MODELS,
-        "schedule": ("halve", "cosine", "constant"),
+        "schedule": ("halve", "published", "cosine", "constant"),
         "order": ("shuffled", "sequential"),
         "precision": ("auto", "bf16", "fp32"),
         "speed": ("auto", "plain", "graph", "compile"),

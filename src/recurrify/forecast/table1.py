@@ -23,12 +23,14 @@ from recurrify.forecast.reading import Series, read_series
 from recurrify.forecast.running import train_forecaster, try_out
 from recurrify.forecast.settings import RECURRENCE_LEARNING_RATE, UNTRAINED, ForecastSettings
 from recurrify.forecast.shapes import recurrence_shapes
-from recurrify.forecast.table1_rows import PAIR, RECURRENCE, assembled, check_alike, table_of
+from recurrify.forecast.table1_rows import PAIR, RECURRENCE, assembled, check_alike, config_of, table_of
 from recurrify.forecast.training import precision_context
 from recurrify.results import load_result, provenance, save_result
 
 MODELS = (*PAIR, "linear", "seasonal", "last-value")
 Say = Callable[[str], None]
+interrupted = threading.Event()
+"""Set in a worker that has heard Ctrl-C."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +50,8 @@ class Recipe:
     """`sequential` is what the RSA authors say they used."""
     epoch_windows: int | None = None
     distil: bool = False
+    mix: bool = False
+    """On in Informer's published code."""
     recurrence_rows: str = "all"
     gate_start: float | None = None
     recurrence_learning_rate: float | None = RECURRENCE_LEARNING_RATE
@@ -125,8 +129,8 @@ class Unit:
         """Whether its result is there; one of another recipe or of other data is refused, for a table mixes none."""
         if not self.path.is_file():
             return False
-        origin = load_result(self.path)["provenance"]
-        there = origin["config"]
+        result = load_result(self.path)
+        origin, there = result["provenance"], config_of(result)
         mine = self.settings().to_dict()
         different = [
             name
@@ -181,7 +185,8 @@ def _series(path: str) -> Series:
 def do_unit(unit: Unit, deadline: float | None = None) -> dict[str, Any] | None:
     """Train, score on the test part, save; None where the time, a `time.time()`, was up before the end.
 
-    A training that was stopped, by the time or from outside, goes on behind its last whole epoch.
+    A training that was stopped by the time or by Ctrl-C goes on where it was, and one that was killed behind its last
+    whole epoch.
     """
     started = time.time()
     if deadline is not None and started >= deadline:
@@ -250,7 +255,13 @@ def _in_worker(unit: Unit, deadline: float | None) -> bool:
     torch.set_num_threads(1)
     # The compiler would start as many processes as there are cores, in each of the workers, for a handful of kernels.
     compiler_config.compile_threads = 1
-    return do_unit(unit, deadline) is not None
+    if interrupted.is_set():
+        return False  # the pool hands out one unit more than it has workers, which nobody waits for any more
+    try:
+        return do_unit(unit, deadline) is not None
+    except KeyboardInterrupt:
+        interrupted.set()
+        raise
 
 
 def _end_with_parent() -> None:

@@ -2,19 +2,21 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import MISSING, fields
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 from recurrify.errors import UserError
 from recurrify.forecast.published import SETTINGS, Setting
-from recurrify.forecast.settings import MODELS, UNTRAINED
+from recurrify.forecast.settings import MODELS, UNTRAINED, ForecastSettings
 from recurrify.forecast.table1_training import training_facts
 from recurrify.results import load_result
 
 PAIR = ("informer", "rsa-informer")
 RECURRENCE = {"recurrence_learning_rate": None, "gate_start": None, "recurrence_rows": "all"}
 """Settings of the recurrence alone, and what models without one have there."""
+USUAL = {entry.name: entry.default for entry in fields(ForecastSettings) if entry.default is not MISSING}
 OWN = {"out", "data", "model", "learning_rate", "seed", "device", "season", *RECURRENCE}
 OWN |= {"past", "label", "horizon", "encoder_layers", "decoder_layers", "factor", "counts"}
 """Settings in which the runs of one table differ, as published or by what they are."""
@@ -60,13 +62,11 @@ def check_alike(paths: Sequence[Path], results: Sequence[dict[str, Any]]) -> Non
     checksums: dict[str, str] = {}
     recurrences: dict[str, dict[str, Any]] = {}
     for path, result in zip(paths, results, strict=True):
-        origin = result["provenance"]
-        config = origin["config"]
-        # An option that older runs did not know yet is as if it had not been given.
-        recipe = {name: value for name, value in config.items() if name not in OWN and value is not None}
+        origin, config = result["provenance"], config_of(result)
+        recipe = {name: value for name, value in config.items() if name not in OWN}
         different = [name for name in {**recipe, **recipes} if recipe.get(name) != (recipes or recipe).get(name)]
         if result["model"].startswith("rsa-"):
-            mine = {name: config.get(name, usual) for name, usual in RECURRENCE.items()}
+            mine = {name: config[name] for name in RECURRENCE}
             theirs = recurrences.setdefault(result["model"], mine)
             different += [name for name, value in mine.items() if theirs[name] != value]
         if checksums.setdefault(config["data"], origin["data_checksum"]) != origin["data_checksum"]:
@@ -77,6 +77,11 @@ def check_alike(paths: Sequence[Path], results: Sequence[dict[str, Any]]) -> Non
                 "none, so move one kind to another --root."
             )
         recipes = recipes or recipe
+
+
+def config_of(result: dict[str, Any]) -> dict[str, Any]:
+    """A run's settings. An option that it did not know yet has its usual value, which is as if it had not been."""
+    return USUAL | result["provenance"]["config"]
 
 
 def _at_best_rates(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -25,6 +25,7 @@ from recurrify.errors import UserError
 from recurrify.forecast.data import WindowedSeries
 from recurrify.forecast.evaluation import mean_squared_error
 from recurrify.forecast.settings import ForecastSettings
+from recurrify.forecast.stopping import Stop
 from recurrify.kernels import TRITON_INSTALLED
 from recurrify.models.informer import Informer
 from recurrify.results import write_whole
@@ -97,6 +98,8 @@ def learning_rate(settings: ForecastSettings, epoch: int) -> float:
     """Of an epoch, counted from 0."""
     if settings.schedule == "halve":
         return settings.learning_rate * 0.5**epoch
+    if settings.schedule == "published":
+        return settings.learning_rate * 0.5 ** max(0, epoch - 1)
     if settings.schedule == "cosine":
         return settings.learning_rate * 0.5 * (1 + math.cos(math.pi * epoch / settings.epochs))
     return settings.learning_rate
@@ -193,8 +196,9 @@ def fit(
 ) -> Outcome:
     """Train `model` in place and leave it with the weights of its best epoch.
 
-    With a `folder` the run is saved there after each epoch, and within one when `max_minutes` are over, and goes on
-    from what is there. The minutes count from `begun`, a `time.monotonic()`, or else from now.
+    With a `folder` the run is saved there after each epoch, and within one when `max_minutes` are over or at Ctrl-C
+    (which is then raised), and goes on from what is there. The minutes count from `begun`, a `time.monotonic()`, or
+    else from now.
     """
     if torch.device(settings.device).type == "cuda" and settings.precision != "fp32":
         torch.set_float32_matmul_precision("high")
@@ -207,17 +211,18 @@ def fit(
         _load(folder, model, step.optimizer, progress)
     if tick is not None:
         tick(progress.epoch * steps_per_epoch(data, settings) + progress.steps)
-    fastest = math.inf
-    while not progress.stops(settings):
-        seconds = _one_epoch(model, step, data, settings, progress, tick, deadline)
-        if seconds is not None:
-            fastest = min(fastest, seconds)
-        if folder is not None:
-            _save(folder, model, step.optimizer, progress)
-        if seconds is None:
-            break
-        if watch is not None:
-            watch(progress.history[-1])
+    fastest, stop = math.inf, Stop(deadline)
+    with nullcontext() if folder is None else stop.listening():
+        while not progress.stops(settings) and not stop.interrupted:
+            seconds = _one_epoch(model, step, data, settings, progress, tick, stop)
+            if seconds is not None:
+                fastest = min(fastest, seconds)
+            if folder is not None:
+                _save(folder, model, step.optimizer, progress)
+            if seconds is None:
+                break
+            if watch is not None:
+                watch(progress.history[-1])
     if progress.best:
         model.load_state_dict(progress.best)
     model.eval()
@@ -245,9 +250,9 @@ def _one_epoch(
     settings: ForecastSettings,
     progress: Progress,
     tick: Tick | None,
-    deadline: float,
+    stop: Stop,
 ) -> float | None:
-    """The seconds that training took; None where the time was up before the last step."""
+    """The seconds that training took; None where it was to stop before the last step."""
     torch.manual_seed(settings.seed * 1_000_003 + progress.epoch)
     set_rate(step.optimizer, learning_rate(settings, progress.epoch))
     model.train()
@@ -261,7 +266,7 @@ def _one_epoch(
     # Steps are only queued on a GPU, hundreds ahead: the clock means nothing before they are done, and waiting costs.
     between = STEPS_BETWEEN_LOOKS if device.type == "cuda" else 1
     for number in range(progress.steps, len(batches)):
-        if (number - progress.steps) % between == 0 and _is_over(deadline, total):
+        if stop.is_due(total, looks_at_clock=(number - progress.steps) % between == 0):
             progress.steps, progress.seconds = number, time.monotonic() - begun
             progress.within = {"loss": total} | _random_states(device)
             return None
@@ -270,14 +275,12 @@ def _one_epoch(
             tick(1)
     train_loss = total.item() / len(batches)
     seconds = time.monotonic() - begun
-    if not math.isfinite(train_loss):
-        raise UserError(
-            f"The loss is not finite in epoch {progress.epoch + 1}: training stopped, and what was saved before is "
-            "good; lower the learning rate and use a new output folder, or look at the data."
-        )
+    _check_finite("training", train_loss, progress)
     model.eval()
     with precision_context(settings):
         valid_loss = mean_squared_error(model, data, "valid")
+    # The last step of an epoch may be the one that spoils the weights: its own loss is from before.
+    _check_finite("validation", valid_loss, progress)
     progress.epoch += 1
     progress.steps, progress.seconds, progress.within = 0, 0.0, {}
     progress.history.append(
@@ -289,11 +292,12 @@ def _one_epoch(
     return seconds
 
 
-def _is_over(deadline: float, total: Tensor) -> bool:
-    if math.isinf(deadline):
-        return False
-    total.item()
-    return time.monotonic() > deadline
+def _check_finite(part: str, loss: float, progress: Progress) -> None:
+    if not math.isfinite(loss):
+        raise UserError(
+            f"The {part} loss is not finite in epoch {progress.epoch + 1}: training stopped, and what was saved before "
+            "is good; lower the learning rate and use a new output folder, or look at the data."
+        )
 
 
 def _random_states(device: torch.device) -> dict[str, Tensor]:

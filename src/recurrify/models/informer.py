@@ -34,7 +34,7 @@ COMPILATIONS = 64
 
 @dataclass(frozen=True, kw_only=True)
 class InformerConfig:
-    """The defaults are the published model, less distilling."""
+    """The defaults are those of the published code, but for `distil` and `mix`, which it has on."""
 
     channels: int
     """Columns that are read and forecast."""
@@ -62,6 +62,9 @@ class InformerConfig:
     """ProbSparse samples and chooses factor · ⌈ln T⌉ of T rows."""
     distil: bool = False
     """Halve the sequence between encoder layers by convolution and pooling."""
+    mix: bool = False
+    """Read what the decoder's self-attention gives, recurrence included, head after head, and cut it into rows anew. A
+    row then holds several rows of a head or two, later ones than itself among them, in place of its own of all."""
     rsa: RSAConfig | None = None
     """Adds recurrence to every self-attention, causal in the decoder and both ways in the encoder; None is Informer."""
     recurrence_rows: Literal["all", "selected"] = "all"
@@ -112,6 +115,7 @@ class Projections(nn.Module):
         self.key_value = nn.Linear(config.width, 2 * config.width)
         self.output = nn.Linear(config.width, config.width)
         self.attention_dropout = config.dropout
+        self.mix = False
 
     def split(self, hidden_BTW: Tensor, seen_BTW: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         key, value = self.key_value(seen_BTW).chunk(2, dim=-1)
@@ -121,7 +125,9 @@ class Projections(nn.Module):
         return query, key, value
 
     def join(self, attended_BHTD: Tensor) -> Tensor:
-        return self.output(attended_BHTD.transpose(1, 2).flatten(2))
+        batch, heads, rows, width = attended_BHTD.shape
+        ordered = attended_BHTD if self.mix else attended_BHTD.transpose(1, 2)
+        return self.output(ordered.reshape(batch, rows, heads * width))
 
     @property
     def dropout_now(self) -> float:
@@ -142,6 +148,7 @@ class SelfAttention(Projections):
     def __init__(self, config: InformerConfig, causal: bool) -> None:
         super().__init__(config)
         self.config, self.causal = config, causal
+        self.mix = config.mix and causal
         self.encoding = None if config.rsa is None else RecurrenceEncoding(config.rsa)
 
     def forward(self, hidden_BTW: Tensor) -> Tensor:
