@@ -213,7 +213,7 @@ def fit(
         tick(progress.epoch * steps_per_epoch(data, settings) + progress.steps)
     fastest, stop = math.inf, Stop(deadline)
     with nullcontext() if folder is None else stop.listening():
-        while not progress.stops(settings) and not stop.interrupted:
+        while not progress.stops(settings) and not stop.heard:
             seconds = _one_epoch(model, step, data, settings, progress, tick, stop)
             if seconds is not None:
                 fastest = min(fastest, seconds)
@@ -223,6 +223,8 @@ def fit(
                 break
             if watch is not None:
                 watch(progress.history[-1])
+    if stop.heard:
+        raise KeyboardInterrupt
     if progress.best:
         model.load_state_dict(progress.best)
     model.eval()

@@ -1,11 +1,7 @@
 """What watches a run: the clock, the numbers, and the person in front of it."""
 
-import signal
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,6 +10,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from recurrify.errors import UserError
+from recurrify.interrupts import Interrupt
 
 
 class StopAfterMinutes(TrainerCallback):
@@ -36,33 +33,13 @@ class StopAfterMinutes(TrainerCallback):
         return control
 
 
-class StopOnInterrupt(TrainerCallback):
+class StopOnInterrupt(TrainerCallback, Interrupt):
     """The first Ctrl-C ends the run in good order after the step, saved; a second one ends it at once."""
-
-    def __init__(self) -> None:
-        self.reached = False
-
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        if threading.current_thread() is not threading.main_thread():
-            yield  # signals are for the main thread alone
-            return
-        before = signal.signal(signal.SIGINT, self._hear)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, before)
-
-    def _hear(self, number: int, frame: Any) -> None:
-        if self.reached:
-            raise KeyboardInterrupt
-        self.reached = True
-        print("stopping after this step and saving; Ctrl-C again stops at once", file=sys.stderr, flush=True)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> TrainerControl:
-        if self.reached:
+        if self.heard:
             control.should_save = control.should_training_stop = True
         return control
 

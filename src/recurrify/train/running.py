@@ -156,11 +156,11 @@ def run_to_end(
     finally:
         progress.close()
     return TrainOutcome(
-        finished=not (clock.reached or interrupt.reached),
+        finished=not (clock.reached or interrupt.heard),
         steps=trainer.state.global_step,
         tokens=_tokens(trainer.state, tokens_of),
         history=trainer.state.log_history,
-        interrupted=interrupt.reached,
+        interrupted=interrupt.heard,
     )
 
 

@@ -19,8 +19,8 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from recurrify.errors import UserError
+from recurrify.interrupts import Interrupt
 from recurrify.results import write_whole
-from recurrify.train.callbacks import StopOnInterrupt
 from recurrify.train.lanes import Lanes, Score
 from recurrify.train.pretrain import WARM_STEPS
 from recurrify.train.scratch_settings import ScratchSettings
@@ -185,7 +185,7 @@ def fit(
         tell(f"every step runs eagerly, not by {asked}: the model's state changes its shape all epoch long")
     if tick is not None:
         tick(run.progress.step)
-    interrupt = StopOnInterrupt()
+    interrupt = Interrupt()
     model.train()
     with interrupt.listening():
         while run.progress.step < settings.steps:
@@ -198,7 +198,7 @@ def fit(
                 if watch is not None:
                     watch(entry)
             time_is_up = time.monotonic() - begun > 60 * (settings.max_minutes or math.inf)
-            stops = interrupt.reached or time_is_up
+            stops = interrupt.heard or time_is_up
             if last or stops or run.is_due:
                 run.save()
             if stops:
@@ -206,7 +206,7 @@ def fit(
     model.eval()
     return ScratchOutcome(
         finished=run.progress.step == settings.steps,
-        interrupted=interrupt.reached,
+        interrupted=interrupt.heard,
         progress=run.progress,
         speed=run.stepper.speed,
     )
