@@ -137,7 +137,7 @@ def test_token_types_reach_the_base() -> None:
         )
 
 
-def test_a_written_out_gelu_is_one_operation_in_training_and_itself_elsewhere() -> None:
+def test_a_written_out_gelu_is_quick_in_training_and_itself_elsewhere() -> None:
     base = tiny("gpt2")
     written_out = base.transformer.h[0].mlp.act
     model = add_recurrence(base, NoRecurrence(window=WINDOW))
@@ -153,9 +153,11 @@ def test_a_written_out_gelu_is_one_operation_in_training_and_itself_elsewhere() 
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(torch.autograd.grad(found.sum(), hidden)[0], slope)
     assert not any("act" in name for name in model.state_dict())
-    # Compiled for a CPU it is written as a sigmoid.
+    # In a CPU's usual precision it is a sigmoid, compiled or not.
     single = hidden.detach().float().requires_grad_()
-    compiled = torch.compile(activation, backend="eager", fullgraph=True)(single)
-    assert "Gelu" not in compiled.grad_fn.name()
-    torch.testing.assert_close(compiled, expected.float())
-    torch.testing.assert_close(torch.autograd.grad(compiled.sum(), single)[0], slope.float())
+    for quick in (activation, torch.compile(activation, backend="eager", fullgraph=True)):
+        by_sigmoid = quick(single)
+        assert "Gelu" not in by_sigmoid.grad_fn.name()
+        torch.testing.assert_close(by_sigmoid, expected.float())
+        torch.testing.assert_close(torch.autograd.grad(by_sigmoid.sum(), single)[0], slope.float())
+    assert not activation(single.detach()).requires_grad

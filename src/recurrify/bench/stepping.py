@@ -11,6 +11,7 @@ from recurrify.bench.models import base_model, half, recurrent_model
 from recurrify.bench.sizes import Size
 from recurrify.bench.timing import NotMeasuredError
 from recurrify.evaluate import full_flops_per_token
+from recurrify.products import quick_products
 from recurrify.recurrence.compiled import compile_windows
 from recurrify.recurrence.graphed import NOT_CAPTURED, graph_steps
 from recurrify.recurrence.model import IGNORE
@@ -125,6 +126,10 @@ class Ours(Stepper):
             targets[:, self.window - 1 :: self.window] = IGNORE
         loss: Tensor = self.recurrent(ids, targets=targets, return_state=False).loss
         return loss
+
+    def backward(self, rows: Tensor, share: float = 1.0, inside_windows: bool = False) -> Tensor:
+        with quick_products():  # as `recurrify train` does
+            return super().backward(rows, share, inside_windows)
 
     def rest(self) -> None:
         self.recurrent.graphed_steps = None

@@ -18,7 +18,6 @@ keyword arguments down to its layers, as transformers' models do.
 
 import copy
 import inspect
-import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -29,17 +28,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
-from transformers.activations import FastGELUActivation, NewGELUActivation
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from recurrify.errors import UserError
+from recurrify.recurrence.gelu import WRITTEN_OUT, QuickInTraining
 
 TRAFFIC = "recurrify_traffic"
 ATTENTION = ("eager", "sdpa")
 MIXING = "recurrify_mixing"
-WRITTEN_OUT = (NewGELUActivation, FastGELUActivation)
-TWICE_STEEPNESS, CUBIC = 2 * math.sqrt(2 / math.pi), 0.044715
-"""Of the tanh in GELU."""
 
 
 @dataclass
@@ -248,25 +244,6 @@ def _fuse_activations(layer: nn.Module) -> None:
         for name, child in module.named_children():
             if isinstance(child, WRITTEN_OUT):
                 setattr(module, name, QuickInTraining(child))
-
-
-class QuickInTraining(nn.Module):
-    """GELU by tanh as one operation: transformers writes it out in eight, each of which keeps a tensor for training.
-
-    Outside of training the base stays what it is, to the bit.
-    """
-
-    def __init__(self, written_out: nn.Module) -> None:
-        super().__init__()
-        self.written_out = written_out
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        if not self.training:
-            return self.written_out(hidden)
-        if torch.compiler.is_compiling() and hidden.device.type == "cpu" and hidden.dtype == torch.float32:
-            # (1 + tanh x) / 2 is the sigmoid of 2x, and a CPU's compiled sigmoid is several times as fast as its tanh.
-            return hidden * torch.sigmoid(hidden * (TWICE_STEEPNESS * (1 + CUBIC * hidden.square())))
-        return functional.gelu(hidden, approximate="tanh")
 
 
 def open_attention(base: PreTrainedModel) -> None:

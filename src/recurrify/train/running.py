@@ -8,12 +8,14 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_model as load_weights
+from torch import Tensor
 from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
 from transformers.integrations import is_tensorboard_available
 from transformers.trainer_callback import PrinterCallback
 
 from recurrify.attention.backends import leave_out_cudnn
 from recurrify.errors import UserError
+from recurrify.products import quick_products
 from recurrify.train.callbacks import EndInOrder, ShowProgress, StopAfterMinutes, StopOnInterrupt
 from recurrify.train.checkpoints import last_whole_checkpoint
 from recurrify.train.counting import CountSeconds
@@ -36,13 +38,18 @@ class TrainOutcome:
 
 
 class ValidatingTrainer(Trainer):
-    """Trainer whose validation is a function of the model."""
+    """Trainer whose validation is a function of the model, and whose steps are as quick as the processor allows."""
 
     control: Any
 
     def __init__(self, *args: Any, validate: Validate | None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.validate = validate
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        with quick_products():
+            loss: Tensor = super().training_step(*args, **kwargs)
+        return loss
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"

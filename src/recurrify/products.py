@@ -1,0 +1,27 @@
+"""Matrix products on ARM processors by the BLAS that torch was built with.
+
+There torch hands a product with a transposed matrix, one in three of a training step, to oneDNN, which first brings it
+into an order of its own: half a millisecond, whatever the size. On a Neoverse-N1, with torch 2.13, 256 × 96 by 96 × 96
+takes 0.73 ms instead of 0.15; large ones take the same. Convolutions are the other way round, and no part of this.
+"""
+
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+ON_ARM = platform.machine().lower() in ("aarch64", "arm64")
+
+
+@contextmanager
+def quick_products() -> Iterator[None]:
+    """Until the end, for the whole process; on other processors nothing changes."""
+    onednn: Any = torch.backends.mkldnn
+    before = onednn.enabled
+    onednn.enabled = before and not ON_ARM
+    try:
+        yield
+    finally:
+        onednn.enabled = before
