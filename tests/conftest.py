@@ -6,6 +6,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from recurrify.products import quick_products
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
@@ -17,6 +19,12 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread():
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quick_products() -> Iterator[None]:
+    with quick_products():
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -10,21 +10,17 @@ from recurrify.products import quick_products
 @pytest.mark.parametrize("arm", [True, False])
 def test_only_on_arm_and_only_until_the_end(arm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "ON_ARM", arm)
-    before = torch.backends.mkldnn.enabled
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", True)
     left, right = torch.randn(7, 5), torch.randn(3, 5)
     expected = left.double() @ right.double().t()
     with quick_products():
-        assert torch.backends.mkldnn.enabled is (before and not arm)
+        assert torch.backends.mkldnn.enabled is not arm
         torch.testing.assert_close(left @ right.t(), expected.float())
-    assert torch.backends.mkldnn.enabled is before
+    assert torch.backends.mkldnn.enabled is True
 
 
-def test_one_who_has_switched_it_off_finds_it_off() -> None:
-    before = torch.backends.mkldnn.enabled
-    torch.backends.mkldnn.enabled = False
-    try:
-        with quick_products():
-            assert torch.backends.mkldnn.enabled is False
+def test_one_who_has_switched_it_off_finds_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+    with quick_products():
         assert torch.backends.mkldnn.enabled is False
-    finally:
-        torch.backends.mkldnn.enabled = before
+    assert torch.backends.mkldnn.enabled is False
