@@ -87,7 +87,7 @@ def losses_and_gradients(
     """
     weight = F.pad(weight_VK.to(half), (0, 0, 0, -len(weight_VK) % aligned))
     losses, hidden_gradients, weight_gradient = [], [], None
-    for start in range(0, len(hidden_RK), rows):
+    for start in range(0, max(len(hidden_RK), 1), max(rows, 1)):  # none at all are one part, too
         hidden = hidden_RK[start : start + rows].to(half)
         loss, error = losses_and_errors(hidden, weight, len(weight_VK), targets_R[start : start + rows])
         losses.append(loss)
@@ -137,19 +137,20 @@ def plain_losses_and_errors(logits: Tensor, targets_R: Tensor, vocabulary: int) 
         logits = logits.masked_fill(token >= vocabulary, -torch.inf)
     scored_R = targets_R != IGNORE
     target_R = targets_R.where(scored_R, 0)
-    if is_plain_cpu(logits):  # the fewest passes over the logits where none are fused
-        logarithms = logits.log_softmax(dim=-1)
-        losses = -logarithms.gather(1, target_R[:, None])[:, 0].where(scored_R, 0)
-        errors = logarithms.exp_()
-        errors.scatter_add_(1, target_R[:, None], errors.new_full((len(errors), 1), -1)).mul_(scored_R[:, None])
-        return losses, errors.to(dtype)
-    # Spelled out, and not `logsumexp`: in this form torch's compiler finds both sums of a row in one pass over it.
     highest = logits.amax(dim=-1, keepdim=True)
-    powers = (logits - highest).exp()
-    total = powers.sum(dim=-1, keepdim=True)
-    losses = (total.log() + highest - logits.gather(1, target_R[:, None]))[:, 0].where(scored_R, 0)
-    errors = powers / total - (token == target_R[:, None]).to(logits.dtype)
-    return losses, (errors * scored_R[:, None]).to(dtype)
+    found = logits.gather(1, target_R[:, None])
+    if is_plain_cpu(logits):  # one power of each, and the fewest passes over the logits where none are fused
+        errors = (logits - highest).exp_()
+        total = errors.sum(dim=-1, keepdim=True)
+        errors.mul_(scored_R[:, None] / total)
+        errors.scatter_add_(1, target_R[:, None], -scored_R[:, None].to(errors.dtype))
+    else:
+        # Spelled out, and not `logsumexp`: in this form torch's compiler finds both sums of a row in one pass over it.
+        powers = (logits - highest).exp()
+        total = powers.sum(dim=-1, keepdim=True)
+        errors = (powers / total - (token == target_R[:, None]).to(logits.dtype)) * scored_R[:, None]
+    losses = (total.log() + highest - found)[:, 0].where(scored_R, 0)
+    return losses, errors.to(dtype)
 
 
 def kernel_takes(logits: Tensor) -> bool:
