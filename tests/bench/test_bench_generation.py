@@ -14,6 +14,7 @@ from recurrify.bench import generation
 from recurrify.bench.generation import GRAPHS, NOT_YET, PLAINLY, ROTARY, Clock, Writer, measure_generation
 from recurrify.bench.generation_check import SAME
 from recurrify.bench.models import base_model, random_tokens, recurrent_model, rotary_model
+from recurrify.bench.timing import NotMeasuredError
 from recurrify.recurrence import RecurrentForCausalLM, graphed_generation
 from recurrify.recurrence import generation as stepping
 from recurrify.report.bench_tables import bench_tables
@@ -136,6 +137,45 @@ class TestABrokenStep:
         check = generation._by_graphs(GRAPHS, recurrent_model(base, MINI, kind), MINI).check
         assert check is not None
         assert check()["passed"] != stale
+
+
+def test_a_window_anew_is_the_same_as_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph reads where it was captured: the text moves on in that place."""
+    texts: list[list[int]] = []
+
+    class Noting(Clock):
+        def put(self, value: Tensor) -> None:
+            super().put(value)
+            texts[-1] += value.flatten().tolist()
+
+    def captured(function: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
+        place = function()
+        return lambda: place.copy_(function())
+
+    monkeypatch.setattr(generation, "Clock", Noting)
+    monkeypatch.setattr(generation, "captured", captured)
+    base, prompt = base_model(MINI, CPU), random_tokens(MINI, 1, 12, CPU)
+    with torch.no_grad():
+        for value in base.parameters():
+            value.normal_()
+    # Not tied to the embedding: the newest token would always be the same.
+    base.lm_head.weight = torch.nn.Parameter(torch.randn(MINI.vocabulary, MINI.width))
+    torch.nn.init.zeros_(base.transformer.ln_f.bias)
+    for graphs in (False, True):
+        texts.append([])
+        generation._window_anew(mini_bench(), base, graphs)(prompt)
+    assert texts[0] == texts[1]
+    assert len(set(texts[0][12:])) > 1
+
+
+def test_what_cannot_be_captured_stops_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(function: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
+        raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+    monkeypatch.setattr(generation, "captured", fails)
+    write = generation._window_anew(mini_bench(), base_model(MINI, CPU), graphs=True)
+    with pytest.raises(NotMeasuredError, match=r"^not captured .operation not permitted when stream is capturing.$"):
+        write(random_tokens(MINI, 1, 12, CPU))
 
 
 class TestTheClock:

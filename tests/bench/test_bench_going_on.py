@@ -242,6 +242,31 @@ class TestLittleTime:
         little.run("naive")
         assert little.told[-1].startswith("naive: no further than before: --max-minutes may be too short")
 
+    @pytest.mark.parametrize("only_checks", [False, True], ids=["no time", "only checks"])
+    def test_a_finished_evaluation_stands_until_a_larger_one_is(
+        self, only_checks: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        little = LittleTime(monkeypatch, tmp_path, 100)
+        whole = little.run("evaluation", kinds=("plain",))
+        assert whole["finished"]
+        little.steps = 100 if only_checks else 6
+        more = little.run("evaluation", kinds=("carry",), only_checks=only_checks)
+        assert more["begun"][0]["kinds"] == ["plain", "carry"]
+        assert {key: value for key, value in more.items() if key != "begun"} == whole
+        little.steps = 100
+        both = little.run("evaluation", kinds=("carry",))
+        assert (both["finished"], both["kinds"], "begun" in both) == (True, ["plain", "carry"], False)
+        assert both["checks"] == more["begun"][0]["checks"]  # made once
+
+    def test_every_run_that_numbers_are_of_is_named(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        little = LittleTime(monkeypatch, tmp_path, 100)
+        first = little.run("training", kinds=("plain",), batches=(1,))
+        second = little.run("training", kinds=("plain",), batches=(2,))
+        assert [group["batch"] for group in second["groups"]] == [1, 2]
+        assert second["provenance"]["config"]["batches"] == [2]
+        assert [run["config"]["batches"] for run in second["earlier_runs"]] == [[1]]
+        assert first["earlier_runs"] == []
+
     def test_what_is_whole_stands_until_more_is(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         little = LittleTime(monkeypatch, tmp_path, 100)
         whole = little.run("training", kinds=("plain",))["groups"]

@@ -21,7 +21,7 @@ from recurrify.bench.lengths import measure_lengths
 from recurrify.bench.memory import PeakMemory
 from recurrify.bench.models import random_tokens
 from recurrify.bench.naive import NaiveLoop, measure_naive
-from recurrify.bench.peers import PEERS, body_weights, measure_peers
+from recurrify.bench.peers import PEERS, body_weights, covers_installed, measure_peers
 from recurrify.bench.profiling import covers_profile, kind_of, measure_profile
 from recurrify.bench.stepping import Ours, Theirs
 from recurrify.bench.timing import DOES_NOT_FIT, NO_TIME, WRONG, Entrant, NotMeasuredError, Turns, ratio
@@ -109,6 +109,21 @@ class TestChecks:
         result = measure_naive(mini_bench())
         assert result["checks"][0]["relative_gradient_difference"] < 1e-5
         assert [row["name"] for row in result["rows"]] == ["naive loop", "ours, eager"]
+
+    def test_every_way_beside_the_naive_loop_is_checked(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        loss, asked = Ours.loss, replace(MINI, rounds=1)
+        monkeypatch.setattr(stepping, "compile_windows", lambda *_: None)
+        monkeypatch.setattr(
+            Ours, "loss", lambda self, *more: loss(self, *more) * (1.01 if self.way == "compiled" else 1)
+        )
+        result = measure_naive(mini_bench(asked, ways=("eager", "compiled")))
+        assert [(check["name"], check["passed"]) for check in result["checks"]] == [
+            ("ours against the naive loop", True),
+            ("ours, compiled, against the naive loop", False),
+        ]
+        assert [(row["name"], row["trouble"], len(row["seconds"])) for row in result["rows"]] == [
+            *(("naive loop", None, 1), ("ours, eager", None, 1), ("ours, compiled", WRONG, 0)),
+        ]
 
     def test_the_naive_loop_has_the_same_optimiser(self) -> None:
         naive, ours = NaiveLoop(MINI, CPU).optimizer, Ours(MINI, "carry", CPU).optimizer
@@ -418,6 +433,14 @@ def test_peers_that_are_not_installed_are_named(monkeypatch: pytest.MonkeyPatch)
     assert "pip install recurrent-memory-transformer-pytorch block-recurrent-transformer-pytorch" in told[0]
 
 
+def test_peers_that_are_installed_by_now_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recurrify.bench.peers.find_spec", lambda name: None)
+    result = {**measure_peers(mini_bench()), "finished": True}
+    assert covers_installed(result)
+    monkeypatch.setattr("recurrify.bench.peers.find_spec", lambda name: object() if name == "x_transformers" else None)
+    assert not covers_installed(result)
+
+
 class TestProfile:
     def test_all_the_time_of_a_step_is_somewhere(self) -> None:
         result = measure_profile(mini_bench())
@@ -441,6 +464,10 @@ class TestProfile:
         assert covers_profile({**first, "finished": True}, bench)
         assert not covers_profile({**first, "finished": True}, mini_bench(ways=("eager", "compiled")))
         assert not covers_profile({**first, "finished": True}, mini_bench(batches=(1,)))
+        # On a CPU there are no graphs to wait for.
+        assert covers_profile({**first, "finished": True}, mini_bench(ways=("eager", "graphs")))
+        more = measure_profile(mini_bench(ways=("compiled",)), first)["rows"]
+        assert [row["way"] for row in more] == 3 * ["eager", "compiled"]
         rows[1] = {**rows[1], "trouble": NO_TIME}
         again = measure_profile(bench, first)["rows"]
         assert again[0] is rows[0]

@@ -63,6 +63,15 @@ def test_nothing_scored_has_no_gradient_and_no_trouble(scored: int) -> None:
         assert not gradient.any()
 
 
+def test_no_rows_are_no_trouble() -> None:
+    hidden, weight, targets = inputs(rows=0)
+    losses = summed_losses(hidden, weight, targets)
+    losses.sum().backward()
+    assert losses.shape == (0,)
+    assert hidden.grad.shape == hidden.shape
+    assert not weight.grad.any()
+
+
 def test_half_precision_is_as_near_as_that_of_a_plain_head() -> None:
     hidden, weight, targets = inputs(rows=64, width=64, vocabulary=301, dtype=torch.float32)
     exact = F.cross_entropy(hidden @ weight.T, targets, ignore_index=IGNORE, reduction="none")

@@ -38,7 +38,7 @@ from recurrify.bench.timing import (
     whole_rounds,
 )
 from recurrify.recurrence.generation import RecurrentCache
-from recurrify.recurrence.graphed_generation import graph_generation
+from recurrify.recurrence.graphed_generation import captured, graph_generation
 
 OVERLAPS = (0.5, 0.9)
 """Shares of a window that are run again when it is full."""
@@ -51,6 +51,8 @@ PLAINLY = "ours, carry"
 GRAPHS = "ours, carry, graphs"
 ROTARY = "rotary: ours, kept keys and values"
 ROTARY_GRAPHS = "rotary: ours, kept keys and values, graphs"
+ANEW = "re-execution, a window for each token"
+ANEW_GRAPHS = "re-execution, a window for each token, graphs"
 NOT_YET = "no whole window yet"
 
 
@@ -231,7 +233,14 @@ def _writers(bench: Bench) -> list[Writer]:
         model = recurrent_model(base_model(size, device), size, "plain", overlap=overlap)
         writer = _by_generate(f"re-execution, overlap {overlap}", model, size)
         writers.append(writer._replace(write=_of_last_window(writer.write, size.window)))
-    writers.append(Writer("re-execution, a window for each token", _window_anew(bench, base)))
+        if device.type == "cuda":
+            twin = recurrent_model(base_model(size, device), size, "plain", overlap=overlap)
+            writer = _by_graphs(f"re-execution, overlap {overlap}, graphs", twin, size)
+            writers.append(writer._replace(write=_of_last_window(writer.write, size.window)))
+    writers.append(Writer(ANEW, _window_anew(bench, base)))
+    if device.type == "cuda":
+        # Beside ours as graphs: a window is one shape, too, and what a memory saves is not what a graph saves.
+        writers.append(Writer(ANEW_GRAPHS, _window_anew(bench, base, graphs=True)))
     rolling = MistralConfig(**rotary_sizes(size), sliding_window=size.window)
     set_seed(0)
     # Read in parts: a mask over a whole long prompt would be square.
@@ -292,21 +301,36 @@ def _of_last_window(write: Callable[[Tensor], Written], window: int) -> Callable
     return lambda prompt: write(prompt[:, -window:])
 
 
-def _window_anew(bench: Bench, base: Any) -> Callable[[Tensor], Written]:
+def _window_anew(bench: Bench, base: Any, graphs: bool = False) -> Callable[[Tensor], Written]:
     """The standard sliding window of a model with absolute positions: no cache survives a shift."""
     window = bench.size.window
+
+    def stepping(text: Tensor) -> Callable[[], Tensor]:
+        def step() -> Tensor:
+            newest: Tensor = base(text, use_cache=False, logits_to_keep=1).logits[:, -1:].argmax(-1)
+            return newest
+
+        if not graphs:
+            return step
+        try:
+            return captured(step, text.device)
+        except RuntimeError as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            raise NotMeasuredError(f"not captured ({str(error).splitlines()[0][:120]})") from None
 
     def write(prompt: Tensor) -> Written:
         if prompt.shape[1] < window:
             raise NotMeasuredError(NOT_YET)
         as_generated(base)
         clock = Clock()
-        clock.put(prompt)
-        text = prompt[:, -window:]
         with torch.inference_mode():
+            text = prompt[:, -window:].clone()  # written over in place: a graph reads where it was captured
+            step = stepping(text)
+            clock.put(prompt)
             for _ in range(ANEW_TOKENS + 1):
-                newest = base(text, use_cache=False, logits_to_keep=1).logits[:, -1:].argmax(-1)
-                text = torch.cat([text, newest], dim=1)[:, -window:]
+                newest = step()
+                text.copy_(torch.cat([text, newest], dim=1)[:, -window:])
                 clock.put(newest.cpu())
         return clock.written()
 

@@ -106,6 +106,13 @@ class PeerStepper(Stepper):
         return loss
 
 
+def covers_installed(earlier: dict[str, Any]) -> bool:
+    """Whether all are there, but for those that are still not installed."""
+    absent = {row["name"] for row in earlier.get("rows") or [] if row.get("trouble") == NOT_INSTALLED}
+    new = [peer for peer in PEERS if peer.package in absent and find_spec(peer.module) is not None]
+    return bool(earlier.get("finished")) and not new
+
+
 def measure_peers(bench: Bench, earlier: dict[str, Any] | None = None) -> dict[str, Any]:
     """All in turns; whole rounds of an `earlier` run are not repeated."""
     size, device = bench.size, bench.device

@@ -15,11 +15,11 @@ from recurrify.bench.generation import measure_generation
 from recurrify.bench.lengths import measure_lengths
 from recurrify.bench.models import KINDS
 from recurrify.bench.naive import covers_ways, measure_naive
-from recurrify.bench.peers import measure_peers
+from recurrify.bench.peers import covers_installed, measure_peers
 from recurrify.bench.profiling import covers_profile, measure_profile
 from recurrify.bench.sizes import size_for
 from recurrify.bench.timing import NO_TIME
-from recurrify.bench.training import covers_groups, measure_training
+from recurrify.bench.training import BUDGETED, covers_groups, measure_training
 from recurrify.errors import UserError
 from recurrify.jobs import pick_device
 from recurrify.results import load_result, machine, provenance, save_result
@@ -35,6 +35,8 @@ class Part(NamedTuple):
     """Whether it takes what an unfinished run has left."""
     covers: Callable[[dict[str, Any], Bench], bool] = lambda earlier, bench: bool(earlier.get("finished"))
     """Whether all that is asked for is there already."""
+    stands: bool = False
+    """Whether a finished result stays in its file until one with more in it is finished, too."""
 
 
 PARTS = {
@@ -49,6 +51,7 @@ PARTS = {
         measure_profile,
         needs_ceiling=False,
         covers=lambda earlier, bench: covers_profile(earlier, bench),
+        stands=True,
     ),
     "lengths": Part("memory and speed of a step against a sequence's length", measure_lengths),
     "generation": Part("time per token, from the beginning to far past the context", measure_generation, False),
@@ -56,13 +59,21 @@ PARTS = {
         "scoring documents side by side",
         measure_evaluation,
         covers=lambda earlier, bench: covers_kinds(earlier, bench.kinds),
+        stands=True,
     ),
     "naive": Part(
         "training beside a naive loop over windows",
         measure_naive,
         covers=lambda earlier, bench: covers_ways(earlier, bench.ways),
+        stands=True,
     ),
-    "peers": Part("training beside the field's own packages", measure_peers, needs_ceiling=False),
+    "peers": Part(
+        "training beside the field's own packages",
+        measure_peers,
+        needs_ceiling=False,
+        covers=lambda earlier, bench: covers_installed(earlier),
+        stands=True,
+    ),
 }
 
 
@@ -107,7 +118,7 @@ def run_bench(asked: Asked, out: Path, say: Say, bar: Bar) -> Outcome:
         batches=asked.batches or size.batches,
         ways=_ways_on(device, asked.ways, asked.budgets),
         kinds=tuple(kind for kind in KINDS if kind in ("plain", *asked.kinds)),
-        budgets=asked.budgets,
+        budgets=tuple(dict.fromkeys(asked.budgets)),
         only_checks=asked.only_checks,
     )
     wanted = [name for name in PARTS if name in asked.parts] or list(PARTS)
@@ -154,6 +165,13 @@ def check_asked(asked: Asked) -> None:
     for budget in asked.budgets:
         if not 0 <= budget < 1:
             raise UserError(f"A memory budget is a share of at least 0 and below 1, such as 0.5: got {budget:g}.")
+    if asked.budgets and (BUDGETED not in asked.kinds or (asked.parts and "training" not in asked.parts)):
+        raise UserError(
+            f"A memory budget, here {asked.budgets[0]:g}, is for training steps of {BUDGETED}: add {BUDGETED} to "
+            "--kinds and training to the parts, or leave out --budgets."
+        )
+    if asked.again and asked.only_checks:
+        raise UserError("`--again` drops what was timed, and `--only-checks` times nothing: leave one of them out.")
     for batch in asked.batches or ():
         if batch < 1:
             raise UserError(f"A batch has at least 1 sequence: got {batch}.")
@@ -207,22 +225,34 @@ def _run_part(name: str, bench: Bench, config: dict[str, Any], out: Path, again:
         return earlier
     bench.say(f"{name}: {PARTS[name].purpose}")
     started, part = time.time(), PARTS[name]
+    standing = earlier if part.stands and earlier is not None and earlier.get("finished") else None
+    left = earlier if standing is None else (standing.get("begun") or [standing])[0]
+    runs = _runs_of(left) if part.goes_on else []
 
     def whole(found: dict[str, Any]) -> dict[str, Any]:
-        return {
+        result = {
             "kind": KIND,
             "part": name,
             "finished": _is_finished(found),
             **found,
             "provenance": provenance(config, seed=0, started=started),
+            "earlier_runs": runs,
         }
+        return result if standing is None or result["finished"] else {**standing, "begun": [result]}
 
     bench.keep = lambda found: save_result(path, whole(found))
-    result = whole(part.measure(bench, earlier) if part.goes_on else part.measure(bench))
+    result = whole(part.measure(bench, left) if part.goes_on else part.measure(bench))
     save_result(path, result)
     if earlier is not None and bench.out_of_time() and _done(result) <= _done(earlier):
         bench.say(f"{name}: no further than before: --max-minutes may be too short for a check or a round of turns")
     return load_result(path)
+
+
+def _runs_of(found: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """The provenance of all runs that a result goes on from: of its numbers, some are theirs."""
+    if found is None:
+        return []
+    return [*(found.get("earlier_runs") or []), *([found["provenance"]] if found.get("provenance") else [])]
 
 
 def _done(found: dict[str, Any]) -> int:
