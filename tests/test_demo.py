@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, logging
 
-from recurrify import add_recurrence
+from recurrify import add_recurrence, console
 from recurrify.data import CORPORA, Corpus, Document, Skipped
 from recurrify.demo import OVERLAPS, RECURRENCE, run_demo
 from recurrify.errors import UserError
@@ -162,7 +162,17 @@ def test_again_trains_nothing(demo: tuple[Path, dict[str, Any], list[str]], monk
     assert again["curves"] == result["curves"]
 
 
-def test_a_stopped_demo_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_warm_up_of_the_shortest_runs_ends_before_they_do(demo: tuple[Path, dict[str, Any], list[str]]) -> None:
+    for kind in RECURRENCE:
+        settings, result = (
+            json.loads((demo[0] / f"live-{kind}-0" / name).read_text()) for name in ("run.json", "result.json")
+        )
+        assert 0 < settings["warmup_steps"] < result["steps"]
+
+
+def test_a_stopped_demo_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     real, kinds = finetuning.train, []
 
     def interrupted(model: Any, *args: Any) -> Any:
@@ -175,7 +185,9 @@ def test_a_stopped_demo_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(KeyboardInterrupt):
         run_demo(tmp_path / "run", lambda text: None, live_tokens=LIVE_TOKENS, seeds=(0,), test_tokens=200)
     assert not (tmp_path / "run" / "result.json").exists()
+    monkeypatch.setattr(console, "LINE_SECONDS", 0)
     result = run_demo(tmp_path / "run", lambda text: None, live_tokens=LIVE_TOKENS, seeds=(0,), test_tokens=200)
+    assert "\nevaluating 5 models: 10,149 of 10,149, 100 %, 0.0 min left\n" in capsys.readouterr().err
     assert kinds == ["none", "tail", "tail"]
     assert result["continuations"] == []
     assert (tmp_path / "run" / "index.html").is_file()

@@ -1,6 +1,7 @@
 """What the commands say to people: results to standard output, everything else to standard error."""
 
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -10,6 +11,8 @@ from rich.table import Table
 
 out_console = Console()
 err_console = Console(stderr=True)
+LINE_SECONDS = 15
+"""Between the lines that stand for a bar where the output is no terminal."""
 
 
 def is_first() -> bool:
@@ -37,9 +40,37 @@ def show_table(caption: str, header: Sequence[str], rows: Sequence[Sequence[str]
 
 @contextmanager
 def progress_bar(name: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar for long work; what it yields is called with how much was done."""
+    """A bar for long work, or plain lines where the output is no terminal: a log shows no bar, and long silence looks
+    like a fault. What it yields is called with how much was done."""
+    if not err_console.is_terminal:
+        yield _Lines(name, total).advance
+        return
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:3.0f}%"))
     times = (TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, *times, console=err_console, transient=True) as bar:
         task = bar.add_task(name, total=total)
         yield lambda done: bar.advance(task, done)
+
+
+class _Lines:
+    """A line now and then: how much is done, its share, and the minutes left."""
+
+    def __init__(self, name: str, total: int) -> None:
+        self.name, self.total, self.done = name, total, 0
+        self.last_line = time.monotonic()
+        self.begun, self.before = 0.0, -1
+
+    def advance(self, done: int) -> None:
+        now = time.monotonic()
+        self.done += done
+        if self.before < 0:
+            # Work that goes on tells first what was done another time: it says nothing of today's pace.
+            self.begun, self.before = now, self.done
+        if now - self.last_line < LINE_SECONDS:
+            return
+        self.last_line = now
+        text = f"{self.name}: {self.done:,} of {self.total:,}, {100 * self.done / max(self.total, 1):.0f} %"
+        if self.done > self.before:
+            left = (self.total - self.done) * (now - self.begun) / (self.done - self.before)
+            text += f", {max(left, 0.0) / 60:.1f} min left"
+        say(text)

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from transformers import logging
 
+from recurrify.console import progress_bar
 from recurrify.data import TokenizedDocument
 from recurrify.errors import UserError
 from recurrify.evaluate import Evaluation
@@ -22,7 +21,8 @@ from recurrify.report import markdown, write_page, write_picture
 from recurrify.results import load_result, provenance, save_result
 from recurrify.train import TrainSettings
 
-CORPUS, WINDOW, WINDOWS = "stdlib", 64, 8
+CORPUS, WINDOW, WINDOWS, BATCH = "stdlib", 64, 8, 4
+WARMUP_STEPS = 10
 OVERLAPS = (0, 8, 16, 32)
 UNIT = "token"  # words between blanks are long and rare in source code: their perplexities say little
 MADE_BY = "python tools/make_shipped.py"
@@ -125,10 +125,11 @@ def _train_live(kind: str, seed: int, tokens: int, out: Path) -> dict[str, Any]:
         out=str(_live_folder(out, kind, seed)),
         recurrence=RECURRENCE[kind].to_dict(),
         windows=WINDOWS,
-        batch=4,
+        batch=BATCH,
         learning_rate=1e-3,
         max_tokens=tokens,
-        warmup_steps=10,
+        # The shortest runs would end before a longer one, and the demo has no option for it.
+        warmup_steps=min(WARMUP_STEPS, tokens // (BATCH * WINDOWS * WINDOW) // 2),
         schedule="linear",
         valid_every=tokens,
         valid_tokens=200,
@@ -192,13 +193,10 @@ def _evaluate_all(tokens: Sequence[TokenizedDocument], seeds: Sequence[int], out
     ]
     total = sum(len(document.ids) - 1 for document in tokens)
     scores = Scores()
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:3.0f}%"))
-    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as bar:
-        task = bar.add_task("evaluating", total=total * sum(len(job[4]) for job in jobs))
+    with progress_bar(f"evaluating {len(jobs)} models", total * sum(len(job[4]) for job in jobs)) as advance:
         for name, kind, weights, seed, overlaps in jobs:
-            bar.update(task, description=f"{weights} {kind}")
             model, _ = load_model(name, NoRecurrence(window=WINDOW) if kind == "base" else None)
-            scores.add(model, kind, weights, seed, overlaps, tokens, lambda done: bar.advance(task, done))
+            scores.add(model, kind, weights, seed, overlaps, tokens, advance)
     return scores
 
 

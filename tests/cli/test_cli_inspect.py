@@ -60,15 +60,6 @@ def test_the_same_base_is_the_plain_model(runs: dict[str, Path], texts: Path, tm
     assert len(found["gradients"]["mean"]) == 3
 
 
-def test_a_model_without_memory(runs: dict[str, Path], story: Path, tmp_path: Path) -> None:
-    told = invoke("inspect", runs["plain"], story, "--out", tmp_path)
-    assert "No gradient goes from a window's loss to the window before" in told
-    found = load_result(tmp_path / "inspection.json")
-    assert found["slot_attention"] is None
-    assert found["tokens"]["plain"] == found["tokens"]["recurrent"]
-    assert set(found["gradients"]["mean"][1:]) == {0.0}
-
-
 def test_characters_of_several_tokens(tmp_path: Path) -> None:
     story = "A naïve   🙂🙃 story,\r\n\tin bytes: ☃.\n"
     (tmp_path / "story.txt").write_text(story, newline="")
@@ -82,6 +73,15 @@ def test_characters_of_several_tokens(tmp_path: Path) -> None:
 
 
 class TestRefusals:
+    @pytest.mark.parametrize("kind", ["a base", "plain windows"])
+    def test_a_model_without_memory(
+        self, refused: Refused, base: Path, runs: dict[str, Path], story: Path, tmp_path: Path, kind: str
+    ) -> None:
+        model = base if kind == "a base" else runs["plain"]
+        sentence = refused("inspect", model, story, "--out", tmp_path / "page")
+        assert "has no memory that could be shown: name a recurrent model" in sentence
+        assert not (tmp_path / "page").exists()
+
     def test_a_plain_model_with_memory(self, refused: Refused, runs: dict[str, Path], story: Path) -> None:
         sentence = refused("inspect", runs["recurrent"], story, "--plain", runs["recurrent"])
         assert "`--plain` is for a model without memory" in sentence

@@ -77,6 +77,12 @@ def test_tasks_are_listed() -> None:
         assert name in told
 
 
+def test_help_leads_to_the_options_of_a_model() -> None:
+    told = " ".join(invoke("probe", "--help").split())
+    assert "recurrify probe model --help" in told
+    assert "Python's standard library, unless --haystack" in told
+
+
 class TestRefusals:
     @pytest.mark.parametrize(
         ("options", "words"),

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BloomConfig, BloomForCausalLM, T5Config
+from typer.main import get_command
 
 from recurrify import cli
 from recurrify.recurrence import NoRecurrence, load_model, loading
@@ -144,13 +146,25 @@ class TestModel:
         monkeypatch.setattr(loading.AutoTokenizer, "from_pretrained", lambda *_, **__: pytest.fail("asked"))
         assert f"There is no folder {name!r}" in refused("generate", name, "--prompt", "w5")
 
+    def test_without_a_network(self, refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As transformers puts it."""
+
+        def unreached(*_: Any, **__: Any) -> None:
+            raise OSError("We couldn't connect, and couldn't find them.\nCheck.") from LocalEntryNotFoundError("no")
+
+        monkeypatch.setattr(loading.AutoTokenizer, "from_pretrained", unreached)
+        sentence = refused("generate", "nowhere", "--prompt", "w5")
+        assert sentence.endswith("couldn't find them; the small decoder shipped:base needs no network.")
+
     def test_nor_for_anything_offline_that_was_not_downloaded(
         self, refused: Refused, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         asked = []
         monkeypatch.setattr(loading, "tokenizer_of", lambda name, *_: asked.append(name))
         monkeypatch.setattr(loading.constants, "HF_HUB_OFFLINE", True)
-        assert "unset HF_HUB_OFFLINE" in refused("generate", "nowhere", "--prompt", "w5")
+        sentence = refused("generate", "nowhere", "--prompt", "w5")
+        assert "unset HF_HUB_OFFLINE" in sentence
+        assert "shipped:base needs no network" in sentence
         monkeypatch.setattr(loading, "try_to_load_from_cache", lambda name, file: str(tmp_path / name / file))
         loading.model_tokenizer("downloaded")
         assert asked == ["downloaded"]
@@ -377,21 +391,39 @@ class TestOutput:
         assert str(tmp_path) in refused("evaluate", base, "--data", texts, "--out", tmp_path)
 
 
-def test_an_interrupted_run_says_how_to_go_on(
-    base: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def interrupted(*_: Any) -> None:
-        raise KeyboardInterrupt
+class TestInterrupted:
+    @pytest.fixture
+    def stopped(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Refused:
+        """What a command says that is stopped in `function`."""
 
-    monkeypatch.setattr(cli, "train_run", interrupted)
-    arguments = ["train", "--model", base, "--data", texts, "--out", tmp_path / "run", *TRAINING]
-    monkeypatch.setattr("sys.argv", ["recurrify", *map(str, arguments)])
-    with pytest.raises(SystemExit) as caught:
-        cli.main()
-    assert caught.value.code == 130
-    said = capsys.readouterr().err
-    assert "goes on from its last checkpoint" in " ".join(said.split())
-    assert "Traceback" not in said
+        def interrupted(*_: Any) -> None:
+            raise KeyboardInterrupt
+
+        def run(function: str, *arguments: object) -> str:
+            monkeypatch.setattr(cli, function, interrupted)
+            monkeypatch.setattr("sys.argv", ["recurrify", *map(str, arguments)])
+            with pytest.raises(SystemExit) as caught:
+                cli.main()
+            assert caught.value.code == 130
+            return " ".join(capsys.readouterr().err.split())
+
+        return run
+
+    def test_a_run_says_how_to_go_on(self, stopped: Refused, base: Path, texts: Path, tmp_path: Path) -> None:
+        options = ["--model", base, "--data", texts, "--out", tmp_path / "run", *TRAINING]
+        said = stopped("train_run", "train", *options)
+        assert said == "Stopped. A training run goes on from its last checkpoint with the same command."
+
+    def test_what_trains_nothing_does_not(self, stopped: Refused, base: Path, texts: Path) -> None:
+        assert stopped("load_model", "evaluate", base, "--data", texts) == "Stopped."
+        assert stopped("load_model", "generate", base, "--prompt", "train") == "Stopped."
+
+    @pytest.mark.parametrize("words", cli.GO_ON)
+    def test_the_commands_that_go_on_exist(self, words: str) -> None:
+        command: Any = get_command(cli.app)
+        for word in words.split():
+            command = command.commands[word]
+        assert not hasattr(command, "commands")
 
 
 class TestComparison:

@@ -145,7 +145,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         (["--counts", "9,0,0,0,0,0"], "`counts` must name at least one head"),
         (["--target", "z"], "`target` must be a column"),
         (["--past", "900"], "too short"),
-        (["--split", "12/4/4 months"], "too short for '12/4/4 months'"),
+        (["--split", "12/4/4 months"], "train with shares, --split 0.7/0.1/0.2"),
         (["--columns", "a,z"], "has no column 'z'"),
         (["--columns", "a,a"], "names 'a' more than once"),
         (["--speed", "graph"], "needs a CUDA device"),
@@ -223,7 +223,12 @@ def test_numbers_too_large_leave_no_folder(refused, write_csv, tmp_path):
 def test_what_was_never_trained_cannot_be_used(refused, tmp_path):
     assert "There is no forecaster" in refused("evaluate", tmp_path)
     assert "There is no forecaster" in refused("predict", tmp_path, "--out", tmp_path / "next.csv")
-    assert "run `recurrify forecast evaluate" in refused("plot", tmp_path)
+    assert "There is no forecaster" in refused("plot", tmp_path)
+
+
+def test_what_was_never_evaluated_cannot_be_plotted(refused, write_csv, tmp_path):
+    train(write_csv(), tmp_path / "run", "--model", "last-value")
+    assert "run `recurrify forecast evaluate" in refused("plot", tmp_path / "run")
 
 
 def test_a_folder_with_other_files_is_left_alone(refused, write_csv, tmp_path):

@@ -236,7 +236,9 @@ def test_years_of_two_digits_stand_where_it_is_regular(write_csv, how):
         ("date,x\n" + "".join(f"{line.split(',')[0]},word\n" for line in lines()), "no column of numbers"),
         (HEADER + "\n" + "".join(lines()).replace(",3,", ",three,"), "'three' in line 6"),
         (HEADER + "".join(lines(3)) + "\n\n" + ",1,2\n", "no date in line 7"),
-        ("date,x" + "x" * 140_000 + "\n2020-01-01,1\n", "is not a regular CSV file: field larger than field limit"),
+        ("date,x" + "x" * 140_000 + "\n2020-01-01,1\n", "is not a regular CSV file .field larger than field limit"),
+        ("It rained.\nAll day.\nHills, woods, and so on.\n", "line 3 has 3 fields, the lines before it 1"),
+        ("date,x\n" + 'one,"two\n', "a quotation mark is never closed"),
         ("date,x\n" + "".join(f"{hour:02}:00,{hour}\n" for hour in range(20)), "such as '00:00', have no day"),
         ("date,x\n" + "".join(f"{name}-01,1\n" for name in MONTHS), "such as 'Jan-01', have a day or a year"),
         ("date,x\n" + "".join(f"{month:02}/01,1\n" for month in range(1, 13)), "a day or a year, but not both"),
@@ -247,8 +249,8 @@ def test_years_of_two_digits_stand_where_it_is_regular(write_csv, how):
     ids=[
         "empty", "one-column", "header-only", "extra-fields", "same-name", "short", "bad-date", "no-date",
         "word", "infinite", "numbers-as-dates", "off-grid", "gaps", "holes", "words-only", "word-after-blank",
-        "no-date-after-blank", "long-name", "time-only", "month-and-number", "two-numbers", "yy-mm-dd", "either-comma",
-        "dots-beside-commas",
+        "no-date-after-blank", "long-name", "story", "quotation", "time-only", "month-and-number", "two-numbers",
+        "yy-mm-dd", "either-comma", "dots-beside-commas",
     ],
 )  # fmt: skip
 def test_what_cannot_be_repaired_is_refused(write_csv, text, told):

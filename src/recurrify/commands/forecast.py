@@ -315,6 +315,7 @@ def plot(
     for run in runs:
         path = run / EVALUATION_FILE if run.is_dir() else run
         if not path.is_file():
+            load_forecaster(run)  # refuses where there is none: to evaluate it would be no way out
             raise UserError(f"There is no result at {path}: run `recurrify forecast evaluate {run}` first.")
         result = load_result(path)
         if not isinstance(result.get("scores"), list):

@@ -38,7 +38,9 @@ class ModelFirst(TyperGroup):
 
 app = typer.Typer(
     cls=ModelFirst,
-    help="Ask a model, so many windows later, for what it was told: `recurrify probe MODEL`, or one of the commands.",
+    help="Ask a model, so many windows later, for what it was told: `recurrify probe MODEL`, or one of the commands."
+    "\n\nWhat `recurrify probe MODEL` takes, such as --task, --distances and --examples, is in `recurrify probe "
+    "model --help`. Facts are hidden in sources of Python's standard library, unless --haystack names another text.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )

@@ -75,7 +75,7 @@ def _by_months(series: Series, split: str, sizes: Sequence[float]) -> Split:
     if ends[2] > last + series.step:
         raise UserError(
             f"{series.name} is too short for {split!r}: it ends with {last}, before {ends[2]}; "
-            f"use shares, as {USUAL_SPLIT}."
+            f"train with shares, --split {USUAL_SPLIT}."
         )
     return Split(*(int(series.dates.searchsorted(end)) for end in ends))
 

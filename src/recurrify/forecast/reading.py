@@ -112,7 +112,10 @@ def _parse(path: Path, content: bytes) -> tuple[pd.DataFrame, str, list[str]]:
     except UserError:
         raise
     except (csv.Error, pd.errors.ParserError, ValueError) as error:
-        raise UserError(f"{path} is not a regular CSV file: {str(error).strip()}.") from error
+        raise UserError(
+            f"{path} is not a regular CSV file ({_irregular(error)}): give one whose first line names the columns, and "
+            "whose other lines have a date and numbers under these names."
+        ) from error
     if len(table.columns) < 2:
         raise UserError(
             f"{path} has one column only, {header[0]!r}: dates and at least one column of numbers are needed."
@@ -122,6 +125,16 @@ def _parse(path: Path, content: bytes) -> tuple[pd.DataFrame, str, list[str]]:
     if table.empty:
         raise UserError(f"{path} has the names of columns but no rows: at least {FEWEST_ROWS} are needed.")
     return table, separator, [f"{int(empty.sum())} empty lines were left out"] if empty.any() else []
+
+
+def _irregular(error: Exception) -> str:
+    """What pandas says of a row in words for programmers, in ours."""
+    told = str(error).strip().rstrip(".")
+    found = re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", told)
+    if found is not None:
+        before, line, fields = found.groups()
+        return f"line {line} has {fields} fields, the lines before it {before}"
+    return "a quotation mark is never closed" if "inside string" in told else told
 
 
 def _table(path: Path, text: str, separator: str, header: list[str]) -> pd.DataFrame:

@@ -49,6 +49,11 @@ def inspect_text(
     started = time.time()
     where = pick_device(device)
     model, tokenizer = load_model(name)
+    if model.mechanism is None:
+        raise UserError(
+            f"{name!r} has no memory that could be shown: name a recurrent model, such as shipped:recurrent or a run "
+            "of `recurrify train`; one without memory is for --plain."
+        )
     document = _choose(choice)
     text, pieces = _tokens(document, tokenizer, choice.tokens)
     twin = _plain(model, document, text, plain, choice.tokens)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from huggingface_hub import constants, try_to_load_from_cache
-from huggingface_hub.errors import HFValidationError
+from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from huggingface_hub.utils import validate_repo_id
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -20,6 +20,7 @@ from recurrify.recurrence.saving import is_recurrent, load_base
 
 SHIPPED = Path(__file__).parent.parent / "shipped"
 PREFIX = "shipped:"
+NEEDS_NO_NETWORK = "the small decoder shipped:base needs no network"
 
 
 def shipped_names() -> list[str]:
@@ -109,7 +110,7 @@ def resolve_name(name: str) -> tuple[str, dict[str, Any]]:
     if not path.exists() and constants.HF_HUB_OFFLINE and not isinstance(_downloaded_config(name), str):
         raise UserError(
             f"There is no folder {name!r}, and no model of that name was downloaded before: check the path, or unset "
-            "HF_HUB_OFFLINE to ask the hub."
+            f"HF_HUB_OFFLINE to ask the hub; {NEEDS_NO_NETWORK}."
         )
     return name, {}
 
@@ -182,7 +183,10 @@ def tokenizer_of(name: str, source: str, kwargs: dict[str, Any]) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, **kwargs)
     except Exception as error:  # whatever a stranger's files make transformers raise
-        raise UserError(f"Could not load a tokenizer from {name!r}: {first_line(error)}") from error
+        told = f"Could not load a tokenizer from {name!r}: {first_line(error)}"
+        if isinstance(error.__cause__, LocalEntryNotFoundError):
+            told = f"{told.rstrip('.')}; {NEEDS_NO_NETWORK}."
+        raise UserError(told) from error
     # Where the files are missing, transformers makes some tokenizers up, with an empty vocabulary.
     if len(tokenizer) <= len(tokenizer.all_special_ids):
         raise UserError(f"{name!r} has no tokenizer beside the model: save one in the same folder.")

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from recurrify.console import LINE_SECONDS
 from recurrify.errors import UserError
 from recurrify.interrupts import Interrupt
 
@@ -105,7 +106,7 @@ class ShowProgress(TrainerCallback):
         text = f"step {state.global_step}/{state.max_steps}{self.loss}{self.valid}  {speed:,.0f} tokens/s"
         if self.bar is not None:
             self.bar.update(self.bar.tasks[0].id, completed=state.global_step, text=text)
-        elif time.monotonic() - self.last_line > 15 or state.global_step == state.max_steps:
+        elif time.monotonic() - self.last_line > LINE_SECONDS or state.global_step == state.max_steps:
             self.last_line = time.monotonic()
             left = (state.max_steps - state.global_step) * seconds / max(state.global_step - self.first_step, 1)
             label = f"{self.label}: " if self.label else ""
