@@ -89,7 +89,7 @@ def test_what_the_file_lacks_is_measured(
 
     def measure(bench: Any, earlier: Any = None) -> dict[str, Any]:
         ran.append(bench.ways)
-        asked = {"ways": bench.ways, "kinds": bench.kinds, "rows": [], "checks": []}
+        asked = {"ways": bench.ways, "kinds": bench.kinds, "side_by_side": bench.side_by_side, "rows": [], "checks": []}
         return {**asked, "groups": [{"batch": batch, **asked} for batch in bench.batches]}
 
     monkeypatch.setitem(running.PARTS, part, running.PARTS[part]._replace(measure=measure, needs_ceiling=False))

@@ -36,6 +36,8 @@ class Bench:
     """Of ours, those that are trained and that score documents."""
     budgets: tuple[float, ...] = ()
     """Memory budgets below 1 in which compiled steps of the paper's mechanism are timed as well."""
+    side_by_side: int = 1
+    """Processes of one thread each in which steps are timed as well, as the demo trains; 1: nowhere."""
     only_checks: bool = False
     """Time nothing: what is compiled on the way is in the compiler's cache for those who do."""
     keep: Callable[[dict[str, Any]], None] = field(default=lambda result: None)

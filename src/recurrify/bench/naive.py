@@ -1,6 +1,6 @@
 """Training the paper's mechanism: this library against the loop that one would write down first."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,10 +24,12 @@ from recurrify.bench.timing import (
     still_missing,
     tried,
 )
+from recurrify.bench.workers import Workers
 from recurrify.evaluate import full_flops_per_token
 
 BATCH = 4
 """The demo's."""
+NAIVE, OURS = "naive loop", "ours"
 
 
 class NaiveLoop(Stepper):
@@ -41,7 +43,7 @@ class NaiveLoop(Stepper):
         twin = recurrent_model(base_model(size, device), size, "carry")
         assert twin.mechanism is not None
         model = nn.ModuleDict({"base": base_model(size, device), "mechanism": twin.mechanism})
-        super().__init__("naive loop", model, device, full_flops_per_token(twin))
+        super().__init__(NAIVE, model, device, full_flops_per_token(twin))
         self.window = size.window
         self.base: Any = model["base"]
         self.mechanism: Any = twin.mechanism
@@ -71,8 +73,11 @@ class NaiveLoop(Stepper):
         return F.cross_entropy(torch.cat(logits, dim=1).flatten(0, 1).float(), ids.roll(-1, 1).flatten())
 
 
-def covers_ways(earlier: dict[str, Any], ways: Sequence[str]) -> bool:
-    return bool(earlier.get("finished")) and set(ways) <= set(earlier.get("ways") or ())
+def covers_ways(earlier: dict[str, Any], bench: Bench) -> bool:
+    """Whether all is there that is asked for; before steps were taken side by side, nobody noted how many were."""
+    if not earlier.get("finished") or not set(bench.ways) <= set(earlier.get("ways") or ()):
+        return False
+    return "eager" not in bench.ways or bench.side_by_side <= (earlier.get("side_by_side") or 1)
 
 
 def measure_naive(bench: Bench, earlier: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -84,8 +89,14 @@ def measure_naive(bench: Bench, earlier: dict[str, Any] | None = None) -> dict[s
     ours, naive = Ours(size, "carry", bench.device), NaiveLoop(size, bench.device)
     here = [way for way in ours.ways if way in ways]
     checks, troubles = _checked(bench, ours, naive, ids, here, earlier)
-    entrants = {naive.kind: Entrant(naive.kind, lambda: naive.step(ids, BATCH), own_bytes=naive.own_bytes)}
-    entrants |= {f"ours, {way}": _entrant(ours, ids, way, troubles.get(way)) for way in here}
+    entrants = {NAIVE: Entrant(NAIVE, lambda: naive.step(ids, BATCH), own_bytes=naive.own_bytes)}
+    entrants |= {f"{OURS}, {way}": _entrant(ours, ids, way, troubles.get(way)) for way in here}
+    side_by_side = bench.side_by_side if "eager" in here else 1
+    if side_by_side > 1:
+        entrants |= {
+            _many(NAIVE, side_by_side): _in_processes(NAIVE, size, side_by_side),
+            _many(f"{OURS}, eager", side_by_side): _in_processes(OURS, size, side_by_side, troubles.get("eager")),
+        }
 
     def result(found: list[Timed]) -> dict[str, Any]:
         rows: list[Row] = []
@@ -94,10 +105,14 @@ def measure_naive(bench: Bench, earlier: dict[str, Any] | None = None) -> dict[s
             flops = None if rate is None else rate * ours.flops_per_token
             row = {"name": name, "batch": BATCH, "tokens_per_second": rate, "share_of_ceiling": bench.share(flops)}
             rows.append({**row, **vars(timed)})
-        ratios = [ratio(f"{row['name']} / {naive.kind}", row["seconds"], rows[0]["seconds"]) for row in rows[1:]]
+        ratios = [ratio(f"{row['name']} / {NAIVE}", row["seconds"], rows[0]["seconds"]) for row in rows[1:]]
+        if side_by_side > 1:
+            theirs, mine = rows[-2:]
+            ratios.append(ratio(f"{mine['name']} / {theirs['name']}", mine["seconds"], theirs["seconds"]))
         missing = still_missing(entrants, found, size.rounds)
         known = [one for one in ratios if one is not None]
-        return {"ways": ways, "rows": rows, "ratios": known, "checks": checks, "missing": missing}
+        asked = {"ways": ways, "side_by_side": side_by_side}
+        return {**asked, "rows": rows, "ratios": known, "checks": checks, "missing": missing}
 
     before = {row["name"]: row for row in earlier.get("rows") or []}
     with bench.bar("naive", bench.turns_of(len(entrants))) as advance:
@@ -151,3 +166,28 @@ def _entrant(ours: Ours, ids: Tensor, way: str, trouble: str | None) -> Entrant:
             warm(ours, ids)
 
     return Entrant(way, lambda: ours.step(ids, len(ids)), wake, ours.rest, ours.own_bytes, way == "graphs")
+
+
+def _many(name: str, count: int) -> str:
+    return f"{name}, {count} side by side"
+
+
+def _in_processes(who: str, size: Size, count: int, trouble: str | None = None) -> Entrant:
+    """Steps of batches of their own, in processes of one thread each; what they compute is checked in this one."""
+    workers = Workers(partial(steps_of, who, size), count)
+
+    def wake() -> None:
+        if trouble is not None:
+            raise NotMeasuredError(trouble)
+        workers.wake()
+
+    return Entrant(_many(who, count), workers.step, wake, workers.rest, repeats=count, elsewhere=True)
+
+
+def steps_of(who: str, size: Size, number: int) -> Callable[[], None]:
+    """A worker's step, on a CPU."""
+    device = torch.device("cpu")
+    stepper = NaiveLoop(size, device) if who == NAIVE else Ours(size, "carry", device)
+    stepper.prepare("eager", False, BATCH)
+    ids = random_tokens(size, BATCH, size.windows * size.window, device, seed=number)
+    return lambda: stepper.step(ids, BATCH)

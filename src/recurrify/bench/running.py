@@ -25,6 +25,8 @@ from recurrify.jobs import pick_device
 from recurrify.results import load_result, machine, provenance, save_result
 
 KIND = "bench"
+MOST_SIDE_BY_SIDE = 4
+"""Processes; each of them loads torch in every turn."""
 
 
 class Part(NamedTuple):
@@ -64,7 +66,7 @@ PARTS = {
     "naive": Part(
         "training beside a naive loop over windows",
         measure_naive,
-        covers=lambda earlier, bench: covers_ways(earlier, bench.ways),
+        covers=lambda earlier, bench: covers_ways(earlier, bench),
         stands=True,
     ),
     "peers": Part(
@@ -119,6 +121,7 @@ def run_bench(asked: Asked, out: Path, say: Say, bar: Bar) -> Outcome:
         ways=_ways_on(device, asked.ways, asked.budgets),
         kinds=tuple(kind for kind in KINDS if kind in ("plain", *asked.kinds)),
         budgets=tuple(dict.fromkeys(asked.budgets)),
+        side_by_side=_side_by_side_on(device),
         only_checks=asked.only_checks,
     )
     wanted = [name for name in PARTS if name in asked.parts] or list(PARTS)
@@ -188,6 +191,13 @@ def _ways_on(device: torch.device, asked: tuple[str, ...] | None, budgets: tuple
             f"A memory budget, here {budgets[0]:g}, is for compiled training steps: add compiled to --ways."
         )
     return ways
+
+
+def _side_by_side_on(device: torch.device) -> int:
+    """As many processes of one thread as those who run alone have threads, if there is a core for each."""
+    if device.type != "cpu":
+        return 1
+    return min(machine()["cores"] or 1, torch.get_num_threads(), MOST_SIDE_BY_SIDE)
 
 
 def _name_of(device: torch.device) -> str:

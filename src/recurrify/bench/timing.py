@@ -38,6 +38,10 @@ class Entrant:
     own_bytes: Callable[[], int] = lambda: 0
     """What it keeps between turns, which counts as its own."""
     holds_graphs: bool = False
+    repeats: int = 1
+    """That one run does side by side: what is noted is the run's time over their number."""
+    elsewhere: bool = False
+    """Whether it works in other processes, whose memory is not measured."""
 
 
 @dataclass
@@ -90,7 +94,7 @@ class Turns:
         """
         found = whole_rounds(earlier or [None] * len(entrants))
         for entrant, timed in zip(entrants, found, strict=True):
-            if timed.peak_bytes is None and not timed.seconds:
+            if timed.peak_bytes is None and not timed.seconds and not entrant.elsewhere:
                 self._attempt(entrant, timed, self._measure_memory)
             self.advance(1)
         keep(found)
@@ -123,7 +127,7 @@ class Turns:
         started = time.perf_counter()
         entrant.run()
         wait(self.device)
-        timed.seconds.append(time.perf_counter() - started)
+        timed.seconds.append((time.perf_counter() - started) / entrant.repeats)
 
     def _warm_up(self, entrant: Entrant) -> None:
         if id(entrant) not in self.warm:

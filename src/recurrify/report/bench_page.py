@@ -30,6 +30,8 @@ NOTES = (
     "Training, and one sequence by its length: every way of ours was compared with the plainest one before it was "
     "timed, plain windows with transformers' own model, and the naive loop with ours: losses before and after updates, "
     "and gradients of the base and of the memory, each by itself.",
+    "Side by side are processes of one thread each, as the demo trains its models: tokens/s are of all together, and "
+    "memory is not measured.",
     "Generation: every step's logits along a given text were compared with those of a forward pass. Scoring: losses in "
     "lanes with those of documents read alone. The field's packages are other models, and were compared with nothing.",
     "Graphs of generation are captured anew in every text. The time for a token is without that; what it takes has a "

@@ -1,0 +1,207 @@
+"""Steps in processes side by side: who takes them, and what becomes of those that fail."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from mini_bench import CPU, MINI, mini_bench
+
+from recurrify.bench import naive, running
+from recurrify.bench.naive import covers_ways, measure_naive, steps_of
+from recurrify.bench.timing import WRONG, Entrant, NotMeasuredError, Turns
+from recurrify.bench.workers import WARM_UPS, Report, Workers
+from recurrify.report.bench_tables import bench_tables
+
+ALONE = ["naive loop", "ours, eager"]
+TOGETHER = ["naive loop, 2 side by side", "ours, eager, 2 side by side"]
+
+
+class Pretended(Workers):
+    """Takes its steps in this process."""
+
+    made: list["Pretended"]
+
+    def __init__(self, build: Callable[[int], Callable[[], None]], count: int) -> None:
+        super().__init__(build, count)
+        self.steps = [build(number) for number in range(count)]
+        self.log: list[str] = []
+        Pretended.made.append(self)
+
+    def wake(self) -> None:
+        self.log.append("wake")
+
+    def step(self) -> None:
+        self.log.append("step")
+        for step in self.steps:
+            step()
+
+    def rest(self) -> None:
+        self.log.append("rest")
+
+
+@pytest.fixture
+def pretended(monkeypatch: pytest.MonkeyPatch) -> list[Pretended]:
+    Pretended.made = []
+    monkeypatch.setattr(naive, "Workers", Pretended)
+    return Pretended.made
+
+
+class TestRows:
+    def test_are_beside_those_of_one_process(self, pretended: list[Pretended]) -> None:
+        result = measure_naive(mini_bench(replace(MINI, rounds=2), side_by_side=2))
+        assert [row["name"] for row in result["rows"]] == ALONE + TOGETHER
+        assert [(len(row["seconds"]), row["trouble"]) for row in result["rows"]] == 4 * [(2, None)]
+        against = [f"{name} / naive loop" for name in [ALONE[1], *TOGETHER]]
+        assert [one["name"] for one in result["ratios"]] == [*against, f"{TOGETHER[1]} / {TOGETHER[0]}"]
+        # No turn for memory, which nobody could count here.
+        first, later = ["wake", *4 * ["step"], "rest"], ["wake", *2 * ["step"], "rest"]
+        assert [one.log for one in pretended] == 2 * [first + later]
+        table = bench_tables({"naive": result})[1]
+        assert [row[0] for row in table.rows] == ALONE + TOGETHER
+        assert [row[-1] for row in table.rows[2:]] == ["–", "–"]
+
+    def test_are_only_for_steps_that_are_not_compiled_and_right(
+        self, pretended: list[Pretended], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        loss = naive.Ours.loss
+        monkeypatch.setattr(naive.Ours, "loss", lambda self, *more: loss(self, *more) * 1.01)
+        wrong = measure_naive(mini_bench(side_by_side=2))
+        assert [row["trouble"] for row in wrong["rows"]] == [None, WRONG, None, WRONG]
+        monkeypatch.setattr(naive.Ours, "ways", ("compiled",))
+        monkeypatch.setattr("recurrify.bench.stepping.compile_windows", lambda *_: None)
+        compiled = measure_naive(mini_bench(side_by_side=2, ways=("compiled",)))
+        assert [row["name"] for row in compiled["rows"]] == ["naive loop", "ours, compiled"]
+
+    def test_go_on_from_a_result_without_them(self, pretended: list[Pretended]) -> None:
+        size = replace(MINI, rounds=2)
+        before = {**measure_naive(mini_bench(size)), "finished": True}
+        del before["side_by_side"]  # as it was saved then
+        assert covers_ways(before, mini_bench(size))
+        assert not covers_ways(before, mini_bench(size, side_by_side=2))
+        assert covers_ways(before | {"ways": ["compiled"]}, mini_bench(size, side_by_side=2, ways=("compiled",)))
+        after = {**measure_naive(mini_bench(size, side_by_side=2), before), "finished": True}
+        assert after["checks"] == before["checks"]
+        assert [len(row["seconds"]) for row in after["rows"]] == 4 * [2]
+        assert covers_ways(after, mini_bench(size, side_by_side=2))
+
+    def test_as_many_as_threads_and_cores_and_none_on_a_gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def count(cores: int | None, threads: int, device: str = "cpu") -> int:
+            monkeypatch.setattr(running, "machine", lambda: {"cores": cores})
+            monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+            return running._side_by_side_on(torch.device(device))
+
+        assert [count(2, 2), count(2, 1), count(1, 2), count(64, 64), count(None, 2)] == [2, 1, 1, 4, 1]
+        assert count(2, 2, "cuda") == 1
+
+
+def test_a_run_of_several_is_noted_as_the_time_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 6.0])
+    monkeypatch.setattr("recurrify.bench.timing.time.perf_counter", lambda: next(clock))
+    (found,) = Turns(CPU, rounds=1).take([Entrant("three", int, repeats=3, elsewhere=True)])
+    assert (found.seconds, found.peak_bytes) == ([2.0], None)
+
+
+def fails(number: int) -> Callable[[], None]:
+    """At the first step that is asked for: one by an error, one without a word."""
+    steps = iter([*WARM_UPS * [False], True])
+
+    def step() -> None:
+        if next(steps):
+            if number == 0:
+                raise ValueError("a reason\nand more of it")
+            os._exit(7)
+
+    return step
+
+
+def test_workers_that_fail_are_told_and_nobody_is_left() -> None:
+    workers = Workers(fails, 2)
+    processes: list[int] = []
+
+    def wake() -> None:
+        workers.wake()
+        processes.extend(report.process for report in workers.reports)
+
+    def rest() -> None:
+        with pytest.raises(NotMeasuredError, match=r"^a process side by side ended by itself \(exit code 7\)$"):
+            workers.running[1].report()
+        workers.rest()
+
+    (found,) = Turns(CPU, rounds=2).take([Entrant("failing", workers.step, wake, rest, elsewhere=True)])
+    assert (found.trouble, found.seconds) == ("a process side by side failed (ValueError: a reason)", [])
+    assert len(set(processes)) == 2
+    assert not any(runs(one) for one in processes)
+
+
+def test_each_worker_takes_its_steps_with_one_thread_and_a_dead_one_is_noticed() -> None:
+    torch.set_num_threads(2)
+    workers = Workers(partial(steps_of, "ours", MINI), 2)
+    try:
+        workers.wake()
+        workers.step()
+        workers.step()
+        processes = [report.process for report in workers.reports]
+        assert workers.reports == [Report(process, WARM_UPS + 2, 1) for process in processes]
+        assert len({*processes, os.getpid()}) == 3
+        workers.running[0].process.kill()
+        workers.running[0].process.join()
+        with pytest.raises(NotMeasuredError, match=r"ended by itself \(exit code -9\)"):
+            workers.step()
+    finally:
+        workers.rest()
+        torch.set_num_threads(1)
+    assert not any(runs(one) for one in processes)
+
+
+PROGRAM = """
+import sys, time
+from pathlib import Path
+from recurrify.bench.workers import Workers
+
+def build(number):
+    return int
+
+if __name__ == "__main__":
+    workers = Workers(build, 1)
+    workers.wake()
+    Path(sys.argv[1] + ".new").write_text(str(workers.reports[0].process))
+    Path(sys.argv[1] + ".new").rename(sys.argv[1])
+    time.sleep(600)
+"""
+
+
+def test_workers_end_with_their_parent(tmp_path: Path) -> None:
+    """Killed outright, it can tell them nothing."""
+    program, written = tmp_path / "program.py", tmp_path / "process"
+    program.write_text(PROGRAM)
+    parent = subprocess.Popen([sys.executable, str(program), str(written)])
+    try:
+        assert comes(written.exists)
+        assert runs(int(written.read_text()))
+    finally:
+        parent.kill()
+        parent.wait()
+    assert comes(lambda: not runs(int(written.read_text())))
+
+
+def comes(condition: Callable[[], bool]) -> bool:
+    for _ in range(600):
+        if condition():
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def runs(process: int) -> bool:
+    """And is not a mere entry that nobody has asked for its end yet."""
+    try:
+        return "State:\tZ" not in Path(f"/proc/{process}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
