@@ -1,19 +1,21 @@
 """The whole demo, on models and a corpus of next to nothing."""
 
 import json
+import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, logging
 
 from recurrify import add_recurrence, console
-from recurrify.data import CORPORA, Corpus, Document, Skipped
-from recurrify.demo import OVERLAPS, RECURRENCE, run_demo
+from recurrify.data import CORPORA, Corpus, Document, Skipped, TokenizedDocument
+from recurrify.demo import OVERLAPS, RECURRENCE, Part, run_demo, score_all
 from recurrify.errors import UserError
 from recurrify.jobs import finetuning
 from recurrify.recurrence import loading
@@ -152,6 +154,7 @@ def test_again_trains_nothing(demo: tuple[Path, dict[str, Any], list[str]], monk
         raise AssertionError("a finished run was trained again")
 
     monkeypatch.setattr(finetuning, "train", never)
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)  # other processes would not know this small world
     (out / "index.html").unlink()
     said = invoke("demo", "--out", out, "--live-tokens", LIVE_TOKENS, "--seeds", 1)
     assert all(line in said for line in summary(json.loads((out / "result.json").read_text())))
@@ -160,6 +163,19 @@ def test_again_trains_nothing(demo: tuple[Path, dict[str, Any], list[str]], monk
     assert {path: path.stat().st_mtime_ns for path in out.rglob("model.safetensors")} == weights
     again = json.loads((out / "result.json").read_text())
     assert again["curves"] == result["curves"]
+
+
+def test_side_by_side_scores_the_same(demo: tuple[Path, dict[str, Any], list[str]]) -> None:
+    """In processes that know of nothing but files."""
+    ids = np.arange(150) % 250
+    tokens = [TokenizedDocument("counting", ids, words=100, characters=500, bytes=500)]
+    parts = [Part(str(demo[0] / f"live-{kind}-0"), kind, "live", 0, 16) for kind in RECURRENCE]
+    for (row, found), (expected_row, expected) in zip(
+        score_all(parts, tokens, 2), score_all(parts, tokens, 1), strict=True
+    ):
+        np.testing.assert_allclose(found.nll, expected.nll, rtol=1e-6)
+        assert row["full_flops_per_token"] == expected_row["full_flops_per_token"]
+        assert (found.overlap, found.tokens.sum()) == (16, 149)
 
 
 def test_the_warm_up_of_the_shortest_runs_ends_before_they_do(demo: tuple[Path, dict[str, Any], list[str]]) -> None:
@@ -187,7 +203,7 @@ def test_a_stopped_demo_goes_on(
     assert not (tmp_path / "run" / "result.json").exists()
     monkeypatch.setattr(console, "LINE_SECONDS", 0)
     result = run_demo(tmp_path / "run", lambda text: None, live_tokens=LIVE_TOKENS, seeds=(0,), test_tokens=200)
-    assert "\nevaluating 5 models: 10,149 of 10,149, 100 %, 0.0 min left\n" in capsys.readouterr().err
+    assert "\nevaluating: 10,149 of 10,149, 100 %, 0.0 min left\n" in capsys.readouterr().err
     assert kinds == ["none", "tail", "tail"]
     assert result["continuations"] == []
     assert (tmp_path / "run" / "index.html").is_file()

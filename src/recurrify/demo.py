@@ -1,12 +1,15 @@
 """The whole story in a few minutes on two cores, offline: add recurrence, fine-tune, compare, report."""
 
+import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import logging
@@ -16,7 +19,7 @@ from recurrify.data import TokenizedDocument
 from recurrify.errors import UserError
 from recurrify.evaluate import Evaluation
 from recurrify.jobs import RESULT_FILE, Say, count_parameters, evaluation_rows, gain_row, read_text, train_run
-from recurrify.recurrence import NoRecurrence, RecurrenceConfig, RecurrentForCausalLM, TailConfig, load_model
+from recurrify.recurrence import NoRecurrence, RecurrenceConfig, TailConfig, load_model
 from recurrify.report import markdown, write_page, write_picture
 from recurrify.results import load_result, provenance, save_result
 from recurrify.train import TrainSettings
@@ -26,6 +29,8 @@ WARMUP_STEPS = 10
 OVERLAPS = (0, 8, 16, 32)
 UNIT = "token"  # words between blanks are long and rare in source code: their perplexities say little
 MADE_BY = "python tools/make_shipped.py"
+interrupted = threading.Event()
+"""Set in a worker whose training has heard Ctrl-C."""
 MECHANISM = (
     "the shipped model carries one pooled vector as in the paper, standardised by running statistics and with a linear "
     "path around the network (`CarryConfig(standardize=True)`), which the paper does not have; the model trained live "
@@ -55,7 +60,7 @@ def run_demo(
     say("2/3 evaluating on modules of the standard library that no model was trained on")
     _, tokenizer = load_model("shipped:base")
     tokens, text_sum = read_text(CORPUS, "test", tokenizer, say, tokens_per_document=test_tokens)
-    scored = _evaluate_all(tokens, seeds, out)
+    scored = _evaluate_all(tokens, seeds, out, side_by_side)
     say("3/3 writing the page")
     result = {
         "kind": "demo",
@@ -96,18 +101,45 @@ def run_demo(
 def _train_all(
     tokens: int, seeds: Sequence[int], out: Path, side_by_side: int
 ) -> dict[tuple[str, int], dict[str, Any]]:
-    """All live runs, several at a time in processes of one thread each: small matrices gain little from a second
-    thread, and lose much by it where the cores are busy."""
+    """All live runs, several at a time."""
     runs = [(kind, seed) for seed in seeds for kind in RECURRENCE]
     waiting = [run for run in runs if not (_live_folder(out, *run) / RESULT_FILE).is_file()]
     if side_by_side > 1 and len(waiting) > 1:
-        with ProcessPoolExecutor(min(side_by_side, len(waiting)), mp_context=get_context("spawn")) as pool:
-            for done in [pool.submit(_train_live, *run, tokens, out) for run in waiting]:
+        with _processes(min(side_by_side, len(waiting))) as pool:
+            for done in [pool.submit(_train_in_worker, *run, tokens, out) for run in waiting]:
                 done.result()
     found = {run: _train_live(*run, tokens, out) for run in runs}
     if not all(result["finished"] for result in found.values()):
         raise UserError("Stopped before the live runs were finished: the same command goes on with them.")
     return found
+
+
+@contextmanager
+def _processes(count: int) -> Iterator[ProcessPoolExecutor]:
+    """Of one thread each: small matrices gain little from a second one, and lose much by it where cores are busy."""
+    pool = ProcessPoolExecutor(count, mp_context=get_context("spawn"))
+    try:
+        yield pool
+    except BaseException:
+        pool.shutdown(cancel_futures=True)  # or Ctrl-C would wait for what has not begun
+        raise
+    pool.shutdown()
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _train_in_worker(kind: str, seed: int, tokens: int, out: Path) -> None:
+    """Nothing after a Ctrl-C: a pool hands out one run more than it has processes."""
+    if not interrupted.is_set() and _train_live(kind, seed, tokens, out).get("interrupted"):
+        interrupted.set()
 
 
 def _live_folder(out: Path, kind: str, seed: int) -> Path:
@@ -117,8 +149,6 @@ def _live_folder(out: Path, kind: str, seed: int) -> Path:
 def _train_live(kind: str, seed: int, tokens: int, out: Path) -> dict[str, Any]:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     settings = TrainSettings(
         model="shipped:base",
         data=CORPUS,
@@ -137,10 +167,8 @@ def _train_live(kind: str, seed: int, tokens: int, out: Path) -> dict[str, Any]:
         precision="fp32",
         seed=seed,
     )
-    try:
+    with _one_thread():
         return train_run(settings, lambda text: None, progress_label=f"{kind}, seed {seed}")
-    finally:
-        torch.set_num_threads(threads)
 
 
 class Scores:
@@ -150,20 +178,9 @@ class Scores:
         self.rows: list[dict[str, Any]] = []
         self.found: dict[tuple[str, str, int], list[Evaluation]] = {}
 
-    def add(
-        self,
-        model: RecurrentForCausalLM,
-        kind: str,
-        weights: str,
-        seed: int | None,
-        overlaps: Sequence[int],
-        tokens: Sequence[TokenizedDocument],
-        progress: Callable[[int], None],
-    ) -> None:
-        table, evaluations = evaluation_rows(model, tokens, overlaps, progress)
-        for row, evaluation in zip(table, evaluations, strict=True):
-            self.rows.append({"model": kind, "weights": weights, "seed": seed, **row})
-            self.found.setdefault((kind, weights, evaluation.overlap), []).append(evaluation)
+    def add(self, part: "Part", row: dict[str, Any], evaluation: Evaluation) -> None:
+        self.rows.append({"model": part.kind, "weights": part.weights, "seed": part.seed, **row})
+        self.found.setdefault((part.kind, part.weights, evaluation.overlap), []).append(evaluation)
 
     def gains(self) -> list[dict[str, Any]]:
         return [
@@ -183,21 +200,57 @@ class Scores:
         }
 
 
-def _evaluate_all(tokens: Sequence[TokenizedDocument], seeds: Sequence[int], out: Path) -> Scores:
-    jobs: list[tuple[str, str, str, int | None, Sequence[int]]] = [
-        ("shipped:base", "base", "shipped", None, OVERLAPS[:1])
+class Part(NamedTuple):
+    """One model at one overlap."""
+
+    name: str
+    kind: str
+    weights: str
+    seed: int | None
+    overlap: int
+
+
+def _evaluate_all(tokens: Sequence[TokenizedDocument], seeds: Sequence[int], out: Path, side_by_side: int) -> Scores:
+    parts = [Part("shipped:base", "base", "shipped", None, OVERLAPS[0])]
+    parts += [Part(f"shipped:{kind}", kind, "shipped", None, one) for kind in RECURRENCE for one in OVERLAPS]
+    parts += [
+        Part(str(_live_folder(out, kind, seed)), kind, "live", seed, one)
+        for kind in RECURRENCE
+        for seed in seeds
+        for one in OVERLAPS
     ]
-    jobs += [(f"shipped:{kind}", kind, "shipped", None, OVERLAPS) for kind in RECURRENCE]
-    jobs += [
-        (str(_live_folder(out, kind, seed)), kind, "live", seed, OVERLAPS) for kind in RECURRENCE for seed in seeds
-    ]
-    total = sum(len(document.ids) - 1 for document in tokens)
     scores = Scores()
-    with progress_bar(f"evaluating {len(jobs)} models", total * sum(len(job[4]) for job in jobs)) as advance:
-        for name, kind, weights, seed, overlaps in jobs:
-            model, _ = load_model(name, NoRecurrence(window=WINDOW) if kind == "base" else None)
-            scores.add(model, kind, weights, seed, overlaps, tokens, advance)
+    total = sum(len(document.ids) - 1 for document in tokens)
+    with progress_bar("evaluating", total * len(parts)) as advance:
+        for part, found in zip(parts, score_all(parts, tokens, side_by_side), strict=True):
+            scores.add(part, *found)
+            advance(total)
     return scores
+
+
+def score_all(
+    parts: Sequence[Part], tokens: Sequence[TokenizedDocument], side_by_side: int
+) -> Iterator[tuple[dict[str, Any], Evaluation]]:
+    if side_by_side == 1:
+        yield from (_score(part, tokens) for part in parts)
+        return
+    with _processes(side_by_side) as pool:
+        for done in [pool.submit(_score_in_worker, part, tokens) for part in parts]:
+            yield done.result()
+
+
+def _score_in_worker(part: Part, tokens: Sequence[TokenizedDocument]) -> tuple[dict[str, Any], Evaluation]:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who has started it ends it
+    return _score(part, tokens)
+
+
+def _score(part: Part, tokens: Sequence[TokenizedDocument]) -> tuple[dict[str, Any], Evaluation]:
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    with _one_thread():
+        model, _ = load_model(part.name, NoRecurrence(window=WINDOW) if part.kind == "base" else None)
+        (row,), (evaluation,) = evaluation_rows(model, tokens, [part.overlap])
+    return row, evaluation
 
 
 def _mean_by_position(evaluations: Sequence[Evaluation]) -> list[float | None]:
