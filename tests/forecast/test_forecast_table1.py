@@ -198,10 +198,10 @@ def test_a_worker_that_was_interrupted_begins_nothing_more(monkeypatch):
     monkeypatch.setattr(table1, "do_unit", interrupt)
     monkeypatch.setattr(table1, "interrupted", threading.Event())
     monkeypatch.setattr(table1.torch, "set_num_threads", lambda count: None)
-    monkeypatch.setattr(table1.compiler_config, "compile_threads", 1)
-    with pytest.raises(KeyboardInterrupt):
-        table1._in_worker("first", None)
-    assert table1._in_worker("next", None) is False
+    with table1.compiler_config.patch(compile_threads=1):  # which a worker sets for good
+        with pytest.raises(KeyboardInterrupt):
+            table1._in_worker("first", None)
+        assert table1._in_worker("next", None) is False
     assert begun == ["first"]
 
 
