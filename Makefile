@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 
 .PHONY: demo test lint fix clean
 
-demo: $(VENV)/.ready  ## set up, then run the whole story offline: minutes on two cores, a quarter of an hour on slow ones
+demo: $(VENV)/.ready  ## set up, then run the whole story offline: minutes on two cores, ten on two slow cores
 	$(BIN)/recurrify demo
 
 test: $(VENV)/.ready lint  ## set up, then lint, types, import directions and all tests
