@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from recurrify import UserError
-from recurrify.jobs import ending_with_parent, side_by_side
+from recurrify import UserError, ending_with_parent
+from recurrify.jobs import side_by_side
 from recurrify.jobs.side_by_side import INTERRUPTED, Task, held_alone, run_side_by_side
+from support.processes import comes, runs
 
 
 def quiet(text: str) -> None:
@@ -86,20 +87,9 @@ def test_no_task_is_begun_with_less_time_left_than_it_needs(tmp_path: Path) -> N
     assert run_side_by_side([long], 2, quiet, time.monotonic() + 600) == (True, [])
 
 
-def is_alive(process: int) -> bool:
-    try:
-        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"  # dead, only nobody has asked yet
-
-
 def waited_for(path: Path) -> int:
     """The number of a process, which the process itself writes."""
-    end = time.monotonic() + 60
-    while not (path.is_file() and path.read_text()):
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    assert comes(lambda: path.is_file() and path.read_text() != "")
     return int(path.read_text())
 
 
@@ -125,13 +115,10 @@ def test_a_killed_parent_takes_its_tasks_along(parent_code: str, tmp_path: Path)
     parent = subprocess.Popen([sys.executable, "-c", parent_code, *arguments], stdout=subprocess.DEVNULL)
     child = waited_for(tmp_path / "process")
     assert child != parent.pid
-    assert is_alive(child)
+    assert runs(child)
     parent.kill()
     parent.wait()
-    end = time.monotonic() + 20
-    while is_alive(child):
-        assert time.monotonic() < end, "it outlived its parent"
-        time.sleep(0.05)
+    assert comes(lambda: not runs(child)), "it outlived its parent"
 
 
 def test_a_task_whose_parent_is_gone_already_does_not_begin(tmp_path: Path) -> None:

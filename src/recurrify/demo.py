@@ -2,12 +2,9 @@
 
 import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +15,9 @@ from recurrify.console import progress_bar
 from recurrify.data import TokenizedDocument
 from recurrify.errors import UserError
 from recurrify.evaluate import Evaluation
+from recurrify.interrupts import unless_interrupted
 from recurrify.jobs import RESULT_FILE, Say, count_parameters, evaluation_rows, gain_row, read_text, train_run
+from recurrify.processes import processes
 from recurrify.recurrence import NoRecurrence, RecurrenceConfig, TailConfig, load_model
 from recurrify.report import markdown, write_page, write_picture
 from recurrify.results import load_result, provenance, save_result
@@ -29,8 +28,6 @@ WARMUP_STEPS = 10
 OVERLAPS = (0, 8, 16, 32)
 UNIT = "token"  # words between blanks are long and rare in source code: their perplexities say little
 MADE_BY = "python tools/make_shipped.py"
-interrupted = threading.Event()
-"""Set in a worker whose training has heard Ctrl-C."""
 MECHANISM = (
     "the shipped model carries one pooled vector as in the paper, standardised by running statistics and with a linear "
     "path around the network (`CarryConfig(standardize=True)`), which the paper does not have; the model trained live "
@@ -105,8 +102,9 @@ def _train_all(
     runs = [(kind, seed) for seed in seeds for kind in RECURRENCE]
     waiting = [run for run in runs if not (_live_folder(out, *run) / RESULT_FILE).is_file()]
     if side_by_side > 1 and len(waiting) > 1:
-        with _processes(min(side_by_side, len(waiting))) as pool:
-            for done in [pool.submit(_train_in_worker, *run, tokens, out) for run in waiting]:
+        with processes(min(side_by_side, len(waiting))) as pool:
+            begun = [pool.submit(unless_interrupted, _train_live, kind, seed, tokens, out) for kind, seed in waiting]
+            for done in begun:
                 done.result()
     found = {run: _train_live(*run, tokens, out) for run in runs}
     if not all(result["finished"] for result in found.values()):
@@ -115,31 +113,14 @@ def _train_all(
 
 
 @contextmanager
-def _processes(count: int) -> Iterator[ProcessPoolExecutor]:
-    """Of one thread each: small matrices gain little from a second one, and lose much by it where cores are busy."""
-    pool = ProcessPoolExecutor(count, mp_context=get_context("spawn"))
-    try:
-        yield pool
-    except BaseException:
-        pool.shutdown(cancel_futures=True)  # or Ctrl-C would wait for what has not begun
-        raise
-    pool.shutdown()
-
-
-@contextmanager
 def _one_thread() -> Iterator[None]:
+    """Small matrices gain little from a second one, and lose much by it where the cores are busy."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-def _train_in_worker(kind: str, seed: int, tokens: int, out: Path) -> None:
-    """Nothing after a Ctrl-C: a pool hands out one run more than it has processes."""
-    if not interrupted.is_set() and _train_live(kind, seed, tokens, out).get("interrupted"):
-        interrupted.set()
 
 
 def _live_folder(out: Path, kind: str, seed: int) -> Path:
@@ -234,7 +215,7 @@ def score_all(
     if side_by_side == 1:
         yield from (_score(part, tokens) for part in parts)
         return
-    with _processes(side_by_side) as pool:
+    with processes(side_by_side) as pool:
         for done in [pool.submit(_score_in_worker, part, tokens) for part in parts]:
             yield done.result()
 

@@ -4,9 +4,13 @@ import multiprocessing
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
+
+Found = TypeVar("Found")
+_heard_here = threading.Event()
+"""Whether this process has heard it."""
 
 
 class Interrupt:
@@ -30,5 +34,18 @@ class Interrupt:
         if self.heard:
             raise KeyboardInterrupt
         self.heard = True
+        _heard_here.set()
         if multiprocessing.parent_process() is None:  # workers side by side hear it all at once
             print("stopping after this step and saving; Ctrl-C again stops at once", file=sys.stderr, flush=True)
+
+
+def unless_interrupted(work: Callable[..., Found], *args: Any) -> Found | None:
+    """For a pool's processes, to which it hands out one piece of work more than there are: after Ctrl-C nobody waits
+    for that any more. None where it was not done."""
+    if _heard_here.is_set():
+        return None
+    try:
+        return work(*args)
+    except KeyboardInterrupt:
+        _heard_here.set()
+        raise

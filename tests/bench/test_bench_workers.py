@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -18,6 +17,7 @@ from recurrify.bench.naive import covers_ways, measure_naive, steps_of
 from recurrify.bench.timing import WRONG, Entrant, NotMeasuredError, Turns
 from recurrify.bench.workers import WARM_UPS, Report, Workers
 from recurrify.report.bench_tables import bench_tables
+from support.processes import comes, runs
 
 ALONE = ["naive loop", "ours, eager"]
 TOGETHER = ["naive loop, 2 side by side", "ours, eager, 2 side by side"]
@@ -189,19 +189,3 @@ def test_workers_end_with_their_parent(tmp_path: Path) -> None:
         parent.kill()
         parent.wait()
     assert comes(lambda: not runs(int(written.read_text())))
-
-
-def comes(condition: Callable[[], bool]) -> bool:
-    for _ in range(600):
-        if condition():
-            return True
-        time.sleep(0.1)
-    return False
-
-
-def runs(process: int) -> bool:
-    """And is not a mere entry that nobody has asked for its end yet."""
-    try:
-        return "State:\tZ" not in Path(f"/proc/{process}/status").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False

@@ -3,8 +3,6 @@
 import hashlib
 import math
 import re
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from recurrify import interrupts
 from recurrify.errors import UserError
 from recurrify.forecast import table1, training
 from recurrify.forecast.published import SETTINGS, chosen_settings
@@ -145,49 +144,6 @@ def test_later_calls_add_to_the_table_and_unequal_tuning_is_told(plan):
     assert "Not tuned equally" not in table1_statement(equal)
 
 
-def test_workers_end_with_their_parent(tmp_path):
-    """Killed outright, it can tell them nothing."""
-    program = f"""
-import multiprocessing, pathlib, time
-from recurrify.forecast.table1 import _end_with_parent
-
-def work():
-    _end_with_parent()
-    pathlib.Path({str(tmp_path / "pid")!r}).write_text(str(multiprocessing.current_process().pid))
-    time.sleep(600)
-
-if __name__ == "__main__":
-    multiprocessing.get_context("spawn").Process(target=work).start()
-    time.sleep(600)
-"""
-    path = tmp_path / "program.py"
-    path.write_text(program)
-    parent = subprocess.Popen([sys.executable, str(path)])
-    written = tmp_path / "pid"
-    assert comes(lambda: written.exists() and written.read_text() != "")
-    worker = int(written.read_text())
-    assert runs(worker)
-    parent.kill()
-    parent.wait()
-    assert comes(lambda: not runs(worker))
-
-
-def comes(condition: Callable[[], bool]) -> bool:
-    for _ in range(600):
-        if condition():
-            return True
-        time.sleep(0.1)
-    return False
-
-
-def runs(process: int) -> bool:
-    """And is not a mere entry that nobody has asked for its end yet."""
-    try:
-        return "State:\tZ" not in Path(f"/proc/{process}/status").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
 def test_a_worker_that_was_interrupted_begins_nothing_more(monkeypatch):
     begun = []
 
@@ -196,7 +152,7 @@ def test_a_worker_that_was_interrupted_begins_nothing_more(monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(table1, "do_unit", interrupt)
-    monkeypatch.setattr(table1, "interrupted", threading.Event())
+    monkeypatch.setattr(interrupts, "_heard_here", threading.Event())
     monkeypatch.setattr(table1.torch, "set_num_threads", lambda count: None)
     with table1.compiler_config.patch(compile_threads=1):  # which a worker sets for good
         with pytest.raises(KeyboardInterrupt):

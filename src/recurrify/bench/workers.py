@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from recurrify.bench.timing import NotMeasuredError, trouble_of
-from recurrify.jobs.ending_with_parent import end_with_parent
+from recurrify.ending_with_parent import end_with_parent
 
 WARM_UPS = 2
 """Steps of a new process before it says that it is ready: what is chosen at first is not to be timed."""

@@ -2,13 +2,10 @@
 
 import functools
 import hashlib
-import multiprocessing
-import os
 import shutil
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, as_completed
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,12 +22,12 @@ from recurrify.forecast.settings import RECURRENCE_LEARNING_RATE, UNTRAINED, For
 from recurrify.forecast.shapes import recurrence_shapes
 from recurrify.forecast.table1_rows import PAIR, RECURRENCE, assembled, check_alike, config_of, table_of
 from recurrify.forecast.training import precision_context
+from recurrify.interrupts import unless_interrupted
+from recurrify.processes import processes
 from recurrify.results import load_result, provenance, save_result
 
 MODELS = (*PAIR, "linear", "seasonal", "last-value")
 Say = Callable[[str], None]
-interrupted = threading.Event()
-"""Set in a worker that has heard Ctrl-C."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,25 +252,7 @@ def _in_worker(unit: Unit, deadline: float | None) -> bool:
     torch.set_num_threads(1)
     # The compiler would start as many processes as there are cores, in each of the workers, for a handful of kernels.
     compiler_config.compile_threads = 1
-    if interrupted.is_set():
-        return False  # the pool hands out one unit more than it has workers, which nobody waits for any more
-    try:
-        return do_unit(unit, deadline) is not None
-    except KeyboardInterrupt:
-        interrupted.set()
-        raise
-
-
-def _end_with_parent() -> None:
-    """A worker whose parent was killed would wait for ever, with all its memory of the device."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        parent.join()
-        os._exit(1)  # at once: what is saved is whole at any moment
-
-    threading.Thread(target=watch, daemon=True).start()
+    return unless_interrupted(do_unit, unit, deadline) is not None
 
 
 def do_units(units: Sequence[Unit], jobs: int, say: Say, deadline: float | None = None) -> bool:
@@ -318,13 +297,10 @@ def _outcomes(units: Sequence[Unit], jobs: int, deadline: float | None) -> Itera
             yield unit, functools.partial(lambda unit: do_unit(unit, deadline) is not None, unit)
         return
     # Spawned, for a process that has used CUDA cannot be forked.
-    pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_end_with_parent)
-    try:
+    with processes(jobs) as pool:
         futures: dict[Future[bool], Unit] = {pool.submit(_in_worker, unit, deadline): unit for unit in units}
         for future in as_completed(futures):
             yield futures[future], future.result
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 @dataclass(frozen=True, kw_only=True)

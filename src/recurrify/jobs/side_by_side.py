@@ -20,9 +20,9 @@ except ImportError:  # not on Windows: there, nobody holds a folder
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from recurrify import ending_with_parent
 from recurrify.console import err_console
 from recurrify.errors import UserError
-from recurrify.jobs import ending_with_parent
 from recurrify.jobs.texts import Say
 
 INTERRUPTED = 130

@@ -1,0 +1,22 @@
+"""Other processes, seen from a test."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+
+def comes(condition: Callable[[], bool]) -> bool:
+    """Whether it comes true within a minute."""
+    for _ in range(600):
+        if condition():
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def runs(process: int) -> bool:
+    """And is not a mere entry that nobody has asked for its end yet."""
+    try:
+        return "State:\tZ" not in Path(f"/proc/{process}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
