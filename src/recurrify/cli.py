@@ -375,24 +375,6 @@ def _pad(model: RecurrentForCausalLM, tokenizer: Any) -> int:
     return tokenizer.pad_token_id if tokenizer.pad_token_id is not None else (end or 0)
 
 
-GO_ON = (
-    "demo",
-    "train",
-    "pretrain",
-    "experiment run",
-    "qa train",
-    "qa table3",
-    "classify train",
-    "forecast train",
-    "forecast table1 run",
-)
-"""The commands that train and save as they go."""
-
-
-def _goes_on(arguments: list[str]) -> bool:
-    return any(arguments[: len(words)] == words for words in map(str.split, GO_ON))
-
-
 def main() -> None:
     """Run the command line; bad input is one sentence and exit code 2."""
     try:
@@ -407,8 +389,7 @@ def main() -> None:
         sys.exit(2)
     except SystemExit as stop:
         if stop.code == 130:  # what typer makes of Ctrl-C
-            how = " A training run goes on from its last checkpoint with the same command."
-            err_console.print("Stopped." + (how if _goes_on(sys.argv[1:]) else ""))
+            err_console.print("Stopped. What was saved is kept, and commands that train go on from it.")
         raise
 
 
