@@ -280,7 +280,7 @@ class TestSpeed:
             compiled.append(graph)
             return graph.forward
 
-        monkeypatch.setattr(torch, "compile", lambda function, **more: real(function, backend=backend, **more))
+        monkeypatch.setattr(torch, "compile", lambda function, **_: real(function, backend=backend, dynamic=False))
         settings = replace(SETTINGS, steps=9)
         ids = stream(3 * 8 * 6 + 1)  # an epoch is 6 steps: the memory fills up twice
         eager, quick = (losses_of(replace(settings, speed=speed), ids) for speed in ("eager", "compile"))

@@ -34,9 +34,10 @@ class Tolerance:
 
 
 EXACT = Tolerance(loss=1e-4, gradient=1e-3, memory_gradient=1e-3)
-HALF = Tolerance(loss=2e-2, gradient=3e-2, memory_gradient=1e-1)
-"""bfloat16 has 8 bits; compiled windows round in other places. That moves a memory's gradient by 1 %, and one that is
-cut off or belongs to another row moves it by more than half."""
+HALF = Tolerance(loss=2e-2, gradient=1e-2, memory_gradient=2e-2)
+"""bfloat16 has 8 bits; compiled windows round in other places. That moves the base's gradients by half a percent and a
+memory's by one. Those of a memory that is cut off or belongs to another row move by more than half; but what a compiler
+gets wrong in a few norms has been seen to move the base's by no more than two percent."""
 
 
 def tolerance_on(device: torch.device) -> Tolerance:

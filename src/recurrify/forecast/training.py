@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from recurrify.attention.backends import leave_out_cudnn
 from recurrify.attention.encoding import recurrence_parameters
 from recurrify.capturing import capturable_optimizer, capture, on_side_stream, set_rate
+from recurrify.compiling import compiled
 from recurrify.errors import UserError
 from recurrify.forecast.data import WindowedSeries
 from recurrify.forecast.evaluation import mean_squared_error
@@ -118,7 +119,7 @@ class Step:
         # cuDNN's LSTM and GRU keep a state of their own, and are one call anyway.
         usual = "graph" if on_cuda and settings.model not in ("lstm", "gru") else "plain"
         self.speed = usual if settings.speed == "auto" else settings.speed
-        self.forward: Callable[..., Tensor] = torch.compile(model) if self.speed == "compile" else model
+        self.forward: Callable[..., Tensor] = compiled(model) if self.speed == "compile" else model
         if isinstance(model, Informer):
             model.fuse(fused and self.speed == "graph" and TRITON_INSTALLED)
         leave_out_cudnn()

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from recurrify import compiling
 from recurrify.attention import RecurrenceEncoding, RSAConfig, scan
 from recurrify.errors import UserError
 from recurrify.models.prob_sparse import prob_sparse_attention, sample_keys
@@ -215,7 +216,7 @@ def compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """One kernel forward and few backward. The compiler's random numbers grow from seeds that it draws on the device
     by torch's own generator in each call, so a captured CUDA graph drops other elements in each replay."""
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, COMPILATIONS)
-    return torch.compile(function, fullgraph=True, dynamic=False)
+    return compiling.compiled(function, fullgraph=True, dynamic=False)
 
 
 def in_rows(states_BTW: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PretrainedConfig, XLNetConfig, XLNetLMHeadModel
 from transformers.models.xlnet.modeling_xlnet import XLNetLMHeadModelOutput
 
+from recurrify.compiling import compiled
 from recurrify.errors import UserError
 from recurrify.windows import check_window
 
@@ -132,7 +133,7 @@ class WindowedXLNet(XLNetLMHeadModel):
 
     def compile_windows(self) -> None:
         """Compile what training repeats: full windows of full batches. All else runs as it did."""
-        self.compiled = torch.compile(window_losses, dynamic=False)
+        self.compiled = compiled(window_losses, dynamic=False)
 
     def forward(
         self,

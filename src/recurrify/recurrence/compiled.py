@@ -16,6 +16,7 @@ from torch._functorch import config as functorch_config
 from torch.compiler import config as compiler_config
 
 from recurrify.attention.backends import chosen_kernels, cudnn_is_safe, with_cudnn
+from recurrify.compiling import compiled
 from recurrify.recurrence.families import Traffic, run_backbone
 from recurrify.recurrence.mechanism import Mechanism, Past
 from recurrify.recurrence.model import IGNORE, RecurrentPreTrainedModel, token_losses
@@ -51,7 +52,7 @@ class CompiledWindow:
         self.rows = rows
         self.memory_budget = memory_budget
         self.compiled: dict[bool, Callable[..., Any]] = {
-            cudnn: torch.compile(window_function(memory_budget, cudnn), dynamic=False) for cudnn in (False, True)
+            cudnn: compiled(window_function(memory_budget, cudnn), dynamic=False) for cudnn in (False, True)
         }
         """Without and with cuDNN's attention."""
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from transformers.integrations import is_tensorboard_available
 from transformers.trainer_callback import PrinterCallback
 
 from recurrify.attention.backends import leave_out_cudnn
+from recurrify.compiling import faultless_compiler
 from recurrify.errors import UserError
 from recurrify.products import quick_products
 from recurrify.train.callbacks import EndInOrder, ShowProgress, StopAfterMinutes, StopOnInterrupt
@@ -158,7 +160,7 @@ def run_to_end(
             load_weights(trainer.model, (best if best.is_dir() else resume) / "model.safetensors", strict=False)
             return TrainOutcome(True, state.global_step, _tokens(state, tokens_of), state.log_history)
     try:
-        with interrupt.listening():
+        with interrupt.listening(), faultless_compiler() if trainer.args.torch_compile else nullcontext():
             trainer.train(resume_from_checkpoint=str(resume) if resume else None)
     finally:
         progress.close()

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from recurrify.attention.encoding import recurrence_parameters
 from recurrify.capturing import capturable_optimizer, capture, on_side_stream, set_rate
+from recurrify.compiling import compiled
 from recurrify.errors import UserError
 from recurrify.train.lanes import Lanes
 from recurrify.train.running import uses_bf16
@@ -117,7 +118,7 @@ class Stepper:
     def _compiled_loss(self) -> Loss:
         # A process that trains several models would else reach the compiler's limit and go on uncompiled.
         torch.compiler.reset()
-        return torch.compile(self._loss, dynamic=False)
+        return compiled(self._loss, dynamic=False)
 
     def _first_state(self) -> State:
         return self.model.first_state(self.settings.batch)
