@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,18 +13,16 @@ from torch import Tensor
 from torch._dynamo.exc import BackendCompilerFailed
 from torch.utils.flop_counter import FlopCounterMode
 
-from recurrify.bench import evaluation, lengths, profiling, stepping, timing
+from recurrify.bench import evaluation, lengths, stepping
 from recurrify.bench.checks import EXACT, HALF, WINDOWS, Seen, compare, observe, told_apart
 from recurrify.bench.evaluation import measure_evaluation
 from recurrify.bench.lengths import measure_lengths
-from recurrify.bench.memory import PeakMemory
 from recurrify.bench.models import random_tokens
 from recurrify.bench.naive import NaiveLoop, measure_naive
 from recurrify.bench.peers import PEERS, body_weights, covers_installed, measure_peers
-from recurrify.bench.profiling import covers_profile, kind_of, measure_profile
 from recurrify.bench.stepping import Ours, Theirs
-from recurrify.bench.timing import DOES_NOT_FIT, NO_TIME, WRONG, Entrant, NotMeasuredError, Turns, ratio
-from recurrify.bench.training import measure_training, ratios, rows_that_fit
+from recurrify.bench.timing import WRONG, NotMeasuredError
+from recurrify.bench.training import measure_training, rows_that_fit
 from recurrify.recurrence import RecurrentForCausalLM
 from recurrify.report.bench_page import draw_memory
 from recurrify.report.bench_tables import bench_tables
@@ -325,93 +322,6 @@ def test_what_fits_no_graph_is_not_compiled_instead(reason: str, monkeypatch: py
     assert len(passes) == (stepping.PASSES_BEFORE_GRAPHS if fits else 1)
 
 
-class TestTurns:
-    def test_all_take_turns_and_trouble_stops_nobody_else(self) -> None:
-        order: list[str] = []
-
-        def too_large() -> None:
-            order.append("large")
-            raise torch.OutOfMemoryError("CUDA out of memory")
-
-        def refused() -> None:
-            raise NotMeasuredError("wrong results")
-
-        entrants = [
-            Entrant("first", lambda: order.append("first"), rest=lambda: order.append("rest")),
-            Entrant("large", too_large),
-            Entrant("refused", lambda: order.append("never"), wake=refused),
-            Entrant("last", lambda: order.append("last")),
-        ]
-        found = Turns(CPU, rounds=2, warm_ups=1).take(entrants)
-        # Twice for the memory, then twice in each turn, of which the second time counts.
-        turn = ["first", "first", "rest", "last", "last"]
-        assert order == ["first", "first", "rest", "large", "last", "last", *turn, *turn]
-        assert [timed.trouble for timed in found] == [None, DOES_NOT_FIT, "wrong results", None]
-        assert [len(timed.seconds) for timed in found] == [2, 0, 0, 2]
-
-    def test_nothing_is_freed_between_a_run_and_the_timed_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        log: list[str] = []
-        clock = iter(range(100))
-
-        class Memory:
-            def __init__(self, device: torch.device, reserved: bool = False) -> None:
-                log.append("empty")
-
-            def so_far(self) -> int:
-                return 5
-
-        def tick() -> int:
-            log.append("clock")
-            return next(clock)
-
-        monkeypatch.setattr(timing, "PeakMemory", Memory)
-        monkeypatch.setattr(timing, "free_memory", lambda device, thoroughly: log.append("empty"))
-        monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=tick))
-        entrant = Entrant("a", lambda: log.append("run"), wake=lambda: log.append("wake"), own_bytes=lambda: 2)
-        found = Turns(CPU, rounds=2).take([entrant, replace(entrant, holds_graphs=True)])
-        untimed, graphs_untimed = ["wake", "run", "empty", "run", "empty"], ["empty", "wake", "run", "run", "empty"]
-        assert log == untimed + graphs_untimed + 4 * ["wake", "run", "clock", "run", "clock", "empty"]
-        assert [(one.seconds, one.peak_bytes) for one in found] == [([1, 1], 7)] * 2
-
-    @pytest.mark.parametrize("mebibytes", [1, 200])
-    def test_memory_of_a_cpu_is_told_where_it_can_be(self, mebibytes: int) -> None:
-        memory = PeakMemory(CPU)
-        if memory.before is None:
-            pytest.skip("nobody counts memory here")
-        torch.ones(mebibytes * 2**18).sum()
-        told = memory.so_far()
-        if mebibytes == 1:
-            assert told is None
-        else:
-            assert told is not None
-            assert 0.9 < told / 2**20 / mebibytes < 1.5
-
-    def test_an_error_that_nobody_expects_is_not_hidden(self) -> None:
-        with pytest.raises(ZeroDivisionError):
-            Turns(CPU, rounds=1).take([Entrant("broken", lambda: 1 / 0)])
-
-    def test_no_time_keeps_what_there_is(self) -> None:
-        left = iter(5 * [False] + [True])
-        found = Turns(CPU, 2, out_of_time=lambda: next(left)).take([Entrant("a", int), Entrant("b", int)])
-        assert [(len(one.seconds), one.trouble) for one in found] == [(2, None), (1, NO_TIME)]
-
-    def test_a_ratio_is_the_median_of_turns(self) -> None:
-        found = ratio("ours / theirs", [1.0, 2.0, 4.0], [3.0, 4.0, 4.0])
-        assert found == {"name": "ours / theirs", "ratio": 2.0, "low": 1.0, "high": 3.0}
-        assert ratio("ours / theirs", [1.0], [3.0]) is None  # a single turn says nothing
-
-    def test_what_is_compared_with_what(self) -> None:
-        rows = [
-            {"kind": kind, "way": way, "checkpoint": False, "seconds": 2 * [1.0 + len(kind)]}
-            for kind in ("transformers", "plain", "carry")
-            for way in ("eager", "compiled")
-        ] + [{"kind": "carry", "way": "graphs", "checkpoint": False, "seconds": [1.0, 1.0]}]
-        names = [one["name"] for one in ratios(rows)]
-        assert "carry, compiled / plain, compiled" in names
-        assert "carry, graphs / transformers, compiled" in names
-        assert "carry, eager / transformers, compiled" not in names
-
-
 class TestRowsThatFit:
     def test_straight_from_a_smaller_batch(self) -> None:
         known = [{"peak_bytes": 30, "fixed_bytes": 10, "rows_at_once": 2}]
@@ -439,67 +349,3 @@ def test_peers_that_are_installed_by_now_are_missing(monkeypatch: pytest.MonkeyP
     assert covers_installed(result)
     monkeypatch.setattr("recurrify.bench.peers.find_spec", lambda name: object() if name == "x_transformers" else None)
     assert not covers_installed(result)
-
-
-class TestProfile:
-    def test_all_the_time_of_a_step_is_somewhere(self) -> None:
-        result = measure_profile(mini_bench())
-        assert [(row["kind"], row["way"]) for row in result["rows"]] == [
-            *(("transformers", "eager"), ("plain", "eager"), ("carry", "eager")),
-        ]
-        for row in result["rows"]:
-            work = {one["what"]: one for one in row["work"]}
-            assert {"matrix products", "matrix products of the head", "attention", "loss", "optimiser"} <= set(work)
-            assert all(one["seconds"] > 0 for one in work.values())
-            assert row["tokens"] == 2 * 3 * 8
-
-    def test_what_was_profiled_stands(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(
-            profiling, "_row", lambda bench, one, way, batch: {"kind": one.kind, "way": way, "trouble": None}
-        )
-        bench = mini_bench()
-        first = measure_profile(bench)
-        rows = first["rows"]
-        assert not covers_profile({**first, "finished": False}, bench)
-        assert covers_profile({**first, "finished": True}, bench)
-        assert not covers_profile({**first, "finished": True}, mini_bench(ways=("eager", "compiled")))
-        assert not covers_profile({**first, "finished": True}, mini_bench(batches=(1,)))
-        # On a CPU there are no graphs to wait for.
-        assert covers_profile({**first, "finished": True}, mini_bench(ways=("eager", "graphs")))
-        more = measure_profile(mini_bench(ways=("compiled",)), first)["rows"]
-        assert [row["way"] for row in more] == 3 * ["eager", "compiled"]
-        rows[1] = {**rows[1], "trouble": NO_TIME}
-        again = measure_profile(bench, first)["rows"]
-        assert again[0] is rows[0]
-        assert again[2] is rows[2]
-        assert again[1]["trouble"] is None
-        assert measure_profile(mini_bench(batches=(1,)), first)["rows"][0] is not rows[0]
-
-    def test_the_products_of_the_head_are_told_by_their_sizes(self) -> None:
-        """A window's logits and their two gradients, and no other product."""
-        row = measure_profile(mini_bench(batches=(1,)))["rows"][1]
-        head = next(one for one in row["work"] if one["what"] == "matrix products of the head")
-        assert head["calls"] == 3  # the logits of three small windows are made at once
-
-    def test_no_batch_has_the_size_of_the_vocabulary(self) -> None:
-        assert measure_profile(mini_bench(replace(MINI, vocabulary=16), batches=(2,)))["batch"] == 1
-
-    def test_regions_are_no_kernels(self) -> None:
-        assert not profiling.is_kernel("## Call CompiledFxGraph f5w7adairendyohal63b ##")
-        assert not profiling.is_kernel("Optimizer.step#AdamW.step")
-        assert profiling.is_kernel("triton_red_fused_native_layer_norm_3")
-        assert profiling.is_kernel("void at::native::vectorized_elementwise_kernel<4, CUDAFunctor_add<float>>")
-
-    def test_kinds_are_told_by_name(self) -> None:
-        names = {
-            "nvjet_sm90_tst_128x128_64x6_1x2_h_bz_splitK_NTT": "matrix products",
-            "void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<cutlass::bfloat16_t>": "attention",
-            "fmha_cutlassB_bf16_aligned_64x64_k64_sm80": "attention",
-            "triton_red_fused__log_softmax__to_copy_nll_loss_forward_0": "loss",
-            "triton_per_fused_add_native_layer_norm_1": "norms, activations, sums",
-            "void at::native::multi_tensor_apply_kernel<FusedAdamMathFunctor>": "optimiser",
-            "Memcpy DtoD (Device -> Device)": "copies and casts",
-            "void at::native::elementwise_kernel<128, 4, at::native::direct_copy_kernel_cuda>": "copies and casts",
-            "void something_new": "everything else",
-        }
-        assert {name: kind_of(name) for name in names} == names

@@ -1,15 +1,18 @@
 """Right first, then fast: losses and gradients of each way of training against the plainest one."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from recurrify.bench.bench import Bench
 from recurrify.bench.stepping import PASSES_BEFORE_GRAPHS, Stepper
-from recurrify.bench.timing import Row
+from recurrify.bench.timing import NO_TIME, WRONG, Row, tried
 
 UPDATES, LEARNING_RATE = 2, 1e-3
 """Large enough for a way that goes on with old weights to be found out."""
@@ -58,6 +61,35 @@ def told_apart(ids: Tensor, window: int) -> Tensor:
     """Only a few tokens for each window of each row, or the means over all windows would be much the same."""
     windows = ids.unflatten(1, (-1, window))
     return windows[..., :OWN_TOKENS].gather(-1, windows % OWN_TOKENS).flatten(1)
+
+
+def check_each(
+    bench: Bench, ours: Stepper, names: Mapping[str, str], check: Callable[[str], Row], earlier: dict[str, Any]
+) -> tuple[list[Row], dict[str, str | None]]:
+    """`names` are of checks, by what `check` is given; those that an `earlier` run has made stand.
+
+    Also why one is not to be timed, if there is a reason.
+    """
+    known = {one["name"]: one for one in earlier.get("checks") or []}
+    checks: list[Row] = []
+    troubles: dict[str, str | None] = {}
+
+    def add(key: str) -> None:
+        checks.append(check(key))
+
+    for key, name in names.items():
+        if name in known:
+            checks.append(known[name])
+        elif bench.out_of_time():
+            troubles[key] = NO_TIME
+            continue
+        else:
+            troubles[key] = tried(partial(add, key), bench.device)
+            ours.rest()
+        if troubles.get(key) is None and not checks[-1]["passed"]:
+            bench.say(f"{name}: wrong results, and therefore not timed")
+            troubles[key] = WRONG
+    return checks, troubles
 
 
 @contextmanager

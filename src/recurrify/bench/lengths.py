@@ -1,27 +1,17 @@
 """Memory and speed of a training step over one sequence, against its length: with a memory, and all in one context."""
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from recurrify.bench.bench import Bench
-from recurrify.bench.checks import compare, observe, told_apart, tolerance_on
+from recurrify.bench.checks import check_each, compare, observe, told_apart, tolerance_on
 from recurrify.bench.memory import free_memory
 from recurrify.bench.models import random_tokens
 from recurrify.bench.stepping import Ours, Stepper, Theirs, warm
-from recurrify.bench.timing import (
-    DOES_NOT_FIT,
-    NO_TIME,
-    WRONG,
-    Entrant,
-    NotMeasuredError,
-    Row,
-    Timed,
-    tried,
-)
+from recurrify.bench.timing import DOES_NOT_FIT, NO_TIME, Entrant, NotMeasuredError, Row, Timed, tried
 
 IN_ONE = "transformers, all in one context"
 OURS = {"carry, checkpointed": True, "carry": False}
@@ -73,32 +63,16 @@ def _is_whole(rows: Sequence[Row], rounds: int) -> bool:
 def _checked(bench: Bench, ours: Ours, length: int, earlier: dict[str, Any]) -> tuple[list[Row], dict[str, str | None]]:
     """At this length, each way of ours beside the plainest; why one is not to be timed, if there is a reason."""
     way = ways_on(bench.device)[0]
-    known = {check["name"]: check for check in earlier.get("checks") or []}
+    names = {name: f"{name}, {way}" for name, checkpoint in OURS.items() if (way, checkpoint) != ("eager", False)}
     ids = told_apart(random_tokens(bench.size, 1, length, bench.device), bench.size.window)
-    checks: list[Row] = []
-    troubles: dict[str, str | None] = {}
 
-    def check(name: str, checkpoint: bool) -> None:
+    def check(name: str) -> Row:
         ours.prepare("eager", False, 1)
         expected = observe(ours, ids)
-        ours.prepare(way, checkpoint, 1)
-        checks.append(compare(f"{name}, {way}", expected, observe(ours, ids), tolerance_on(bench.device)))
+        ours.prepare(way, OURS[name], 1)
+        return compare(names[name], expected, observe(ours, ids), tolerance_on(bench.device))
 
-    for name, checkpoint in OURS.items():
-        if (way, checkpoint) == ("eager", False):
-            continue
-        if f"{name}, {way}" in known:
-            checks.append(known[f"{name}, {way}"])
-        elif bench.out_of_time():
-            troubles[name] = NO_TIME
-            continue
-        else:
-            troubles[name] = tried(partial(check, name, checkpoint), bench.device)
-            ours.rest()
-        if troubles.get(name) is None and not checks[-1]["passed"]:
-            bench.say(f"{name}, {way}: wrong results, and therefore not timed")
-            troubles[name] = WRONG
-    return checks, troubles
+    return check_each(bench, ours, names, check, earlier)
 
 
 def _one_length(

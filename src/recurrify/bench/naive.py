@@ -9,21 +9,11 @@ import torch.nn.functional as F  # noqa: N812 - everyone's name for it
 from torch import Tensor, nn
 
 from recurrify.bench.bench import WAYS, Bench
-from recurrify.bench.checks import WINDOWS, Seen, compare, observe, told_apart, tolerance_on
+from recurrify.bench.checks import WINDOWS, Seen, check_each, compare, observe, told_apart, tolerance_on
 from recurrify.bench.models import base_model, random_tokens, recurrent_model
 from recurrify.bench.sizes import Size
 from recurrify.bench.stepping import Ours, Stepper, warm
-from recurrify.bench.timing import (
-    NO_TIME,
-    WRONG,
-    Entrant,
-    NotMeasuredError,
-    Row,
-    Timed,
-    ratio,
-    still_missing,
-    tried,
-)
+from recurrify.bench.timing import Entrant, NotMeasuredError, Row, Timed, ratio, still_missing
 from recurrify.bench.workers import Workers
 from recurrify.evaluate import full_flops_per_token
 
@@ -127,34 +117,21 @@ def _checked(
 ) -> tuple[list[Row], dict[str, str | None]]:
     """Each way of ours against the loop; why one is not to be timed, if there is a reason."""
     few = told_apart(ids[:, : WINDOWS * bench.size.window], bench.size.window)
-    known = {check["name"]: check for check in earlier.get("checks") or []}
-    checks: list[Row] = []
-    troubles: dict[str, str | None] = {}
+    names = {
+        way: "ours against the naive loop" if way == "eager" else f"ours, {way}, against the naive loop" for way in ways
+    }
     expected: list[Seen] = []
 
-    def check(name: str, way: str) -> None:
+    def check(way: str) -> Row:
         if not expected:
             expected.append(observe(naive, few))
         ours.prepare(way, False, BATCH)
         seen = observe(ours, few)
         if not ours.is_ready():
             raise NotMeasuredError("not captured: such steps run as they do when compiled")
-        checks.append(compare(name, expected[0], seen, tolerance_on(bench.device)))
+        return compare(names[way], expected[0], seen, tolerance_on(bench.device))
 
-    for way in ways:
-        name = "ours against the naive loop" if way == "eager" else f"ours, {way}, against the naive loop"
-        if name in known:
-            checks.append(known[name])
-        elif bench.out_of_time():
-            troubles[way] = NO_TIME
-            continue
-        else:
-            troubles[way] = tried(partial(check, name, way), bench.device)
-            ours.rest()
-        if troubles.get(way) is None and not checks[-1]["passed"]:
-            bench.say(f"{name}: wrong results, and therefore not timed")
-            troubles[way] = WRONG
-    return checks, troubles
+    return check_each(bench, ours, names, check, earlier)
 
 
 def _entrant(ours: Ours, ids: Tensor, way: str, trouble: str | None) -> Entrant:
