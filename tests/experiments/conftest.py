@@ -7,7 +7,10 @@ import pytest
 from recurrify.experiments import Lab, Size
 from recurrify.experiments import sizes as size_module
 from recurrify.experiments.beyond_sizes import WHOLE_WINDOW, Beyond, kv, memory_tokens, tail
+from support.made_up_runs import few_samples, rounds
 from support.runs import model_folder, text_folder
+
+__all__ = ["few_samples", "rounds"]
 
 
 def micro_size(base: Path, texts: Path) -> Size:

@@ -1,26 +1,16 @@
-"""What goes beyond the papers: which runs are made, what is chosen, and rows worked out from made-up runs."""
+"""Memories beside each other and beside overlap, from made-up runs; and sizes, names and failures of all that goes
+beyond the papers."""
 
-import math
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from recurrify.commands.experiment import _chosen, _size
 from recurrify.errors import UserError
-from recurrify.evaluate import (
-    Evaluation,
-    full_flops_per_token,
-    gain_beyond,
-    interval,
-    paper_flops_per_token,
-    relative_gain,
-)
+from recurrify.evaluate import full_flops_per_token, paper_flops_per_token
 from recurrify.experiments import (
     BEYOND,
     SIZES,
@@ -33,98 +23,17 @@ from recurrify.experiments import (
     beyond_tokens,
 )
 from recurrify.experiments import lab as lab_module
-from recurrify.experiments import rows as rows_module
 from recurrify.experiments.beyond_sizes import tail
 from recurrify.experiments.catalogue import EXPERIMENTS, Experiment, Stage
 from recurrify.experiments.pool import Outcome
 from recurrify.experiments.running import run_experiments
-from recurrify.experiments.unit import Unit, do_unit
-from recurrify.recurrence import load_model, recurrence_config
+from recurrify.experiments.unit import Unit
+from recurrify.recurrence import load_model
 from recurrify.results import load_result, save_result
-from support.runs import model_folder, weights_of
+from support import made_up_runs
+from support.made_up_runs import BEST_RATE, LOSSES, by_name, perplexity, pretend
 
-TOKENS, WORDS = np.array([100, 300]), np.array([50, 150])
-LOSSES = {"none": 3.0, "carry": 2.98, "tail": 2.9, "memory_tokens": 2.95, "kv": 2.85}
-FLOPS = {"none": 1000.0, "carry": 1010.0, "tail": 1700.0, "memory_tokens": 1200.0, "kv": 1100.0}
-HEAD = 100.0
-"""Of the FLOPs: what is counted once per token, whatever the overlap."""
-FEW = {"samples": 20}
-SEED = 0.001
-"""What the second seed loses beside the first."""
-BEST_RATE = 1e-2
-"""Where every made-up run is at its best."""
-
-
-def loss_of(unit: Unit, overlap: int) -> float:
-    """By mechanism, seed and learning rate; a frozen base loses 0.02 beside, overlap helps plain windows."""
-    settings = unit.settings
-    away = 0.1 * abs(math.log10(settings.learning_rate / BEST_RATE))
-    frozen = 0.02 if settings.freeze_base else 0.0
-    return LOSSES[settings.recurrence["mechanism"]] + away + frozen - 0.03 * overlap + SEED * settings.seed
-
-
-def flops_of(unit: Unit, overlap: int) -> dict[str, float]:
-    window = unit.settings.recurrence["window"]
-    longer = 50 if window == 16 else 0
-    layers, whole = FLOPS["none"] - HEAD + longer, FLOPS[unit.settings.recurrence["mechanism"]] + longer
-    more = window / (window - overlap) if window == 16 else 8 / (8 - overlap)
-    return {"flops_per_token": layers * more, "full_flops_per_token": (whole - HEAD) * more + HEAD}
-
-
-def pretend(unit: Unit) -> None:
-    """Leave what a finished unit leaves."""
-    mechanism = unit.settings.recurrence["mechanism"]
-    config = replace(unit.settings, recurrence=recurrence_config(unit.settings.recurrence).to_dict())
-    memory = {
-        "added_parameters": 250,
-        "state_floats": 16,
-        "extra_flops_per_token": FLOPS[mechanism] - FLOPS["none"],
-        "extra_share": 0.5,
-    }
-    history = [{"step": 1, "loss": 9.0}, {"step": 2, "eval_loss": 3.0}, {"step": 4, "eval_loss": 2.5}]
-    run = {"memory": memory, "tokens": 80, "steps": 4, "history": history, "provenance": {"config": config.to_dict()}}
-    save_result(unit.run_file, run)
-    for wanted in unit.wanted:
-        others = (0.02 if unit.settings.freeze_base else 0.04) if wanted.exchanged else 0.0
-        nll = (loss_of(unit, wanted.overlap) + others) * TOKENS
-        sizes = {"tokens": TOKENS, "words": WORDS, "characters": TOKENS, "bytes": TOKENS}
-        found = Evaluation(8, wanted.overlap, ("a", "b"), nll, **sizes, loss_by_position=(), loss_by_window=())
-        costs = flops_of(unit, wanted.overlap)
-        save_result(unit.score_file(wanted), {**costs, "tokens": wanted.tokens, "evaluation": found.to_dict()})
-
-
-@pytest.fixture(autouse=True)
-def _few_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Intervals are not what is tested here."""
-    monkeypatch.setattr(rows_module, "interval", partial(interval, **FEW))
-    for module in (rows_module, beyond):
-        monkeypatch.setattr(module, "relative_gain", lambda *sides, **more: relative_gain(*sides, **more | FEW))
-    monkeypatch.setattr(beyond_rivals, "gain_beyond", partial(gain_beyond, **FEW))
-
-
-@pytest.fixture
-def rounds(monkeypatch: pytest.MonkeyPatch) -> list[list[Unit]]:
-    """The units of each round, pretended instead of run."""
-    seen: list[list[Unit]] = []
-
-    def finish(lab: Lab, units: Iterable[Unit]) -> Outcome:
-        seen.append(list(units))
-        for unit in seen[-1]:
-            pretend(unit)
-        return Outcome(True, [])
-
-    monkeypatch.setattr(Lab, "finish", finish)
-    return seen
-
-
-def perplexity(loss: float) -> float:
-    return math.exp(loss * TOKENS.sum() / WORDS.sum())
-
-
-def by_name(rows: list[dict[str, Any]], **where: Any) -> dict[tuple[str, int], dict[str, Any]]:
-    return {
-        (row["label"], row["overlap"]): row for row in rows if all(row[key] == value for key, value in where.items())
-    }
+pytestmark = pytest.mark.usefixtures("few_samples")
 
 
 # ---- mechanisms ------------------------------------------------------------------------------------------
@@ -192,7 +101,7 @@ def test_rows_are_ranked_on_the_seeds_that_all_have(
     lab: Lab, rounds: list[list[Unit]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Here the second seed is far better. Plain windows have it without overlap, at the tail's and at the usual."""
-    monkeypatch.setattr(f"{__name__}.SEED", -1.0)
+    monkeypatch.setattr(made_up_runs, "SEED", -1.0)
     found = by_name(beyond_mechanisms.mechanism_rows(lab)[0], corpus="books")
     bare, memory, tail = found["plain", 0], found["memory-tokens-2", 0], found["tail-3", 0]
     assert bare["scores"]["test"]["perplexity_per_word"] < found["plain", 1]["scores"]["test"]["perplexity_per_word"]
@@ -294,145 +203,6 @@ def test_rounds_end_where_time_does(lab: Lab, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(Lab, "finish", lambda lab, units: Outcome(False, []))
     beyond.finish_in_turn(lab, [lambda: asked.append(1) or [], lambda: asked.append(2) or []])  # type: ignore[func-returns-value]
     assert asked == [1]
-
-
-# ---- frozen ----------------------------------------------------------------------------------------------
-
-
-def test_frozen_runs_train_only_what_was_added_at_a_rate_of_their_own(lab: Lab, rounds: list[list[Unit]]) -> None:
-    rows, missing = beyond_frozen.frozen_rows(lab)
-    assert missing == []
-    found = {(row["label"], row["trained"]): row for row in rows}
-    frozen = found["memory-tokens-2", "frozen"]
-    units = {unit.name: unit.settings for unit in rounds[1]}
-    settings = units[frozen["runs"][0]]
-    assert settings.freeze_base
-    assert settings.learning_rate == settings.added_learning_rate == 1e-2
-    assert not units[found["memory-tokens-2", "trained"]["runs"][0]].freeze_base
-    assert frozen["added_kilobytes"] == 1.0
-    # Memories of other documents cost a frozen model 0.02 and a trained one 0.04.
-    gains = [1 - perplexity(3.0) / perplexity(3.0 + loss) for loss in (0.02, 0.04)]
-    assert frozen["memory_gain"]["relative_gain"] == pytest.approx(gains[0])
-    assert frozen["remaining"] == pytest.approx(gains[0] / gains[1])
-    assert found["plain", "base"]["memory_gain"] is None
-    assert found["plain", "base"]["gain"] is None
-
-
-def test_the_base_that_is_said_to_be_untouched_is(lab: Lab) -> None:
-    unit = beyond_frozen.base_unit(lab)
-    assert do_unit(unit, lambda text: None, show_progress=False)
-    ours, base = weights_of(unit.run_folder), weights_of(Path(lab.base()).parent / "base-as-run")
-    assert base
-    assert all((ours[f"base.{name}"] == value).all() for name, value in base.items())
-
-
-@pytest.fixture(autouse=True)
-def _base_as_run(lab: Lab) -> None:
-    """The base's weights where `weights_of` looks for those of a run."""
-    folder = Path(lab.base()).parent / "base-as-run" / "model"
-    if not folder.exists():
-        folder.parent.mkdir()
-        folder.symlink_to(lab.base())
-
-
-# ---- tokens and starts -----------------------------------------------------------------------------------
-
-
-def test_each_length_is_a_run_of_its_own_beside_plain_of_the_same_length(lab: Lab, rounds: list[list[Unit]]) -> None:
-    units = beyond_tokens.token_units(lab)
-    # The shorter ones have both seeds.
-    assert [unit.settings.max_tokens for unit in units] == [300] * 3 + [100] * 6
-    assert {unit.settings.schedule for unit in units} == {"cosine"}
-    lab.finish(units)
-    rows, missing = beyond_tokens.token_rows(lab)
-    assert missing == []
-    assert [(row["wanted_tokens"], row["kind"]) for row in rows] == [
-        (tokens, kind) for tokens in (100, 300) for kind in ("plain", "carry", "best")
-    ]
-    assert rows[4]["gain"]["test"]["relative_gain"] == pytest.approx(1 - perplexity(2.98) / perplexity(3.0))
-    assert [row["gain"]["test"]["seeds"] for row in (rows[1], rows[4])] == [2, 1]
-
-
-def test_rows_tell_after_how_many_tokens_the_weights_were_kept(lab: Lab, rounds: list[list[Unit]]) -> None:
-    """The weights that validate best are kept: here those of step 2 of 4, and of equals the first."""
-    lab.finish(beyond_tokens.token_units(lab))
-    unit = beyond_tokens.counted_unit(lab, "carry", 300)
-    run = load_result(unit.run_file)
-    run["history"] = [{"step": 1, "eval_loss": 3.0}, {"step": 2, "eval_loss": 2.0}, {"step": 4, "eval_loss": 2.0}]
-    save_result(unit.run_file, run)
-    for split in ("valid", "test"):
-        path = unit.score_file(lab.wanted(split, 0))
-        save_result(path, load_result(path))
-    found = {(row["kind"], row["wanted_tokens"]): row for row in beyond_tokens.token_rows(lab)[0]}
-    assert (found["carry", 300]["tokens"], found["carry", 300]["kept_tokens"]) == (80, 40)
-    assert found["carry", 100]["kept_tokens"] == 80
-
-
-def test_warm_ups_take_little_of_short_runs(lab: Lab) -> None:
-    lab.size = replace(SIZES["small"], best_from=())
-    # 4 sequences of 20 windows of 300 tokens: 42 steps in a million tokens, 417 in ten.
-    assert [beyond_tokens.warm_up(lab, tokens) for tokens in (1_000_000, 10_000_000, 100_000_000)] == [4, 41, 50]
-
-
-def test_a_curriculum_goes_on_with_what_it_has_with_as_many_tokens_in_a_step(
-    lab: Lab, rounds: list[list[Unit]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    short = {name: beyond_tokens.STARTS[name] for name in ("plain", "carry-curriculum", "carry-rate-x20", "best-gated")}
-    monkeypatch.setattr(beyond_tokens, "STARTS", short)
-    first, second = beyond_tokens.stages(lab, "carry-curriculum")
-    assert second.settings.model == str(first.run_folder / "model")
-    assert [(one.settings.windows, one.settings.batch) for one in (first, second)] == [(2, 6), (3, 4)]
-    assert first.settings.max_tokens + second.settings.max_tokens == 200
-    rows, missing = beyond_tokens.start_rows(lab)
-    assert missing == []
-    assert [unit.name for unit in rounds[1]] == [second.name, beyond_tokens.stages(lab, "carry-curriculum", 1)[1].name]
-    found = {row["label"]: row for row in rows}
-    assert found["plain"]["curves"] == [[[40, 3.0], [80, 2.5]]] * 2
-    assert found["carry-curriculum"]["curves"] == [[[40, 3.0], [80, 2.5], [120, 3.0], [160, 2.5]]] * 2
-    assert found["carry-curriculum"]["seeds"] == [0, 1]
-    assert found["carry-rate-x20"]["added_learning_rate"] == pytest.approx(20 * lab.learning_rate("carry"))
-
-
-def test_a_second_stage_trains_the_model_of_the_first(lab: Lab) -> None:
-    first, second = beyond_tokens.stages(lab, "carry-curriculum")
-    assert all(do_unit(unit, lambda text: None, show_progress=False) for unit in (first, second))
-    before, after = weights_of(first.run_folder), weights_of(second.run_folder)
-    assert before.keys() == after.keys()
-    name = "mechanism.network.0.weight"
-    # Far nearer to the first stage's than one random start is to another.
-    assert (after[name] - before[name]).abs().mean() < 0.2 * before[name].abs().mean()
-    assert beyond_tokens.curve([first, second])[-1][0] > 150
-
-
-# ---- rotary ----------------------------------------------------------------------------------------------
-
-
-def test_a_rotary_model_has_kept_keys_and_values_for_a_rival(lab: Lab, rounds: list[list[Unit]]) -> None:
-    rows, missing = beyond_rotary.rotary_rows(lab)
-    assert missing == []
-    tuned, bare = by_name(rows, trained=True), by_name(rows, trained=False)
-    # A tail of 9 does not fit into windows of 8.
-    kept = {("kv-window", 0), ("sliding-window", 0)}
-    assert set(tuned) == {("plain", o) for o in (0, 3, 5)} | {("tail-3", 0)} | kept
-    assert set(bare) == {("plain", o) for o in (0, 3, 5)} | kept
-    names = {unit.name: unit for unit in rounds[1]}
-    kept, band = (names[tuned[name, 0]["runs"][0]] for name in ("kv-window", "sliding-window"))
-    assert kept.settings.recurrence["keep"] == band.settings.recurrence["keep"] == 8 - 4
-    assert band.settings.recurrence["sliding"]
-    assert tuned["sliding-window", 0]["rival"] is None
-    assert kept.settings.model == str(lab.folder / "rotary-base")
-    rival = tuned["tail-3", 0]["rival"]
-    assert (rival["label"], rival["relative_gain"]) == (
-        "kv-window",
-        pytest.approx(1 - perplexity(2.9) / perplexity(2.85)),
-    )
-    assert {unit.settings.max_tokens for unit in rounds[1] if "untouched" in unit.name} == {1}
-
-
-def test_a_model_without_rotary_positions_is_refused(lab: Lab, tmp_path: Path) -> None:
-    lab.size = replace(lab.size, beyond=replace(lab.size.beyond, rotary_model=str(model_folder(tmp_path / "gpt2"))))
-    with pytest.raises(UserError, match="is a model without rotary positions"):
-        beyond_rotary.rotary_rows(lab)
 
 
 # ---- sizes and names -------------------------------------------------------------------------------------
