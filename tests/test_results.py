@@ -12,7 +12,14 @@ import pytest
 
 from recurrify import results
 from recurrify.errors import UserError
-from recurrify.results import git_state, load_result, machine, provenance, save_result
+from recurrify.results import (
+    check_overwrites_nothing,
+    git_state,
+    load_result,
+    machine,
+    provenance,
+    save_result,
+)
 
 
 def test_a_saved_result_is_loaded_unchanged(tmp_path: Path) -> None:
@@ -156,3 +163,35 @@ def test_numbers_in_lists_take_one_line_and_texts_stay_as_they_are(tmp_path):
 
 def test_a_cpu_has_a_name():
     assert machine()["cpu"]
+
+
+@pytest.mark.parametrize("there", [b"date,sales\n2024-01-01,3\n", b"<!doctype html>", b"\x89PNG", b"Call me Ishmael."])
+def test_a_result_takes_no_other_files_place(tmp_path: Path, there: bytes) -> None:
+    path = tmp_path / "mine"
+    path.write_bytes(there)
+    for refuses in (lambda: save_result(path, {}), lambda: check_overwrites_nothing(path)):
+        with pytest.raises(UserError, match="holds something else, which stays"):
+            refuses()
+    assert path.read_bytes() == there
+
+
+@pytest.mark.parametrize("there", [b"", b'{"rows": [', b" {}"])
+def test_a_result_takes_the_place_of_another(tmp_path: Path, there: bytes) -> None:
+    path = tmp_path / "result.json"
+    path.write_bytes(there)
+    check_overwrites_nothing(path, tmp_path / "other", None)
+    save_result(path, {"rows": []})
+    assert load_result(path) == {"rows": []}
+
+
+def test_what_is_read_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "data.json").write_text("{}", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="which this command reads"):
+        check_overwrites_nothing(Path("data.json"), "other", tmp_path / "data.json")
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x", encoding="utf-8")
+    with pytest.raises(UserError, match=r"file is a file, not a folder"):
+        save_result(tmp_path / "file" / "deep" / "result.json", {})

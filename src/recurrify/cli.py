@@ -25,7 +25,7 @@ from recurrify.jobs import evaluation_rows, gain_row, pick_device, read_text, tr
 from recurrify.recurrence import RecurrentForCausalLM, load_model, own_windows, recurrence_config
 from recurrify.recurrence.graphed_generation import graph_generation
 from recurrify.report import summary
-from recurrify.results import provenance, save_result
+from recurrify.results import check_overwrites_nothing, provenance, save_result
 from recurrify.train import TrainSettings, uses_bf16
 from recurrify.train.scratch_settings import ScratchSettings
 from recurrify.windows import check_window
@@ -190,6 +190,7 @@ def evaluate(
     in plain windows. With several models, each is compared with the first, with an interval over documents. Models
     from scratch (`train --arch`) read the text as one stream, in --rows lanes (by default, as their run did).
     """
+    check_overwrites_nothing(out, data)
     if scratch.is_evaluated_from_scratch(context):
         scratch.evaluate_architectures(context)
         return
@@ -389,7 +390,9 @@ def main() -> None:
         sys.exit(2)
     except SystemExit as stop:
         if stop.code == 130:  # what typer makes of Ctrl-C
-            err_console.print("Stopped. What was saved is kept, and commands that train go on from it.")
+            err_console.print(
+                "Stopped. What was saved is kept: a command that trains goes on from it when it is given again."
+            )
         raise
 
 

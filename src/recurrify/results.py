@@ -186,11 +186,18 @@ def load_result(path: str | Path) -> dict[str, Any]:
 
 
 def write_whole(path: str | Path, content: bytes) -> None:
-    """Put `content` at `path` such that a reader finds the old file or the new one, never a part."""
+    """Put `content` at `path` such that a reader finds the old file or the new one, never a part.
+
+    A result does not take the place of somebody's texts or tables, nor a page that of a result.
+    """
     path = Path(path)
     try:
         if not path.name or path.is_dir():
             raise UserError(f"{path} is a folder, and cannot be written as a file: give the name of a file.")
+        _check_kind(path, content)
+        above = next(one for one in path.parents if one.exists())
+        if not above.is_dir():
+            raise UserError(f"{path} cannot be written, for {above} is a file, not a folder: give another name.")
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -204,6 +211,31 @@ def write_whole(path: str | Path, content: bytes) -> None:
     except OSError as error:
         reason = error.strerror or str(error)
         raise UserError(f"{path} could not be written: {reason}. What was there before is untouched.") from error
+
+
+def check_overwrites_nothing(out: Path | None, *read: str | Path | None, content: bytes = b"{") -> None:
+    """Before long work: whether what begins like `content`, a result unless said otherwise, may be written to `out`."""
+    if out is None:
+        return
+    if any(one is not None and out.expanduser().resolve() == Path(one).expanduser().resolve() for one in read):
+        raise UserError(f"`out` is {str(out)!r}, which this command reads: name another file.")
+    _check_kind(out, content)
+
+
+def _check_kind(path: Path, content: bytes) -> None:
+    if not path.is_file() or not path.stat().st_size:
+        return
+    with path.open("rb") as file:
+        if _kind(file.read(64)) != _kind(content):
+            raise UserError(
+                f"{path} is there already and holds something else, which stays: name another file, or move it away."
+            )
+
+
+def _kind(content: bytes) -> bytes:
+    """By how it begins: a result, a page, a picture; nothing for all else."""
+    first = content[:64].lstrip()[:1].replace(b"[", b"{")
+    return first if first in (b"{", b"<", b"\x89") else b""
 
 
 def _plain(value: Any) -> Any:

@@ -285,7 +285,7 @@ def test_nothing_is_written_over_the_texts(runs: dict[str, Path], tmp_path: Path
     before = data.read_bytes()
     for command in ("predict", "evaluate"):
         words = refused("classify", command, runs["plain"], "--data", data, "--out", data)
-        assert "holds the texts themselves" in words
+        assert "which this command reads" in words
     assert data.read_bytes() == before
 
 

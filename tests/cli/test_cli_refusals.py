@@ -403,7 +403,7 @@ class TestInterrupted:
             cli.main()
         assert caught.value.code == 130
         said = " ".join(capsys.readouterr().err.split())
-        assert said == "Stopped. What was saved is kept, and commands that train go on from it."
+        assert said == "Stopped. What was saved is kept: a command that trains goes on from it when it is given again."
 
 
 class TestComparison:

@@ -107,8 +107,8 @@ def test_a_column_called_date_that_holds_numbers(write_csv, tmp_path):
 
 def test_rows_behind_the_test_part_are_told(write_csv, tmp_path, said):
     train(write_csv(), tmp_path / "run", "--model", "last-value", "--split", "0.3/0.1/0.1 months")
-    told = "some: the last 40 of 400 rows lie behind the test part and are not used"
-    assert said == [told]
+    (told,) = said
+    assert told.startswith("some: the last 40 of 400 rows lie behind the test part: nothing is trained or scored")
     invoke("forecast", "evaluate", tmp_path / "run", "--device", "cpu")
     assert said == [told, told]
 
@@ -212,6 +212,66 @@ def test_a_forecast_is_not_written_over_a_folder(refused, write_csv, tmp_path, m
     monkeypatch.chdir(tmp_path)
     assert refused("predict", "run", "--out", ".").startswith(". is a folder")
     assert refused("predict", "run", "--out", "run").startswith("run is a folder")
+
+
+def test_what_a_command_reads_is_never_written_over(refused, write_csv, tmp_path):
+    path, run = write_csv(), tmp_path / "run"
+    train(path, run, "--model", "last-value")
+    whole = path.read_bytes()
+    for command in ("predict", "evaluate", "plot"):
+        assert "which this command reads" in refused(command, run, "--out", path), command
+    newer = write_csv(name="newer.csv", rows=410)
+    assert "which this command reads" in refused("predict", run, "--data", newer, "--out", newer)
+    assert path.read_bytes() == whole
+    invoke("forecast", "evaluate", run, "--device", "cpu")
+    for command in ("evaluate", "plot"):  # somebody else's table
+        assert "holds something else" in refused(command, run, "--out", newer), command
+    for _ in range(2):  # its own forecast it may replace
+        invoke("forecast", "predict", run, "--out", tmp_path / "next.csv")
+    assert refused("train", "--data", path, "--out", tmp_path / "next.csv", *SMALL).endswith("give another name.")
+
+
+def test_a_run_whose_file_is_gone_says_so(refused, write_csv, tmp_path):
+    path, run = write_csv(), tmp_path / "run"
+    train(path, run, "--model", "last-value")
+    moved = path.rename(tmp_path / "moved.csv")
+    for sentence in (refused("predict", run, "--out", tmp_path / "next.csv"), refused("evaluate", run)):
+        assert f"trained on, {path}, is not there" in sentence
+    invoke("forecast", "predict", run, "--data", moved, "--out", tmp_path / "next.csv")
+
+
+def test_how_a_training_went_is_told(write_csv, tmp_path, said):
+    path, run = write_csv(), tmp_path / "run"
+    spoilt = [
+        "--model",
+        "linear",
+        "--epochs",
+        "6",
+        "--patience",
+        "1",
+        "--learning-rate",
+        "10",
+        "--schedule",
+        "constant",
+    ]
+    train(path, run, *spoilt)
+    epochs = len(load_result(run / "result.json")["history"])
+    assert epochs < 6
+    assert said[-1].startswith("stopped early: none of the last 1 epochs")
+    (run / "result.json").unlink()
+    train(path, run, *spoilt)
+    assert f"going on after epoch {epochs}" in said
+    told = invoke("forecast", "evaluate", run, "--device", "cpu")
+    assert "By MSE, linear is no better here than last-value and seasonal" in told
+    assert "of that of b: 50%" in told
+    assert "best epoch" not in train(path, tmp_path / "naive", "--model", "last-value")
+
+
+def test_a_forecast_has_no_more_digits_than_the_model(write_csv, tmp_path):
+    whole = [float(number % 7) for number in range(400)]
+    train(write_csv(c=whole), tmp_path / "run", "--model", "seasonal", "--season", "7")
+    invoke("forecast", "predict", tmp_path / "run", "--out", tmp_path / "next.csv")
+    assert pd.read_csv(tmp_path / "next.csv")["c"].tolist() == [1.0, 2.0, 3.0, 4.0]
 
 
 def test_numbers_too_large_leave_no_folder(refused, write_csv, tmp_path):

@@ -10,13 +10,12 @@ from recurrify.commands.recurrence_options import asked_recurrence
 from recurrify.console import is_first, say, show_table
 from recurrify.jobs import pick_device
 from recurrify.jobs.classifying import (
-    check_overwrites_nothing,
     classify_evaluate,
     classify_predict,
     classify_train,
 )
 from recurrify.recurrence import recurrence_config
-from recurrify.results import save_result
+from recurrify.results import check_overwrites_nothing, save_result
 from recurrify.train.classifying import ClassifySettings
 
 app = typer.Typer(

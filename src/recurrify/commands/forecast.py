@@ -15,11 +15,11 @@ from recurrify.forecast.prediction import forecast_beyond, interval_endings
 from recurrify.forecast.reading import read_series
 from recurrify.forecast.running import train_run
 from recurrify.forecast.saving import load_forecaster
-from recurrify.forecast.scoring import EVALUATION_FILE, evaluate_run
+from recurrify.forecast.scoring import EVALUATION_FILE, evaluate_run, file_of
 from recurrify.forecast.settings import MODELS, RECURRENCE_LEARNING_RATE, ForecastSettings, recurrence_rate
 from recurrify.jobs import pick_device
 from recurrify.report.forecast_page import write_forecast_page
-from recurrify.results import load_result, save_result, write_whole
+from recurrify.results import check_overwrites_nothing, load_result, save_result, write_whole
 
 app = typer.Typer(
     help="Forecast time series from a CSV of your own: train, evaluate, predict, plot.",
@@ -181,10 +181,11 @@ def train(
     if not result["finished"]:
         say(f"The time is up {result['stopped']}: all is saved, and the same command goes on from here.")
         return
-    found = result["validation"]
-    typer.echo(
-        f"validation: MSE {found['mse']:.4f}, MAE {found['mae']:.4f} (scaled), best epoch {result['best_epoch']}"
-    )
+    found, done = result["validation"], len(result["history"])
+    if 0 < done < epochs:
+        say(f"stopped early: none of the last {done - result['best_epoch']} epochs was better than the one before them")
+    best = f", best epoch {result['best_epoch']}" if done else ""
+    typer.echo(f"validation: MSE {found['mse']:.4f}, MAE {found['mae']:.4f} (scaled){best}")
     typer.echo(f"model: {out / 'model'}")
 
 
@@ -236,6 +237,7 @@ def evaluate(
     """Score every window of the test part once, beside the naive forecasts, and check the intervals."""
     if other_series and data is None:
         raise UserError("`other_series` says what --data is: give a file with it, or leave it out.")
+    check_overwrites_nothing(out, data, _trained_on(run))
     result = evaluate_run(
         run,
         say,
@@ -254,9 +256,22 @@ def evaluate(
         numbers = [f"{row[name]:,.4g}" for name in ("mse", "mae", "mse_original", "mae_original")]
         table.add_row(row["model"], *numbers, f"{row['windows']:,}")
     out_console.print(table, soft_wrap=True)
-    held = ", ".join(f"{one['level']:.0%} interval {one['held']:.1%}" for one in result["scores"][0]["coverage"])
+    own, *naive = result["scores"]
+    held = ", ".join(f"{one['level']:.0%} interval {one['held']:.1%}" for one in own["coverage"])
     typer.echo(f"truth held by the intervals: {held}")
+    if len(result["columns"]) > 1:
+        of_target = ", ".join(f"{one['level']:.0%} {one['by_column'][result['target']]:.1%}" for one in own["coverage"])
+        typer.echo(f"of that of {result['target']}: {of_target}")
+    better = [row["model"] for row in naive if row["mse"] <= own["mse"]]
+    if better:
+        typer.echo(f"By MSE, {own['model']} is no better here than {' and '.join(better)}, which learned nothing.")
     typer.echo(f"result: {path}")
+
+
+def _trained_on(run: Path) -> Path | None:
+    """The file, where it still is."""
+    settings = ForecastSettings.read(run)
+    return None if settings is None else Path(settings.data)
 
 
 def _dates(text: str | None) -> list[pd.Timestamp]:
@@ -290,7 +305,8 @@ def predict(
     forecaster, settings = load_forecaster(run), ForecastSettings.read(run)
     if data is None and settings is None:
         raise UserError("Give the file to forecast from with --data.")
-    source = data if data is not None else Path(settings.data)  # type: ignore[union-attr]
+    source = data if data is not None else file_of(settings)  # type: ignore[arg-type]
+    check_overwrites_nothing(out, source, _trained_on(run), content=b"")
     dates = date_column or (settings.date_column if settings is not None else None)
     series = read_series(source, dates, forecaster.columns)
     for repair in series.repairs:
@@ -301,8 +317,10 @@ def predict(
     endings = interval_endings(forecaster.columns)
     if endings != ("_low", "_high"):
         say(f"{series.name}: it has columns named like intervals, so these end in {endings[0]} and {endings[1]}")
-    write_whole(out, table.to_csv(lineterminator="\n").encode("utf-8"))
-    typer.echo(f"{len(table)} rows from {table.index[0]} to {table.index[-1]}: {out}")
+    # A forecast has the seven digits of 32 bits; more would be noise.
+    short = table.map(lambda value: float(f"{value:.7g}"))
+    write_whole(out, short.to_csv(lineterminator="\n").encode("utf-8"))
+    typer.echo(f"{len(table)} {'row' if len(table) == 1 else 'rows'} from {table.index[0]} to {table.index[-1]}: {out}")
 
 
 @app.command()
@@ -311,6 +329,7 @@ def plot(
     out: Annotated[Path | None, typer.Option(help="The page; default: in the first run's folder.")] = None,
 ) -> None:
     """One page: forecasts over the truth, error by horizon, and what the recurrence learned."""
+    check_overwrites_nothing(out, *runs, *(_trained_on(run) for run in runs if run.is_dir()), content=b"<")
     results = []
     for run in runs:
         path = run / EVALUATION_FILE if run.is_dir() else run

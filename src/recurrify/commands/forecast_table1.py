@@ -30,38 +30,42 @@ def run(
     data: Annotated[Path, typer.Option(help="Folder with ETTh1.csv, ETTh2.csv, ETTm1.csv and WTH.csv.")],
     root: Root = ROOT,
     only: Annotated[list[str] | None, typer.Option(help="Settings (ETTh1-24) or data sets; may be repeated.")] = None,
-    models: Annotated[str, typer.Option(help="Models, with commas between.")] = ",".join(MODELS),
-    seeds: Annotated[int, typer.Option(min=1)] = 3,
+    models: Annotated[
+        str, typer.Option(help=f"With commas between, of {', '.join(MODELS)}.", show_default="all")
+    ] = ",".join(MODELS),
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each model with its rate.")] = 3,
     jobs: Annotated[int, typer.Option(min=1, help="Trainings side by side on one device.")] = 1,
     learning_rates: Annotated[
         str, typer.Option(help="With commas between; chosen for each model on validation.")
     ] = "1e-4",
-    width: int = 512,
-    inner: int = 2048,
-    dropout: float = 0.05,
-    epochs: int = 6,
-    patience: int = 3,
-    batch: int = 32,
+    width: Annotated[int, typer.Option(help="Of the hidden states.")] = 512,
+    inner: Annotated[int, typer.Option(help="Width of the feed-forward part.")] = 2048,
+    dropout: Annotated[float, typer.Option(help="Share of activations left out.")] = 0.05,
+    epochs: Annotated[int, typer.Option(help="At most.")] = 6,
+    patience: Annotated[int, typer.Option(help="Epochs without a better one before stopping; 0: never.")] = 3,
+    batch: Annotated[int, typer.Option(help="Windows in a step.")] = 32,
     schedule: Annotated[
         str, typer.Option(help="halve, published (halve from the third epoch on), cosine or constant.")
     ] = "halve",
     order: Annotated[str, typer.Option(help="shuffled or sequential.")] = "shuffled",
     epoch_windows: Annotated[int | None, typer.Option(help="Windows in an epoch; default: all.")] = None,
-    distil: bool = False,
+    distil: Annotated[bool, typer.Option("--distil", help="Halve the sequence between encoder layers.")] = False,
     mix: Annotated[
-        bool, typer.Option(help="Exchange rows and heads behind the decoder's self-attention, as Informer's code does.")
+        bool,
+        typer.Option("--mix", help="Exchange rows and heads behind the decoder's self-attention, as Informer does."),
     ] = False,
     recurrence_rows: Annotated[str, typer.Option(help="all or selected.")] = "all",
     gate_start: Annotated[float | None, typer.Option(help="Logit of the gates; default: drawn.")] = None,
     recurrence_learning_rate: Annotated[
         float, typer.Option(help="Of gates, decays and angles of RSA.")
     ] = RECURRENCE_LEARNING_RATE,
-    precision: str = "auto",
-    speed: str = "auto",
+    precision: Annotated[str, typer.Option(help="auto (tf32 on CUDA), bf16 or fp32.")] = "auto",
+    speed: Annotated[str, typer.Option(help="auto (graph on CUDA), plain, graph or compile.")] = "auto",
     max_minutes: Annotated[
-        float | None, typer.Option(min=0.1, help="Stop, saved also within an epoch, after so many minutes.")
+        float | None,
+        typer.Option(min=0.1, help="Stop, saved also within an epoch, after so many minutes."),
     ] = None,
-    device: str = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
 ) -> None:
     """Train and score every model of the table. Finished runs are skipped, so the same command goes on."""
     rates = _rates(learning_rates)

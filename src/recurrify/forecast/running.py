@@ -27,7 +27,7 @@ from recurrify.forecast.saving import CONFIG_FILE, Forecaster, load_forecaster, 
 from recurrify.forecast.seasons import with_season
 from recurrify.forecast.settings import ForecastSettings
 from recurrify.forecast.shapes import recurrence_shapes
-from recurrify.forecast.training import Outcome, Watch, fit, precision_context, steps_per_epoch
+from recurrify.forecast.training import Outcome, Watch, fit, how_far, precision_context, steps_per_epoch
 from recurrify.results import load_result, provenance, save_result
 
 Say = Callable[[str], None]
@@ -79,7 +79,10 @@ def tell_unused_rows(series: Series, split: str, say: Say) -> None:
     rows = len(series.dates)
     unused = rows - split_rows(series, split).test_end
     if unused:
-        say(f"{series.name}: the last {unused:,} of {rows:,} rows lie behind the test part and are not used")
+        say(
+            f"{series.name}: the last {unused:,} of {rows:,} rows lie behind the test part: nothing is trained or "
+            "scored on them; shares such as --split 0.7/0.1/0.2 use the whole file"
+        )
 
 
 def prepare(series: Series, settings: ForecastSettings, split: str, scaling: Scaling | None = None) -> WindowedSeries:
@@ -143,6 +146,9 @@ def train_run(settings: ForecastSettings, say: Say, watch: Watch | None = None) 
         say(f"{series.name}: the column {name!r} is constant in the training part; it is only centred, not scaled")
     tell_unused_rows(series, settings.split, say)
     settings.write()
+    before = how_far(folder)
+    if before is not None:
+        say(f"going on {before}")
     trained = train_forecaster(settings, series, target, folder, watch, shows_bar=True)
     result: dict[str, Any] = {
         "finished": trained.outcome.finished,

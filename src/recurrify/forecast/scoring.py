@@ -83,7 +83,18 @@ def _settings_of(run: str | Path, data: str | None, device: str) -> ForecastSett
     if settings is None:
         raise UserError(f"There is no run in {str(run)!r}: give the --out folder of `forecast train`.")
     # However it was trained, scoring needs no captured graph.
-    return replace(settings, data=data or settings.data, device=device, speed="auto")
+    return replace(settings, data=data or str(file_of(settings)), device=device, speed="auto")
+
+
+def file_of(settings: ForecastSettings) -> Path:
+    """That a run was trained on."""
+    path = Path(settings.data)
+    if not path.is_file():
+        raise UserError(
+            f"The file that the run was trained on, {settings.data}, is not there (from {Path.cwd()}): give it with "
+            "--data, or run the command where it was trained."
+        )
+    return path
 
 
 def _is_own_file(settings: ForecastSettings, series: Series, forecaster: Forecaster, say: Say) -> bool:

@@ -350,5 +350,19 @@ def _load(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, prog
         raise UserError(f"{path} cannot be gone on from ({error}): delete it, or choose another folder.") from error
 
 
+def how_far(folder: Path) -> str | None:
+    """What a training has saved there, in words."""
+    path = folder / STATE_FILE
+    if not path.is_file():
+        return None
+    try:
+        with safe_open(path, framework="pt") as file:
+            facts = json.loads(file.metadata()["progress"])
+        within = f", {facts['steps']:,} steps into the next" if facts["steps"] else ""
+        return f"after epoch {facts['epoch']}{within}"
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError):
+        return None  # whoever goes on from it will say what is wrong
+
+
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

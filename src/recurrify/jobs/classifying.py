@@ -27,7 +27,7 @@ from recurrify.jobs.texts import Say
 from recurrify.recurrence import RecurrentForSequenceClassification
 from recurrify.recurrence.loading import resolve_name
 from recurrify.recurrence.task_loading import load_task_model
-from recurrify.results import provenance, save_result, write_whole
+from recurrify.results import check_overwrites_nothing, provenance, save_result, write_whole
 from recurrify.train import uses_bf16
 from recurrify.train.classifying import ClassifySettings, train_classifier
 from recurrify.train.task import task_arguments
@@ -180,7 +180,7 @@ def classify_predict(
     name: str, data: str, out: Path, say: Say, device: torch.device, text_field: str = "text", batch: int = 8
 ) -> int:
     """Write a classifier's class and probabilities of each text to a .csv or .jsonl file; gives how many texts."""
-    check_overwrites_nothing(out, data)
+    check_overwrites_nothing(out, data, content=b"" if out.suffix == ".csv" else b"{")
     if out.suffix not in PREDICTION_FILES:
         raise UserError(f"Predictions are written as {' or '.join(PREDICTION_FILES)}: got {str(out)!r}.")
     given = load_labelled(data, text_field, None, "test")
@@ -193,11 +193,6 @@ def classify_predict(
         logs = class_log_probabilities(classifier, tokens, batch, bf16, advance)
     write_predictions(given, classifier.classes, np.exp(logs), out)
     return len(tokens)
-
-
-def check_overwrites_nothing(out: Path | None, data: str) -> None:
-    if out is not None and out.expanduser().resolve() == Path(data).expanduser().resolve():
-        raise UserError(f"`out` is {str(out)!r}, which holds the texts themselves: name another file.")
 
 
 def load_classifier(
