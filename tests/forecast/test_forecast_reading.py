@@ -154,7 +154,7 @@ def test_time_zones_become_utc(write_csv):
 
 
 def test_other_separators_and_columns_of_words(write_csv):
-    text = "x;when;note\n" + "".join(f"{index};2021-03-{index + 1:02};fine\n" for index in range(10))
+    text = "note;when;x\n" + "".join(f"fine;2021-03-{index + 1:02};{index}\n" for index in range(10))
     series = read_series(write_csv(text), date_column="when")
     assert series.columns == ("x",)
     assert series.repairs == ("the column 'note' holds texts such as 'fine', no numbers, and was left out",)
@@ -229,7 +229,7 @@ def test_years_of_two_digits_stand_where_it_is_regular(write_csv, how):
         (HEADER + "".join(lines()) + ",1,2\n", "no date in line 12"),
         (HEADER + "".join(lines()).replace(",3,", ",three,"), "'three' in line 5"),
         (HEADER + "".join(lines()).replace(",3,", ",inf,"), "'inf' in line 5"),
-        ("date,x,y\n" + "".join(f"{index},1,2\n" for index in range(10)), "holds numbers such as 0, not dates"),
+        ("date,x,y\n" + "".join(f"{index},1,2\n" for index in range(10)), "numbers such as 0 in line 2, not dates"),
         (HEADER + "".join(lines(60)) + "2021-03-03 12:30:00,1,2\n", "off the grid"),
         (HEADER + "".join(lines(60, skip=tuple(range(20, 30)))), "10 of 60 rows are missing"),
         (HEADER + "".join(lines()).replace(",3,", ",,"), "1 of 10 rows"),

@@ -71,9 +71,11 @@ Model = Annotated[str, _model(f"One of {', '.join(MODELS)}.")]
 Horizon = Annotated[int, _data("Rows to forecast.")]
 Past = Annotated[int, _data("Rows to read.")]
 Label = Annotated[int | None, _model("Rows of the past that the decoder starts from; default: half of them.")]
-DateColumn = Annotated[str | None, _data("The column of dates; default: found by its name, or the first.")]
+DateColumn = Annotated[str | None, _data("The column of dates; default: found by name or place.")]
 Columns = Annotated[str | None, _data("Columns to read, with commas between; default: all with numbers.")]
-Target = Annotated[str | None, _data("The column to plot, and to forecast with --univariate; default: the last.")]
+Target = Annotated[
+    str | None, _data("Column to plot, and to forecast with --univariate; default: the last not constant.")
+]
 Univariate = Annotated[bool, _data("Read and forecast the target alone.")]
 Split = Annotated[str, _data("auto (as published), '12/4/4 months' (of 30 days), or shares like 0.7/0.1/0.2.")]
 Width = Annotated[int, _model("Width of the hidden states.")]

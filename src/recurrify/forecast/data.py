@@ -15,6 +15,7 @@ from torch import Tensor
 
 from recurrify.errors import UserError
 from recurrify.forecast.calendar import time_features
+from recurrify.forecast.numerals import is_constant
 from recurrify.forecast.reading import Series
 
 Part = Literal["train", "valid", "test"]
@@ -96,7 +97,7 @@ class Scaling:
     @classmethod
     def of(cls, values: np.ndarray) -> "Scaling":
         with np.errstate(over="ignore", invalid="ignore"):  # `scaled_values` refuses what is not finite
-            return cls(values.mean(axis=0), np.where(_constant(values), 1.0, values.std(axis=0)))
+            return cls(values.mean(axis=0), np.where(is_constant(values), 1.0, values.std(axis=0)))
 
     def apply(self, values: np.ndarray) -> np.ndarray:
         return (values - self.mean) / self.spread
@@ -122,24 +123,20 @@ def scaled_values(series: Series, scaling: Scaling, rows: slice) -> np.ndarray:
     return scaled
 
 
-def _constant(values: np.ndarray) -> np.ndarray:
-    """(C,): whether a column holds one value only, or values that lie closer than numbers can tell apart."""
-    return (values.max(axis=0) == values.min(axis=0)) | (values.std(axis=0) == 0)
-
-
 def constant_columns(series: Series, rows: int) -> list[str]:
     """Columns that are constant in the first `rows` rows."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        constant = _constant(series.values[:rows])
+    constant = is_constant(series.values[:rows])
     return [name for name, one in zip(series.columns, constant, strict=True) if one]
 
 
 def choose_target(series: Series, target: str | None) -> str:
-    """The column of univariate forecasts and of plots: the last one, as in ETT, unless another is named."""
+    """The column of univariate forecasts and of plots, unless one is named: `Series.default_target`."""
     if target is None:
-        return series.columns[-1]
+        return series.default_target
     if target not in series.columns:
-        raise UserError(f"`target` must be a column of numbers: got {target!r}, {series.name} has {series.columns}.")
+        raise UserError(
+            f"`target` must be a column of numbers: got {target!r}, {series.name} has {', '.join(series.columns)}."
+        )
     return target
 
 

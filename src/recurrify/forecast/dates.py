@@ -1,7 +1,7 @@
-"""A column of dates as it was meant: day or month first, local time or UTC, settled by which of them is regular."""
+"""The column of dates, and what they mean: day or month first, local time or UTC, settled by which is regular."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,31 +19,162 @@ TIME_ALONE = r"\s*\d{1,2}:\d{2}(?::\d{2}(?:\.\d+)?)?\s*(?:[AaPp][Mm])?\s*"
 MONTH_AND_NUMBER = r"\s*(?:[A-Za-z]{3,9}[-/. ](?:0?[1-9]|[12]\d|3[01])|(?:0?[1-9]|[12]\d|3[01])[-/. ][A-Za-z]{3,9})\s*"
 """Jan-01: the first of January, or January 2001."""
 TWO_NUMBERS = r"\s*\d{1,2}[-/.]\d{1,2}\s*"
+NUMERAL = r"\s*[-+]?\d+(?:,\d+)?\s*|\s*[-+]?\d{1,3}(?:[.,]\d{3})+(?:[.,]\d+)?\s*"
+"""1,5 or 1.234,5: a number with commas."""
+DATE_NAMES = ("date", "datetime", "timestamp", "ds", "time", "date_time", "date time", "date/time", "dates")
+"""A column of one of these names holds the dates; the first in this order where there are several."""
+PERIOD_NAMES = ("day", "hour", "week", "month", "quarter", "year", "period", "epoch", "unixtime", "unix_time")
+"""One of these may: beside the dates such a column often tells a part of them, so the first column comes before it."""
+STAMPS = {
+    4: ("%Y", "years"),
+    8: ("%Y%m%d", "dates like YYYYMMDD"),
+    10: ("%Y%m%d%H", "dates like YYYYMMDDHH"),
+    12: ("%Y%m%d%H%M", "dates like YYYYMMDDHHMM"),
+    14: ("%Y%m%d%H%M%S", "dates like YYYYMMDDHHMMSS"),
+}
+"""Dates without anything between their parts, by the number of their digits."""
+STAMP_YEARS = r"1[5-9]|2[01]"
+"""How they begin: other numbers are hardly meant as years."""
+UNIX_TIMES = {"s": ("Unix seconds", 1e8, 5e9), "ms": ("Unix milliseconds", 1e11, 5e12)}
+"""From 1973 to 2128. They do not overlap, so the size tells the unit."""
+TRIED_ROWS = 200
 
 
-def read_dates(path: Path, column: pd.Series) -> tuple[pd.DatetimeIndex, list[str]]:
-    """The dates of a column of texts, and a sentence for each thing that was decided on the way."""
+def find_date_column(path: Path, table: pd.DataFrame, asked: str | None) -> tuple[str, list[str]]:
+    """The column of dates: the one that is asked for, or found by its name, its place, or as the only one with dates.
+
+    A column with a few bad dates is found, too, so that these can be told. Numbers count only where they are told
+    apart from row to row: beside dates, a column `year` repeats itself.
+    """
+    names = [str(name) for name in table.columns]
+    if asked is not None:
+        if asked not in names:
+            raise UserError(f"{path} has no column {asked!r} for the dates: it has {', '.join(names)}.")
+        return asked, []
+    by_name = {name.lower(): name for name in reversed(names)}
+    named, periods = ([by_name[one] for one in known if one in by_name] for known in (DATE_NAMES, PERIOD_NAMES))
+    numbers = [name for name in names if _holds_numbers(table[name])]
+    for name in (*named, names[0], *periods):
+        if name not in numbers and _mostly_dates(table[name]):
+            return name, []
+    for name in (*named, *periods):
+        if name in numbers and table[name].is_unique and _read_numbers(table[name], may_be_unix=True) is not None:
+            return name, []
+    dated = [name for name in names if name not in numbers and _all_dates(path, table[name])]
+    if len(dated) > 1:
+        raise UserError(f"{path} has several columns of dates, {', '.join(dated)}: choose one with --date-column.")
+    if dated:
+        return dated[0], [f"the dates are those of the column {dated[0]!r}, the only one that holds any"]
+    if names[0] in numbers and _in_steps(table[names[0]]):
+        return names[0], []
+    if not named and {"year", "month"} <= set(by_name):
+        raise UserError(
+            f"{path} has its dates in several columns, {', '.join(periods)}: join them into one, as 2022-01-01."
+        )
+    if named or periods:
+        return (named or periods)[0], []
+    raise _no_dates(path, names)
+
+
+def _no_dates(path: Path, names: Sequence[str]) -> UserError:
+    return UserError(
+        f"{path} has no column of dates: none is called {', '.join(DATE_NAMES[:5])}, {', '.join(PERIOD_NAMES[:6])} or "
+        f"the like, and none of {', '.join(names)} has a date in every row; write dates such as 2022-01-01, or name a "
+        "column of Unix seconds with --date-column."
+    )
+
+
+def _holds_numbers(column: pd.Series) -> bool:
+    return bool(pd.to_numeric(column.dropna(), errors="coerce").notna().all())
+
+
+def _mostly_dates(column: pd.Series) -> bool:
+    """Whether half of the first texts are dates, and whole ones: pandas dates a mere `Monday` or `10:30`, too."""
+    tried = column.iloc[:TRIED_ROWS].fillna("")
+    whole = tried.str.contains(r"\d\D+\d|\d{4}") & ~tried.str.fullmatch(f"{TIME_ALONE}|{TWO_NUMBERS}|{NUMERAL}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        read = pd.to_datetime(tried, errors="coerce", format="mixed", utc=True).notna()
+    return bool((read & whole).mean() >= 0.5)
+
+
+def _all_dates(path: Path, column: pd.Series) -> bool:
+    """Whether a column could be that of the dates: not the day of an update, which is the same in many rows."""
+    if column.isna().any() or not _mostly_dates(column):
+        return False
+    try:
+        dates, _ = read_dates(path, column)
+    except UserError:
+        return False
+    return dates.nunique() > len(dates) / 2
+
+
+def _in_steps(column: pd.Series) -> bool:
+    """Whether numbers under any name are dates that go one way, as no measurement does that only looks like years."""
+    found = None if column.isna().any() else _read_numbers(column, may_be_unix=False)
+    if found is None or not found[0].is_unique:
+        return False
+    return bool(found[0].is_monotonic_increasing or found[0].is_monotonic_decreasing)
+
+
+def _read_numbers(column: pd.Series, may_be_unix: bool) -> tuple[pd.DatetimeIndex, str] | None:
+    """Dates written as whole numbers, and what was taken for what; None where not all of them are dates."""
+    digits = column.dropna().str.strip().str.replace(r"\.0*$", "", regex=True)
+    if not len(digits) or not digits.str.fullmatch(r"\d{4,14}").all():
+        return None
+    how, kind = STAMPS.get(len(digits.iloc[0]), ("", ""))
+    if how and digits.str.len().nunique() == 1 and digits.str.match(STAMP_YEARS).all():
+        dates = _as_dates(digits, format=how)
+        if dates is not None:
+            return dates, kind
+    numbers = pd.to_numeric(digits)
+    for unit, (kind, least, most) in UNIX_TIMES.items():
+        if may_be_unix and numbers.between(least, most).all():
+            return pd.DatetimeIndex(pd.to_datetime(numbers, unit=unit)), f"{kind}, in UTC"
+    return None
+
+
+def _no_stamps(column: pd.Series) -> pd.Series:
+    """Of numbers that are not all dates: those that are none beside most that are, or else all."""
+    how, _ = STAMPS.get(len(column.iloc[0].strip()), ("", ""))
+    bad = pd.to_datetime(column, errors="coerce", format=how).isna() if how else column.notna()
+    return column[bad] if 0 < bad.mean() < 0.5 else column
+
+
+def _dates_of_numbers(path: Path, column: pd.Series, is_asked: bool) -> tuple[pd.DatetimeIndex, list[str]]:
+    is_named = str(column.name).lower() in (*DATE_NAMES, *PERIOD_NAMES)
+    found = _read_numbers(column, may_be_unix=is_asked or is_named)
+    if found is None:
+        bad = _no_stamps(column)
+        raise UserError(
+            f"The column {column.name!r} of {path} holds numbers such as {bad.iloc[0]} in line {line_of(bad)}, not "
+            "dates: write dates such as 2022-01-01 (years, 20220101 or Unix seconds are read, too, if all are such)."
+        )
+    dates, kind = found
+    return dates, [f"numbers such as {column.iloc[0]} in column {column.name!r} were read as {kind}"]
+
+
+def read_dates(path: Path, column: pd.Series, is_asked: bool = False) -> tuple[pd.DatetimeIndex, list[str]]:
+    """The dates of a column of texts, and a sentence for each thing that was decided on the way.
+
+    Who has asked for this column is not told to name one.
+    """
     name = column.name
     missing = column.isna()
     if missing.any():
         line = line_of(column[missing])
         raise UserError(f"{path} has no date in line {line} (column {name!r}): add it, or delete the line.")
-    if pd.to_numeric(column, errors="coerce").notna().all():
-        raise UserError(
-            f"The column {name!r} of {path} holds numbers such as {column.iloc[0]}, not dates such as "
-            "2016-07-01 00:00: name the right column with --date-column, or write dates."
-        )
-    _check_whole(path, column)
+    if _holds_numbers(column):
+        return _dates_of_numbers(path, column, is_asked)
+    way_out = "write them like 2016-07-01 00:00" + ("" if is_asked else ", or name the right column with --date-column")
+    _check_whole(path, column, way_out)
     readings = _readings(column)
     if not readings:
         bad = pd.to_datetime(column, errors="coerce", format="mixed", utc=True).isna()
         where = f"the first is {column.iloc[0]!r}"
         if bad.any():
             where = f"line {line_of(column[bad])} has {column[bad].iloc[0]!r}"
-        raise UserError(
-            f"The dates in column {name!r} of {path} cannot all be read in one way ({where}): write them like "
-            "2016-07-01 00:00, or name the right column with --date-column."
-        )
+        raise UserError(f"The dates in column {name!r} of {path} cannot all be read in one way ({where}): {way_out}.")
     first, dates = _likeliest(path, column, readings)
     told = (
         [f"dates such as {column.iloc[0]} were read with the {first} first"] if _needs_telling(first, readings) else []
@@ -58,20 +189,24 @@ def _needs_telling(first: str, readings: Mapping[str, pd.DatetimeIndex]) -> bool
     return len(readings) > 1 and first != "month"
 
 
-def _check_whole(path: Path, column: pd.Series) -> None:
+def _check_whole(path: Path, column: pd.Series, way_out: str) -> None:
     """A time without a day, or a month with one small number, would be completed by guessing."""
     half = "a day or a year, but not both"
     for pattern, what in ((TIME_ALONE, "no day"), (MONTH_AND_NUMBER, half), (TWO_NUMBERS, half)):
         if column.str.fullmatch(pattern).all():
             raise UserError(
-                f"The dates in column {column.name!r} of {path}, such as {column.iloc[0]!r}, have {what}: write them "
-                "like 2016-07-01 00:00, or name the right column with --date-column."
+                f"The dates in column {column.name!r} of {path}, such as {column.iloc[0]!r}, have {what}: {way_out}."
             )
 
 
 def line_of(marked: pd.Series) -> int:
     """The line in the file of the first of these cells, by its place among the rows; the header is line 1."""
     return int(marked.index[0]) + 2
+
+
+def in_words(step: pd.Timedelta) -> str:
+    parts = step.components._asdict().items()
+    return " ".join(f"{count} {unit[:-1] if count == 1 else unit}" for unit, count in parts if count) or "no time"
 
 
 def months_of(dates: pd.DatetimeIndex) -> pd.DatetimeIndex | None:

@@ -11,23 +11,37 @@ import io
 import re
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from recurrify.errors import UserError
-from recurrify.forecast.dates import MOST_MISSING, line_of, months_of, read_dates, regular_step
-from recurrify.forecast.numerals import check_beside_commas, read_numbers
+from recurrify.forecast.dates import (
+    MOST_MISSING,
+    find_date_column,
+    in_words,
+    line_of,
+    months_of,
+    read_dates,
+    regular_step,
+)
+from recurrify.forecast.numerals import check_beside_commas, is_constant, read_numbers
 
 MOST_FILLED = MOST_MISSING
 """The largest share of a column that may be filled in."""
-DATE_NAMES = ("date", "datetime", "timestamp", "ds", "time")
-"""A column of one of these names holds the dates; the first in this order where there are several."""
 UNNAMED = r"Unnamed: \d+"
 """What pandas calls a column without a name."""
 FEWEST_ROWS = 8
+COMPRESSED = {
+    rb"\x1f\x8b": "gzip",
+    rb"PK\x03\x04": "zip, which an Excel workbook is, too",
+    rb"\xfd7zXZ\x00": "xz",
+    rb"BZh[1-9]1AY&SY": "bzip2",
+    rb"\x28\xb5\x2f\xfd": "zstd",
+}
+"""By what a file begins with."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +68,12 @@ class Series:
         """The usual step; months and business days vary around it."""
         return pd.Timedelta(np.median(np.diff(self.dates.to_numpy())))
 
+    @property
+    def default_target(self) -> str:
+        """The last column, as in ETT; one that never changes tells nothing, so it is the target only among such."""
+        changing = [name for name, one in zip(self.columns, is_constant(self.values), strict=True) if not one]
+        return (changing or self.columns)[-1]
+
 
 def read_series(path: str | Path, date_column: str | None = None, columns: Sequence[str] | None = None) -> Series:
     """Read a CSV with one column of dates; `columns` chooses among the others, None takes all that hold numbers."""
@@ -62,19 +82,20 @@ def read_series(path: str | Path, date_column: str | None = None, columns: Seque
     repairs: list[str] = []
     table, separator, told = _parse(path, content)
     repairs += told
-    named_dates = _date_column(path, table, date_column)
+    named_dates, told = find_date_column(path, table, date_column)
+    repairs += told
     _check_header(path, table, named_dates)
-    dates, told = read_dates(path, table[named_dates])
+    dates, told = read_dates(path, table[named_dates], is_asked=date_column is not None)
     repairs += told
     values, told = _numbers(path, table.drop(columns=named_dates), columns, separator)
     repairs += told
     frame, told = _in_order(path, values.set_axis(dates))
     repairs += told
-    frame, frequency, told = _on_a_grid(path, frame)
+    frame, frequency, added, told = _on_a_grid(path, frame)
     repairs += told
-    frame, told = _filled(path, frame)
+    frame, told = _filled(path, frame, added)
     repairs += told
-    return Series(
+    series = Series(
         name=path.stem,
         dates=pd.DatetimeIndex(frame.index),
         values=frame.to_numpy(dtype=np.float64),
@@ -84,6 +105,17 @@ def read_series(path: str | Path, date_column: str | None = None, columns: Seque
         checksum=hashlib.sha256(content).hexdigest(),
         file_columns=tuple(name for name in table.columns if name != named_dates),
     )
+    return series if columns is not None else replace(series, repairs=(*repairs, *_told_target(series)))
+
+
+def _told_target(series: Series) -> list[str]:
+    """Where the target is not the last column of the file, which one would expect it to be."""
+    last = [name for name in series.file_columns if not re.fullmatch(UNNAMED, name)][-1]
+    target = series.default_target
+    if last == target:
+        return []
+    why = "is constant" if last in series.columns else "was left out"
+    return [f"the last column, {last!r}, {why}: the target is {target!r}, unless --target names another"]
 
 
 def _read_bytes(path: Path) -> bytes:
@@ -97,6 +129,11 @@ def _read_bytes(path: Path) -> bytes:
 
 def _parse(path: Path, content: bytes) -> tuple[pd.DataFrame, str, list[str]]:
     """The table as texts, with the places of its rows in the file as its index; the separator; and what was mended."""
+    packed = [kind for first, kind in COMPRESSED.items() if re.match(first, content)]
+    if packed:
+        raise UserError(
+            f"{path} is compressed ({packed[0]}), and such files are not read: unpack it, and give the CSV file."
+        )
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -157,16 +194,6 @@ def _table(path: Path, text: str, separator: str, header: list[str]) -> pd.DataF
         raise UserError(
             f"{path} has more fields in its rows than names in its first line, {len(header)}: name every column."
         ) from error
-
-
-def _date_column(path: Path, table: pd.DataFrame, asked: str | None) -> str:
-    names = [str(name) for name in table.columns]
-    if asked is not None:
-        if asked not in names:
-            raise UserError(f"{path} has no column {asked!r} for the dates: it has {', '.join(names)}.")
-        return asked
-    found = {name.lower(): name for name in reversed(names)}
-    return next((found[known] for known in DATE_NAMES if known in found), names[0])
 
 
 def _check_header(path: Path, table: pd.DataFrame, dates: str) -> None:
@@ -257,39 +284,49 @@ def _in_order(path: Path, frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]
     return frame, told
 
 
-def _on_a_grid(path: Path, frame: pd.DataFrame) -> tuple[pd.DataFrame, str, list[str]]:
-    """The frame with one row for each step, and the step."""
+def _on_a_grid(path: Path, frame: pd.DataFrame) -> tuple[pd.DataFrame, str, np.ndarray, list[str]]:
+    """The frame with one row for each step, the step, and which rows were added."""
     dates = pd.DatetimeIndex(frame.index)
+    none = np.zeros(len(dates), dtype=bool)
     frequency = regular_step(dates)
     if frequency is not None:
-        return frame, frequency, []
+        return frame, frequency, none, []
     months = months_of(dates)
     frequency = None if months is None else regular_step(months)
     if frequency is not None:
         day = f"the dates, on day {dates[0].day} of their months, were moved to the first"
-        return frame.set_axis(months), frequency, [day]
-    steps = pd.Series(np.diff(frame.index.to_numpy()))
-    step = pd.Timedelta(steps.mode().iloc[0])
-    off = (((frame.index - frame.index[0]) % step) != pd.Timedelta(0)).argmax()
-    grid = pd.date_range(frame.index[0], frame.index[-1], freq=step)
-    added = len(grid) - len(frame)
-    if off or added > MOST_FILLED * len(grid):
-        reason = f"{frame.index[off]} is off the grid" if off else f"{added} of {len(grid)} rows are missing"
-        raise UserError(
-            f"The dates of {path} have no regular step: most are {step} apart, but {reason}; "
-            "resample the file to a regular step first."
-        )
-    frame = frame.reindex(grid)
-    frequency = regular_step(grid)
-    assert frequency is not None
-    return (
-        frame,
-        frequency,
-        [f"{added} rows missing from the regular step of {step} were added, with the values before"],
+        return frame.set_axis(months), frequency, none, [day]
+    step = pd.Timedelta(pd.Series(np.diff(dates.to_numpy())).mode().iloc[0])
+    tried = [(f"the regular step of {in_words(step)}", dates, pd.date_range(dates[0], dates[-1], freq=step))]
+    if step == pd.Timedelta(days=1):
+        tried.append(("the business days", dates, pd.bdate_range(dates[0], dates[-1], normalize=False)))
+    if months is not None:
+        tried.append(("the months", months, pd.date_range(months[0], months[-1], freq="MS")))
+    for what, on_it, grid in tried:
+        added = len(grid) - len(dates)
+        if on_it.isin(grid).all() and added <= MOST_FILLED * len(grid):
+            frequency = regular_step(grid)
+            assert frequency is not None
+            rows = "1 row" if added == 1 else f"{added} rows"
+            is_new = ~grid.isin(on_it)
+            told = f"added, with the values before: {rows} missing from {what} (at most {_longest(is_new)} in a row)"
+            return frame.set_axis(on_it).reindex(grid), frequency, is_new, [told]
+    _, _, grid = tried[0]
+    off = dates[~dates.isin(grid)]
+    reason = f"{off[0]} is off the grid" if len(off) else f"{len(grid) - len(dates)} of {len(grid)} rows are missing"
+    raise UserError(
+        f"The dates of {path} have no regular step: most are {in_words(step)} apart, but {reason}; "
+        "resample the file to a regular step first."
     )
 
 
-def _filled(path: Path, frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+def _longest(marked: np.ndarray) -> int:
+    """Of how many rows the longest run of marked ones is."""
+    return int(pd.Series(marked).groupby((~marked).cumsum()).sum().max())
+
+
+def _filled(path: Path, frame: pd.DataFrame, added: np.ndarray) -> tuple[pd.DataFrame, list[str]]:
+    """The values of rows that were added to the file have been told with these rows."""
     told = []
     first_known = {name: int(frame[name].notna().to_numpy().argmax()) for name in frame}
     latest = max(first_known, key=lambda name: first_known[name])
@@ -300,7 +337,7 @@ def _filled(path: Path, frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
             "leave the column out with --columns, or begin the file later."
         )
     if leading:
-        frame = frame.iloc[leading:]
+        frame, added = frame.iloc[leading:], added[leading:]
         told.append(f"the first {leading} rows, in which a column has no value yet, were left out")
     empty = frame.isna()
     for name in frame:
@@ -310,9 +347,11 @@ def _filled(path: Path, frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
                 f"The column {name!r} of {path} has no value in {count} of {len(frame)} rows, more than "
                 f"{MOST_FILLED:.0%}: mend it, or leave it out with --columns."
             )
-        if count:
-            longest = int(empty[name].groupby((~empty[name]).cumsum()).sum().max())
+        own = int(empty[name][~added].sum())
+        if own:
+            beside = ", beside those of the added rows," if own < count else ""
             told.append(
-                f"{count} missing values of {name!r} were filled with the value before (at most {longest} in a row)"
+                f"{own} missing values of {name!r}{beside} were filled with the value before (at most "
+                f"{_longest(empty[name].to_numpy())} in a row)"
             )
     return frame.ffill(), told

@@ -41,7 +41,7 @@ class ForecastSettings(RunRecord):
     columns: tuple[str, ...] | None = None
     """The columns to read; None takes all that hold numbers."""
     target: str | None = None
-    """The column of univariate forecasts and of plots; None is the last."""
+    """The column of univariate forecasts and of plots; None is the last that is not constant."""
     univariate: bool = False
     """Read and forecast the target alone, instead of all columns."""
     split: str = "auto"
