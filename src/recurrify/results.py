@@ -159,7 +159,11 @@ def _peak_resident_bytes() -> int | None:
 
 
 def save_result(path: str | Path, result: Mapping[str, Any]) -> None:
-    """Write `result` as strict JSON, whole or not at all; numbers that are not finite become null."""
+    """Write `result` as strict JSON, whole or not at all; numbers that are not finite become null.
+
+    It does not take the place of somebody's texts or tables.
+    """
+    _check_kind(Path(path), b"{")
     text = json.dumps(_plain(result), indent=2, allow_nan=False) + "\n"
     # A list of numbers takes one line. Text cannot be hit: inside JSON's strings there are no ends of lines.
     text = re.sub(r"\[\n\s+([-+.,\deE\s]+?)\n\s*\]", lambda found: f"[{' '.join(found[1].split())}]", text)
@@ -186,15 +190,11 @@ def load_result(path: str | Path) -> dict[str, Any]:
 
 
 def write_whole(path: str | Path, content: bytes) -> None:
-    """Put `content` at `path` such that a reader finds the old file or the new one, never a part.
-
-    A result does not take the place of somebody's texts or tables, nor a page that of a result.
-    """
+    """Put `content` at `path` such that a reader finds the old file or the new one, never a part."""
     path = Path(path)
     try:
         if not path.name or path.is_dir():
             raise UserError(f"{path} is a folder, and cannot be written as a file: give the name of a file.")
-        _check_kind(path, content)
         above = next(one for one in path.parents if one.exists())
         if not above.is_dir():
             raise UserError(f"{path} cannot be written, for {above} is a file, not a folder: give another name.")

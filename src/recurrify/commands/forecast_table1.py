@@ -14,7 +14,7 @@ from recurrify.forecast.table1 import MODELS, Plan, Recipe, run_table1
 from recurrify.forecast.table1_rows import assembled
 from recurrify.jobs import pick_device
 from recurrify.report.forecast_table1 import table1_lines, write_table1_page
-from recurrify.results import load_result
+from recurrify.results import check_overwrites_nothing, load_result
 
 app = typer.Typer(
     help="Table 1 of the RSA paper: sixteen settings, authors, students and ours.",
@@ -119,6 +119,7 @@ def report(
     out: Annotated[Path | None, typer.Option(help="The page; default: table1.html beside the result.")] = None,
 ) -> None:
     """The table of all runs that lie in the folder, finished or not, as a page and as lines on the terminal."""
+    check_overwrites_nothing(out, content=b"<")
     result = assembled(root) or load_result(root / "table1.json")
     path = out or root / "table1.html"
     write_table1_page(result, path)
