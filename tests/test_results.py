@@ -169,10 +169,8 @@ def test_a_cpu_has_a_name():
 def test_a_result_takes_no_other_files_place(tmp_path: Path, there: bytes) -> None:
     path = tmp_path / "mine"
     path.write_bytes(there)
-    for refuses in (lambda: save_result(path, {}), lambda: check_overwrites_nothing(path)):
-        with pytest.raises(UserError, match="holds something else, which stays"):
-            refuses()
-    assert path.read_bytes() == there
+    with pytest.raises(UserError, match="holds something else, which stays"):
+        check_overwrites_nothing(path)
 
 
 @pytest.mark.parametrize("there", [b"", b'{"rows": [', b" {}"])
@@ -182,6 +180,21 @@ def test_a_result_takes_the_place_of_another(tmp_path: Path, there: bytes) -> No
     check_overwrites_nothing(path, tmp_path / "other", None)
     save_result(path, {"rows": []})
     assert load_result(path) == {"rows": []}
+
+
+def test_files_of_a_folder_that_is_read_stay_but_results(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(UserError, match="which this command reads"):
+        check_overwrites_nothing(tmp_path / "config.json", tmp_path)
+    save_result(tmp_path / "evaluation.json", {"provenance": {}})
+    check_overwrites_nothing(tmp_path / "evaluation.json", tmp_path)
+    check_overwrites_nothing(tmp_path / "new.json", tmp_path)
+
+
+@pytest.mark.parametrize("out", ["a" * 300 + ".json", "~nobody-of-this-name/x.json"])
+def test_a_place_that_cannot_be_is_told_in_a_sentence(out: str) -> None:
+    with pytest.raises(UserError, match="cannot be written"):
+        check_overwrites_nothing(Path(out))
 
 
 def test_what_is_read_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -190,7 +190,7 @@ def evaluate(
     in plain windows. With several models, each is compared with the first, with an interval over documents. Models
     from scratch (`train --arch`) read the text as one stream, in --rows lanes (by default, as their run did).
     """
-    check_overwrites_nothing(out, data)
+    check_overwrites_nothing(out, data, *models)
     if scratch.is_evaluated_from_scratch(context):
         scratch.evaluate_architectures(context)
         return

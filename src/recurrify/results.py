@@ -159,11 +159,7 @@ def _peak_resident_bytes() -> int | None:
 
 
 def save_result(path: str | Path, result: Mapping[str, Any]) -> None:
-    """Write `result` as strict JSON, whole or not at all; numbers that are not finite become null.
-
-    It does not take the place of somebody's texts or tables.
-    """
-    _check_kind(Path(path), b"{")
+    """Write `result` as strict JSON, whole or not at all; numbers that are not finite become null."""
     text = json.dumps(_plain(result), indent=2, allow_nan=False) + "\n"
     # A list of numbers takes one line. Text cannot be hit: inside JSON's strings there are no ends of lines.
     text = re.sub(r"\[\n\s+([-+.,\deE\s]+?)\n\s*\]", lambda found: f"[{' '.join(found[1].split())}]", text)
@@ -214,22 +210,26 @@ def write_whole(path: str | Path, content: bytes) -> None:
 
 
 def check_overwrites_nothing(out: Path | None, *read: str | Path | None, content: bytes = b"{") -> None:
-    """Before long work: whether what begins like `content`, a result unless said otherwise, may be written to `out`."""
+    """Before long work: whether what begins like `content`, a result unless said otherwise, may be written to `out`,
+    where a user wants it. Not over what is `read`, nor over a file of a folder that is, but for a result in it; and not
+    over a file of another kind."""
     if out is None:
         return
-    if any(one is not None and out.expanduser().resolve() == Path(one).expanduser().resolve() for one in read):
-        raise UserError(f"`out` is {str(out)!r}, which this command reads: name another file.")
-    _check_kind(out, content)
-
-
-def _check_kind(path: Path, content: bytes) -> None:
-    if not path.is_file() or not path.stat().st_size:
-        return
-    with path.open("rb") as file:
-        if _kind(file.read(64)) != _kind(content):
-            raise UserError(
-                f"{path} is there already and holds something else, which stays: name another file, or move it away."
-            )
+    try:
+        place = out.expanduser().resolve()
+        if not place.is_file():
+            return
+        for one in (Path(one).expanduser().resolve() for one in read if one is not None):
+            if place == one or (place.is_relative_to(one) and b'"provenance"' not in place.read_bytes()):
+                raise UserError(f"`out` is {str(out)!r}, which this command reads: name another file.")
+        with place.open("rb") as file:
+            first = file.read(64)
+    except (OSError, RuntimeError) as error:
+        raise UserError(f"{out} cannot be written: {getattr(error, 'strerror', None) or error}.") from error
+    if first and _kind(first) != _kind(content):
+        raise UserError(
+            f"{out} is there already and holds something else, which stays: name another file, or move it away."
+        )
 
 
 def _kind(content: bytes) -> bytes:

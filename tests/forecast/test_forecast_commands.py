@@ -226,6 +226,10 @@ def test_what_a_command_reads_is_never_written_over(refused, write_csv, tmp_path
     invoke("forecast", "evaluate", run, "--device", "cpu")
     for command in ("evaluate", "plot"):  # somebody else's table
         assert "holds something else" in refused(command, run, "--out", newer), command
+    for of_run in ("run.json", "model/model.safetensors"):
+        for command in ("predict", "evaluate"):
+            assert "which this command reads" in refused(command, run, "--out", run / of_run), command
+    invoke("forecast", "evaluate", run, "--device", "cpu", "--out", run / "evaluation.json")
     for _ in range(2):  # its own forecast it may replace
         invoke("forecast", "predict", run, "--out", tmp_path / "next.csv")
     assert refused("train", "--data", path, "--out", tmp_path / "next.csv", *SMALL).endswith("give another name.")
@@ -272,6 +276,14 @@ def test_a_forecast_has_no_more_digits_than_the_model(write_csv, tmp_path):
     train(write_csv(c=whole), tmp_path / "run", "--model", "seasonal", "--season", "7")
     invoke("forecast", "predict", tmp_path / "run", "--out", tmp_path / "next.csv")
     assert pd.read_csv(tmp_path / "next.csv")["c"].tolist() == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_small_changes_of_a_large_number_are_forecast(write_csv, tmp_path):
+    large = [1.7e9 + number % 7 / 10 for number in range(400)]
+    train(write_csv(c=large), tmp_path / "run", "--model", "seasonal", "--season", "7")
+    invoke("forecast", "predict", tmp_path / "run", "--out", tmp_path / "next.csv")
+    found = pd.read_csv(tmp_path / "next.csv")["c"].to_numpy()
+    np.testing.assert_allclose(found - 1.7e9, [0.1, 0.2, 0.3, 0.4], atol=1e-6)
 
 
 def test_numbers_too_large_leave_no_folder(refused, write_csv, tmp_path):

@@ -20,8 +20,8 @@ HOURS = pd.date_range("2021-03-01", periods=40, freq="h")
 YEARS = pd.date_range("1700-01-01", periods=40, freq="YS")
 
 
-def csv(header: str, row: Callable[[int], tuple[object, ...]]) -> str:
-    return header + "\n" + "".join(",".join(map(str, row(index))) + "\n" for index in range(40))
+def csv(header: str, row: Callable[[int], tuple[object, ...]], rows: int = 40) -> str:
+    return header + "\n" + "".join(",".join(map(str, row(index))) + "\n" for index in range(rows))
 
 
 def unix(date: pd.Timestamp, factor: int = 1) -> int:
@@ -32,7 +32,7 @@ def unix(date: pd.Timestamp, factor: int = 1) -> int:
     ("name", "dates", "written", "kind"),
     [
         ("year", YEARS, lambda date: date.year, "years"),
-        ("jahr", YEARS, lambda date: date.year, "years"),
+        ("tag", DAYS, lambda date: f"{date:%Y%m%d}", "dates like YYYYMMDD"),
         ("date", DAYS, lambda date: f"{date:%Y%m%d}", "dates like YYYYMMDD"),
         ("date", HOURS, lambda date: f"{date:%Y%m%d%H}", "dates like YYYYMMDDHH"),
         ("time", HOURS, lambda date: f"{date:%Y%m%d%H%M}", "dates like YYYYMMDDHHMM"),
@@ -163,15 +163,6 @@ def test_texts_in_front_of_the_target_do_not_name_it(write_csv):
     assert series.repairs == ("the column 'note' holds texts such as 'fine', no numbers, and was left out",)
 
 
-@pytest.mark.parametrize("words", [("True", "False"), ("TRUE", "false")])
-def test_true_and_false_count_as_one_and_zero(write_csv, words):
-    series = read_series(
-        write_csv(csv("date,open,x", lambda index: (DAYS[index], "" if index == 5 else words[index % 2], index)))
-    )
-    assert series.values[:6, 0].tolist() == [1, 0, 1, 0, 1, 1]
-    assert series.repairs[0] == "True and False in column 'open' count as 1 and 0"
-
-
 def zipped(content: bytes) -> bytes:
     into = io.BytesIO()
     with zipfile.ZipFile(into, "w") as file:
@@ -212,9 +203,10 @@ def test_added_rows_are_told_once_and_other_gaps_by_themselves(write_csv):
         (pd.bdate_range("2022-01-03", periods=130), "the business days", "B"),
         (pd.date_range("2012-01-01", periods=130, freq="MS"), "the months", "MS"),
         (pd.date_range("2012-01-01", periods=130, freq="MS") + pd.Timedelta(days=14), "the months", "MS"),
+        (pd.date_range("2012-01-31", periods=130, freq=pd.offsets.MonthEnd()), "the ends of months", "ME"),
         (pd.date_range("2022-01-01", periods=130, freq="15min"), "the regular step of 15 minutes", "15min"),
     ],
-    ids=["business days", "months", "days in months", "quarters of hours"],
+    ids=["business days", "months", "days in months", "ends of months", "quarters of hours"],
 )
 def test_missing_rows_are_added_where_the_step_is_known(write_csv, dates, what, frequency):
     table = pd.DataFrame({"x": range(130)}, index=dates).drop(dates[[20, 60, 61]])
@@ -230,3 +222,49 @@ def test_business_days_and_a_saturday_are_no_step(write_csv):
     dates = pd.bdate_range("2022-01-03", periods=60).append(pd.DatetimeIndex(["2022-02-05"])).sort_values()
     with pytest.raises(UserError, match="most are 1 day apart"):
         read_series(write_csv(pd.DataFrame({"x": range(61)}, index=dates).to_csv(index_label="date")))
+
+
+@pytest.mark.parametrize("written", ["%m/%d/%Y", "%d/%m/%Y"])
+def test_months_with_a_gap_are_read_with_the_right_part_first(write_csv, written):
+    months = pd.date_range("2015-01-01", periods=60, freq="MS")
+    series = read_series(
+        write_csv(csv("date,x", lambda index: (f"{months[index + (index > 19)]:{written}}", index), 59))
+    )
+    assert list(series.dates) == list(months)
+
+
+@pytest.mark.parametrize(
+    "dates", [pd.bdate_range("2022-01-03", periods=60), pd.date_range("2015-01-01", periods=60, freq="MS")]
+)
+def test_local_dates_stay_with_a_gap(write_csv, dates):
+    series = read_series(write_csv(csv("date,x", lambda index: (f"{dates[index + (index > 19)]}+01:00", index), 59)))
+    assert list(series.dates) == list(dates)
+
+
+def test_days_of_months_are_told_to_move_with_a_gap_too(write_csv):
+    dates = pd.date_range("2015-01-01", periods=60, freq="MS") + pd.Timedelta(days=14)
+    series = read_series(write_csv(csv("date,x", lambda index: (dates[index + (index > 19)], index), 59)))
+    assert series.repairs[0] == "the dates, on day 15 of their months, were moved to the first"
+
+
+@pytest.mark.parametrize(
+    ("header", "row"),
+    [
+        ("week,x", lambda index: (2001 + index, index)),
+        ("time,x", lambda index: (1600 + index, index)),
+        ("id,x", lambda index: (2001 + index, index)),
+        ("odometer,x", lambda index: (1700 + 3 * index, index)),
+        ("date,x", lambda index: (2022010100 + index, index)),  # its 25th hour
+    ],
+    ids=["weeks", "times of day", "numbers of rows", "measurements", "hours from 1 to 60"],
+)
+def test_numbers_that_look_like_dates_are_not_taken_for_them(write_csv, header, row):
+    with pytest.raises(UserError, match="write dates such as 2022-01-01"):
+        read_series(write_csv(csv(header, row)))
+
+
+def test_texts_that_are_dates_come_before_numbers_that_may_be(write_csv):
+    series = read_series(write_csv(csv("id,year,moment,x", lambda index: (index, 2050 - index, DAYS[index], index))))
+    assert list(series.dates) == list(DAYS)
+    named_later = read_series(write_csv(csv("reported,x,dates", lambda index: (DAYS[index], index, DAYS[index]))))
+    assert named_later.columns == ("x",)

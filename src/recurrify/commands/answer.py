@@ -91,7 +91,7 @@ def evaluate(
     device: options.Device = "auto",
 ) -> None:
     """Score a trained model by the official rules: exact match and F1."""
-    check_overwrites_nothing(out, data)
+    check_overwrites_nothing(out, data, model)
     _, result, _ = answer_evaluate(model, data, say, pick_device(device), batch, longest_answer)
     typer.echo(_scores(result))
     if out is not None:
@@ -108,7 +108,7 @@ def predict(
     device: options.Device = "auto",
 ) -> None:
     """Answer questions, whose answers need not be in the file, and write them in the official format."""
-    check_overwrites_nothing(out, data)
+    check_overwrites_nothing(out, data, model)
     answers, style = answer_predict(model, data, say, pick_device(device), batch, longest_answer)
     write_predictions(answers, style, out)
     typer.echo(f"{len(answers):,} answers: {out}")

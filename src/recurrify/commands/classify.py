@@ -127,7 +127,7 @@ def evaluate(
 
     With several, each is compared with the first, with an interval over texts.
     """
-    check_overwrites_nothing(out, data)
+    check_overwrites_nothing(out, data, *models)
     result = classify_evaluate(models, data, say, pick_device(device), text_field, label_field, batch)
     _show_scores(result["rows"])
     for gain in result["gains"]:

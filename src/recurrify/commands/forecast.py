@@ -16,7 +16,7 @@ from recurrify.forecast.reading import read_series
 from recurrify.forecast.running import train_run
 from recurrify.forecast.saving import load_forecaster
 from recurrify.forecast.scoring import EVALUATION_FILE, evaluate_run, file_of
-from recurrify.forecast.settings import MODELS, RECURRENCE_LEARNING_RATE, ForecastSettings, recurrence_rate
+from recurrify.forecast.settings import MODELS, RECURRENCE_LEARNING_RATE, UNTRAINED, ForecastSettings, recurrence_rate
 from recurrify.jobs import pick_device
 from recurrify.report.forecast_page import write_forecast_page
 from recurrify.results import check_overwrites_nothing, load_result, save_result, write_whole
@@ -239,7 +239,7 @@ def evaluate(
     """Score every window of the test part once, beside the naive forecasts, and check the intervals."""
     if other_series and data is None:
         raise UserError("`other_series` says what --data is: give a file with it, or leave it out.")
-    check_overwrites_nothing(out, data, _trained_on(run))
+    check_overwrites_nothing(out, data, run, _trained_on(run))
     result = evaluate_run(
         run,
         say,
@@ -265,7 +265,7 @@ def evaluate(
         of_target = ", ".join(f"{one['level']:.0%} {one['by_column'][result['target']]:.1%}" for one in own["coverage"])
         typer.echo(f"of that of {result['target']}: {of_target}")
     better = [row["model"] for row in naive if row["mse"] <= own["mse"]]
-    if better:
+    if better and own["model"] not in UNTRAINED:
         typer.echo(f"By MSE, {own['model']} is no better here than {' and '.join(better)}, which learned nothing.")
     typer.echo(f"result: {path}")
 
@@ -308,7 +308,7 @@ def predict(
     if data is None and settings is None:
         raise UserError("Give the file to forecast from with --data.")
     source = data if data is not None else file_of(settings)  # type: ignore[arg-type]
-    check_overwrites_nothing(out, source, _trained_on(run), content=b"")
+    check_overwrites_nothing(out, source, run, _trained_on(run), content=b"")
     dates = date_column or (settings.date_column if settings is not None else None)
     series = read_series(source, dates, forecaster.columns)
     for repair in series.repairs:
@@ -319,9 +319,7 @@ def predict(
     endings = interval_endings(forecaster.columns)
     if endings != ("_low", "_high"):
         say(f"{series.name}: it has columns named like intervals, so these end in {endings[0]} and {endings[1]}")
-    # A forecast has the seven digits of 32 bits; more would be noise.
-    short = table.map(lambda value: float(f"{value:.7g}"))
-    write_whole(out, short.to_csv(lineterminator="\n").encode("utf-8"))
+    write_whole(out, table.to_csv(lineterminator="\n").encode("utf-8"))
     typer.echo(f"{len(table)} {'row' if len(table) == 1 else 'rows'} from {table.index[0]} to {table.index[-1]}: {out}")
 
 

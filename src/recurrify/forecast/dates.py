@@ -21,10 +21,15 @@ MONTH_AND_NUMBER = r"\s*(?:[A-Za-z]{3,9}[-/. ](?:0?[1-9]|[12]\d|3[01])|(?:0?[1-9
 TWO_NUMBERS = r"\s*\d{1,2}[-/.]\d{1,2}\s*"
 NUMERAL = r"\s*[-+]?\d+(?:,\d+)?\s*|\s*[-+]?\d{1,3}(?:[.,]\d{3})+(?:[.,]\d+)?\s*"
 """1,5 or 1.234,5: a number with commas."""
-DATE_NAMES = ("date", "datetime", "timestamp", "ds", "time", "date_time", "date time", "date/time", "dates")
+DATE_NAMES = ("date", "datetime", "timestamp", "ds", "time")
 """A column of one of these names holds the dates; the first in this order where there are several."""
-PERIOD_NAMES = ("day", "hour", "week", "month", "quarter", "year", "period", "epoch", "unixtime", "unix_time")
+PERIOD_NAMES = (
+    "day", "hour", "week", "month", "quarter", "year", "period", "epoch", "unixtime", "unix_time", "date_time",
+    "date time", "date/time", "dates",
+)  # fmt: skip
 """One of these may: beside the dates such a column often tells a part of them, so the first column comes before it."""
+YEAR_NAMES = ("year", "date", "dates")
+"""Where four digits are years; elsewhere they may be times of day, weeks or measurements."""
 STAMPS = {
     4: ("%Y", "years"),
     8: ("%Y%m%d", "dates like YYYYMMDD"),
@@ -33,10 +38,10 @@ STAMPS = {
     14: ("%Y%m%d%H%M%S", "dates like YYYYMMDDHHMMSS"),
 }
 """Dates without anything between their parts, by the number of their digits."""
-STAMP_YEARS = r"1[5-9]|2[01]"
+STAMP_YEARS = r"1[6-9]|2[01]"
 """How they begin: other numbers are hardly meant as years."""
-UNIX_TIMES = {"s": ("Unix seconds", 1e8, 5e9), "ms": ("Unix milliseconds", 1e11, 5e12)}
-"""From 1973 to 2128. They do not overlap, so the size tells the unit."""
+UNIX_TIMES = {"s": ("Unix seconds", 1e8, 1.9e9), "ms": ("Unix milliseconds", 1e11, 1.9e12)}
+"""From 1973 to 2030: later ones may be dates, 2022010124 for example. The size tells the unit."""
 TRIED_ROWS = 200
 
 
@@ -57,9 +62,6 @@ def find_date_column(path: Path, table: pd.DataFrame, asked: str | None) -> tupl
     for name in (*named, names[0], *periods):
         if name not in numbers and _mostly_dates(table[name]):
             return name, []
-    for name in (*named, *periods):
-        if name in numbers and table[name].is_unique and _read_numbers(table[name], may_be_unix=True) is not None:
-            return name, []
     dated = [name for name in names if name not in numbers and _all_dates(path, table[name])]
     if len(dated) > 1:
         raise UserError(f"{path} has several columns of dates, {', '.join(dated)}: choose one with --date-column.")
@@ -67,6 +69,9 @@ def find_date_column(path: Path, table: pd.DataFrame, asked: str | None) -> tupl
         return dated[0], [f"the dates are those of the column {dated[0]!r}, the only one that holds any"]
     if names[0] in numbers and _in_steps(table[names[0]]):
         return names[0], []
+    for name in (*named, *periods):
+        if name in numbers and table[name].is_unique and _read_numbers(table[name], is_named=True) is not None:
+            return name, []
     if not named and {"year", "month"} <= set(by_name):
         raise UserError(
             f"{path} has its dates in several columns, {', '.join(periods)}: join them into one, as 2022-01-01."
@@ -110,26 +115,28 @@ def _all_dates(path: Path, column: pd.Series) -> bool:
 
 
 def _in_steps(column: pd.Series) -> bool:
-    """Whether numbers under any name are dates that go one way, as no measurement does that only looks like years."""
-    found = None if column.isna().any() else _read_numbers(column, may_be_unix=False)
+    """Whether numbers under any name are whole dates, and go one way."""
+    found = None if column.isna().any() else _read_numbers(column, is_named=False)
     if found is None or not found[0].is_unique:
         return False
     return bool(found[0].is_monotonic_increasing or found[0].is_monotonic_decreasing)
 
 
-def _read_numbers(column: pd.Series, may_be_unix: bool) -> tuple[pd.DatetimeIndex, str] | None:
-    """Dates written as whole numbers, and what was taken for what; None where not all of them are dates."""
+def _read_numbers(column: pd.Series, is_named: bool, is_asked: bool = False) -> tuple[pd.DatetimeIndex, str] | None:
+    """Dates written as whole numbers, and what was taken for what; None where not all of them are dates. Years and
+    Unix times look like many other numbers: they take a name that says so, or a user who asks for them."""
     digits = column.dropna().str.strip().str.replace(r"\.0*$", "", regex=True)
     if not len(digits) or not digits.str.fullmatch(r"\d{4,14}").all():
         return None
     how, kind = STAMPS.get(len(digits.iloc[0]), ("", ""))
-    if how and digits.str.len().nunique() == 1 and digits.str.match(STAMP_YEARS).all():
+    may_be_stamps = how != "%Y" or is_asked or str(column.name).lower() in YEAR_NAMES
+    if how and may_be_stamps and digits.str.len().nunique() == 1 and digits.str.match(STAMP_YEARS).all():
         dates = _as_dates(digits, format=how)
         if dates is not None:
             return dates, kind
     numbers = pd.to_numeric(digits)
     for unit, (kind, least, most) in UNIX_TIMES.items():
-        if may_be_unix and numbers.between(least, most).all():
+        if (is_named or is_asked) and numbers.between(least, most).all():
             return pd.DatetimeIndex(pd.to_datetime(numbers, unit=unit)), f"{kind}, in UTC"
     return None
 
@@ -143,7 +150,7 @@ def _no_stamps(column: pd.Series) -> pd.Series:
 
 def _dates_of_numbers(path: Path, column: pd.Series, is_asked: bool) -> tuple[pd.DatetimeIndex, list[str]]:
     is_named = str(column.name).lower() in (*DATE_NAMES, *PERIOD_NAMES)
-    found = _read_numbers(column, may_be_unix=is_asked or is_named)
+    found = _read_numbers(column, is_named, is_asked)
     if found is None:
         bad = _no_stamps(column)
         raise UserError(
@@ -202,6 +209,30 @@ def _check_whole(path: Path, column: pd.Series, way_out: str) -> None:
 def line_of(marked: pd.Series) -> int:
     """The line in the file of the first of these cells, by its place among the rows; the header is line 1."""
     return int(marked.index[0]) + 2
+
+
+def usual_step(dates: pd.DatetimeIndex) -> pd.Timedelta:
+    return pd.Timedelta(pd.Series(np.diff(dates.to_numpy())).mode().iloc[0])
+
+
+def grids_of(dates: pd.DatetimeIndex) -> list[tuple[str, pd.DatetimeIndex, pd.DatetimeIndex]]:
+    """Regular dates of which these, in their order, lack few: their name, these dates as they lie there, and all."""
+    step, months = usual_step(dates), months_of(dates)
+    tried = []
+    if (dates[-1] - dates[0]) / step < 2 * len(dates):  # or the seconds of years would be written down
+        tried.append((f"the regular step of {in_words(step)}", dates, pd.date_range(dates[0], dates[-1], freq=step)))
+    if step == pd.Timedelta(days=1):
+        tried.append(("the business days", dates, pd.bdate_range(dates[0], dates[-1], normalize=False)))
+    if months is not None:
+        tried.append(("the months", months, pd.date_range(months[0], months[-1], freq="MS")))
+    if dates.is_month_end.all():
+        ends = pd.date_range(dates[0], dates[-1], freq=pd.offsets.MonthEnd())
+        tried.append(("the ends of months", dates, ends))
+    return [
+        (what, on_it, grid)
+        for what, on_it, grid in tried
+        if on_it.isin(grid).all() and len(grid) - len(on_it) <= MOST_MISSING * len(grid)
+    ]
 
 
 def in_words(step: pd.Timedelta) -> str:
@@ -272,18 +303,7 @@ def _likeliest(path: Path, column: pd.Series, readings: Mapping[str, pd.Datetime
 def _is_regular(dates: pd.DatetimeIndex) -> bool:
     """Whether the dates lie on a grid of equal steps, months or business days, or nearly all of such a grid."""
     dates = dates.unique().sort_values()
-    if len(dates) < 3:
-        return False
-    if regular_step(dates) is not None:
-        return True
-    months = (dates.year * 12 + dates.month).to_numpy()
-    if dates.day.nunique() == 1 and (np.diff(months) == 1).all():
-        return True
-    steps = np.diff(dates.to_numpy())
-    step = pd.Series(steps).mode().iloc[0].to_timedelta64()
-    rows = round((dates[-1] - dates[0]) / step) + 1
-    on_grid = ((dates - dates[0]) % step == pd.Timedelta(0)).all()
-    return bool(on_grid) and rows - len(dates) <= MOST_MISSING * rows
+    return len(dates) >= 3 and (regular_step(dates) is not None or bool(grids_of(dates)))
 
 
 def _without_zone(column: pd.Series, dates: pd.DatetimeIndex, first: str) -> tuple[pd.DatetimeIndex, str]:

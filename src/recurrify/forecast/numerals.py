@@ -1,4 +1,4 @@
-"""Columns of texts as numbers, also where they have commas, decimal ones or such between thousands, or are words."""
+"""Columns of texts as numbers, also where they are written with commas: decimal ones, or such between thousands."""
 
 import re
 
@@ -14,15 +14,11 @@ DOT_GROUPS = r"[+-]?\d{1,3}(?:\.\d{3})+(?:,\d+)?"
 DECIMAL_POINT = r"[+-]?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?"
 DECIMAL_COMMA = r"[+-]?\d+(?:,\d+)?(?:[eE][+-]?\d+)?"
 
-TRUTHS = {"true": 1.0, "false": 0.0}
-
 
 def read_numbers(source: str, column: pd.Series, separator: str) -> tuple[pd.Series, str | None]:
     """The numbers, not a number where a cell has none; and a sentence where they were not written plainly."""
     numbers = pd.to_numeric(column, errors="coerce")
     written = column.dropna().str.strip()
-    if len(written) and written.str.lower().isin(TRUTHS).all():
-        return column.str.strip().str.lower().map(TRUTHS), f"True and False in column {column.name!r} count as 1 and 0"
     plain = numbers.notna().sum() == len(written)
     if plain or not written.str.contains(r"\d[.,]\d").any():
         return numbers, None

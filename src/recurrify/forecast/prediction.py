@@ -1,5 +1,6 @@
 """Beyond the end of a file: the forecast with its interval, in original units."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -68,9 +69,10 @@ def forecast_beyond(forecaster: Forecaster, series: Series, level: float = 0.9) 
     low, high = interval_endings(forecaster.columns)
     table: dict[str, np.ndarray] = {}
     for index, name in enumerate(forecaster.columns):
-        table[name] = center[:, index]
-        table[f"{name}{low}"] = center[:, index] - half[:, index]
-        table[f"{name}{high}"] = center[:, index] + half[:, index]
+        digits = 6 - math.floor(math.log10(forecaster.scaling.spread[index]))
+        for ending, sign in (("", 0), (low, -1), (high, 1)):
+            # Models compute with 32 bits: less than a millionth of a column's spread would be noise.
+            table[f"{name}{ending}"] = (center[:, index] + sign * half[:, index]).round(digits)
     return pd.DataFrame(table, index=pd.DatetimeIndex(later, name=_free("date", forecaster.columns)))
 
 

@@ -21,11 +21,13 @@ from recurrify.errors import UserError
 from recurrify.forecast.dates import (
     MOST_MISSING,
     find_date_column,
+    grids_of,
     in_words,
     line_of,
     months_of,
     read_dates,
     regular_step,
+    usual_step,
 )
 from recurrify.forecast.numerals import check_beside_commas, is_constant, read_numbers
 
@@ -294,30 +296,29 @@ def _on_a_grid(path: Path, frame: pd.DataFrame) -> tuple[pd.DataFrame, str, np.n
     months = months_of(dates)
     frequency = None if months is None else regular_step(months)
     if frequency is not None:
-        day = f"the dates, on day {dates[0].day} of their months, were moved to the first"
-        return frame.set_axis(months), frequency, none, [day]
-    step = pd.Timedelta(pd.Series(np.diff(dates.to_numpy())).mode().iloc[0])
-    tried = [(f"the regular step of {in_words(step)}", dates, pd.date_range(dates[0], dates[-1], freq=step))]
-    if step == pd.Timedelta(days=1):
-        tried.append(("the business days", dates, pd.bdate_range(dates[0], dates[-1], normalize=False)))
-    if months is not None:
-        tried.append(("the months", months, pd.date_range(months[0], months[-1], freq="MS")))
-    for what, on_it, grid in tried:
-        added = len(grid) - len(dates)
-        if on_it.isin(grid).all() and added <= MOST_FILLED * len(grid):
-            frequency = regular_step(grid)
-            assert frequency is not None
-            rows = "1 row" if added == 1 else f"{added} rows"
-            is_new = ~grid.isin(on_it)
-            told = f"added, with the values before: {rows} missing from {what} (at most {_longest(is_new)} in a row)"
-            return frame.set_axis(on_it).reindex(grid), frequency, is_new, [told]
-    _, _, grid = tried[0]
-    off = dates[~dates.isin(grid)]
-    reason = f"{off[0]} is off the grid" if len(off) else f"{len(grid) - len(dates)} of {len(grid)} rows are missing"
+        return frame.set_axis(months), frequency, none, [_moved(dates)]
+    grids = grids_of(dates)
+    if grids:
+        what, on_it, grid = grids[0]
+        frequency = regular_step(grid)
+        assert frequency is not None
+        is_new = ~grid.isin(on_it)
+        rows = "1 row" if is_new.sum() == 1 else f"{is_new.sum()} rows"
+        told = [f"added, with the values before: {rows} missing from {what} (at most {_longest(is_new)} in a row)"]
+        moved = [] if on_it[0] == dates[0] else [_moved(dates)]
+        return frame.set_axis(on_it).reindex(grid), frequency, is_new, [*moved, *told]
+    step = usual_step(dates)
+    off = dates[(dates - dates[0]) % step != pd.Timedelta(0)]
+    rows = round((dates[-1] - dates[0]) / step) + 1
+    reason = f"{off[0]} is off the grid" if len(off) else f"{rows - len(dates):,} of {rows:,} rows are missing"
     raise UserError(
         f"The dates of {path} have no regular step: most are {in_words(step)} apart, but {reason}; "
         "resample the file to a regular step first."
     )
+
+
+def _moved(dates: pd.DatetimeIndex) -> str:
+    return f"the dates, on day {dates[0].day} of their months, were moved to the first"
 
 
 def _longest(marked: np.ndarray) -> int:

@@ -358,7 +358,7 @@ def how_far(folder: Path) -> str | None:
     try:
         with safe_open(path, framework="pt") as file:
             facts = json.loads(file.metadata()["progress"])
-        within = f", {facts['steps']:,} steps into the next" if facts["steps"] else ""
+        within = f" and {facts['steps']:,} steps of the next" if facts["steps"] else ""
         return f"after epoch {facts['epoch']}{within}"
     except (OSError, ValueError, KeyError, TypeError, SafetensorError):
         return None  # whoever goes on from it will say what is wrong

@@ -180,7 +180,7 @@ def classify_predict(
     name: str, data: str, out: Path, say: Say, device: torch.device, text_field: str = "text", batch: int = 8
 ) -> int:
     """Write a classifier's class and probabilities of each text to a .csv or .jsonl file; gives how many texts."""
-    check_overwrites_nothing(out, data, content=b"" if out.suffix == ".csv" else b"{")
+    check_overwrites_nothing(out, data, name, content=b"" if out.suffix == ".csv" else b"{")
     if out.suffix not in PREDICTION_FILES:
         raise UserError(f"Predictions are written as {' or '.join(PREDICTION_FILES)}: got {str(out)!r}.")
     given = load_labelled(data, text_field, None, "test")
