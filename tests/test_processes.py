@@ -1,7 +1,5 @@
 """Processes side by side end with the one that started them, and begin nothing after Ctrl-C."""
 
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -10,7 +8,7 @@ import pytest
 from recurrify import interrupts
 from recurrify.interrupts import unless_interrupted
 from recurrify.processes import processes
-from support.processes import comes, runs
+from support.processes import ends_with_its_parent
 
 PROGRAM = """
 import os, sys, time
@@ -18,8 +16,7 @@ from pathlib import Path
 from recurrify.processes import processes
 
 def work(path):
-    Path(path + ".new").write_text(str(os.getpid()))
-    Path(path + ".new").rename(path)
+    Path(path).write_text(str(os.getpid()))
     time.sleep(600)
 
 if __name__ == "__main__":
@@ -29,18 +26,7 @@ if __name__ == "__main__":
 
 
 def test_they_end_with_their_parent(tmp_path: Path) -> None:
-    """Killed outright, it can tell them nothing."""
-    program, written = tmp_path / "program.py", tmp_path / "process"
-    program.write_text(PROGRAM)
-    parent = subprocess.Popen([sys.executable, str(program), str(written)])
-    try:
-        assert comes(written.exists)
-        worker = int(written.read_text())
-        assert runs(worker)
-    finally:
-        parent.kill()
-        parent.wait()
-    assert comes(lambda: not runs(worker))
+    assert ends_with_its_parent(PROGRAM, tmp_path)
 
 
 def test_what_has_not_begun_is_not_begun() -> None:

@@ -4,7 +4,6 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +16,7 @@ from recurrify.errors import UserError
 from recurrify.evaluate import Evaluation
 from recurrify.interrupts import unless_interrupted
 from recurrify.jobs import RESULT_FILE, Say, count_parameters, evaluation_rows, gain_row, read_text, train_run
-from recurrify.processes import processes
+from recurrify.processes import one_thread, processes
 from recurrify.recurrence import NoRecurrence, RecurrenceConfig, TailConfig, load_model
 from recurrify.report import markdown, write_page, write_picture
 from recurrify.results import load_result, provenance, save_result
@@ -112,17 +111,6 @@ def _train_all(
     return found
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Small matrices gain little from a second one, and lose much by it where the cores are busy."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
 def _live_folder(out: Path, kind: str, seed: int) -> Path:
     return out / f"live-{kind}-{seed}"
 
@@ -148,7 +136,7 @@ def _train_live(kind: str, seed: int, tokens: int, out: Path) -> dict[str, Any]:
         precision="fp32",
         seed=seed,
     )
-    with _one_thread():
+    with one_thread():
         return train_run(settings, lambda text: None, progress_label=f"{kind}, seed {seed}")
 
 
@@ -228,7 +216,7 @@ def _score_in_worker(part: Part, tokens: Sequence[TokenizedDocument]) -> tuple[d
 def _score(part: Part, tokens: Sequence[TokenizedDocument]) -> tuple[dict[str, Any], Evaluation]:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    with _one_thread():
+    with one_thread():
         model, _ = load_model(part.name, NoRecurrence(window=WINDOW) if part.kind == "base" else None)
         (row,), (evaluation,) = evaluation_rows(model, tokens, [part.overlap])
     return row, evaluation

@@ -1,10 +1,12 @@
-"""A pool of processes for work that is done side by side."""
+"""For work that is done side by side: a pool of processes, and one thread for each."""
 
 import os
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import get_context
+
+import torch
 
 from recurrify.ending_with_parent import end_with_parent
 
@@ -20,3 +22,14 @@ def processes(count: int) -> Iterator[ProcessPoolExecutor]:
         yield pool
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Small matrices gain little from a second one, and lose much by it where the cores are busy."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,8 +1,6 @@
 """Steps in processes side by side: who takes them, and what becomes of those that fail."""
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -17,7 +15,7 @@ from recurrify.bench.naive import covers_ways, measure_naive, steps_of
 from recurrify.bench.timing import WRONG, Entrant, NotMeasuredError, Turns
 from recurrify.bench.workers import WARM_UPS, Report, Workers
 from recurrify.report.bench_tables import bench_tables
-from support.processes import comes, runs
+from support.processes import ends_with_its_parent, runs
 
 ALONE = ["naive loop", "ours, eager"]
 TOGETHER = ["naive loop, 2 side by side", "ours, eager, 2 side by side"]
@@ -171,21 +169,10 @@ def build(number):
 if __name__ == "__main__":
     workers = Workers(build, 1)
     workers.wake()
-    Path(sys.argv[1] + ".new").write_text(str(workers.reports[0].process))
-    Path(sys.argv[1] + ".new").rename(sys.argv[1])
+    Path(sys.argv[1]).write_text(str(workers.reports[0].process))
     time.sleep(600)
 """
 
 
 def test_workers_end_with_their_parent(tmp_path: Path) -> None:
-    """Killed outright, it can tell them nothing."""
-    program, written = tmp_path / "program.py", tmp_path / "process"
-    program.write_text(PROGRAM)
-    parent = subprocess.Popen([sys.executable, str(program), str(written)])
-    try:
-        assert comes(written.exists)
-        assert runs(int(written.read_text()))
-    finally:
-        parent.kill()
-        parent.wait()
-    assert comes(lambda: not runs(int(written.read_text())))
+    assert ends_with_its_parent(PROGRAM, tmp_path)

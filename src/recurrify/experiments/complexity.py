@@ -31,8 +31,8 @@ from recurrify.capturing import as_graph, device_seconds
 from recurrify.errors import UserError
 from recurrify.experiments.catalogue import SLIDES, Experiment, Rows, Stage, register
 from recurrify.experiments.lab import Lab
-from recurrify.experiments.lengths import one_thread
 from recurrify.jobs import pick_device
+from recurrify.processes import one_thread
 from recurrify.results import load_result, machine
 
 NAME = "slides-complexity"

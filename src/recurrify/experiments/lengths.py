@@ -9,14 +9,10 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import torch
 
 from recurrify.data.rule_tasks import rule_task
 from recurrify.errors import UserError
@@ -25,6 +21,7 @@ from recurrify.experiments.lab import Lab
 from recurrify.jobs import Say, pick_device
 from recurrify.jobs.side_by_side import INTERRUPTED, Task, run_side_by_side
 from recurrify.models.language import count_parameters
+from recurrify.processes import one_thread
 from recurrify.results import load_result, provenance, save_result, write_whole
 from recurrify.train.rule_training import RuleTraining, score_rule, train_on_rule, validate_rule
 
@@ -94,17 +91,6 @@ class LengthStudy:
         for name in ("tasks", "seeds", "rates", "lengths"):
             # Read back from JSON they are lists.
             object.__setattr__(self, name, tuple(getattr(self, name)))
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Small matrices are no faster on several cores, and far slower where others use those too."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @cache

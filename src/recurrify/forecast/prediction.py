@@ -69,7 +69,7 @@ def forecast_beyond(forecaster: Forecaster, series: Series, level: float = 0.9) 
     low, high = interval_endings(forecaster.columns)
     table: dict[str, np.ndarray] = {}
     for index, name in enumerate(forecaster.columns):
-        digits = 6 - math.floor(math.log10(forecaster.scaling.spread[index]))
+        digits = min(300, 6 - math.floor(math.log10(forecaster.scaling.spread[index])))  # 10^309 is no number
         for ending, sign in (("", 0), (low, -1), (high, 1)):
             # Models compute with 32 bits: less than a millionth of a column's spread would be noise.
             table[f"{name}{ending}"] = (center[:, index] + sign * half[:, index]).round(digits)
