@@ -163,7 +163,10 @@ def assert_compiled_is_eager(device: str, backend: str) -> None:
         output = function(query, scores, key, value)
         results.append([output, *torch.autograd.grad(output.square().sum(), [query, scores, key, value])])
     assert [part.dtype for part in results[0]] == [torch.float16, torch.float32, *[torch.float16] * 3]
-    torch.testing.assert_close(*results)
+    # All of it went through numbers of 16 bits, and what inductor fuses is rounded less often.
+    tolerance = {"rtol": 1e-2, "atol": 5e-3} if backend == "inductor" else {}
+    for eager, compiled in zip(*results, strict=True):
+        torch.testing.assert_close(compiled, eager, **tolerance)
 
 
 def set_blocks(forward_and_queries: tuple[int, int], keys: tuple[int, int]) -> None:

@@ -27,10 +27,6 @@ ALLOWED = "autograd_cache_allow_custom_autograd_functions"
 KEPT_FOR_LATER = {ALLOWED: True} if hasattr(functorch_config, ALLOWED) else {}
 """What was compiled is found again by the next process, although our own gradients are in it: torch leaves those out
 for fear that they change unnoticed, but traced as here they are part of what it looks for."""
-KEPT_FOR_PRODUCTS = "ban_recompute_materialized_backward"
-LEAST_WITH_NORMS = 0.75
-"""No more than this share of activations is left when norms and activations are made again as the inputs of matrix
-products, but what norms have standardised is kept: 0.67 of GPT-2's, and 0.73 of Llama's, which are gated."""
 
 
 def compile_windows(model: RecurrentPreTrainedModel, rows: int | None = None, memory_budget: float = 1.0) -> None:
@@ -84,20 +80,12 @@ class CompiledWindow:
             targets = F.pad(targets, (0, missing), value=IGNORE).contiguous()
         cudnn = attends_plainly(self.model) and cudnn_is_safe(attended_lengths(self.model))
         # torch reads all of it when it compiles, which is whenever a call is unlike those before.
-        kept = functorch_config.patch({**what_is_kept(self.memory_budget), **KEPT_FOR_LATER})
+        kept = functorch_config.patch({"activation_memory_budget": self.memory_budget, **KEPT_FOR_LATER})
         with with_cudnn(cudnn), kept, compiler_config.patch(cache_key_tag=chosen_kernels()):  # type: ignore[attr-defined]
             top, written, summary = self.compiled[cudnn](
                 self.model, tokens, targets, memory, statistics, first, writes, summed
             )
         return top[:, :scored], written, summary
-
-
-def what_is_kept(memory_budget: float) -> dict[str, Any]:
-    """torch's settings. A budget of its own, however large, makes it compute norms again, with their sums; that is not
-    asked for where three quarters may be kept."""
-    if LEAST_WITH_NORMS <= memory_budget < 1 and hasattr(functorch_config, KEPT_FOR_PRODUCTS):
-        return {"activation_memory_budget": 1.0, KEPT_FOR_PRODUCTS: False}
-    return {"activation_memory_budget": memory_budget}
 
 
 @cache
