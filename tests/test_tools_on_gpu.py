@@ -15,6 +15,11 @@ echo "$*" >> {calls}
 """
 
 
+WRITES_DOWN_ITSELF = """#!/usr/bin/env bash
+echo "mps $1 $([ "$1" = -d ] || cat) $(basename "$(dirname "$CUDA_MPS_PIPE_DIRECTORY")")" >> {calls}
+"""
+
+
 def experiments_of(part: str, folder: Path) -> list[tuple[str, int]]:
     """The names and options of each `experiment run`, and how many run side by side."""
     python, calls = folder / "python", folder / "calls"
@@ -35,6 +40,20 @@ def experiments_of(part: str, folder: Path) -> list[tuple[str, int]]:
 )
 def test_what_is_timed_has_the_device_to_itself(part: str, expected: list[tuple[str, int]], tmp_path: Path) -> None:
     assert experiments_of(part, tmp_path) == expected
+
+
+def test_only_what_runs_side_by_side_shares_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    daemon = tmp_path / "bin" / "nvidia-cuda-mps-control"
+    daemon.parent.mkdir()
+    daemon.write_text(WRITES_DOWN_ITSELF.format(calls=tmp_path / "calls"))
+    daemon.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{daemon.parent}:{os.environ['PATH']}")
+    (tmp_path / "pipes").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "pipes"))
+    assert experiments_of("rules", tmp_path) == [("slides-complexity", 1), ("slides-lengths", 8)]
+    calls = [" ".join(line.split()) for line in (tmp_path / "calls").read_text().splitlines()]
+    shorter = [re.sub(r".* experiment run (\S+) .*", r"\1", call) for call in calls]
+    assert shorter == ["slides-complexity", "mps -d pipes", "slides-lengths", "mps quit pipes"]
 
 
 @pytest.mark.parametrize("is_there", [True, False])

@@ -24,6 +24,17 @@ run() { # a name for the log, then what comes after `recurrify`
     [ $code = 0 ] || echo "$name ended with $code: see $OUT/logs/$name.log"
 }
 
+sharing() { # what runs side by side shares the device instead of taking turns, where NVIDIA's MPS is installed
+    command -v nvidia-cuda-mps-control > /dev/null || { "$@"; return; }
+    (
+        CUDA_MPS_PIPE_DIRECTORY=$(mktemp -d)
+        export CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY=$OUT/logs
+        nvidia-cuda-mps-control -d || unset CUDA_MPS_PIPE_DIRECTORY
+        "$@"
+        [ -z "${CUDA_MPS_PIPE_DIRECTORY:-}" ] || echo quit | nvidia-cuda-mps-control
+    )
+}
+
 tests() { # those that need a GPU
     "$PYTHON" -m pytest -q -p no:cacheprovider -p no:benchmark -m gpu --tb=short tests/recurrence tests/attention tests/models tests/forecast \
         > "$OUT/logs/tests.log" 2>&1 || echo "tests ended with $?: see $OUT/logs/tests.log"
@@ -39,12 +50,12 @@ tune() { # settings of the kernels, about a minute each
 
 speed() {
     local size=(--size gpt2 --kinds plain,carry --ways graphs) batch
-    # Side by side, so that compiling takes once, not once for each batch; 32 sequences are what fits of 64.
+    # Side by side, so that compiling takes once, not once for each batch.
     for batch in 16 32 64 1; do
-        run "check-$batch" bench training "${size[@]}" --budgets 0.75 --batches $batch --only-checks --out "$OUT/checks/$batch" &
+        run "check-$batch" bench training "${size[@]}" --budgets 0.75,0.5,0.3 --batches $batch --only-checks --out "$OUT/checks/$batch" &
     done
     wait
-    run training bench training "${size[@]}" --budgets 0.75 --batches 16,64 --out "$OUT/bench"
+    run training bench training "${size[@]}" --budgets 0.75,0.5,0.3 --batches 16,64 --out "$OUT/bench"
     run training-1 bench training "${size[@]}" --batches 1 --out "$OUT/bench"
     run generation bench generation "${size[@]}" --out "$OUT/bench"
     run profile bench profile "${size[@]}" --batches 16 --out "$OUT/bench"
@@ -59,8 +70,8 @@ kernels() {
 }
 
 forecasts() {
-    run forecasts forecast table1 run --data "$DATA" --root "$OUT/table1" --seeds 3 --precision bf16 --jobs 12 \
-        --epoch-windows 8500 --learning-rates 3e-5,1e-4,3e-4
+    sharing run forecasts forecast table1 run --data "$DATA" --root "$OUT/table1" --seeds 3 --precision bf16 --jobs 14 \
+        --learning-rates 3e-5,1e-4,3e-4 --epochs 12 --patience 3 --epoch-windows 2125 --halve-every 3 --valid-windows 1000
 }
 
 experiments() { # how many side by side, then names and options
@@ -72,22 +83,22 @@ experiments() { # how many side by side, then names and options
 
 protocol() { # alone, for its minutes and milliseconds are reported
     experiments 1 rsa-enwik8
-    experiments 3 rsa-small
+    sharing experiments 3 rsa-small
 }
 
 rules() { # times are measured alone; then 120 small trainings, which wait for their launches
     experiments 1 slides-complexity
-    experiments 8 slides-lengths
+    sharing experiments 8 slides-lengths
 }
 
 beyond() {
     local names rotary=()
     [ -d "$DATA/stories15M" ] && rotary=(--model "$DATA/stories15M")
     for names in mechanisms "starts frozen" tokens; do
-        experiments 10 $names # two names are two arguments
+        sharing experiments 10 $names # two names are two arguments
     done
-    experiments 10 rotary "${rotary[@]}"
-    experiments 10 unfamiliar
+    sharing experiments 10 rotary "${rotary[@]}"
+    sharing experiments 10 unfamiliar
 }
 
 for part in "$@"; do

@@ -26,5 +26,12 @@ def faultless_compiler() -> AbstractContextManager[Any]:
     return config.patch(faultless())
 
 
+def compile_alone() -> None:
+    """For a process that has others beside it: in each the compiler would start as many more as there are cores."""
+    from torch._inductor import config
+
+    config.compile_threads = 1
+
+
 def compiled(function: Callable[..., Any], **choices: Any) -> Callable[..., Any]:
     return torch.compile(function, options=faultless(), **choices)

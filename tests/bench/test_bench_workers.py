@@ -65,7 +65,7 @@ class TestRows:
         assert [row[0] for row in table.rows] == ALONE + TOGETHER
         assert [row[-1] for row in table.rows[2:]] == ["–", "–"]
 
-    def test_are_only_for_steps_that_are_not_compiled_and_right(
+    def test_are_only_for_steps_that_are_right_compiled_ones_too(
         self, pretended: list[Pretended], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         loss = naive.Ours.loss
@@ -75,7 +75,9 @@ class TestRows:
         monkeypatch.setattr(naive.Ours, "ways", ("compiled",))
         monkeypatch.setattr("recurrify.bench.stepping.compile_windows", lambda *_: None)
         compiled = measure_naive(mini_bench(side_by_side=2, ways=("compiled",)))
-        assert [row["name"] for row in compiled["rows"]] == ["naive loop", "ours, compiled"]
+        alone = ["naive loop", "ours, compiled"]
+        assert [row["name"] for row in compiled["rows"]] == [*alone, *(f"{name}, 2 side by side" for name in alone)]
+        assert [row["trouble"] for row in compiled["rows"]] == [None, WRONG, None, WRONG]
 
     def test_go_on_from_a_result_without_them(self, pretended: list[Pretended]) -> None:
         size = replace(MINI, rounds=2)
@@ -83,7 +85,6 @@ class TestRows:
         del before["side_by_side"]  # as it was saved then
         assert covers_ways(before, mini_bench(size))
         assert not covers_ways(before, mini_bench(size, side_by_side=2))
-        assert covers_ways(before | {"ways": ["compiled"]}, mini_bench(size, side_by_side=2, ways=("compiled",)))
         after = {**measure_naive(mini_bench(size, side_by_side=2), before), "finished": True}
         assert after["checks"] == before["checks"]
         assert [len(row["seconds"]) for row in after["rows"]] == 4 * [2]
@@ -140,7 +141,7 @@ def test_workers_that_fail_are_told_and_nobody_is_left() -> None:
 
 def test_each_worker_takes_its_steps_with_one_thread_and_a_dead_one_is_noticed() -> None:
     torch.set_num_threads(2)
-    workers = Workers(partial(steps_of, "ours", MINI), 2)
+    workers = Workers(partial(steps_of, "ours", "eager", MINI), 2)
     try:
         workers.wake()
         workers.step()

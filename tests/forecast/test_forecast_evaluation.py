@@ -83,6 +83,14 @@ def test_many_batches_are_one(data, monkeypatch):
     assert mean_squared_error(naive(4), data, "test") == pytest.approx(whole["mse"], rel=1e-12)
 
 
+@pytest.mark.parametrize(("asked", "places"), [(3, [0, 27, 54]), (1, [0]), (99, range(55))])
+def test_some_windows_are_spread_over_the_part(data, asked, places):
+    scaled = errors_by_loop(data, 1) / data.scaling.spread
+    assert len(scaled) == 55
+    found = mean_squared_error(naive(1), data, "test", windows=asked)
+    assert found == pytest.approx((scaled[list(places)] ** 2).mean(), rel=1e-5)
+
+
 def test_intervals_are_order_statistics_of_the_validation_errors(data):
     model = naive(1)
     intervals = fit_intervals(model, data)

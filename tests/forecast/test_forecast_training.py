@@ -140,6 +140,15 @@ def test_the_best_epoch_is_kept_and_patience_ends_the_run(data):
     assert mean_squared_error(model, data, "valid") == pytest.approx(min(losses), rel=1e-6)
 
 
+def test_a_few_windows_may_do_for_validation(data):
+    settings = replace(SETTINGS, model="linear", valid_windows=5)
+    torch.manual_seed(0)
+    model = new_forecaster(settings, 2, 4, data.series.step)
+    outcome = fit(model, data, settings)
+    assert outcome.valid_mse == pytest.approx(mean_squared_error(model, data, "valid", windows=5), rel=1e-6)
+    assert outcome.valid_mse != pytest.approx(mean_squared_error(model, data, "valid"), rel=1e-3)
+
+
 def test_the_first_interrupt_ends_a_run_within_an_epoch_and_nothing_is_lost(data, tmp_path):
     whole = fitted(SETTINGS, data)
     steps: list[int] = []
@@ -264,6 +273,10 @@ def test_learning_rates():
     expected = [[3e-3, 1.5e-3, 7.5e-4, 3.75e-4], [3e-3, 3e-3, 1.5e-3, 7.5e-4], [3e-3] * 4]
     assert np.allclose(rates, expected)
     assert learning_rate(replace(SETTINGS, schedule="cosine"), 0) == 3e-3
+    short = replace(SETTINGS, halve_every=2)
+    assert [learning_rate(short, epoch) for epoch in range(5)] == [3e-3, 3e-3, 1.5e-3, 1.5e-3, 7.5e-4]
+    with pytest.raises(UserError, match="`halve_every` is for schedules that halve, and 'cosine' does not"):
+        replace(short, schedule="cosine")
 
 
 def test_a_graph_needs_cuda(data):

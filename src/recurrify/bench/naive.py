@@ -64,10 +64,12 @@ class NaiveLoop(Stepper):
 
 
 def covers_ways(earlier: dict[str, Any], bench: Bench) -> bool:
-    """Whether all is there that is asked for; before steps were taken side by side, nobody noted how many were."""
+    """Whether all is there that is asked for; compiled steps were not taken side by side at first."""
     if not earlier.get("finished") or not set(bench.ways) <= set(earlier.get("ways") or ()):
         return False
-    return "eager" not in bench.ways or bench.side_by_side <= (earlier.get("side_by_side") or 1)
+    there = {row["name"] for row in earlier.get("rows") or ()}
+    taken = [way for way in bench.ways if f"{OURS}, {way}" in there]  # not every device has every way
+    return bench.side_by_side == 1 or {_many(f"{OURS}, {way}", bench.side_by_side) for way in taken} <= there
 
 
 def measure_naive(bench: Bench, earlier: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -81,11 +83,13 @@ def measure_naive(bench: Bench, earlier: dict[str, Any] | None = None) -> dict[s
     checks, troubles = _checked(bench, ours, naive, ids, here, earlier)
     entrants = {NAIVE: Entrant(NAIVE, lambda: naive.step(ids, BATCH), own_bytes=naive.own_bytes)}
     entrants |= {f"{OURS}, {way}": _entrant(ours, ids, way, troubles.get(way)) for way in here}
-    side_by_side = bench.side_by_side if "eager" in here else 1
+    side_by_side = bench.side_by_side
+    theirs, mine = _many(NAIVE, side_by_side), [_many(f"{OURS}, {way}", side_by_side) for way in here]
     if side_by_side > 1:
+        entrants[theirs] = _in_processes(NAIVE, "eager", size, side_by_side)
         entrants |= {
-            _many(NAIVE, side_by_side): _in_processes(NAIVE, size, side_by_side),
-            _many(f"{OURS}, eager", side_by_side): _in_processes(OURS, size, side_by_side, troubles.get("eager")),
+            name: _in_processes(OURS, way, size, side_by_side, troubles.get(way))
+            for name, way in zip(mine, here, strict=True)
         }
 
     def result(found: list[Timed]) -> dict[str, Any]:
@@ -97,8 +101,8 @@ def measure_naive(bench: Bench, earlier: dict[str, Any] | None = None) -> dict[s
             rows.append({**row, **vars(timed)})
         ratios = [ratio(f"{row['name']} / {NAIVE}", row["seconds"], rows[0]["seconds"]) for row in rows[1:]]
         if side_by_side > 1:
-            theirs, mine = rows[-2:]
-            ratios.append(ratio(f"{mine['name']} / {theirs['name']}", mine["seconds"], theirs["seconds"]))
+            seconds = {row["name"]: row["seconds"] for row in rows}
+            ratios += [ratio(f"{name} / {theirs}", seconds[name], seconds[theirs]) for name in mine]
         missing = still_missing(entrants, found, size.rounds)
         known = [one for one in ratios if one is not None]
         asked = {"ways": ways, "side_by_side": side_by_side}
@@ -149,9 +153,9 @@ def _many(name: str, count: int) -> str:
     return f"{name}, {count} side by side"
 
 
-def _in_processes(who: str, size: Size, count: int, trouble: str | None = None) -> Entrant:
+def _in_processes(who: str, way: str, size: Size, count: int, trouble: str | None = None) -> Entrant:
     """Steps of batches of their own, in processes of one thread each; what they compute is checked in this one."""
-    workers = Workers(partial(steps_of, who, size), count)
+    workers = Workers(partial(steps_of, who, way, size), count)
 
     def wake() -> None:
         if trouble is not None:
@@ -161,10 +165,10 @@ def _in_processes(who: str, size: Size, count: int, trouble: str | None = None) 
     return Entrant(_many(who, count), workers.step, wake, workers.rest, repeats=count, elsewhere=True)
 
 
-def steps_of(who: str, size: Size, number: int) -> Callable[[], None]:
+def steps_of(who: str, way: str, size: Size, number: int) -> Callable[[], None]:
     """A worker's step, on a CPU."""
     device = torch.device("cpu")
     stepper = NaiveLoop(size, device) if who == NAIVE else Ours(size, "carry", device)
-    stepper.prepare("eager", False, BATCH)
+    stepper.prepare(way, False, BATCH)
     ids = random_tokens(size, BATCH, size.windows * size.window, device, seed=number)
     return lambda: stepper.step(ids, BATCH)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from recurrify.bench.timing import NotMeasuredError, trouble_of
+from recurrify.compiling import compile_alone
 from recurrify.ending_with_parent import end_with_parent
 
 WARM_UPS = 2
@@ -109,6 +110,7 @@ def _work(build: Build, number: int, parent: int, precision: str, there: connect
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who has started it ends it
     torch.set_num_threads(1)
     torch.set_float32_matmul_precision(precision)
+    compile_alone()
     try:
         step = build(number)
         for _ in range(WARM_UPS):

@@ -46,8 +46,8 @@ OF_PROB_SPARSE = ("factor",)
 OF_TRANSFORMERS = (*OF_PROB_SPARSE, "label", "heads", "inner", "decoder_layers", "distil", "mix")
 OF_NETWORKS = (*OF_TRANSFORMERS, "width", "encoder_layers", "dropout")
 OF_TRAINING = (
-    "epochs", "patience", "batch", "learning_rate", "schedule", "order", "epoch_windows", "precision", "speed",
-    "max_minutes", "seed",
+    "epochs", "patience", "batch", "learning_rate", "schedule", "halve_every", "order", "epoch_windows",
+    "valid_windows", "precision", "speed", "max_minutes", "seed",
 )  # fmt: skip
 UNUSED = {
     "transformer": OF_PROB_SPARSE,
@@ -109,8 +109,12 @@ RecurrenceLearningRate = Annotated[
 Schedule = Annotated[
     str, _training("Then: halve (at each epoch), published (halve from the third on), cosine or constant.")
 ]
+HalveEvery = Annotated[int, _training("Epochs from one halving to the next: more than one where they are short.")]
 Order = Annotated[str, _training("Of the training windows: shuffled or sequential.")]
 EpochWindows = Annotated[int | None, _training("Windows in an epoch; default: all.")]
+ValidWindows = Annotated[
+    int | None, _training("Validate on so many windows, spread evenly over the validation part; default: all.")
+]
 Precision = Annotated[str, _training("auto (tf32 on CUDA), bf16 or fp32.")]
 Speed = Annotated[str, _training("auto (graph on CUDA), plain, graph or compile.")]
 MaxMinutes = Annotated[float | None, _training("Stop, saved also within an epoch, after so many minutes.")]
@@ -150,8 +154,10 @@ def train(
     learning_rate: LearningRate = 1e-4,
     recurrence_learning_rate: RecurrenceLearningRate = RECURRENCE_LEARNING_RATE,
     schedule: Schedule = "halve",
+    halve_every: HalveEvery = 1,
     order: Order = "shuffled",
     epoch_windows: EpochWindows = None,
+    valid_windows: ValidWindows = None,
     precision: Precision = "auto",
     speed: Speed = "auto",
     max_minutes: MaxMinutes = None,

@@ -47,8 +47,12 @@ def run(
     schedule: Annotated[
         str, typer.Option(help="halve, published (halve from the third epoch on), cosine or constant.")
     ] = "halve",
+    halve_every: Annotated[int, typer.Option(help="Epochs from one halving to the next.")] = 1,
     order: Annotated[str, typer.Option(help="shuffled or sequential.")] = "shuffled",
     epoch_windows: Annotated[int | None, typer.Option(help="Windows in an epoch; default: all.")] = None,
+    valid_windows: Annotated[
+        int | None, typer.Option(help="Validate on so many, spread evenly over the part; default: all.")
+    ] = None,
     distil: Annotated[bool, typer.Option("--distil", help="Halve the sequence between encoder layers.")] = False,
     mix: Annotated[
         bool,
@@ -78,8 +82,10 @@ def run(
         batch=batch,
         learning_rates=rates,
         schedule=schedule,
+        halve_every=halve_every,
         order=order,
         epoch_windows=epoch_windows,
+        valid_windows=valid_windows,
         distil=distil,
         mix=mix,
         recurrence_rows=recurrence_rows,

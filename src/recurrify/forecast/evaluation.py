@@ -29,11 +29,14 @@ SHOWN_LEVEL = 0.9
 
 @torch.inference_mode()
 def forecasts(
-    model: nn.Module, data: WindowedSeries, part: Part, as_published: bool = False
+    model: nn.Module, data: WindowedSeries, part: Part, as_published: bool = False, windows: int | None = None
 ) -> Iterator[tuple[Tensor, Batch, Tensor]]:
-    """Starts, batch and forecast of every window of a part; `as_published` leaves the last ones out."""
+    """Starts, batch and forecast of every window of a part, or of so many `windows` that are spread evenly over it;
+    `as_published` leaves the last ones out."""
     model.eval()
     starts = data.starts(part)
+    if windows is not None:
+        starts = spread_evenly(starts, windows)
     if as_published:
         starts = starts[: len(starts) // PUBLISHED_BATCH * PUBLISHED_BATCH]
         if not len(starts):
@@ -45,10 +48,17 @@ def forecasts(
         yield starts_B, batch, model(batch.past, batch.past_time, batch.future_time).float()
 
 
-def mean_squared_error(model: nn.Module, data: WindowedSeries, part: Part) -> float:
-    """On scaled values, over all windows, rows and columns."""
+def spread_evenly(starts: Tensor, windows: int) -> Tensor:
+    """So many of them, the first and the last included, or all."""
+    if windows >= len(starts):
+        return starts
+    return starts[torch.linspace(0, len(starts) - 1, windows, dtype=torch.float64).round().long().to(starts.device)]
+
+
+def mean_squared_error(model: nn.Module, data: WindowedSeries, part: Part, windows: int | None = None) -> float:
+    """On scaled values, over all windows or so many, all rows and columns."""
     total, count = torch.zeros((), dtype=torch.float64, device=data.values_TC.device), 0
-    for _, batch, forecast in forecasts(model, data, part):
+    for _, batch, forecast in forecasts(model, data, part, windows=windows):
         total += (forecast - batch.future).double().square().sum()
         count += forecast.numel()
     return total.item() / count
@@ -179,8 +189,7 @@ def _shown_starts(data: WindowedSeries, part: Part, first_dates: Sequence[pd.Tim
     """Of the windows whose forecasts begin at these dates, or else of some that are spread evenly over the part."""
     starts = data.starts(part)
     if not first_dates:
-        chosen = torch.linspace(0, len(starts) - 1, min(SHOWN_WINDOWS, len(starts))).round().long().unique()
-        return starts[chosen.to(starts.device)]
+        return spread_evenly(starts, SHOWN_WINDOWS)
     first, last = (data.series.dates[int(starts[place]) + data.past] for place in (0, -1))
     found = []
     for date in first_dates:

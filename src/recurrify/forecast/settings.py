@@ -85,6 +85,8 @@ class ForecastSettings(RunRecord):
     schedule: str = "halve"
     """The learning rate after the first epoch: `halve` at each, `published`, as Informer's code has it, which halves
     from the third epoch on, `cosine` to zero, or `constant`."""
+    halve_every: int = 1
+    """Epochs from one halving to the next: more than one where epochs are short."""
     weight_decay: float = 0.0
     patience: int = 3
     """Epochs in a row without a better validation before stopping; 0 never stops early."""
@@ -92,6 +94,8 @@ class ForecastSettings(RunRecord):
     """Of the training windows: `shuffled`, or `sequential`, in the order of time."""
     epoch_windows: int | None = None
     """Use so many of the training windows in an epoch, another choice in each; None takes all."""
+    valid_windows: int | None = None
+    """Validate on so many windows, spread evenly over the validation part; None takes all."""
     precision: str = "auto"
     """auto (tf32 on CUDA, else fp32), bf16 or fp32."""
     speed: str = "auto"
@@ -109,16 +113,34 @@ class ForecastSettings(RunRecord):
                 object.__setattr__(self, name, tuple(value))
         _check_choices(self)
         at_least = dict.fromkeys(("past", "horizon", "width", "heads", "inner", "encoder_layers", "decoder_layers"), 1)
-        at_least |= {"factor": 1, "epochs": 1, "batch": 1, "label": 0, "patience": 0, "seed": 0, "weight_decay": 0}
+        at_least |= {
+            "factor": 1,
+            "epochs": 1,
+            "halve_every": 1,
+            "batch": 1,
+            "label": 0,
+            "patience": 0,
+            "seed": 0,
+            "weight_decay": 0,
+        }
         for name, least in at_least.items():
             if not getattr(self, name) >= least:
                 raise UserError(f"`{name}` must be at least {least}: got {getattr(self, name)}.")
         if self.seed > LARGEST_SEED:
             raise UserError(f"`seed` must be at most {LARGEST_SEED}: got {self.seed}.")
-        for name in ("learning_rate", "recurrence_learning_rate", "max_minutes", "epoch_windows", "season"):
+        for name in (
+            "learning_rate",
+            "recurrence_learning_rate",
+            "max_minutes",
+            "epoch_windows",
+            "valid_windows",
+            "season",
+        ):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise UserError(f"`{name}` must be a positive number: got {value}.")
+        if self.halve_every > 1 and self.schedule not in ("halve", "published"):
+            raise UserError(f"`halve_every` is for schedules that halve, and {self.schedule!r} does not: leave it out.")
         if self.label > self.past:
             raise UserError(f"`label` must lie in the past: got label={self.label}, past={self.past}.")
         if self.speed == "graph" and not self.device.startswith("cuda"):

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._inductor import config as compiler_config
 
+from recurrify.compiling import compile_alone
 from recurrify.errors import UserError
 from recurrify.forecast.evaluation import evaluate_forecaster
 from recurrify.forecast.published import SETTINGS, Setting
@@ -43,9 +43,11 @@ class Recipe:
     learning_rates: tuple[float, ...] = (1e-4,)
     """With more than one, the first seed tries all, and each model goes on with the best on validation."""
     schedule: str = "halve"
+    halve_every: int = 1
     order: str = "shuffled"
     """`sequential` is what the RSA authors say they used."""
     epoch_windows: int | None = None
+    valid_windows: int | None = None
     distil: bool = False
     mix: bool = False
     """On in Informer's published code."""
@@ -250,8 +252,7 @@ def _log_epoch(unit: Unit, epoch: dict[str, Any]) -> None:
 
 def _in_worker(unit: Unit, deadline: float | None) -> bool:
     torch.set_num_threads(1)
-    # The compiler would start as many processes as there are cores, in each of the workers, for a handful of kernels.
-    compiler_config.compile_threads = 1
+    compile_alone()
     return unless_interrupted(do_unit, unit, deadline) is not None
 
 

@@ -97,10 +97,11 @@ def precision_context(settings: ForecastSettings) -> AbstractContextManager[Any]
 
 def learning_rate(settings: ForecastSettings, epoch: int) -> float:
     """Of an epoch, counted from 0."""
+    halvings = epoch // settings.halve_every
     if settings.schedule == "halve":
-        return settings.learning_rate * 0.5**epoch
+        return settings.learning_rate * 0.5**halvings
     if settings.schedule == "published":
-        return settings.learning_rate * 0.5 ** max(0, epoch - 1)
+        return settings.learning_rate * 0.5 ** max(0, halvings - 1)
     if settings.schedule == "cosine":
         return settings.learning_rate * 0.5 * (1 + math.cos(math.pi * epoch / settings.epochs))
     return settings.learning_rate
@@ -281,7 +282,7 @@ def _one_epoch(
     _check_finite("training", train_loss, progress)
     model.eval()
     with precision_context(settings):
-        valid_loss = mean_squared_error(model, data, "valid")
+        valid_loss = mean_squared_error(model, data, "valid", settings.valid_windows)
     # The last step of an epoch may be the one that spoils the weights: its own loss is from before.
     _check_finite("validation", valid_loss, progress)
     progress.epoch += 1
