@@ -97,8 +97,9 @@ class _Worker:
         return NotMeasuredError(f"a process side by side ended by itself (exit code {self.process.exitcode})")
 
     def end(self) -> None:
-        """At once: it holds nothing that anybody needs."""
+        """By itself, so that it tidies up what a compiler has started; one that does not is ended."""
         self.here.close()
+        self.process.join(SECONDS_TO_END)
         self.process.kill()
         self.process.join()
         self.process.close()
