@@ -71,7 +71,7 @@ kernels() {
 
 forecasts() {
     sharing run forecasts forecast table1 run --data "$DATA" --root "$OUT/table1" --seeds 3 --precision bf16 --jobs 14 \
-        --learning-rates 3e-5,1e-4,3e-4 --epochs 12 --patience 3 --epoch-windows 2125 --halve-every 3 --valid-windows 1000
+        --learning-rates 3e-5,1e-4,3e-4 --epochs 12 --patience 4 --epoch-windows 2125 --halve-every 3 --valid-windows 1000
 }
 
 experiments() { # how many side by side, then names and options

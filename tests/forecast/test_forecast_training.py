@@ -113,6 +113,17 @@ def test_the_time_limit_counts_from_when_the_caller_began(data, tmp_path, monkey
     assert (outcome.finished, outcome.history, clock.steps) == (False, [], 0)
 
 
+@pytest.mark.parametrize(("share", "expected"), [(1e-9, [1, 3]), (float("inf"), [1, 2, 3])], ids=["seldom", "always"])
+def test_short_epochs_are_not_all_saved_but_the_last_is(data, tmp_path, monkeypatch, share, expected):
+    saved, save = [], training._save
+    monkeypatch.setattr(training, "LARGEST_SHARE_OF_SAVING", share)
+    monkeypatch.setattr(training, "_save", lambda *given: (saved.append(given[-1].epoch), save(*given)))
+    torch.manual_seed(0)
+    fit(new_forecaster(SETTINGS, 2, 4, data.series.step), data, SETTINGS, tmp_path)
+    assert saved == expected
+    assert training.how_far(tmp_path) == "after epoch 3"
+
+
 def test_an_epoch_is_saved_before_it_is_told(data, tmp_path):
     """A run that is ended by what its watcher does has lost nothing."""
 

@@ -107,7 +107,7 @@ RecurrenceLearningRate = Annotated[
     _training("rsa: of gates, decays and angles, which hardly move at a small one; that of --learning-rate: as all."),
 ]
 Schedule = Annotated[
-    str, _training("Then: halve (at each epoch), published (halve from the third on), cosine or constant.")
+    str, _training("Then: halve (after each epoch), published (halve from the third on), cosine or constant.")
 ]
 HalveEvery = Annotated[int, _training("Epochs from one halving to the next: more than one where they are short.")]
 Order = Annotated[str, _training("Of the training windows: shuffled or sequential.")]

@@ -103,7 +103,7 @@ def train_forecaster(
 ) -> Trained:
     """Weights from the seed, training, and intervals from the validation part. The same seed gives the same model.
 
-    With a `folder` the training is saved there after each epoch, and goes on from what is there.
+    With a `folder` the training is saved there now and then, and goes on from what is there.
     """
     begun = time.monotonic()
     settings = with_season(settings, series)

@@ -87,7 +87,7 @@ class Unit:
 
     @property
     def training(self) -> Path:
-        """Where its training is saved after each epoch, until the result is there."""
+        """Where its training is saved, until the result is there."""
         return self.path.with_suffix(".training")
 
     @property

@@ -37,6 +37,8 @@ STEPS_BEFORE_CAPTURE = 3
 captured."""
 STEPS_BETWEEN_LOOKS = 50
 """At the clock: each look waits for the device."""
+LARGEST_SHARE_OF_SAVING = 0.05
+"""Of the time: where epochs are short, not each of them is saved."""
 
 FACTS = ("epoch", "best_loss", "best_epoch", "history", "steps", "seconds")
 """Of `Progress`, that are written down beside the tensors."""
@@ -198,9 +200,9 @@ def fit(
 ) -> Outcome:
     """Train `model` in place and leave it with the weights of its best epoch.
 
-    With a `folder` the run is saved there after each epoch, and within one when `max_minutes` are over or at Ctrl-C
-    (which is then raised), and goes on from what is there. The minutes count from `begun`, a `time.monotonic()`, or
-    else from now.
+    With a `folder` the run is saved there after the first and the last epoch, after those between as often as a
+    twentieth of the time allows, and within one when `max_minutes` are over or at Ctrl-C (which is then raised); it
+    goes on from what is there. The minutes count from `begun`, a `time.monotonic()`, or else from now.
     """
     if torch.device(settings.device).type == "cuda" and settings.precision != "fp32":
         torch.set_float32_matmul_precision("high")
@@ -213,18 +215,22 @@ def fit(
         _load(folder, model, step.optimizer, progress)
     if tick is not None:
         tick(progress.epoch * steps_per_epoch(data, settings) + progress.steps)
-    fastest, stop = math.inf, Stop(deadline)
+    fastest, stop, next_save, unsaved = math.inf, Stop(deadline), 0.0, False
     with nullcontext() if folder is None else stop.listening():
         while not progress.stops(settings) and not stop.heard:
             seconds = _one_epoch(model, step, data, settings, progress, tick, stop)
             if seconds is not None:
                 fastest = min(fastest, seconds)
-            if folder is not None:
+            unsaved = folder is not None
+            if folder is not None and (saving := time.monotonic()) >= next_save:
                 _save(folder, model, step.optimizer, progress)
+                next_save, unsaved = saving + (time.monotonic() - saving) / LARGEST_SHARE_OF_SAVING, False
             if seconds is None:
                 break
             if watch is not None:
                 watch(progress.history[-1])
+        if folder is not None and unsaved:
+            _save(folder, model, step.optimizer, progress)
     if stop.heard:
         raise KeyboardInterrupt
     if progress.best:
