@@ -33,6 +33,18 @@ def test_a_task_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
     assert stopped == (False, [])
 
 
+def test_the_cores_are_shared_out_unless_somebody_has_said_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(side_by_side.os, "cpu_count", lambda: 8)
+    monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS", raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    code = "import os; print(*(os.environ[name] for name in ('OMP_NUM_THREADS', 'TORCHINDUCTOR_COMPILE_THREADS')))"
+    log = tmp_path / "a.log"
+    assert run_side_by_side([Task("a", ("-c", code), log)], 3, quiet) == (True, [])
+    assert log.read_text().split() == ["5", "2"]
+
+
 def test_one_without_room_beside_the_others_is_tried_again_with_fewer(tmp_path: Path) -> None:
     """The memory is a folder with room for two: whoever comes third fails as torch does."""
     code = (

@@ -148,6 +148,7 @@ def _start(task: Task, jobs: int) -> _Running:
     earlier = log.tell()
     option, *code = task.arguments
     assert option == "-c", "only code can be watched"
+    cores = str(max(1, (os.cpu_count() or 1) // jobs))
     # A session of its own: Ctrl-C reaches this process, which then stops the others in order.
     process = subprocess.Popen(
         [sys.executable, ending_with_parent.__file__, str(os.getpid()), *code],
@@ -155,8 +156,8 @@ def _start(task: Task, jobs: int) -> _Running:
         stdout=log,
         stderr=subprocess.STDOUT,
         start_new_session=True,
-        # Processes that each take all cores for themselves are slower than one after another.
-        env={"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs)), **os.environ},
+        # Processes that each take all cores, to compute or to compile, are slower than one after another.
+        env={"OMP_NUM_THREADS": cores, "TORCHINDUCTOR_COMPILE_THREADS": cores, **os.environ},
     )
     return _Running(task, process, log, earlier)
 
