@@ -12,7 +12,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.utils import fresh_cache
 
 import recurrify
-from recurrify.compiling import MIXED_SUMS, compiled, faultless_compiler
+from recurrify.compiling import MIXED_SUMS, compile_alone, compiled, faultless_compiler
 
 SOURCE = Path(recurrify.__file__).parent
 has_option = pytest.mark.skipif(not hasattr(config.triton, MIXED_SUMS), reason="this torch has no sums in mixed orders")
@@ -58,3 +58,9 @@ def test_nobody_else_calls_the_compiler() -> None:
         if re.search(r"torch\.compile\(", path.read_text())
     }
     assert calls == {"compiling.py", "bench/stepping.py"}
+
+
+def test_beside_others_the_compiler_starts_no_processes() -> None:
+    with config.patch(compile_threads=7):
+        compile_alone()
+        assert config.compile_threads == 1

@@ -27,11 +27,12 @@ run() { # a name for the log, then what comes after `recurrify`
 sharing() { # what runs side by side shares the device instead of taking turns, where NVIDIA's MPS is installed
     command -v nvidia-cuda-mps-control > /dev/null || { "$@"; return; }
     (
-        CUDA_MPS_PIPE_DIRECTORY=$(mktemp -d)
-        export CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY=$OUT/logs
+        pipes=$(mktemp -d)
+        export CUDA_MPS_PIPE_DIRECTORY=$pipes CUDA_MPS_LOG_DIRECTORY=$pipes
+        trap 'echo quit | CUDA_MPS_PIPE_DIRECTORY=$pipes nvidia-cuda-mps-control 2> /dev/null; rm -rf "$pipes"' EXIT
+        trap 'exit 143' TERM
         nvidia-cuda-mps-control -d || unset CUDA_MPS_PIPE_DIRECTORY
         "$@"
-        [ -z "${CUDA_MPS_PIPE_DIRECTORY:-}" ] || echo quit | nvidia-cuda-mps-control
     )
 }
 
@@ -71,7 +72,7 @@ kernels() {
 
 forecasts() {
     sharing run forecasts forecast table1 run --data "$DATA" --root "$OUT/table1" --seeds 3 --precision bf16 --jobs 14 \
-        --learning-rates 3e-5,1e-4,3e-4 --epochs 12 --patience 4 --epoch-windows 2125 --halve-every 3 --valid-windows 1000
+        --learning-rates 3e-5,1e-4,3e-4 --epochs 24 --patience 4 --epoch-windows 2125 --halve-every 4 --valid-windows 1000
 }
 
 experiments() { # how many side by side, then names and options

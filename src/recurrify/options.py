@@ -118,7 +118,7 @@ Compile = Annotated[
     str, _training("Compile training windows: on, off, graphs (captures whole steps); auto: graphs with one CUDA GPU.")
 ]
 MemoryBudget = Annotated[
-    float, _training("Share of activations that compiled windows keep; less saves memory and takes time.")
+    float, _training("Share of activations that compiled windows keep at most; less saves memory and takes time.")
 ]
 GroupByLength = Annotated[bool, _training("Batch sequences of similar length: less padding for short documents.")]
 Seed = Annotated[int, _training("Seed of the shuffling and of the added weights.")]

@@ -2,7 +2,10 @@
 
 import os
 import signal
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing import connection, get_context
 from typing import NamedTuple
 
@@ -53,8 +56,12 @@ class Workers:
         self.reports = [worker.report() for worker in self.running]
 
     def rest(self) -> None:
+        """By themselves, so that they tidy up what a compiler has started; one that does not is ended."""
         for worker in self.running:
-            worker.end()
+            worker.leave()
+        deadline = time.monotonic() + SECONDS_TO_END
+        for worker in self.running:
+            worker.end(deadline)
         self.running = []
 
 
@@ -64,8 +71,10 @@ class _Worker:
         self.here, there = context.Pipe()
         arguments = (build, number, os.getpid(), torch.get_float32_matmul_precision(), there)
         self.process = context.Process(target=_work, args=arguments, daemon=True)
+        self.is_ready = False
         try:
-            self.process.start()
+            with _deaf_to_ctrl_c():  # which it takes over: who has started it ends it
+                self.process.start()
         except OSError as error:
             self.here.close()
             raise NotMeasuredError(f"a process side by side could not be started ({error})") from None
@@ -90,25 +99,41 @@ class _Worker:
         if isinstance(answer, str):
             raise NotMeasuredError(answer)
         found: Report = answer
+        self.is_ready = True
         return found
 
     def _died(self) -> NotMeasuredError:
         self.process.join(SECONDS_TO_END)
         return NotMeasuredError(f"a process side by side ended by itself (exit code {self.process.exitcode})")
 
-    def end(self) -> None:
-        """By itself, so that it tidies up what a compiler has started; one that does not is ended."""
+    def leave(self) -> None:
+        """It hears of that as soon as it waits to be asked, which one that is being made does not."""
         self.here.close()
-        self.process.join(SECONDS_TO_END)
+        if not self.is_ready:
+            self.process.kill()
+
+    def end(self, deadline: float) -> None:
+        self.process.join(max(0.0, deadline - time.monotonic()))
         self.process.kill()
         self.process.join()
         self.process.close()
 
 
+@contextmanager
+def _deaf_to_ctrl_c() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are for the main thread alone
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _work(build: Build, number: int, parent: int, precision: str, there: connection.Connection) -> None:
     """Step whenever asked to, until nobody is there to ask."""
     end_with_parent(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who has started it ends it
     torch.set_num_threads(1)
     torch.set_float32_matmul_precision(precision)
     compile_alone()
@@ -127,4 +152,5 @@ def _work(build: Build, number: int, parent: int, precision: str, there: connect
             steps += 1
     except Exception as error:
         text = (str(error).strip().splitlines() or [""])[0][:120]
-        there.send(trouble_of(error) or f"a process side by side failed ({type(error).__name__}: {text})")
+        with suppress(OSError):  # nobody may be there any more
+            there.send(trouble_of(error) or f"a process side by side failed ({type(error).__name__}: {text})")

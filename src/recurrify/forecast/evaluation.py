@@ -49,7 +49,7 @@ def forecasts(
 
 
 def spread_evenly(starts: Tensor, windows: int) -> Tensor:
-    """So many of them, the first and the last included, or all."""
+    """So many of them from the first to the last, or all."""
     if windows >= len(starts):
         return starts
     return starts[torch.linspace(0, len(starts) - 1, windows, dtype=torch.float64).round().long().to(starts.device)]

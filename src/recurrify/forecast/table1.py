@@ -184,8 +184,8 @@ def _series(path: str) -> Series:
 def do_unit(unit: Unit, deadline: float | None = None) -> dict[str, Any] | None:
     """Train, score on the test part, save; None where the time, a `time.time()`, was up before the end.
 
-    A training that was stopped by the time or by Ctrl-C goes on where it was, and one that was killed behind its last
-    whole epoch.
+    A training that was stopped by the time or by Ctrl-C goes on where it was, and one that was killed behind the last
+    epoch that was saved.
     """
     started = time.time()
     if deadline is not None and started >= deadline:
