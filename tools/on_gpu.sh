@@ -53,10 +53,10 @@ speed() {
     local size=(--size gpt2 --kinds plain,carry --ways graphs) batch
     # Side by side, so that compiling takes once, not once for each batch.
     for batch in 16 32 64 1; do
-        run "check-$batch" bench training "${size[@]}" --budgets 0.75,0.5,0.3 --batches $batch --only-checks --out "$OUT/checks/$batch" &
+        run "check-$batch" bench training "${size[@]}" --budgets 0.5,0.3 --batches $batch --only-checks --out "$OUT/checks/$batch" &
     done
     wait
-    run training bench training "${size[@]}" --budgets 0.75,0.5,0.3 --batches 16,64 --out "$OUT/bench"
+    run training bench training "${size[@]}" --budgets 0.5,0.3 --batches 16,64 --out "$OUT/bench"
     run training-1 bench training "${size[@]}" --batches 1 --out "$OUT/bench"
     run generation bench generation "${size[@]}" --out "$OUT/bench"
     run profile bench profile "${size[@]}" --batches 16 --out "$OUT/bench"
@@ -71,8 +71,7 @@ kernels() {
 }
 
 forecasts() {
-    sharing run forecasts forecast table1 run --data "$DATA" --root "$OUT/table1" --seeds 3 --precision bf16 --jobs 14 \
-        --learning-rates 3e-5,1e-4,3e-4 --epochs 24 --patience 4 --epoch-windows 2125 --halve-every 4 --valid-windows 1000
+    sharing run forecasts forecast table1 run --data "$DATA" --root "$OUT/table1" --precision bf16 --jobs 14
 }
 
 experiments() { # how many side by side, then names and options

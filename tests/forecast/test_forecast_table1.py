@@ -76,6 +76,9 @@ def test_the_table_is_run_once_and_the_rate_chosen_on_validation(plan, monkeypat
         assert row[model]["mse"]["mean"] == pytest.approx(sum(values) / 2)
         assert row[model]["mse"]["standard_error"] == pytest.approx(abs(values[0] - values[1]) / 2)
     assert row["seasonal"]["seeds"] == row["last-value"]["seeds"] == 1
+    done = [line for line in said if re.match(r"\d+ of \d+: ", line)]
+    assert len(done) == len({line.split(": ")[1] for line in done}) == 2 * (2 + 1) + 2  # none twice
+    assert done[-1].startswith("8 of 8: ")
 
     monkeypatch.setattr(table1, "train_forecaster", lambda *_: pytest.fail("a finished run was run again"))
     again = run_table1(plan, said.append)
@@ -399,6 +402,11 @@ def planned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Pl
     return plan_of
 
 
+def test_zero_windows_are_all(planned):
+    recipe = planned("--epoch-windows", "0", "--valid-windows", "0").recipe
+    assert (recipe.epoch_windows, recipe.valid_windows) == (None, None)
+
+
 def test_a_model_named_twice_is_run_once(planned):
     assert planned("--models", "linear,seasonal, linear").models == ("linear", "seasonal")
 
@@ -408,7 +416,7 @@ def test_a_model_named_twice_is_run_once(planned):
     [
         ([], 3e-2),
         (["--recurrence-learning-rate", "1e-2"], 1e-2),
-        (["--recurrence-learning-rate", "1e-4"], None),
+        (["--recurrence-learning-rate", "1e-4", "--learning-rates", "1e-4"], None),
         (["--recurrence-learning-rate", "1e-4", "--learning-rates", "1e-4,3e-4"], 1e-4),
     ],
     ids=["usual", "given", "same", "same-as-one"],
@@ -420,8 +428,7 @@ def test_the_rate_of_the_recurrence(planned, options, rate):
 def test_the_command_has_the_recipe_of_the_table_that_was_run(planned):
     there = load_result(RESULTS / "table1.json")["provenance"]["config"]
     mine = planned("--precision", "bf16")
-    since = {"mix": False, "halve_every": 1, "valid_windows": None}
-    assert asdict(mine.recipe) | {"learning_rates": [1e-4]} == since | there["recipe"]
+    assert asdict(mine.recipe) | {"learning_rates": list(mine.recipe.learning_rates)} == there["recipe"]
     assert (list(mine.models), mine.seeds) == (there["models"], there["seeds"])
 
 

@@ -22,6 +22,8 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 ROOT = Path("runs/table1")
+USUAL = Recipe()
+"""The recipe of the committed table."""
 Root = Annotated[Path, typer.Option(help="Folder of the runs and of the table.")]
 
 
@@ -37,22 +39,26 @@ def run(
     jobs: Annotated[int, typer.Option(min=1, help="Trainings side by side on one device.")] = 1,
     learning_rates: Annotated[
         str, typer.Option(help="With commas between; chosen for each model on validation.")
-    ] = "1e-4",
+    ] = ",".join(f"{rate:g}" for rate in USUAL.learning_rates),
     width: Annotated[int, typer.Option(help="Of the hidden states.")] = 512,
     inner: Annotated[int, typer.Option(help="Width of the feed-forward part.")] = 2048,
     dropout: Annotated[float, typer.Option(help="Share of activations left out.")] = 0.05,
-    epochs: Annotated[int, typer.Option(help="At most.")] = 6,
-    patience: Annotated[int, typer.Option(help="Epochs without a better one before stopping; 0: never.")] = 3,
+    epochs: Annotated[int, typer.Option(help="At most.")] = USUAL.epochs,
+    patience: Annotated[
+        int, typer.Option(help="Epochs without a better one before stopping; 0: never.")
+    ] = USUAL.patience,
     batch: Annotated[int, typer.Option(help="Windows in a step.")] = 32,
     schedule: Annotated[
         str, typer.Option(help="halve, published (halve from the third epoch on), cosine or constant.")
     ] = "halve",
-    halve_every: Annotated[int, typer.Option(help="Epochs from one halving to the next.")] = 1,
+    halve_every: Annotated[int, typer.Option(help="Epochs from one halving to the next.")] = USUAL.halve_every,
     order: Annotated[str, typer.Option(help="shuffled or sequential.")] = "shuffled",
-    epoch_windows: Annotated[int | None, typer.Option(help="Windows in an epoch; default: all.")] = None,
+    epoch_windows: Annotated[
+        int | None, typer.Option(help="Windows in an epoch, drawn anew for each; 0: all.")
+    ] = USUAL.epoch_windows,
     valid_windows: Annotated[
-        int | None, typer.Option(help="Validate on so many, spread evenly over the part; default: all.")
-    ] = None,
+        int | None, typer.Option(help="Validate on so many, spread evenly over the part; 0: all.")
+    ] = USUAL.valid_windows,
     distil: Annotated[bool, typer.Option("--distil", help="Halve the sequence between encoder layers.")] = False,
     mix: Annotated[
         bool,
@@ -84,8 +90,8 @@ def run(
         schedule=schedule,
         halve_every=halve_every,
         order=order,
-        epoch_windows=epoch_windows,
-        valid_windows=valid_windows,
+        epoch_windows=epoch_windows or None,
+        valid_windows=valid_windows or None,
         distil=distil,
         mix=mix,
         recurrence_rows=recurrence_rows,

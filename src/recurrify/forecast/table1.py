@@ -4,8 +4,9 @@ import functools
 import hashlib
 import shutil
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,17 +38,18 @@ class Recipe:
     width: int = 512
     inner: int = 2048
     dropout: float = 0.05
-    epochs: int = 6
-    patience: int = 3
+    epochs: int = 24
+    patience: int = 4
     batch: int = 32
-    learning_rates: tuple[float, ...] = (1e-4,)
+    learning_rates: tuple[float, ...] = (3e-5, 1e-4, 3e-4)
     """With more than one, the first seed tries all, and each model goes on with the best on validation."""
     schedule: str = "halve"
-    halve_every: int = 1
+    halve_every: int = 4
     order: str = "shuffled"
     """`sequential` is what the RSA authors say they used."""
-    epoch_windows: int | None = None
-    valid_windows: int | None = None
+    epoch_windows: int | None = 2125
+    """A quarter of ETTh1: many runs are at their best before they have seen all windows once. None: all."""
+    valid_windows: int | None = 1000
     distil: bool = False
     mix: bool = False
     """On in Informer's published code."""
@@ -256,12 +258,45 @@ def _in_worker(unit: Unit, deadline: float | None) -> bool:
     return unless_interrupted(do_unit, unit, deadline) is not None
 
 
-def do_units(units: Sequence[Unit], jobs: int, say: Say, deadline: float | None = None) -> bool:
-    """Do what is not finished, several side by side on one device; False where the time was up before the end.
+def do_units(
+    units: Sequence[Unit],
+    jobs: int,
+    say: Say,
+    deadline: float | None = None,
+    then: Callable[[Unit], Sequence[Unit]] = lambda _: (),
+) -> None:
+    """Do what is not finished, several side by side on one device; what there is no time for waits for the next call.
 
-    The workers are kept, so that torch is loaded and the data read once in each. A unit that fails does not stop the
-    others; the first failure is raised when all are through.
+    The workers are kept, so that torch is loaded and the data read once in each. `then` names what can be done once a
+    unit has its result. A unit that fails does not stop the others; the first failure is raised when all are through.
     """
+    waiting = _unfinished(units)
+    if waiting:
+        begun = sum(unit.training.is_dir() for unit in waiting)
+        say(
+            f"{len(waiting)} of {len(units)} runs to do, {begun} of them begun before, {min(jobs, len(waiting))} side "
+            f"by side; a line for each epoch goes to {logs_of(waiting[0].root)}"
+        )
+    failures, total, known = [], len(waiting), set(units)
+    for done, (unit, outcome, add) in enumerate(_outcomes(waiting, jobs, deadline), start=1):
+        try:
+            in_time = outcome()
+        except (RuntimeError, UserError) as error:  # out of memory is a RuntimeError too
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            failures.append(f"{unit.name}: {reason}")
+            say(f"{done} of {total}: {unit.name} failed: {reason}")
+            continue
+        more = _unfinished([one for one in then(unit) if one not in known])
+        known.update(more)
+        total += len(more)
+        add(more)
+        say(f"{done} of {total}: {unit.name} {'' if in_time else 'waits: the time is up'}".rstrip())
+    if failures:
+        raise UserError(f"{len(failures)} runs failed, the others are saved; the first: {failures[0]}")
+
+
+def _unfinished(units: Sequence[Unit]) -> list[Unit]:
+    """The costliest first; what lies there of another recipe or of other data is refused."""
     waiting = []
     for unit in units:
         if unit.is_finished():
@@ -269,39 +304,30 @@ def do_units(units: Sequence[Unit], jobs: int, say: Say, deadline: float | None 
         else:
             unit.check_training()
             waiting.append(unit)
-    waiting.sort(key=lambda unit: -unit.cost)
-    if waiting:
-        begun = sum(unit.training.is_dir() for unit in waiting)
-        say(
-            f"{len(waiting)} of {len(units)} runs to do, {begun} of them begun before, {min(jobs, len(waiting))} side "
-            f"by side; a line for each epoch goes to {logs_of(waiting[0].root)}"
-        )
-    failures, finished = [], True
-    for done, (unit, outcome) in enumerate(_outcomes(waiting, jobs, deadline), start=1):
-        try:
-            in_time = outcome()
-        except (RuntimeError, UserError) as error:  # out of memory is a RuntimeError too
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            failures.append(f"{unit.name}: {reason}")
-            say(f"{done} of {len(waiting)}: {unit.name} failed: {reason}")
-            continue
-        finished = finished and in_time
-        say(f"{done} of {len(waiting)}: {unit.name} {'' if in_time else 'waits: the time is up'}".rstrip())
-    if failures:
-        raise UserError(f"{len(failures)} runs failed, the others are saved; the first: {failures[0]}")
-    return finished
+    return sorted(waiting, key=lambda unit: -unit.cost)
 
 
-def _outcomes(units: Sequence[Unit], jobs: int, deadline: float | None) -> Iterator[tuple[Unit, Callable[[], bool]]]:
+def _outcomes(
+    units: Sequence[Unit], jobs: int, deadline: float | None
+) -> Iterator[tuple[Unit, Callable[[], bool], Callable[[Sequence[Unit]], None]]]:
+    """Each unit with its outcome, and with a function that adds others to those that wait."""
     if jobs == 1:
-        for unit in units:
-            yield unit, functools.partial(lambda unit: do_unit(unit, deadline) is not None, unit)
+        waiting = deque(units)
+        while waiting:
+            unit = waiting.popleft()
+            yield unit, functools.partial(lambda unit: do_unit(unit, deadline) is not None, unit), waiting.extend
         return
     # Spawned, for a process that has used CUDA cannot be forked.
     with processes(jobs) as pool:
-        futures: dict[Future[bool], Unit] = {pool.submit(_in_worker, unit, deadline): unit for unit in units}
-        for future in as_completed(futures):
-            yield futures[future], future.result
+        futures: dict[Future[bool], Unit] = {}
+
+        def add(more: Sequence[Unit]) -> None:
+            futures.update({pool.submit(_in_worker, unit, deadline): unit for unit in more})
+
+        add(units)
+        while futures:
+            for future in wait(futures, return_when=FIRST_COMPLETED).done:
+                yield futures.pop(future), future.result, add
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -333,17 +359,17 @@ class Plan:
 
     def finals(self) -> list[Unit]:
         """All seeds of every model at the learning rate that was best on validation, where all have been tried."""
-        chosen = []
-        for setting in self.settings:
-            for model in self.models:
-                trials = [self.unit(setting, model, rate, 0) for rate in self._rates(model)]
-                best = trials[0]
-                if len(trials) > 1:
-                    if not all(unit.path.is_file() for unit in trials):
-                        continue
-                    best = min(trials, key=lambda unit: load_result(unit.path)["valid_mse"])
-                chosen += [replace(best, seed=seed) for seed in range(self._seeds(model))]
-        return chosen
+        return [unit for setting in self.settings for model in self.models for unit in self.seeds_of(setting, model)]
+
+    def seeds_of(self, setting: Setting, model: str) -> list[Unit]:
+        """None as long as a learning rate has not been tried."""
+        trials = [self.unit(setting, model, rate, 0) for rate in self._rates(model)]
+        best = trials[0]
+        if len(trials) > 1:
+            if not all(unit.path.is_file() for unit in trials):
+                return []
+            best = min(trials, key=lambda unit: load_result(unit.path)["valid_mse"])
+        return [replace(best, seed=seed) for seed in range(self._seeds(model))]
 
     def check(self) -> None:
         """Refuse, before anything is trained, models that cannot be, and runs that would not go into one table with
@@ -381,8 +407,8 @@ def run_table1(plan: Plan, say: Say, deadline: float | None = None) -> dict[str,
         if not path.is_file():
             raise UserError(f"{path} does not exist: --data must be a folder with {setting.data}.csv.")
     plan.check()
-    if do_units(plan.trials(), plan.jobs, say, deadline):
-        do_units(plan.finals(), plan.jobs, say, deadline)
+    units = list(dict.fromkeys((*plan.trials(), *plan.finals())))
+    do_units(units, plan.jobs, say, deadline, lambda tried: plan.seeds_of(tried.setting, tried.model))
     finished = sum(unit.path.is_file() for unit in plan.finals())
     config = {"recipe": asdict(plan.recipe), "models": plan.models, "seeds": plan.seeds, "jobs": plan.jobs}
     # Of all that lies there: other calls may have run other models or settings.
