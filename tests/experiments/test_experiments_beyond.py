@@ -279,3 +279,20 @@ def test_failures_of_later_rounds_fail_the_command(lab: Lab, monkeypatch: pytest
     written = load_result(lab.folder / "late.json")
     assert written["missing"] == ["another"]
     assert written["hyperparameters"] == []
+
+
+def test_rates_of_mechanisms_are_tried_beside_those_of_the_papers_kinds(lab: Lab, monkeypatch: Any) -> None:
+    """Each family's first rate before any second one, which finds what the first had to compile."""
+    rounds: list[list[str]] = []
+
+    def do_units(units: Any, *_: Any) -> Outcome:
+        rounds.append([unit.name for unit in units])
+        return Outcome(False, [])
+
+    monkeypatch.setattr(lab_module, "do_units", do_units)
+    assert run_experiments(["mechanisms"], lab) == []
+    assert len(rounds) == 1
+    tried, families = rounds[0], {beyond.family(one) for one in lab.size.beyond.mechanisms.values()}
+    assert len(tried) == len(set(tried)) == len(lab.size.candidates) * len({*families, "none"})
+    own = [name.rpartition("-lr")[0] for name in tried if "rate-" in name]
+    assert len(set(own[: len(own) // 2])) == len(own) // 2  # two candidates

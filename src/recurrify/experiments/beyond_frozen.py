@@ -133,6 +133,7 @@ register(
         one_recipe=False,
         layout="frozen",
         units=rate_units,
+        early=rate_units,
         rows=frozen_rows,
     )
 )

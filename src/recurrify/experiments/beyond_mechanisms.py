@@ -42,7 +42,9 @@ def units_of(lab: Lab, corpus: str, name: str) -> list[Unit]:
 
 def rate_units(lab: Lab) -> list[Unit]:
     families = dict.fromkeys(family(recurrence) for recurrence in lab.size.beyond.mechanisms.values())
-    return [unit for of in families for unit in tuning(lab, of).values()]
+    by_family = [list(tuning(lab, of).values()) for of in families]
+    # One of each first: what is compiled for it is there when the others begin.
+    return [unit for rates in zip(*by_family, strict=True) for unit in rates]
 
 
 def units_by_name(lab: Lab, corpus: str) -> dict[str, list[Unit]]:
@@ -53,9 +55,11 @@ def units_by_name(lab: Lab, corpus: str) -> dict[str, list[Unit]]:
 
 
 def main_units(lab: Lab) -> list[Unit]:
+    """Memories, and plain windows at all overlaps but those that match a memory, which are told by its scores."""
     wanted = [lab.wanted(split, 0) for split in SPLITS]
+    overlaps = [lab.wanted(split, overlap) for overlap in all_overlaps(lab) for split in SPLITS]
     return [
-        unit.with_scores(wanted if usual_name(lab, name) == PLAIN else [*wanted, control(lab)])
+        unit.with_scores(overlaps if usual_name(lab, name) == PLAIN else [*wanted, control(lab)])
         for corpus in CORPORA
         for name, units in units_by_name(lab, corpus).items()
         for unit in units
@@ -131,6 +135,7 @@ register(
         one_recipe=False,
         layout="mechanisms",
         units=rate_units,
+        early=rate_units,
         rows=mechanism_rows,
     )
 )
