@@ -1,15 +1,18 @@
 """Generation by CUDA graphs: which steps are replayed, and that the tokens stay the same."""
 
+from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from recurrify.recurrence import graphed_generation
 from recurrify.recurrence.graphed_generation import graph_generation
 from support.checks import EVERYWHERE, VARIANTS, VARIED, WINDOW, recurrent, variants_of
-from support.models import DECODERS, PAD, text
+from support.models import DECODERS, LAYERS, PAD, text
 
 NEW = 4 * WINDOW + 3
 
@@ -64,6 +67,31 @@ def test_rows_at_different_places_share_a_graph_and_beams_take_none(captures: Ca
     captures.clear()
     assert logits(model, ids, num_beams=2)[0].tolist() == beams[0].tolist()
     assert not captures
+
+
+class Operations(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names[str(function)] += 1
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("settings", [{}, EVERYWHERE["tail"]], ids=["carry", "tail"])
+def test_no_layer_makes_a_mask_or_writes_out_its_gelu(captures: Captures, settings: dict[str, object]) -> None:
+    """Each would be some launches for every layer of every token."""
+    model = recurrent("gpt2", **settings)
+    graph_generation(model)
+    logits(model, text(1, 1))
+    assert len(captures) == 2
+    for step in captures:
+        with Operations() as seen:
+            step()
+        of_masks = ("aten.where.self", "aten.masked_fill.Scalar", "aten.cat.default", "aten.new_full.default")
+        assert all(seen.names[name] < LAYERS for name in of_masks), seen.names
+        assert not seen.names["aten.tanh.default"]
 
 
 @pytest.mark.gpu

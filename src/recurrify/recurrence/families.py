@@ -36,6 +36,8 @@ from recurrify.recurrence.gelu import WRITTEN_OUT, QuickInTraining
 TRAFFIC = "recurrify_traffic"
 ATTENTION = ("eager", "sdpa")
 MIXING = "recurrify_mixing"
+ALIGNMENT = 8
+"""Of a mask's rows, in numbers."""
 
 
 @dataclass
@@ -50,6 +52,8 @@ class Traffic:
     """Layers whose cache already begins with this many extra inputs: only their masks are widened."""
     seen_slots: Tensor | None = None
     """(rows, count): which of those each row's token sees; None means all."""
+    widened: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
+    """Masks as they came and as they were widened, by the first one's identity and by how much."""
     behind: Tensor | None = None
     """Extra inputs (rows, count, width) behind the window: they enter the first layer, live on to the top and see all
     that stands before them; the window does not see them."""
@@ -321,7 +325,7 @@ def _enter(
     if traffic.maskless:
         named["attention_mask"] = None
     if cached is not None and named.get("attention_mask") is not None:
-        named["attention_mask"] = _widen(named["attention_mask"], cached, traffic.live, traffic.seen_slots)
+        named["attention_mask"] = _widened(named["attention_mask"], cached, traffic)
     if front is None and behind is None:
         return (recall(index, hidden),), named
     counts = tuple(0 if part is None else part.shape[1] for part in (front, behind))
@@ -385,6 +389,24 @@ def as_mask(allowed: Tensor, additive: bool, dtype: torch.dtype) -> Tensor:
     if not additive:
         return allowed
     return torch.zeros_like(allowed, dtype=dtype).masked_fill(~allowed, torch.finfo(dtype).min)
+
+
+def aligned(mask: Tensor) -> Tensor:
+    """A mask that is added, its rows where fused attention wants them, which would copy it in each layer otherwise."""
+    length = mask.shape[-1]
+    room = mask.new_zeros(*mask.shape[:-1], -(-length // ALIGNMENT) * ALIGNMENT)
+    room[..., :length] = mask
+    return room[..., :length]
+
+
+def _widened(mask: Tensor, count: int, traffic: Traffic) -> Tensor:
+    """For a generated token, which sees `count` slots that its window's first token came with; layers with as many
+    share it."""
+    key = id(mask), count
+    if key not in traffic.widened:
+        wide = _widen(mask, count, traffic.live, traffic.seen_slots)
+        traffic.widened[key] = mask, wide if wide.dtype == torch.bool else aligned(wide)
+    return traffic.widened[key][1]
 
 
 def _widen(mask: Tensor, count: int, live: Tensor | None, seen: Tensor | None = None) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import Cache, DynamicCache
 
 from recurrify.errors import UserError
-from recurrify.recurrence.families import as_mask, run_backbone
+from recurrify.recurrence.families import aligned, as_mask, run_backbone
 from recurrify.recurrence.graphed_generation import DecodingGraphs
 from recurrify.recurrence.mechanism import Past
 from recurrify.recurrence.model import RecurrentPreTrainedModel
@@ -29,6 +29,8 @@ class RecurrentCache(Cache):
         self.buffers: WindowBuffers | None = None
         self.filled = torch.zeros(state.rows, dtype=torch.bool)
         """Rows whose open window stands in the buffers; the others are run anew at the next step."""
+        self.room: Tensor | None = None
+        """The tokens of the open windows, with room for the rest of them, as long as all rows are at one place."""
         self.graphs = DecodingGraphs()
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -43,6 +45,7 @@ class RecurrentCache(Cache):
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self.state = self.state.select(beam_idx)
         self.filled = self.filled[beam_idx.cpu()]
+        self.room = None
         if self.buffers is not None:
             self.buffers.select(beam_idx)
         self.graphs = DecodingGraphs()  # those there were read what lay elsewhere
@@ -112,7 +115,7 @@ class WindowBuffers(Cache):
 def one_step(model: RecurrentPreTrainedModel, tokens: Tensor, cache: RecurrentCache) -> Tensor:
     """Feed one token (B, 1) to every row; returns the hidden states (B, 1, K) and moves the cache on."""
     state = cache.state
-    tokens_now = _append(state, tokens)
+    tokens_now = _append(cache, tokens, model.recurrence.window)
     state = state._replace(tokens=tokens_now, lengths=state.lengths + 1)
     if cache.buffers is None:
         slots = model.mechanism.slots() if model.mechanism is not None else {}
@@ -129,17 +132,27 @@ def one_step(model: RecurrentPreTrainedModel, tokens: Tensor, cache: RecurrentCa
         hidden[anew.to(hidden.device)] = _run_anew(model, state, cache.buffers, anew).to(part.dtype)
     full = state.lengths == model.recurrence.window
     cache.filled = ~full
-    cache.state = _roll_over(model, state, full) if bool(full.any()) else state
+    if bool(full.any()):
+        state, cache.room = _roll_over(model, state, full), None
+    cache.state = state
     cache.seen += 1
     return hidden
 
 
-def _append(state: State, tokens: Tensor) -> Tensor:
-    longest = int(state.lengths.max()) + 1
-    room = longest - state.tokens.shape[1]
-    held = torch.cat([state.tokens, tokens.new_zeros(state.rows, room)], dim=1) if room > 0 else state.tokens.clone()
-    rows = torch.arange(state.rows, device=tokens.device)
-    held[rows, state.lengths.to(tokens.device)] = tokens[:, 0]
+def _append(cache: RecurrentCache, tokens: Tensor, window: int) -> Tensor:
+    """The tokens of the open windows with the newest. What earlier states hold of them stays as it is."""
+    held, lengths = cache.state.tokens, cache.state.lengths
+    place = int(lengths.max())
+    if int(lengths.min()) == place:
+        if cache.room is None:
+            cache.room = tokens.new_zeros(len(tokens), window)
+            cache.room[:, :place] = held[:, :place]
+        cache.room[:, place] = tokens[:, 0]
+        return cache.room[:, : place + 1]
+    cache.room = None
+    missing = place + 1 - held.shape[1]
+    held = torch.cat([held, tokens.new_zeros(len(held), missing)], dim=1) if missing > 0 else held.clone()
+    held[torch.arange(len(held), device=tokens.device), lengths.to(tokens.device)] = tokens[:, 0]
     return held
 
 
@@ -180,6 +193,8 @@ def _one_token(
     traffic.cached_slots = buffers.slots
     first = model.mechanism.first_position() if model.mechanism is not None else 0
     allowed = torch.arange(buffers.window, device=model.device)[None] <= places[:, None]
+    # To be added, though a boolean one would do: fused attention would turn it into that anew in each layer.
+    mask = aligned(as_mask(allowed, True, model.dtype)[:, None, None])
     past = Past(None, None)
     if not anybody:  # made on the device: a graph cannot wait for what comes from the host
         traffic.live = torch.zeros(len(active), dtype=torch.bool, device=model.device)
@@ -194,7 +209,7 @@ def _one_token(
         traffic,
         input_ids=tokens,
         position_ids=places[:, None] + first,
-        attention_mask=as_mask(allowed, traffic.additive, model.dtype)[:, None, None],
+        attention_mask=mask,
         past_key_values=buffers,
         use_cache=True,
     )

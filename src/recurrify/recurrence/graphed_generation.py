@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from recurrify.capturing import capture, on_side_stream
+from recurrify.recurrence.gelu import QuickInTraining
 from recurrify.recurrence.mechanism import Mechanism
 from recurrify.recurrence.model import RecurrentPreTrainedModel
 from recurrify.state import State
@@ -24,8 +25,12 @@ Decode = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 def graph_generation(model: RecurrentPreTrainedModel) -> None:
-    """Let the model generate by CUDA graphs; the tokens are the same. For models on a CUDA device."""
+    """Let the model generate by CUDA graphs, and compute a GELU that transformers writes out in one kernel, rounded
+    once: the same tokens but for ties within rounding. For models on a CUDA device."""
     model.graphs_generation = True
+    for module in model.modules():
+        if isinstance(module, QuickInTraining):
+            module.always = True
 
 
 class DecodingGraphs:
