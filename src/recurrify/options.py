@@ -160,7 +160,8 @@ Greedy = Annotated[bool, typer.Option(help="Always the likeliest token, instead 
 Temperature = Annotated[float, typer.Option(min=1e-6, help="Below 1 is more careful, above 1 more daring.")]
 TopP = Annotated[float, typer.Option(min=1e-6, max=1.0, help="Sample from the likeliest tokens up to this mass.")]
 Graphs = Annotated[
-    bool, typer.Option(help="Generate by CUDA graphs: the same tokens, with fewer pauses between; experimental.")
+    bool,
+    typer.Option(help="Generate by CUDA graphs: faster, the same tokens but for ties within rounding; experimental."),
 ]
 Beams = Annotated[int, typer.Option(min=1, help="Beam search with so many beams (not streamed).")]
 SamplingSeed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of the sampling.")]
