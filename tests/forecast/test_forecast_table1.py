@@ -6,6 +6,8 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -78,7 +80,7 @@ def test_the_table_is_run_once_and_the_rate_chosen_on_validation(plan, monkeypat
     assert row["seasonal"]["seeds"] == row["last-value"]["seeds"] == 1
     done = [line for line in said if re.match(r"\d+ of \d+: ", line)]
     assert len(done) == len({line.split(": ")[1] for line in done}) == 2 * (2 + 1) + 2  # none twice
-    assert done[-1].startswith("8 of 8: ")
+    assert [line.split(":")[0] for line in done] == [f"{number} of 8" for number in range(1, 9)]
 
     monkeypatch.setattr(table1, "train_forecaster", lambda *_: pytest.fail("a finished run was run again"))
     again = run_table1(plan, said.append)
@@ -95,6 +97,7 @@ def test_the_table_is_run_once_and_the_rate_chosen_on_validation(plan, monkeypat
 def test_time_that_is_up_leaves_the_rest_for_later(plan):
     result = run_table1(plan, lambda _: None, deadline=0.0)
     assert result["missing"] == 2 * 2 + 2  # two models with two seeds, two that learn nothing
+    assert result["to_go"] == 2 * (2 + 1) + 2  # and another rate for each
     assert "mean_mse" not in result
     assert table1_statement(result) == "Not finished: 6 runs are missing."
 
@@ -113,7 +116,7 @@ class TestOneRoot:
         monkeypatch.setattr(table1, "train_forecaster", lambda *a, **k: pytest.fail("trained"))
 
     def test_another_recipe_of_another_model(self, one):
-        with pytest.raises(UserError, match="another epochs than runs beside it"):
+        with pytest.raises(UserError, match=r"would be run with another epochs than .*\(epochs 9, theirs 1\)"):
             run_table1(replace(one, models=("rsa-informer",), recipe=replace(one.recipe, epochs=9)), lambda _: None)
 
     def test_another_file_of_the_same_name(self, one, write_csv, tmp_path):
@@ -402,6 +405,11 @@ def planned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Pl
     return plan_of
 
 
+def test_schedules_that_do_not_halve(planned):
+    assert planned("--schedule", "cosine").recipe.halve_every == 1
+    assert planned("--schedule", "published").recipe.halve_every == 4
+
+
 def test_zero_windows_are_all(planned):
     recipe = planned("--epoch-windows", "0", "--valid-windows", "0").recipe
     assert (recipe.epoch_windows, recipe.valid_windows) == (None, None)
@@ -430,6 +438,37 @@ def test_the_command_has_the_recipe_of_the_table_that_was_run(planned):
     mine = planned("--precision", "bf16")
     assert asdict(mine.recipe) | {"learning_rates": list(mine.recipe.learning_rates)} == there["recipe"]
     assert (list(mine.models), mine.seeds) == (there["models"], there["seeds"])
+
+
+class TestOrder:
+    @pytest.fixture
+    def two(self, plan) -> Plan:
+        dear = SETTING._replace(horizon=4, past=48)
+        return replace(plan, settings=[SETTING, dear], models=("informer",))
+
+    def test_seeds_of_a_dear_setting_come_before_rates_of_a_cheap_one(self, two, monkeypatch):
+        begun: list[str] = []
+        do = table1.do_unit
+        monkeypatch.setattr(table1, "do_unit", lambda unit, limit: [begun.append(unit.name), do(unit, limit)][1])
+        run_table1(two, lambda _: None)
+        assert [name.split("-informer")[0] for name in begun] == [two.settings[1].name] * 3 + [SETTING.name] * 3
+        assert begun[2].endswith("-s1")
+
+    def test_a_seed_that_was_begun_otherwise_is_refused_before_anything(self, two, monkeypatch):
+        late = two.unit(SETTING, "informer", 1e-3, 1)
+        replace(late.settings(), out=str(late.training), epochs=3, data_checksum="x").write()
+        monkeypatch.setattr(table1, "train_forecaster", lambda *a, **k: pytest.fail("trained"))
+        with pytest.raises(UserError, match="epochs"):
+            run_table1(two, lambda _: None)
+
+    def test_a_pool_that_is_broken_fails_its_units(self, two, monkeypatch):
+        class Broken(Executor):
+            def submit(self, *_: object) -> Future:
+                raise BrokenProcessPool("a worker ended")
+
+        monkeypatch.setattr(table1, "processes", lambda jobs: Broken())
+        with pytest.raises(UserError, match=r"4 runs failed, the others are saved; the first: .*a worker ended"):
+            run_table1(replace(two, jobs=2), lambda _: None)
 
 
 def test_a_missing_file_is_named(plan):

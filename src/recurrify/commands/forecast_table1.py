@@ -9,7 +9,7 @@ import typer
 from recurrify.console import say
 from recurrify.errors import UserError
 from recurrify.forecast.published import chosen_settings
-from recurrify.forecast.settings import RECURRENCE_LEARNING_RATE, recurrence_rate
+from recurrify.forecast.settings import HALVING, RECURRENCE_LEARNING_RATE, recurrence_rate
 from recurrify.forecast.table1 import MODELS, Plan, Recipe, run_table1
 from recurrify.forecast.table1_rows import assembled
 from recurrify.jobs import pick_device
@@ -49,9 +49,11 @@ def run(
     ] = USUAL.patience,
     batch: Annotated[int, typer.Option(help="Windows in a step.")] = 32,
     schedule: Annotated[
-        str, typer.Option(help="halve, published (halve from the third epoch on), cosine or constant.")
+        str, typer.Option(help="halve, published (the first halving comes one later), cosine or constant.")
     ] = "halve",
-    halve_every: Annotated[int, typer.Option(help="Epochs from one halving to the next.")] = USUAL.halve_every,
+    halve_every: Annotated[
+        int | None, typer.Option(min=1, help=f"Epochs from one halving to the next; default: {USUAL.halve_every}.")
+    ] = None,
     order: Annotated[str, typer.Option(help="shuffled or sequential.")] = "shuffled",
     epoch_windows: Annotated[
         int | None, typer.Option(help="Windows in an epoch, drawn anew for each; 0: all.")
@@ -88,7 +90,7 @@ def run(
         batch=batch,
         learning_rates=rates,
         schedule=schedule,
-        halve_every=halve_every,
+        halve_every=halve_every or (USUAL.halve_every if schedule in HALVING else 1),
         order=order,
         epoch_windows=epoch_windows or None,
         valid_windows=valid_windows or None,

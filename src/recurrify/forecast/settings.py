@@ -21,6 +21,8 @@ MODELS = (
 )
 LARGEST_SEED = 2**32 - 1
 UNTRAINED = ("last-value", "seasonal")
+HALVING = ("halve", "published")
+"""Schedules."""
 RECURRENCE_LEARNING_RATE = 3e-2
 """What the commands give the recurrence of rsa- models, unless they are told; docs/forecasting.md says how it was
 chosen."""
@@ -139,7 +141,7 @@ class ForecastSettings(RunRecord):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise UserError(f"`{name}` must be a positive number: got {value}.")
-        if self.halve_every > 1 and self.schedule not in ("halve", "published"):
+        if self.halve_every > 1 and self.schedule not in HALVING:
             raise UserError(f"`halve_every` is for schedules that halve, and {self.schedule!r} does not: leave it out.")
         if self.label > self.past:
             raise UserError(f"`label` must lie in the past: got label={self.label}, past={self.past}.")

@@ -2,11 +2,11 @@
 
 import functools
 import hashlib
+import heapq
 import shutil
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -99,7 +99,7 @@ class Unit:
 
     @property
     def cost(self) -> int:
-        """Roughly, in rows through layers; the costliest start first, so that none is left alone at the end."""
+        """Roughly, in rows through layers."""
         one = self.setting
         rows = one.past * one.encoder_layers + (one.label + one.horizon) * one.decoder_layers
         return rows * {"ETTm1": 4, "WTH": 3}.get(one.data, 1) * (self.model not in UNTRAINED)
@@ -264,20 +264,24 @@ def do_units(
     say: Say,
     deadline: float | None = None,
     then: Callable[[Unit], Sequence[Unit]] = lambda _: (),
+    to_follow: int = 0,
 ) -> None:
     """Do what is not finished, several side by side on one device; what there is no time for waits for the next call.
 
     The workers are kept, so that torch is loaded and the data read once in each. `then` names what can be done once a
-    unit has its result. A unit that fails does not stop the others; the first failure is raised when all are through.
+    unit has its result; `to_follow` is how many that will be in all. A unit that fails does not stop the others; the
+    first failure is raised when all are through.
     """
     waiting = _unfinished(units)
+    total = len(waiting) + to_follow
     if waiting:
         begun = sum(unit.training.is_dir() for unit in waiting)
         say(
-            f"{len(waiting)} of {len(units)} runs to do, {begun} of them begun before, {min(jobs, len(waiting))} side "
+            f"{total} of {len(units) + to_follow} runs to do, {begun} of them begun before, {min(jobs, total)} side "
             f"by side; a line for each epoch goes to {logs_of(waiting[0].root)}"
         )
-    failures, total, known = [], len(waiting), set(units)
+    failures: list[str] = []
+    known = set(units)
     for done, (unit, outcome, add) in enumerate(_outcomes(waiting, jobs, deadline), start=1):
         try:
             in_time = outcome()
@@ -286,9 +290,10 @@ def do_units(
             failures.append(f"{unit.name}: {reason}")
             say(f"{done} of {total}: {unit.name} failed: {reason}")
             continue
-        more = _unfinished([one for one in then(unit) if one not in known])
-        known.update(more)
-        total += len(more)
+        following = [one for one in then(unit) if one not in known]
+        known.update(following)
+        more = _unfinished(following)
+        total -= len(following) - len(more)
         add(more)
         say(f"{done} of {total}: {unit.name} {'' if in_time else 'waits: the time is up'}".rstrip())
     if failures:
@@ -296,7 +301,7 @@ def do_units(
 
 
 def _unfinished(units: Sequence[Unit]) -> list[Unit]:
-    """The costliest first; what lies there of another recipe or of other data is refused."""
+    """What lies there of another recipe or of other data is refused."""
     waiting = []
     for unit in units:
         if unit.is_finished():
@@ -304,30 +309,54 @@ def _unfinished(units: Sequence[Unit]) -> list[Unit]:
         else:
             unit.check_training()
             waiting.append(unit)
-    return sorted(waiting, key=lambda unit: -unit.cost)
+    return waiting
+
+
+class _Waiting:
+    """The costliest first, so that none is left alone at the end."""
+
+    def __init__(self, units: Sequence[Unit]) -> None:
+        self.heap: list[tuple[int, int, Unit]] = []
+        self.added = 0
+        self.add(units)
+
+    def add(self, units: Sequence[Unit]) -> None:
+        for unit in units:
+            self.added += 1
+            heapq.heappush(self.heap, (-unit.cost, self.added, unit))
+
+    def take(self) -> Unit:
+        return heapq.heappop(self.heap)[2]
 
 
 def _outcomes(
     units: Sequence[Unit], jobs: int, deadline: float | None
 ) -> Iterator[tuple[Unit, Callable[[], bool], Callable[[Sequence[Unit]], None]]]:
     """Each unit with its outcome, and with a function that adds others to those that wait."""
+    waiting = _Waiting(units)
     if jobs == 1:
-        waiting = deque(units)
-        while waiting:
-            unit = waiting.popleft()
-            yield unit, functools.partial(lambda unit: do_unit(unit, deadline) is not None, unit), waiting.extend
+        while waiting.heap:
+            unit = waiting.take()
+            yield unit, functools.partial(lambda unit: do_unit(unit, deadline) is not None, unit), waiting.add
         return
     # Spawned, for a process that has used CUDA cannot be forked.
     with processes(jobs) as pool:
         futures: dict[Future[bool], Unit] = {}
-
-        def add(more: Sequence[Unit]) -> None:
-            futures.update({pool.submit(_in_worker, unit, deadline): unit for unit in more})
-
-        add(units)
-        while futures:
+        while futures or waiting.heap:
+            while waiting.heap and len(futures) < jobs:
+                unit = waiting.take()
+                futures[_begun(pool, unit, deadline)] = unit
             for future in wait(futures, return_when=FIRST_COMPLETED).done:
-                yield futures.pop(future), future.result, add
+                yield futures.pop(future), future.result, waiting.add
+
+
+def _begun(pool: Executor, unit: Unit, deadline: float | None) -> Future[bool]:
+    try:
+        return pool.submit(_in_worker, unit, deadline)
+    except RuntimeError as error:  # a worker was ended from outside, and all others with it
+        failed: Future[bool] = Future()
+        failed.set_exception(error)
+        return failed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -376,6 +405,8 @@ class Plan:
         those that lie there."""
         for unit in {(unit.setting, unit.model): unit for unit in self.trials()}.values():
             try_out(unit.settings(), _series(str(unit.data)))
+        for unit in self._every():
+            unit.check_training()  # also of seeds whose turn comes late
         planned = [unit for unit in self.trials() if not unit.path.is_file()]
         asked = [
             {
@@ -386,6 +417,21 @@ class Plan:
         ]
         there = sorted((Path(self.root) / "units").glob("*.json"))
         check_alike([*there, *(unit.path for unit in planned)], [*map(load_result, there), *asked])
+
+    def to_follow(self) -> int:
+        """Runs whose learning rate has not been chosen yet."""
+        unknown = [model for setting in self.settings for model in self.models if not self.seeds_of(setting, model)]
+        return sum(self._seeds(model) - 1 for model in unknown)
+
+    def _every(self) -> list[Unit]:
+        """All that could become part of the table."""
+        return [
+            self.unit(setting, model, rate, seed)
+            for setting in self.settings
+            for model in self.models
+            for rate in self._rates(model)
+            for seed in range(self._seeds(model))
+        ]
 
     def runs(self) -> int:
         """How many the table is made of."""
@@ -408,13 +454,15 @@ def run_table1(plan: Plan, say: Say, deadline: float | None = None) -> dict[str,
             raise UserError(f"{path} does not exist: --data must be a folder with {setting.data}.csv.")
     plan.check()
     units = list(dict.fromkeys((*plan.trials(), *plan.finals())))
-    do_units(units, plan.jobs, say, deadline, lambda tried: plan.seeds_of(tried.setting, tried.model))
-    finished = sum(unit.path.is_file() for unit in plan.finals())
+    do_units(units, plan.jobs, say, deadline, lambda tried: plan.seeds_of(tried.setting, tried.model), plan.to_follow())
+    finals = plan.finals()
+    finished = sum(unit.path.is_file() for unit in finals)
+    to_go = sum(not unit.path.is_file() for unit in {*plan.trials(), *finals}) + plan.to_follow()
     config = {"recipe": asdict(plan.recipe), "models": plan.models, "seeds": plan.seeds, "jobs": plan.jobs}
     # Of all that lies there: other calls may have run other models or settings.
     known = {setting.name: setting for setting in (*SETTINGS, *plan.settings)}
     result = assembled(plan.root, list(known.values())) or table_of(plan.settings, [])
-    result |= {"missing": max(plan.runs() - finished, result.get("missing", 0)), "to_go": plan.runs() - finished}
+    result |= {"missing": max(plan.runs() - finished, result.get("missing", 0)), "to_go": to_go}
     result["provenance"] = provenance(config, started=started)
     save_result(Path(plan.root) / "table1.json", result)
     return result

@@ -64,19 +64,23 @@ def check_alike(paths: Sequence[Path], results: Sequence[dict[str, Any]]) -> Non
     for path, result in zip(paths, results, strict=True):
         origin, config = result["provenance"], config_of(result)
         recipe = {name: value for name, value in config.items() if name not in OWN}
-        different = [name for name in {**recipe, **recipes} if recipe.get(name) != (recipes or recipe).get(name)]
+        recipes = recipes or recipe
+        pairs = {name: (recipe.get(name), recipes.get(name)) for name in {**recipe, **recipes}}
         if result["model"].startswith("rsa-"):
             mine = {name: config[name] for name in RECURRENCE}
             theirs = recurrences.setdefault(result["model"], mine)
-            different += [name for name, value in mine.items() if theirs[name] != value]
-        if checksums.setdefault(config["data"], origin["data_checksum"]) != origin["data_checksum"]:
-            different.append("data_checksum")
+            pairs |= {name: (value, theirs[name]) for name, value in mine.items()}
+        checksum = origin["data_checksum"]
+        pairs["data_checksum"] = checksum, checksums.setdefault(config["data"], checksum)
+        different = {name: pair for name, pair in sorted(pairs.items()) if pair[0] != pair[1]}
         if different:
+            is_there = path.is_file()
+            told = ", ".join(f"{name} {own}, theirs {other}" for name, (own, other) in different.items())
             raise UserError(
-                f"{path} was run with another {' and '.join(sorted(different))} than runs beside it: a table mixes "
-                "none, so move one kind to another --root."
+                f"{path} {'was run' if is_there else 'would be run'} with another {' and '.join(different)} than runs "
+                f"beside it ({told}): a table mixes none, so "
+                f"{'move one kind to' if is_there else 'repeat their settings, or choose'} another --root."
             )
-        recipes = recipes or recipe
 
 
 def config_of(result: dict[str, Any]) -> dict[str, Any]:
