@@ -4,6 +4,7 @@ import json
 import os
 import random
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, logging
 
 from recurrify import add_recurrence, console
+from recurrify import demo as demo_module
 from recurrify.data import CORPORA, Corpus, Document, Skipped, TokenizedDocument
 from recurrify.demo import OVERLAPS, RECURRENCE, Part, run_demo, score_all
 from recurrify.errors import UserError
-from recurrify.jobs import finetuning
+from recurrify.evaluate import interval, relative_gain
+from recurrify.jobs import evaluation, finetuning
+from recurrify.processes import processes
 from recurrify.recurrence import loading
 from recurrify.report import numbers, summary
 from support.commands import invoke
@@ -78,6 +82,8 @@ def _tiny_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loading, "SHIPPED", folder)
         patch.setitem(CORPORA, "stdlib", Corpus("a few lines", load_texts))
+        for bootstrap in (interval, relative_gain):  # thousands of samples take as long as all the rest
+            patch.setattr(evaluation, bootstrap.__name__, partial(bootstrap, samples=20))
         ship(folder)
         yield
     logging.set_verbosity(verbosity)
@@ -165,8 +171,11 @@ def test_again_trains_nothing(demo: tuple[Path, dict[str, Any], list[str]], monk
     assert again["curves"] == result["curves"]
 
 
-def test_side_by_side_scores_the_same(demo: tuple[Path, dict[str, Any], list[str]]) -> None:
-    """In processes that know of nothing but files."""
+def test_side_by_side_scores_the_same(
+    demo: tuple[Path, dict[str, Any], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a process that knows of nothing but files; a second one would take seconds to start, too."""
+    monkeypatch.setattr(demo_module, "processes", lambda count: processes(count - 1))
     ids = np.arange(150) % 250
     tokens = [TokenizedDocument("counting", ids, words=100, characters=500, bytes=500)]
     parts = [Part(str(demo[0] / f"live-{kind}-0"), kind, "live", 0, 16) for kind in RECURRENCE]

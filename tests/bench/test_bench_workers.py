@@ -1,6 +1,7 @@
 """Steps in processes side by side: who takes them, and what becomes of those that fail."""
 
 import os
+import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -108,19 +109,23 @@ def test_a_run_of_several_is_noted_as_the_time_of_one(monkeypatch: pytest.Monkey
 
 
 def fails(number: int) -> Callable[[], None]:
-    """At the first step that is asked for: one by an error, one without a word."""
-    steps = iter([*WARM_UPS * [False], True])
+    """At the third step that is asked for: one by an error, one without a word."""
+    take = steps_of("ours", "eager", MINI, number)
+    steps = iter([*(WARM_UPS + 2) * [False], True])
 
     def step() -> None:
         if next(steps):
             if number == 0:
                 raise ValueError("a reason\nand more of it")
             os._exit(7)
+        take()
 
     return step
 
 
-def test_workers_that_fail_are_told_and_nobody_is_left() -> None:
+def test_each_worker_takes_its_steps_with_one_thread_and_those_that_fail_are_told_and_nobody_is_left() -> None:
+    """All in one, since a process takes seconds to start."""
+    torch.set_num_threads(2)
     workers = Workers(fails, 2)
     processes: list[int] = []
 
@@ -129,34 +134,23 @@ def test_workers_that_fail_are_told_and_nobody_is_left() -> None:
         processes.extend(report.process for report in workers.reports)
 
     def rest() -> None:
-        with pytest.raises(NotMeasuredError, match=r"^a process side by side ended by itself \(exit code 7\)$"):
-            workers.running[1].report()
-        workers.rest()
-
-    (found,) = Turns(CPU, rounds=2).take([Entrant("failing", workers.step, wake, rest, elsewhere=True)])
-    assert (found.trouble, found.seconds) == ("a process side by side failed (ValueError: a reason)", [])
-    assert len(set(processes)) == 2
-    assert not any(runs(one) for one in processes)
-
-
-def test_each_worker_takes_its_steps_with_one_thread_and_a_dead_one_is_noticed() -> None:
-    torch.set_num_threads(2)
-    workers = Workers(partial(steps_of, "ours", "eager", MINI), 2)
-    try:
-        workers.wake()
-        workers.step()
-        workers.step()
-        processes = [report.process for report in workers.reports]
         assert workers.reports == [Report(process, WARM_UPS + 2, 1) for process in processes]
-        assert len({*processes, os.getpid()}) == 3
-        workers.running[0].process.kill()
-        workers.running[0].process.join()
-        with pytest.raises(NotMeasuredError, match=r"ended by itself \(exit code -9\)"):
-            workers.step()
-    finally:
+        for notice in (workers.running[1].report, workers.running[1].ask):
+            with pytest.raises(NotMeasuredError, match=r"^a process side by side ended by itself \(exit code 7\)$"):
+                notice()
         workers.rest()
+
+    try:
+        (found,) = Turns(CPU, rounds=2).take([Entrant("failing", workers.step, wake, rest, elsewhere=True)])
+    finally:
         torch.set_num_threads(1)
+    assert (found.trouble, found.seconds) == ("a process side by side failed (ValueError: a reason)", [])
+    assert len({*processes, os.getpid()}) == 3
     assert not any(runs(one) for one in processes)
+
+
+def test_what_workers_are_asked_to_do_can_be_handed_to_them() -> None:
+    pickle.loads(pickle.dumps(partial(steps_of, "ours", "eager", MINI)))(0)()
 
 
 PROGRAM = """

@@ -15,6 +15,7 @@ from recurrify.experiments.catalogue import tuning_unit
 from recurrify.experiments.variants import Variant
 from recurrify.results import load_result
 from support.commands import invoke
+from support.made_up_runs import draw_few_samples
 
 RUNNABLE = [name for name, one in EXPERIMENTS.items() if one.later is None and name not in BEYOND]
 
@@ -30,6 +31,7 @@ def done(size: Size, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     lab = Lab(choosing, tmp_path_factory.mktemp("experiments"), lambda text: None)
     fitting = {name: one for name, one in variants.TRIES.items() if one.kind != "best" and name != "carry-layer-4"}
     with pytest.MonkeyPatch.context() as patch:
+        draw_few_samples(patch)  # thousands take as long as all the training
         patch.setattr(variants, "TRIES", fitting | CANDIDATES)
         run_experiments(RUNNABLE, lab)
         yield lab

@@ -11,6 +11,8 @@ from recurrify.experiments.pool import Outcome
 from recurrify.results import load_result
 from support.runs import text_folder
 
+pytestmark = pytest.mark.usefixtures("few_samples")
+
 PRETRAINING = {
     "vocabulary": 300, "layers": 3, "width": 16, "heads": 2, "positions": 16, "batch": 2, "learning_rate": 1e-3,
     "warmup_steps": 1, "max_tokens": 64, "valid_every": 64,
@@ -21,8 +23,9 @@ PRETRAINING = {
 def lab(size: Size, tmp_path: Path) -> Lab:
     books = text_folder(tmp_path / "books", documents=60)
     chosen = replace(
-        size, base=None, pretraining=PRETRAINING, books=str(books), unfamiliar_candidates=(1e-3, 1e-2), best_from=()
-    )
+        size, base=None, pretraining=PRETRAINING, books=str(books), unfamiliar_candidates=(1e-3, 1e-2), best_from=(),
+        candidates=(1e-2,),
+    )  # fmt: skip
     return Lab(chosen, tmp_path / "experiments", lambda text: None)
 
 

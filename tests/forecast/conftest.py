@@ -19,7 +19,7 @@ def daily_waves(rows: int, columns: int = 2, noise: float = 0.1, seed: int = 0) 
     return 5 * phases + sizes * np.sin(2 * np.pi * hours / 24 + phases) + noise * generator.normal(size=(rows, columns))
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def wave_series() -> Series:
     dates = pd.date_range("2020-01-01", periods=240, freq="h")
     return Series("waves", dates, daily_waves(240), ("a", "b"), "h", (), "0")

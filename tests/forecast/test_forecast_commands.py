@@ -29,7 +29,7 @@ def train(path: Path, out: Path, *more: object) -> str:
 def test_from_a_csv_to_a_forecast_and_a_page(write_csv, tmp_path):
     path = write_csv(flat=3.0)
     said = train(path, tmp_path / "run")
-    assert re.search(r"validation: MSE \d", said)
+    assert re.search(r"validation, all windows: MSE \d", said)
     result = load_result(tmp_path / "run" / "result.json")
     assert result["constant_columns"] == ["flat"]
     # The same command again has nothing left to do.
@@ -296,6 +296,8 @@ def test_what_was_never_trained_cannot_be_used(refused, tmp_path):
     assert "There is no forecaster" in refused("evaluate", tmp_path)
     assert "There is no forecaster" in refused("predict", tmp_path, "--out", tmp_path / "next.csv")
     assert "There is no forecaster" in refused("plot", tmp_path)
+    ForecastSettings(data="some.csv", out=str(tmp_path)).write()
+    assert "has not come to its end" in refused("evaluate", tmp_path)
 
 
 def test_what_was_never_evaluated_cannot_be_plotted(refused, write_csv, tmp_path):

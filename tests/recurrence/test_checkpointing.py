@@ -17,7 +17,7 @@ from support.checks import (
     assert_same_state,
     gradients,
     recurrent,
-    variants_of,
+    variants_in_turn,
 )
 from support.models import DECODERS, WIDTH, text
 
@@ -55,7 +55,7 @@ def test_every_family(family: str, setting: str) -> None:
     check_same(*models, text(2, 20))
 
 
-@pytest.mark.parametrize(("family", "variant"), variants_of(*VARIED))
+@pytest.mark.parametrize(("family", "variant"), variants_in_turn(*VARIED))
 def test_every_variant(family: str, variant: str) -> None:
     models = [recurrent(family, base={"dtype": torch.double}, **VARIANTS[variant]) for _ in range(2)]
     check_same(*models, text(2, 28))

@@ -56,8 +56,9 @@ def test_switched_off_equals_the_base(kind: tuple[str, str], attention: str) -> 
         pytest.param(*meeting.values, attention, id=f"{meeting.id}-{attention}")
         for meeting in mechanisms_of(KINDS)
         for attention in ATTENTION
-        # These stand behind the window as memory tokens do: one kind of attention is enough.
-        if attention == "sdpa" or meeting.values[1] not in ("summary", "compress")
+        # Summaries stand behind the window as memory tokens do, and tails in front as carried vectors do: for these one
+        # kind of attention is enough.
+        if attention == "sdpa" or meeting.values[1] not in ("summary", "compress", "tail")
     ],
 )
 def test_first_window_equals_the_base(kind: tuple[str, str], mechanism: str, attention: str) -> None:

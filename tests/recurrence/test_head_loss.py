@@ -129,7 +129,7 @@ def test_losses_that_are_returned_may_be_weighed(monkeypatch: pytest.MonkeyPatch
 def test_compiled_windows_keep_no_logits(half: bool) -> None:
     """What stays for the backward pass, by the compiler's own partition of the work."""
     vocabulary, rows, window = 1031, 2, 16
-    model = add_recurrence(tiny("gpt2", vocab_size=vocabulary), NoRecurrence(window=window)).train()
+    model = add_recurrence(tiny("gpt2", vocab_size=vocabulary, n_layer=1), NoRecurrence(window=window)).train()
     compiled = CompiledWindow(model, rows)
     compiled.compiled[True] = torch.compile(run_full_window, backend="aot_eager_decomp_partition", dynamic=False)
     model.compiled_window = compiled

@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file
 
 from recurrify import add_recurrence
-from support.checks import VARIANTS, VARIED, WINDOW, config, mechanisms_of, recurrent, variants_of
+from support.checks import VARIANTS, VARIED, WINDOW, config, mechanisms_of, recurrent, variants_in_turn
 from support.models import KINDS, text, tiny
 
 EXPECTED = {
@@ -20,7 +20,7 @@ EXPECTED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("family", "variant"), variants_of(*VARIED))
+@pytest.mark.parametrize(("family", "variant"), variants_in_turn(*VARIED))
 def test_every_variant_is_registered_saved_and_trained(family: str, variant: str, tmp_path) -> None:
     model = recurrent(family, base={"dtype": torch.double}, **VARIANTS[variant]).train()
     added = model.added_parameters()

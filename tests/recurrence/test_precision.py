@@ -10,7 +10,7 @@ from recurrify.recurrence.model import RecurrentPreTrainedModel
 from support.checks import answer, gradients, recurrent
 from support.models import DECODERS, ENCODERS, text
 
-IDS = text(2, 28)
+IDS = text(2, 18)  # three windows
 
 
 def in_half_precision(how: str, family: str, **settings: Any) -> tuple[RecurrentPreTrainedModel, Any]:
@@ -30,7 +30,8 @@ def test_runs_trains_and_goes_on(family: str, how: str) -> None:
             expected = answer(recurrent(family, overlap=3, standardize=True)(IDS))
             assert (answer(output).float() - expected).abs().mean() < 0.05 * expected.abs().mean()
             state = output.state.reset([1])
-        for checkpoint in (False, True):
+        # Once for each way to count positions.
+        for checkpoint in (False, True) if family in ("gpt2", "llama", "bert", "roberta") else (True,):
             model.train().set_recurrence(checkpoint=checkpoint)
             model(IDS, labels=IDS).loss.backward()
             assert all(value.isfinite().all() for value in gradients(model).values())

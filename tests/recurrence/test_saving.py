@@ -18,7 +18,7 @@ from recurrify import (
     add_recurrence,
 )
 from recurrify.recurrence import is_recurrent
-from support.checks import VARIANTS, VARIED, WINDOW, answer, config, recurrent, variants_of
+from support.checks import VARIANTS, VARIED, WINDOW, answer, config, recurrent, variants_in_turn
 from support.models import KINDS, TASKS, text, tiny
 
 IDS = text(2, 20)
@@ -52,7 +52,7 @@ def test_round_trip(kind: tuple[str, str], tmp_path: Path) -> None:
     assert is_recurrent(tmp_path)
 
 
-@pytest.mark.parametrize(("family", "variant"), variants_of(*VARIED))
+@pytest.mark.parametrize(("family", "variant"), variants_in_turn(*VARIED))
 def test_round_trip_of_every_variant(family: str, variant: str, tmp_path: Path) -> None:
     model = recurrent(family, **VARIANTS[variant])
     model.save_pretrained(tmp_path)

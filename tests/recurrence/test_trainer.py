@@ -53,7 +53,7 @@ def losses(run: Trainer) -> list[float]:
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_loss_falls(checkpointing: bool, tmp_path: Path) -> None:
     recurrent = model()
-    run = trainer(recurrent, tmp_path, max_steps=60, learning_rate=2e-2, gradient_checkpointing=checkpointing)
+    run = trainer(recurrent, tmp_path, max_steps=35, learning_rate=2e-2, gradient_checkpointing=checkpointing)
     before = {name: value.clone() for name, value in recurrent.added_parameters().items()}
     run.train()
     assert recurrent.is_gradient_checkpointing is checkpointing

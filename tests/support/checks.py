@@ -65,6 +65,10 @@ MECHANISMS: dict[str, dict[str, Any]] = {
 CLOSED: dict[str, dict[str, Any]] = {"rsa": {"gate_start": -1000.0}}
 """What keeps a mechanism out of windows that have no memory yet."""
 VARIED = ("gpt2", "llama")
+EVERY_FAMILY = [
+    (family, setting) for family in DECODERS for setting in EVERYWHERE if family in VARIED or setting == "tail"
+]
+"""All of these settings for two families, and for the others the one that adds the most to a window."""
 ROTARY = [family for family in DECODERS if family not in ("gpt2", "opt")]
 
 
@@ -77,6 +81,15 @@ def variants_of(*families: str) -> list[tuple[str, str]]:
     """Each family with each variant that is meant for it."""
     pairs = [(family, name) for name in VARIANTS for family in families]
     return [(family, name) for family, name in pairs if fits(family, VARIANTS[name].get("mechanism", "carry"))]
+
+
+def variants_in_turn(*families: str) -> list[tuple[str, str]]:
+    """Each variant once, with the families that it is meant for in turn: where the two hardly meet."""
+    found = []
+    for turn, name in enumerate(VARIANTS):
+        meant = [family for family in families if (family, name) in variants_of(family)]
+        found.append((meant[turn % len(meant)], name))
+    return found
 
 
 def mechanisms_of(kinds: Iterable[tuple[str, str]]) -> list[Any]:

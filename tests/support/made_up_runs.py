@@ -67,13 +67,17 @@ def pretend(unit: Unit) -> None:
         save_result(unit.score_file(wanted), {**costs, "tokens": wanted.tokens, "evaluation": found.to_dict()})
 
 
+def draw_few_samples(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(rows_module, "interval", partial(interval, **FEW))
+    for module in (rows_module, beyond):
+        patch.setattr(module, "relative_gain", lambda *sides, **more: relative_gain(*sides, **more | FEW))
+    patch.setattr(beyond_rivals, "gain_beyond", partial(gain_beyond, **FEW))
+
+
 @pytest.fixture
 def few_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     """Intervals are not what is tested here."""
-    monkeypatch.setattr(rows_module, "interval", partial(interval, **FEW))
-    for module in (rows_module, beyond):
-        monkeypatch.setattr(module, "relative_gain", lambda *sides, **more: relative_gain(*sides, **more | FEW))
-    monkeypatch.setattr(beyond_rivals, "gain_beyond", partial(gain_beyond, **FEW))
+    draw_few_samples(monkeypatch)
 
 
 @pytest.fixture

@@ -72,16 +72,17 @@ def infinite_gradient(loss: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("what", "how"),
+    ("what", "how", "goes_on"),
     [
-        ("loss", lambda loss: loss * float("nan")),
-        ("loss", lambda loss: loss + float("inf")),
-        ("gradient", infinite_gradient),
+        ("loss", lambda loss: loss * float("nan"), False),
+        ("loss", lambda loss: loss + float("inf"), False),
+        ("gradient", infinite_gradient, True),  # once for all that leave the same checkpoint
     ],
 )
 def test_stops_before_the_weights_are_spoilt(
     what: str,
     how: Callable[[torch.Tensor], torch.Tensor],
+    goes_on: bool,
     base: Path,
     texts: Path,
     whole: tuple[dict[str, Any], Path],
@@ -100,7 +101,8 @@ def test_stops_before_the_weights_are_spoilt(
     assert checkpoint.name == "checkpoint-2"
     model, _ = load_model(str(checkpoint))
     assert all(torch.isfinite(value).all() for value in model.state_dict().values())
-    check_goes_on(settings, whole)
+    if goes_on:
+        check_goes_on(settings, whole)
 
 
 def test_names_the_step_when_batches_are_accumulated(
@@ -162,18 +164,19 @@ def fill_weights(patch: pytest.MonkeyPatch, error: Exception) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fill", "error"),
+    ("fill", "error", "goes_on"),
     [
-        (fill_torch, FULL),
-        (fill_torch, FULL_OF_TORCH),
-        (fill_state, FULL),
-        (fill_state, OSError(errno.EDQUOT, "Disk quota exceeded")),
-        (fill_weights, FULL),
+        (fill_torch, FULL, False),
+        (fill_torch, FULL_OF_TORCH, False),
+        (fill_state, FULL, True),  # once for all that leave the same checkpoint
+        (fill_state, OSError(errno.EDQUOT, "Disk quota exceeded"), False),
+        (fill_weights, FULL, False),
     ],
 )
 def test_full_disk_at_a_checkpoint(
     fill: Callable[[pytest.MonkeyPatch, Exception], None],
     error: Exception,
+    goes_on: bool,
     base: Path,
     texts: Path,
     whole: tuple[dict[str, Any], Path],
@@ -191,7 +194,8 @@ def test_full_disk_at_a_checkpoint(
     assert checkpoint is not None
     assert checkpoint.name == "checkpoint-2"
     load_model(str(checkpoint))
-    check_goes_on(settings, whole)
+    if goes_on:
+        check_goes_on(settings, whole)
 
 
 @pytest.mark.parametrize("kind", [PreTrainedModel, PreTrainedTokenizerBase])

@@ -187,13 +187,18 @@ def train(
     settings = ForecastSettings.from_options(given, **changed)
     result = train_run(settings, say, _say_epoch)
     if not result["finished"]:
-        say(f"The time is up {result['stopped']}: all is saved, and the same command goes on from here.")
+        say(
+            f"The time is up {result['stopped']}: all is saved, and the same command goes on from here; there is "
+            "something to evaluate when it has come to its end."
+        )
         return
     found, done = result["validation"], len(result["history"])
     if 0 < done < epochs:
         say(f"stopped early: none of the last {done - result['best_epoch']} epochs was better than the one before them")
+    elif done and result["best_epoch"] == done:
+        say("the last epoch was the best on validation: more --epochs, or a higher --learning-rate, may do better")
     best = f", best epoch {result['best_epoch']}" if done else ""
-    typer.echo(f"validation: MSE {found['mse']:.4f}, MAE {found['mae']:.4f} (scaled){best}")
+    typer.echo(f"validation, all windows: MSE {found['mse']:.4f}, MAE {found['mae']:.4f} (scaled){best}")
     typer.echo(f"model: {out / 'model'}")
 
 

@@ -14,6 +14,7 @@ from recurrify.errors import UserError
 from recurrify.forecast.building import described, rebuilt
 from recurrify.forecast.data import Scaling
 from recurrify.forecast.evaluation import Intervals
+from recurrify.records import RUN_FILE
 from recurrify.results import write_whole
 
 CONFIG_FILE, WEIGHTS_FILE, INTERVALS_FILE = "config.json", "model.safetensors", "intervals.safetensors"
@@ -68,15 +69,22 @@ def save_forecaster(forecaster: Forecaster, folder: str | Path) -> None:
     write_whole(folder / CONFIG_FILE, (json.dumps(config, indent=2) + "\n").encode())
 
 
+def _none_there(folder: Path) -> str:
+    if (folder / RUN_FILE).is_file():
+        return (
+            f"The training in {str(folder)!r} has not come to its end, and there is no forecaster before: give its "
+            "command again, which goes on from what is saved."
+        )
+    return f"There is no forecaster in {str(folder)!r}: give the --out folder of a finished `forecast train`."
+
+
 def load_forecaster(path: str | Path) -> Forecaster:
     """Read what `save_forecaster` wrote, from its folder or from the folder of its run."""
     folder = Path(path)
     if not (folder / CONFIG_FILE).is_file():
         folder = folder / "model"
     if not (folder / CONFIG_FILE).is_file():
-        raise UserError(
-            f"There is no forecaster in {str(path)!r}: give the --out folder of a finished `forecast train`."
-        )
+        raise UserError(_none_there(Path(path)))
     try:
         config: dict[str, Any] = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
         if config.get("format") != "recurrify forecaster":
