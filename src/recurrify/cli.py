@@ -22,6 +22,7 @@ from recurrify.demo import run_demo
 from recurrify.errors import UserError
 from recurrify.evaluate import Evaluation, memory_cost
 from recurrify.jobs import evaluation_rows, gain_row, pick_device, read_text, train_run
+from recurrify.jobs.side_by_side import held_alone
 from recurrify.recurrence import RecurrentForCausalLM, load_model, own_windows, recurrence_config
 from recurrify.recurrence.graphed_generation import graph_generation
 from recurrify.report import summary
@@ -66,7 +67,8 @@ def demo(
 
     Run again, it goes on where it stopped; a finished one only writes its page anew.
     """
-    result = run_demo(out, say, live_tokens, tuple(range(seeds)), side_by_side=os.cpu_count() or 1)
+    with held_alone(out):
+        result = run_demo(out, say, live_tokens, tuple(range(seeds)), side_by_side=os.cpu_count() or 1)
     typer.echo(
         "\n".join(["", *summary(result), "", f"All tables: {out / 'tables.md'}", f"The page: {out / 'index.html'}"])
     )

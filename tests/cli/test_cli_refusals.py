@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BloomConfig, BloomForCausalLM, T5Config
 
 from recurrify import cli
+from recurrify.jobs import side_by_side
 from recurrify.recurrence import NoRecurrence, load_model, loading
 from support.commands import TRAINING
 from support.runs import model_folder
@@ -417,3 +418,10 @@ class TestComparison:
         assert "windows of 4 and 8: choose with --window" in sentence
         sentence = refused("evaluate", tmp_path / "a", tmp_path / "c", "--data", texts)
         assert "overlaps of 0 and 2: choose with --overlap" in sentence
+
+
+def test_two_demos_in_one_folder(refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(side_by_side, "LOCK_SECONDS", 0.0)
+    monkeypatch.setattr(cli, "run_demo", lambda *_, **__: pytest.fail("a second one was begun"))
+    with side_by_side.held_alone(tmp_path):
+        assert "is being trained by another process" in refused("demo", "--out", tmp_path)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 
 def comes(condition: Callable[[], bool]) -> bool:
-    """Whether it comes true within a minute."""
-    for _ in range(600):
+    """Whether it comes true within three minutes: a busy machine takes one to import twice."""
+    for _ in range(1800):
         if condition():
             return True
         time.sleep(0.1)
