@@ -5,12 +5,25 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
 Found = TypeVar("Found")
 _heard_here = threading.Event()
 """Whether this process has heard it."""
+
+
+@contextmanager
+def answering_ctrl_c(answer: Callable[[int, Any], Any] | signal.Handlers) -> Iterator[None]:
+    """By this meanwhile, in the main thread, for which signals are."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, answer)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class Interrupt:
@@ -19,16 +32,8 @@ class Interrupt:
     def __init__(self) -> None:
         self.heard = False
 
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        if threading.current_thread() is not threading.main_thread():
-            yield  # signals are for the main thread alone
-            return
-        before = signal.signal(signal.SIGINT, self._hear)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, before)
+    def listening(self) -> AbstractContextManager[None]:
+        return answering_ctrl_c(self._hear)
 
     def _hear(self, number: int, frame: Any) -> None:
         if self.heard:

@@ -150,7 +150,15 @@ def test_each_worker_takes_its_steps_with_one_thread_and_those_that_fail_are_tol
 
 
 def test_what_workers_are_asked_to_do_can_be_handed_to_them() -> None:
-    pickle.loads(pickle.dumps(partial(steps_of, "ours", "eager", MINI)))(0)()
+    """And there it trains."""
+    asked = pickle.loads(pickle.dumps(partial(steps_of, "ours", "eager", MINI)))
+    updates: list[object] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.optim.AdamW, "step", lambda *_, **__: updates.append(None))
+        step = asked(0)
+        for done in (1, 2):
+            step()
+            assert len(updates) == done
 
 
 PROGRAM = """

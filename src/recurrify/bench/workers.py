@@ -2,10 +2,9 @@
 
 import os
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing import connection, get_context
 from typing import NamedTuple
 
@@ -14,6 +13,7 @@ import torch
 from recurrify.bench.timing import NotMeasuredError, trouble_of
 from recurrify.compiling import compile_alone
 from recurrify.ending_with_parent import end_with_parent
+from recurrify.interrupts import answering_ctrl_c
 
 WARM_UPS = 2
 """Steps of a new process before it says that it is ready: what is chosen at first is not to be timed."""
@@ -73,7 +73,7 @@ class _Worker:
         self.process = context.Process(target=_work, args=arguments, daemon=True)
         self.is_ready = False
         try:
-            with _deaf_to_ctrl_c():  # which it takes over: who has started it ends it
+            with answering_ctrl_c(signal.SIG_IGN):  # which it takes over: who has started it ends it
                 self.process.start()
         except OSError as error:
             self.here.close()
@@ -117,18 +117,6 @@ class _Worker:
         self.process.kill()
         self.process.join()
         self.process.close()
-
-
-@contextmanager
-def _deaf_to_ctrl_c() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield  # signals are for the main thread alone
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _work(build: Build, number: int, parent: int, precision: str, there: connection.Connection) -> None:

@@ -1,8 +1,9 @@
 """`recurrify forecast table1`: the published table of RSA-Informer, ours beside it."""
 
 import time
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -40,21 +41,21 @@ def run(
     learning_rates: Annotated[
         str, typer.Option(help="With commas between; chosen for each model on validation.")
     ] = ",".join(f"{rate:g}" for rate in USUAL.learning_rates),
-    width: Annotated[int, typer.Option(help="Of the hidden states.")] = 512,
-    inner: Annotated[int, typer.Option(help="Width of the feed-forward part.")] = 2048,
-    dropout: Annotated[float, typer.Option(help="Share of activations left out.")] = 0.05,
+    width: Annotated[int, typer.Option(help="Of the hidden states.")] = USUAL.width,
+    inner: Annotated[int, typer.Option(help="Width of the feed-forward part.")] = USUAL.inner,
+    dropout: Annotated[float, typer.Option(help="Share of activations left out.")] = USUAL.dropout,
     epochs: Annotated[int, typer.Option(help="At most.")] = USUAL.epochs,
     patience: Annotated[
         int, typer.Option(help="Epochs without a better one before stopping; 0: never.")
     ] = USUAL.patience,
-    batch: Annotated[int, typer.Option(help="Windows in a step.")] = 32,
+    batch: Annotated[int, typer.Option(help="Windows in a step.")] = USUAL.batch,
     schedule: Annotated[
         str, typer.Option(help="halve, published (the first halving comes one later), cosine or constant.")
-    ] = "halve",
+    ] = USUAL.schedule,
     halve_every: Annotated[
         int | None, typer.Option(min=1, help=f"Epochs from one halving to the next; default: {USUAL.halve_every}.")
     ] = None,
-    order: Annotated[str, typer.Option(help="shuffled or sequential.")] = "shuffled",
+    order: Annotated[str, typer.Option(help="shuffled or sequential.")] = USUAL.order,
     epoch_windows: Annotated[
         int | None, typer.Option(help="Windows in an epoch, drawn anew for each; 0: all.")
     ] = USUAL.epoch_windows,
@@ -66,7 +67,7 @@ def run(
         bool,
         typer.Option("--mix", help="Exchange rows and heads behind the decoder's self-attention, as Informer does."),
     ] = False,
-    recurrence_rows: Annotated[str, typer.Option(help="all or selected.")] = "all",
+    recurrence_rows: Annotated[str, typer.Option(help="all or selected.")] = USUAL.recurrence_rows,
     gate_start: Annotated[float | None, typer.Option(help="Logit of the gates; default: drawn.")] = None,
     recurrence_learning_rate: Annotated[
         float, typer.Option(help="Of gates, decays and angles of RSA.")
@@ -80,28 +81,15 @@ def run(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
 ) -> None:
     """Train and score every model of the table. Finished runs are skipped, so the same command goes on."""
-    rates = _rates(learning_rates)
-    recipe = Recipe(
-        width=width,
-        inner=inner,
-        dropout=dropout,
-        epochs=epochs,
-        patience=patience,
-        batch=batch,
-        learning_rates=rates,
-        schedule=schedule,
-        halve_every=halve_every or (USUAL.halve_every if schedule in HALVING else 1),
-        order=order,
-        epoch_windows=epoch_windows or None,
-        valid_windows=valid_windows or None,
-        distil=distil,
-        mix=mix,
-        recurrence_rows=recurrence_rows,
-        gate_start=gate_start,
-        recurrence_learning_rate=recurrence_rate(recurrence_learning_rate, rates),
-        precision=precision,
-        speed=speed,
-    )
+    given, rates = locals(), _rates(learning_rates)
+    changed: dict[str, Any] = {
+        "learning_rates": rates,
+        "halve_every": halve_every or (USUAL.halve_every if schedule in HALVING else 1),
+        "epoch_windows": epoch_windows or None,
+        "valid_windows": valid_windows or None,
+        "recurrence_learning_rate": recurrence_rate(recurrence_learning_rate, rates),
+    }
+    recipe = Recipe(**{entry.name: given[entry.name] for entry in fields(Recipe)} | changed)
     plan = Plan(
         folder=str(data),
         root=str(root),

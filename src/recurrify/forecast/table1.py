@@ -378,13 +378,7 @@ class Plan:
 
     def trials(self) -> list[Unit]:
         """The first seed of every model at every learning rate; with a single rate, all seeds."""
-        return [
-            self.unit(setting, model, rate, seed)
-            for setting in self.settings
-            for model in self.models
-            for rate in self._rates(model)
-            for seed in range(self._seeds(model) if len(self._rates(model)) == 1 else 1)
-        ]
+        return [unit for unit in self._every() if unit.seed == 0 or len(self._rates(unit.model)) == 1]
 
     def finals(self) -> list[Unit]:
         """All seeds of every model at the learning rate that was best on validation, where all have been tried."""
