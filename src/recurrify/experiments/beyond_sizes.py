@@ -1,7 +1,7 @@
 """What goes beyond the papers, by size: which mechanisms at which sizes, how many tokens, which rotary model.
 
 Tokens of the small size, each run's own training tokens added up (16 M on books, 6 M on wiki text; scores come on top):
-`mechanisms` 911 M (75 M of them choose learning rates), `starts` 225 M, `frozen` 171 M, `tokens` 516 M: 1.82 G, at
+`mechanisms` 999 M (75 M of them choose learning rates), `starts` 225 M, `frozen` 171 M, `tokens` 516 M: 1.91 G, at
 0.8 to 1.2 M tokens per second side by side on one H200. Before them come the base, 100 M, learning rates of the
 paper's kinds, 45 M, and the choice of the best mechanism, 15 M. Rows of plain windows, the paper's carry and the best
 tail are those of `table1` and `table2`: where these have been run before, 198 M less. `unfamiliar` and `rotary` are
@@ -46,6 +46,8 @@ MECHANISMS: dict[str, Recurrence] = {
     "tail-16": tail(16),
     "tail-32": tail(32),
     "tail-64": tail(64),
+    "tail-128": tail(128),
+    "tail-256": tail(256),
     "gated-tail-16": tail(16, gated=True),
     "gated-tail-64": tail(64, gated=True),
     "memory-tokens-4": memory_tokens(4),
@@ -76,7 +78,7 @@ class Beyond:
     """By name; each one's size is part of the name."""
     seeded: tuple[str, ...] = ()
     """Names that take every seed, as plain windows, the paper's mechanism and the best do."""
-    longer: tuple[str, ...] = ("plain", "tail-64")
+    longer: tuple[str, ...] = ("plain", "tail-256")
     """Names, plain windows among them, that are trained in longer windows too."""
     longer_window: int = 600
     frozen: tuple[str, ...] = ("carry-1", "tail-16", "tail-64", "memory-tokens-16", "summary-16", "compress-32")
@@ -110,7 +112,15 @@ class Beyond:
 
 PAPER = Beyond(seeded=tuple(MECHANISMS))
 SMALL = Beyond(
-    seeded=("tail-64", "gated-tail-64", "memory-tokens-16", "gated-memory-tokens-16", "summary-16", "compress-32"),
+    seeded=(
+        "tail-64",
+        "tail-256",
+        "gated-tail-64",
+        "memory-tokens-16",
+        "gated-memory-tokens-16",
+        "summary-16",
+        "compress-32",
+    ),
     # A base of 135 M parameters: fewer tokens.
     rotary_training={"max_tokens": 5_000_000, "valid_every": 2_500_000, "warmup_steps": 20, "compile": "auto"},
     rotary_tuning_tokens=1_500_000,
