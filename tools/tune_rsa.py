@@ -76,13 +76,14 @@ def forced(way):
 
 @contextmanager
 def tiles(length=None, **changed):
-    usual = lanes.USUAL
-    lengths = usual.lengths if length is None else (length,)
-    lanes.USUAL = usual._replace(lengths=lengths, **changed)
+    usual = lanes.USUAL, lanes.SHORT
+    lanes.USUAL, lanes.SHORT = (
+        one._replace(lengths=one.lengths if length is None else (length,), **changed) for one in usual
+    )
     try:
         yield
     finally:
-        lanes.USUAL = usual
+        lanes.USUAL, lanes.SHORT = usual
 
 
 # ---- right? ------------------------------------------------------------------------------------------------

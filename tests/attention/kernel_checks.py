@@ -219,7 +219,7 @@ def check_by_lanes() -> None:
 
     # Small blocks, so that few positions fill several of them, in both directions.
     tile = launch.LaneTile(16, 4, 1)
-    launch.USUAL = launch.EXACT = launch.LaneTiles((16,), tile, tile)
+    launch.USUAL = launch.SHORT = launch.EXACT = launch.LaneTiles((16,), tile, tile)
     assert_mix_is_matrix(FIRST, causal=True, queries=14, memory=4, width=3, **ON_CPU)
     assert_mix_is_matrix(SECOND, causal=True, queries=23, memory=20, width=18, **ON_CPU)
     assert_mix_is_matrix(SECOND, True, 20, 0, 3, device="cpu", dtype=torch.float16, tolerance=4e-3)

@@ -40,12 +40,10 @@ def test_the_kernels_equal_the_matrix_form_in_the_interpreter(way):
         (1, 32768, True, False),
     ],
 )
-def test_many_lanes_that_are_not_long_are_worked_through_one_by_one(batch, positions, causal, by_lanes, monkeypatch):
-    from recurrify.kernels import rsa_lane_launch
+def test_many_lanes_that_are_not_long_are_worked_through_one_by_one(batch, positions, causal, by_lanes):
     from recurrify.kernels.rsa_blocks import Given
     from recurrify.kernels.rsa_lane_launch import lane_blocks
 
-    monkeypatch.setattr(rsa_lane_launch, "FEWEST_LANES", 200)
     encoding = RecurrenceEncoding(RSAConfig(heads=8, counts=(0, 0, 0, 0, 2, 2), dilations=(3, 6, 9, 12)))
     values = torch.empty(batch, 8, positions, 64, device="meta", dtype=torch.bfloat16)
     given = Given(values, values, *checks.parameters(encoding), *(None,) * 4, encoding.dilations, causal, 0)

@@ -43,7 +43,7 @@ class Tiles(NamedTuple):
     queries: Tile
 
 
-USUAL = Tiles(forward=Tile(128, 64, 8, 3, 128), keys=Tile(64, 64, 4, 2), queries=Tile(128, 64, 8, 3, 128))
+USUAL = Tiles(forward=Tile(64, 64, 4, 2, 128), keys=Tile(32, 64, 4, 3, 168), queries=Tile(64, 64, 4, 3, 128))
 WIDE = Tiles(forward=Tile(64, 64, 4, 2), keys=Tile(32, 64, 8, 2), queries=Tile(64, 64, 4, 2))
 """For wide heads, of which less fits into a GPU's registers and fast memory."""
 EXACT = Tiles(forward=Tile(32, 32, 8, 1), keys=Tile(32, 32, 8, 1), queries=Tile(32, 32, 8, 1))

@@ -28,17 +28,25 @@ class LaneTiles(NamedTuple):
     backward: LaneTile
 
 
-USUAL = LaneTiles((16, 32, 64), forward=LaneTile(64, 4, 2), backward=LaneTile(64, 4, 2))
+USUAL = LaneTiles((16, 32, 64), forward=LaneTile(64, 4, 3), backward=LaneTile(64, 4, 3))
+SHORT = LaneTiles((16, 32), forward=LaneTile(64, 4, 2), backward=LaneTile(64, 4, 2, 128))
+"""For lanes in which many blocks would not be under way at once anyway."""
+SHORT_LANE = 256
 EXACT = LaneTiles((16, 32), forward=LaneTile(32, 4, 2), backward=LaneTile(32, 4, 2))
 """For 32 bits, whose products are not left to the matrix units."""
-FEWEST_LANES, MOST_BLOCKS = 2**62, 16
-"""Fewer lanes do not fill the chip; in a lane of more blocks the last one waits too long. Some 200 lanes should do, but
-this way has not been measured on a GPU yet, and until then nobody takes it."""
+FEWEST_LANES, MOST_BLOCKS = 200, 16
+"""Fewer lanes do not fill the chip; in a lane of more blocks the last one waits too long."""
 COPIED_ROWS = 128
 
 
+def _longest_lane(given: Given) -> int:
+    return ceil(given.values.shape[2], min(given.dilations))
+
+
 def _tiles(given: Given) -> LaneTiles:
-    return EXACT if given.dtype.itemsize > 2 else USUAL
+    if given.dtype.itemsize > 2:
+        return EXACT
+    return SHORT if _longest_lane(given) <= SHORT_LANE else USUAL
 
 
 def lane_blocks(given: Given) -> Blocks | None:
@@ -47,7 +55,7 @@ def lane_blocks(given: Given) -> Blocks | None:
     tiles = _tiles(given)
     blocks = Blocks.of(positions, given.dilations, tiles.lengths)
     lanes = batch * sum(given.dilations) * ceil(width, tiles.forward.width)
-    short = ceil(positions, min(given.dilations)) <= MOST_BLOCKS * blocks.length
+    short = _longest_lane(given) <= MOST_BLOCKS * blocks.length
     return blocks if given.causal and lanes >= FEWEST_LANES and short else None
 
 
