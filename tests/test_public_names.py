@@ -1,8 +1,74 @@
-"""What `import recurrify` shows."""
+"""What `import recurrify` shows, and what it does though it loads little at first."""
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
 
 import recurrify
+from recurrify import CarryConfig, State
+from support.checks import recurrent
+
+
+def fresh(program: str, *arguments: object) -> list[str]:
+    """The lines that a program writes in a process of its own."""
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=180)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
 
 
 def test_only_what_is_for_users_is_listed() -> None:
     assert sorted(dir(recurrify)) == sorted(recurrify.__all__)
     assert all(hasattr(recurrify, name) for name in recurrify.__all__)
+
+
+def test_an_unknown_name_is_refused() -> None:
+    with pytest.raises(AttributeError, match="'recurrify' has no attribute 'carry_config'"):
+        _ = recurrify.carry_config
+
+
+def test_before_anything_is_loaded_all_names_are_there() -> None:
+    program = """
+import sys
+import recurrify
+listed = dir(recurrify)
+assert sorted(listed) == sorted(recurrify.__all__)
+print("torch" in sys.modules, "transformers" in sys.modules)
+print(recurrify.kernels.__name__, recurrify.recurrence.load_model.__name__)
+names = {}
+exec("from recurrify import *", names)
+print(sorted(set(listed) - set(names)))
+print(names["State"] is recurrify.State is sys.modules["recurrify.state"].State)
+"""
+    assert fresh(program) == ["False False", "recurrify.kernels load_model", "[]", "True"]
+
+
+@pytest.mark.parametrize("imports", ["recurrify, transformers", "transformers, recurrify", "recurrify.data"])
+def test_auto_classes_know_recurrent_models(imports: str, tmp_path: Path) -> None:
+    """In whichever order; of recurrify nothing else was asked for."""
+    recurrent("gpt2").save_pretrained(tmp_path)
+    program = f"""
+import sys
+import {imports}
+from transformers import AutoConfig, AutoModelForCausalLM
+print(type(AutoConfig.from_pretrained(sys.argv[1])).__name__)
+print(type(AutoModelForCausalLM.from_pretrained(sys.argv[1])).__name__)
+"""
+    assert fresh(program, tmp_path) == ["RecurrentConfig", "RecurrentForCausalLM"]
+
+
+def test_what_was_pickled_is_read_where_nothing_was_imported(tmp_path: Path) -> None:
+    state = recurrent("gpt2")(torch.arange(4, 24).reshape(2, 10)).state
+    file = tmp_path / "pickled"
+    file.write_bytes(pickle.dumps((CarryConfig(window=7), recurrify.add_recurrence, state)))
+    program = """
+import pickle, sys
+config, function, state = pickle.load(open(sys.argv[1], "rb"))
+print(config.window, function.__name__, type(state).__name__)
+"""
+    assert isinstance(state, State)
+    assert fresh(program, file) == ["7 add_recurrence State"]

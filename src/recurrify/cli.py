@@ -1,35 +1,25 @@
-"""The command line: parses, calls, prints."""
+"""The command line: parses, calls, prints.
+
+Commands import what they run when they run: torch and transformers take seconds, which a page of help should not.
+"""
 
 import os
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
-from rich.table import Table
-from transformers import TextStreamer, logging, set_seed
 
 from recurrify import __version__, options
+from recurrify.after_import import after_import
 from recurrify.commands import answer, classify, experiment, forecast, probe, scratch
 from recurrify.commands.bench import bench_command
 from recurrify.commands.inspecting import inspect_command
 from recurrify.commands.pretrain import pretrain_command
 from recurrify.commands.recurrence_options import asked_recurrence
-from recurrify.console import err_console, is_first, out_console, progress_bar, say
-from recurrify.demo import run_demo
+from recurrify.console import err_console, is_first, say
 from recurrify.errors import UserError
-from recurrify.evaluate import Evaluation, memory_cost
-from recurrify.jobs import evaluation_rows, gain_row, pick_device, read_text, train_run
-from recurrify.jobs.side_by_side import held_alone
-from recurrify.recurrence import RecurrentForCausalLM, load_model, own_windows, recurrence_config
-from recurrify.recurrence.graphed_generation import graph_generation
-from recurrify.report import summary
-from recurrify.results import check_overwrites_nothing, provenance, save_result
-from recurrify.train import TrainSettings, uses_bf16
-from recurrify.train.scratch_settings import ScratchSettings
-from recurrify.windows import check_window
+from recurrify.results import check_overwrites_nothing
 
 app = typer.Typer(
     help="Give pretrained transformers a memory: recurrence between windows of text for any Hugging Face model.",
@@ -53,6 +43,12 @@ def common(
     ] = False,
 ) -> None:
     """Give pretrained transformers a memory: recurrence between windows of text for any Hugging Face model."""
+    after_import("transformers", _quieten_transformers)
+
+
+def _quieten_transformers() -> None:
+    from transformers import logging
+
     logging.set_verbosity_error()
     logging.disable_progress_bar()
 
@@ -67,6 +63,10 @@ def demo(
 
     Run again, it goes on where it stopped; a finished one only writes its page anew.
     """
+    from recurrify.demo import run_demo
+    from recurrify.jobs.side_by_side import held_alone
+    from recurrify.report import summary
+
     with held_alone(out):
         result = run_demo(out, say, live_tokens, tuple(range(seeds)), side_by_side=os.cpu_count() or 1)
     typer.echo(
@@ -116,11 +116,11 @@ def train_command(
     memory_budget: options.MemoryBudget = 1.0,
     group_by_length: options.GroupByLength = False,
     seed: options.Seed = 0,
-    symbols: options.Symbols = ScratchSettings.symbols,
-    steps: options.Steps = ScratchSettings.steps,
-    length: options.Length = ScratchSettings.length,
-    clip: options.Clip = ScratchSettings.clip,
-    weight_decay: options.WeightDecay = ScratchSettings.weight_decay,
+    symbols: options.Symbols = "bytes",
+    steps: options.Steps = 20_000,
+    length: options.Length = 512,
+    clip: options.Clip = 0.25,
+    weight_decay: options.WeightDecay = 0.0,
     recurrence_learning_rate: options.RecurrenceLearningRate = None,
     eval_batch: options.EvalBatch = None,
     eval_length: options.EvalLength = None,
@@ -142,6 +142,10 @@ def train_command(
         scratch.train_architecture(context)
         return
     recurrence = asked_recurrence(given)
+    from recurrify.jobs import train_run
+    from recurrify.recurrence import recurrence_config
+    from recurrify.train import TrainSettings
+
     recurrence_config(recurrence)  # refuses what cannot be, before anything is loaded
     run = TrainSettings.from_options(given, out=str(out), recurrence=recurrence)
     _report_training(train_run(run, say), out)
@@ -196,107 +200,20 @@ def evaluate(
     if scratch.is_evaluated_from_scratch(context):
         scratch.evaluate_architectures(context)
         return
-    where = pick_device(device)
-    half = where.type == "cuda" and uses_bf16("auto")
-    window, overlaps = _common_windows(models, window, overlap)
-    table: list[dict[str, Any]] = []
-    found: dict[str, list[Evaluation]] = {}
-    checksum = ""
-    for name in models:
-        model, tokenizer = load_model(name)
-        model.set_recurrence(window=window, overlap=overlaps[0])
-        tokens, checksum = read_text(data, split, tokenizer, say, text_field, tokens_per_document)
-        if model.mechanism is not None:
-            say(f"{name}: {memory_cost(model)}")
-        total = len(overlaps) * sum(len(document.ids) - 1 for document in tokens)
-        with progress_bar(name, total) as advance:
-            scores, found[name] = evaluation_rows(model.to(where), tokens, overlaps, advance, rows, half)
-        table += [{"model": name, "mechanism": model.recurrence.mechanism, **row} for row in scores]
-    gains = [
-        {"model": name, "against": models[0], **gain_row([reference], [evaluation])}
-        for name in models[1:]
-        for reference, evaluation in zip(found[models[0]], found[name], strict=True)
-    ]
-    _print_evaluation(table, gains)
-    if out is not None:
-        config = {"models": models, "data": data, "split": split, "window": window, "overlap": overlap}
-        config["tokens_per_document"] = tokens_per_document
-        result = {
-            "kind": "evaluation",
-            "rows": table,
-            "gains": gains,
-            "documents": {name: [one.to_dict() for one in evaluations] for name, evaluations in found.items()},
-            "provenance": provenance(config, data_checksum=checksum),
-        }
-        save_result(out, result)
-        say(f"saved {out}")
+    from recurrify.commands.evaluating import evaluate_models
 
-
-def _common_windows(models: list[str], window: int | None, overlap: list[int] | None) -> tuple[int, list[int]]:
-    """One window and the same overlaps for all models, or their perplexities could not be compared."""
-    own = [windows for windows in map(own_windows, models) if windows is not None]
-    if window is None and len({one for one, _ in own}) > 1:
-        raise UserError(f"The models were made for windows of {_list(one for one, _ in own)}: choose with --window.")
-    if overlap is None and len({one for _, one in own}) > 1:
-        raise UserError(f"The models were made for overlaps of {_list(one for _, one in own)}: choose with --overlap.")
-    if window is None:
-        window = own[0][0] if own else load_model(models[0])[0].recurrence.window
-    overlaps = overlap or [own[0][1] if own else 0]
-    for one in overlaps:
-        check_window(window, one)
-    return window, overlaps
-
-
-def _list(numbers: Iterable[int]) -> str:
-    return " and ".join(str(number) for number in sorted(set(numbers)))
-
-
-def _print_evaluation(rows: list[dict[str, Any]], gains: list[dict[str, Any]]) -> None:
-    for name in dict.fromkeys(row["model"] for row in rows):
-        own = [row for row in rows if row["model"] == name]
-        out_console.print(
-            f"{name} ({own[0]['mechanism']}), windows of {own[0]['window']}",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
-        table = Table(box=None, pad_edge=False)
-        for header in ("overlap", "ppl/word", "95 % interval", "ppl/token", "bits/char", "all FLOPs/token"):
-            table.add_column(header, justify="right", no_wrap=True)
-        for row in own:
-            low_high = row["perplexity_per_word_interval"]
-            table.add_row(
-                str(row["overlap"]),
-                _level(row["perplexity_per_word"], 2),
-                f"{_level(low_high[0], 2)} to {_level(low_high[1], 2)}" if low_high else "one document",
-                _level(row["perplexity_per_token"], 3),
-                f"{row['bits_per_character']:.4f}",
-                f"{row['full_flops_per_token']:.3g}",
-            )
-        out_console.print(table, soft_wrap=True)
-    for gain in gains:
-        span = gain["interval"]
-        if span is None:
-            text = "one document: no interval"
-        else:
-            text = f"95 % interval: {_change(span[0])} to {_change(span[1])}"
-            text += ", within noise" if gain["within_noise"] else ""
-        out_console.print(
-            f"{gain['model']} against {gain['against']} at overlap {gain['overlap']}: perplexity per word "
-            f"{_change(gain['relative_gain'])} ({text})",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
-
-
-def _level(perplexity: float, digits: int) -> str:
-    """Short enough for a line even where a model knows nothing of the text."""
-    return f"{perplexity:,.{digits}f}" if perplexity < 1e5 else f"{perplexity:.4g}"
-
-
-def _change(gain: float) -> str:
-    return f"{100 * abs(gain):.2f} % {'lower' if gain >= 0 else 'higher'}"
+    evaluate_models(
+        models,
+        data,
+        split,
+        text_field,
+        window=window,
+        overlap=overlap,
+        tokens_per_document=tokens_per_document,
+        rows=rows,
+        device=device,
+        out=out,
+    )
 
 
 @app.command()
@@ -315,41 +232,12 @@ def generate(
 ) -> None:
     """Continue a text, as far as you like, streamed as it is written."""
     text = _prompt_text(prompt, prompt_file)
-    loaded, tokenizer = load_model(model)
-    loaded = loaded.to(pick_device(device)).eval()
-    if graphs:
-        if loaded.device.type != "cuda":
-            raise UserError(f"--graphs are for CUDA GPUs, but the model is on {loaded.device.type}: leave them out.")
-        graph_generation(loaded)
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise UserError(f"The prompt is not valid text: {error}.") from error
-    inputs = tokenizer(text, return_tensors="pt", add_special_tokens=_begins_specially(tokenizer, text))
-    ids = inputs["input_ids"].to(loaded.device)
-    if ids.shape[1] == 0:
-        raise UserError("The prompt holds no token: give some text with --prompt or --prompt-file.")
-    if int(ids.max()) >= int(loaded.get_input_embeddings().num_embeddings):
-        raise UserError(f"The tokenizer of {model!r} gives token {int(ids.max())}, which the model does not know.")
-    set_seed(seed)
+    from recurrify.commands.generating import continue_text
+
     sampling = (
         {"do_sample": False} if greedy or beams > 1 else {"temperature": temperature, "top_p": top_p, "do_sample": True}
     )
-    streamer = (
-        TextStreamer(tokenizer, skip_special_tokens=True, clean_up_tokenization_spaces=False) if beams == 1 else None
-    )
-    with torch.inference_mode():
-        output = loaded.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=max_new_tokens,
-            num_beams=beams,
-            streamer=streamer,
-            pad_token_id=_pad(loaded, tokenizer),
-            **sampling,
-        )
-    if streamer is None:
-        typer.echo(tokenizer.decode(output[0], skip_special_tokens=True))
+    continue_text(model, text, max_new_tokens, sampling=sampling, beams=beams, seed=seed, graphs=graphs, device=device)
 
 
 def _prompt_text(prompt: str | None, file: Path | None) -> str:
@@ -366,18 +254,6 @@ def _prompt_text(prompt: str | None, file: Path | None) -> str:
         raise UserError(f"Could not read the prompt from {str(file)!r}: {error}.") from error
 
 
-def _begins_specially(tokenizer: Any, text: str) -> bool:
-    """Keep a begin-of-text token that the model was pretrained with, but never add an end to a prompt."""
-    ids = tokenizer(text)["input_ids"]
-    return bool(ids) and ids[0] == tokenizer.bos_token_id and ids[-1] != tokenizer.eos_token_id
-
-
-def _pad(model: RecurrentForCausalLM, tokenizer: Any) -> int:
-    end = model.generation_config.eos_token_id
-    end = end[0] if isinstance(end, list) else end
-    return tokenizer.pad_token_id if tokenizer.pad_token_id is not None else (end or 0)
-
-
 def main() -> None:
     """Run the command line; bad input is one sentence and exit code 2."""
     try:
@@ -385,7 +261,7 @@ def main() -> None:
     except UserError as error:
         err_console.print(f"Error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(2)
-    except torch.OutOfMemoryError as error:
+    except _out_of_memory() as error:
         first = str(error).splitlines()[0]
         way_out = "use a smaller --batch (with --accumulate) or --rows, a smaller --window, or --checkpoint"
         err_console.print(f"Error: the GPU's memory ran out ({first}): {way_out}.", style="red", soft_wrap=True)
@@ -396,6 +272,12 @@ def main() -> None:
                 "Stopped. What was saved is kept: a command that trains goes on from it when it is given again."
             )
         raise
+
+
+def _out_of_memory() -> tuple[type[Exception], ...]:
+    """The exception that torch has for it; as long as torch was not imported nothing has raised it."""
+    torch = sys.modules.get("torch")
+    return () if torch is None else (torch.OutOfMemoryError,)
 
 
 if __name__ == "__main__":

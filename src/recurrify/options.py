@@ -6,15 +6,12 @@ from typing import Annotated, Any
 
 import typer
 
-from recurrify.data import CORPORA
-from recurrify.data.symbols import ALPHABETS
 from recurrify.errors import UserError
-from recurrify.models.language import ARCHITECTURES
-from recurrify.recurrence import mechanism_names, shipped_names
+from recurrify.known_names import ALPHABETS, ARCHITECTURES, CORPORA, MECHANISMS, SHIPPED
 
 DECODERS_ONLY = ("kv", "rsa")
 """Mechanisms that no encoder can have."""
-MODEL_HELP = f"A Hugging Face name, a folder, a run's folder, a .gguf file, or one of {', '.join(shipped_names())}."
+MODEL_HELP = f"A Hugging Face name, a folder, a run's folder, a .gguf file, or one of {', '.join(SHIPPED)}."
 DATA_HELP = (
     "A text or JSONL file (also .gz, .xz), a folder, a Hugging Face data set (hf:owner/name[:config]), "
     f"or a corpus: {', '.join(CORPORA)}; enwik8:FILE and text8:FILE read a file of yours, the variable RECURRIFY_DATA "
@@ -40,7 +37,7 @@ def _scratch(text: str, name: str | None = None) -> Any:
 
 
 def encoder_mechanisms() -> list[str]:
-    return [name for name in mechanism_names() if name not in DECODERS_ONLY]
+    return [name for name in MECHANISMS if name not in DECODERS_ONLY]
 
 
 Model = Annotated[str, typer.Option(help=MODEL_HELP)]
@@ -53,7 +50,7 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 RunFolder = Annotated[Path, typer.Option(help="Folder of this run. The same command goes on with what is there.")]
 Valid = Annotated[str | None, typer.Option(help="Validation text, all of it, instead of the data's own split.")]
 
-Mechanism = Annotated[str, _recurrence(f"How to remember: {', '.join(mechanism_names())} (none: plain windows).")]
+Mechanism = Annotated[str, _recurrence(f"How to remember: {', '.join(MECHANISMS)} (none: plain windows).")]
 EncoderMechanism = Annotated[
     str, _recurrence(f"How to remember: {', '.join(encoder_mechanisms())} (none: plain windows).")
 ]

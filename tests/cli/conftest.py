@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from recurrify import cli
+from recurrify.commands import evaluating
 from support.commands import BUDGET, TRAINING, invoke, refused, transformers_as_before
 from support.runs import model_folder, text_folder
 
@@ -15,7 +15,7 @@ __all__ = ["refused", "transformers_as_before"]
 @pytest.fixture(autouse=True)
 def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables as in a wide terminal: a column of temporary paths needs it."""
-    monkeypatch.setattr(cli, "out_console", Console(width=400))
+    monkeypatch.setattr(evaluating, "out_console", Console(width=400))
 
 
 @pytest.fixture(scope="session")

@@ -125,9 +125,9 @@ class TestEvaluate:
         with pytest.MonkeyPatch.context() as patch:
             from rich.console import Console
 
-            from recurrify import cli
+            from recurrify.commands import evaluating
 
-            patch.setattr(cli, "out_console", Console(width=400))
+            patch.setattr(evaluating, "out_console", Console(width=400))
             said = invoke("evaluate", *models, "--data", texts, "--overlap", 0, "--overlap", 3, "--out", out)
         return said, json.loads(out.read_text())
 

@@ -398,13 +398,24 @@ class TestInterrupted:
         def interrupted(*_: Any) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(cli, "load_model", interrupted)
+        monkeypatch.setattr("recurrify.commands.evaluating.load_model", interrupted)
         monkeypatch.setattr("sys.argv", ["recurrify", "evaluate", str(base), "--data", str(texts)])
         with pytest.raises(SystemExit) as caught:
             cli.main()
         assert caught.value.code == 130
         said = " ".join(capsys.readouterr().err.split())
         assert said == "Stopped. What was saved is kept: a command that trains goes on from it when it is given again."
+
+
+def test_the_memory_of_the_gpu_runs_out(
+    refused: Refused, monkeypatch: pytest.MonkeyPatch, base: Path, texts: Path
+) -> None:
+    def too_large(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.\nAnd much more.")
+
+    monkeypatch.setattr("recurrify.commands.evaluating.load_model", too_large)
+    sentence = refused("evaluate", base, "--data", texts)
+    assert "the GPU's memory ran out (CUDA out of memory.): use a smaller --batch" in sentence
 
 
 class TestComparison:
@@ -422,6 +433,6 @@ class TestComparison:
 
 def test_two_demos_in_one_folder(refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(side_by_side, "LOCK_SECONDS", 0.0)
-    monkeypatch.setattr(cli, "run_demo", lambda *_, **__: pytest.fail("a second one was begun"))
+    monkeypatch.setattr("recurrify.demo.run_demo", lambda *_, **__: pytest.fail("a second one was begun"))
     with side_by_side.held_alone(tmp_path):
         assert "is being trained by another process" in refused("demo", "--out", tmp_path)

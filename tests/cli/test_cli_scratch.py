@@ -115,7 +115,7 @@ def test_defaults_are_the_protocol(text: Path, tmp_path: Path, monkeypatch: pyte
         asked.append(settings)
         return {"finished": False, "interrupted": False}
 
-    monkeypatch.setattr("recurrify.commands.scratch.train_scratch", train)
+    monkeypatch.setattr("recurrify.jobs.scratch.train_scratch", train)
     invoke("train", "--arch", "xl", "--data", text, "--out", tmp_path / "run")
     (settings,) = asked
     assert settings == ScratchSettings(out=str(tmp_path / "run"), arch="xl", data=str(text))

@@ -326,7 +326,7 @@ def test_the_committed_runs_are_those_of_the_same_command(planned, monkeypatch):
 def planned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Plan]:
     """What `table1 run` would do with these options."""
     plans: list[Plan] = []
-    monkeypatch.setattr("recurrify.commands.forecast_table1.run_table1", lambda plan, *_: plans.append(plan) or FOUND)
+    monkeypatch.setattr("recurrify.forecast.table1.run_table1", lambda plan, *_: plans.append(plan) or FOUND)
 
     def plan_of(*options: str) -> Plan:
         invoke("forecast", "table1", "run", "--data", tmp_path, "--device", "cpu", *options)

@@ -9,18 +9,7 @@ from recurrify import options
 from recurrify.commands.answer_table3 import table3_command
 from recurrify.console import is_first, say
 from recurrify.errors import UserError
-from recurrify.jobs import pick_device
-from recurrify.jobs.answering import (
-    PREDICTIONS_FILE,
-    answer_evaluate,
-    answer_predict,
-    answer_train,
-    write_predictions,
-)
-from recurrify.recurrence import recurrence_config
-from recurrify.recurrence.task_loading import PAPERS_ANSWERING
 from recurrify.results import check_overwrites_nothing, save_result
-from recurrify.train.answering import AnswerSettings
 
 app = typer.Typer(
     help="Question answering over contexts of several windows, each of which begins with the question.",
@@ -66,6 +55,11 @@ def train_command(
     if mechanism in options.DECODERS_ONLY:
         known = ", ".join(options.encoder_mechanisms())
         raise UserError(f"The mechanism {mechanism!r} is for decoders alone: an encoder can have {known}.")
+    from recurrify.jobs.answering import PREDICTIONS_FILE, answer_train
+    from recurrify.recurrence import recurrence_config
+    from recurrify.recurrence.task_loading import PAPERS_ANSWERING
+    from recurrify.train.answering import AnswerSettings
+
     recurrence: dict[str, Any] = dict(PAPERS_ANSWERING) if mechanism == "carry" else {"mechanism": mechanism}
     recurrence |= {"checkpoint": checkpoint} | ({} if window is None else {"window": window})
     recurrence |= dict(map(options.setting, settings or []))
@@ -92,6 +86,8 @@ def evaluate(
 ) -> None:
     """Score a trained model by the official rules: exact match and F1."""
     check_overwrites_nothing(out, data, model)
+    from recurrify.jobs import answer_evaluate, pick_device
+
     _, result, _ = answer_evaluate(model, data, say, pick_device(device), batch, longest_answer)
     typer.echo(_scores(result))
     if out is not None:
@@ -109,6 +105,9 @@ def predict(
 ) -> None:
     """Answer questions, whose answers need not be in the file, and write them in the official format."""
     check_overwrites_nothing(out, data, model)
+    from recurrify.jobs.answering import answer_predict, write_predictions
+    from recurrify.jobs.texts import pick_device
+
     answers, style = answer_predict(model, data, say, pick_device(device), batch, longest_answer)
     write_predictions(answers, style, out)
     typer.echo(f"{len(answers):,} answers: {out}")

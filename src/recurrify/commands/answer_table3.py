@@ -8,9 +8,6 @@ import typer
 
 from recurrify import options
 from recurrify.console import say
-from recurrify.experiments.published import TABLE_3
-from recurrify.jobs.answer_table3 import TABLE_FILE, Table3Plan, run_table3
-from recurrify.jobs.answer_table3_result import table3_lines
 from recurrify.results import write_whole
 
 Data = Annotated[
@@ -46,6 +43,10 @@ def table3_command(
     Articles are dealt to training, validation and test; each question's paragraph is put among those of others.
     Finished runs are skipped and stopped ones go on, so the same command can be given again at any time.
     """
+    from recurrify.experiments.published import TABLE_3
+    from recurrify.jobs.answer_table3 import TABLE_FILE, Table3Plan, run_table3
+    from recurrify.jobs.answer_table3_result import table3_lines
+
     plan = Table3Plan(
         model=model,
         data=tuple(data),

@@ -6,12 +6,11 @@ from typing import Annotated
 import typer
 
 from recurrify import options
-from recurrify.bench import KINDS, PARTS, SIZES, WAYS, Asked, run_bench
 from recurrify.console import err_console, progress_bar, say, show_table
-from recurrify.report.bench_page import PAGE, PICTURE, bench_tables, load_parts, write_bench_page
+from recurrify.known_names import BENCH_KINDS, BENCH_PARTS, BENCH_SIZES, BENCH_WAYS
 
-PARTS_HELP = "; ".join(f"**{name}**: {part.purpose}" for name, part in PARTS.items())
-SIZES_HELP = "; ".join(f"**{size.name}**: {size.purpose}" for size in SIZES.values())
+PARTS_HELP = "; ".join(f"**{name}**: {purpose}" for name, purpose in BENCH_PARTS.items())
+SIZES_HELP = "; ".join(f"**{name}**: {purpose}" for name, purpose in BENCH_SIZES.items())
 
 
 def bench_command(
@@ -24,11 +23,13 @@ def bench_command(
     ] = None,
     ways: Annotated[
         str | None,
-        typer.Option(help=f"How training steps run, of {','.join(WAYS)}; default: all on a CUDA GPU, eager on a CPU."),
+        typer.Option(
+            help=f"How training steps run, of {','.join(BENCH_WAYS)}; default: all on a CUDA GPU, eager on a CPU."
+        ),
     ] = None,
     kinds: Annotated[
         str, typer.Option(help="Of ours, what trains and scores documents; plain is always among them.")
-    ] = ",".join(KINDS),
+    ] = ",".join(BENCH_KINDS),
     budgets: Annotated[
         str,
         typer.Option(
@@ -50,6 +51,8 @@ def bench_command(
     are saved as soon as they are done; the same command goes on with what is missing.
     """
     if not page:
+        from recurrify.bench import Asked, run_bench
+
         asked = Asked(
             parts=parts or [],
             size=size,
@@ -77,6 +80,8 @@ def bench_command(
 
 
 def _show(out: Path) -> None:
+    from recurrify.report.bench_page import PAGE, PICTURE, bench_tables, load_parts, write_bench_page
+
     found = load_parts(out)
     for content in bench_tables(found):
         show_table(content.caption, content.header, content.rows, content.text_columns)

@@ -8,15 +8,7 @@ import typer
 from recurrify import options
 from recurrify.commands.recurrence_options import asked_recurrence
 from recurrify.console import is_first, say, show_table
-from recurrify.jobs import pick_device
-from recurrify.jobs.classifying import (
-    classify_evaluate,
-    classify_predict,
-    classify_train,
-)
-from recurrify.recurrence import recurrence_config
 from recurrify.results import check_overwrites_nothing, save_result
-from recurrify.train.classifying import ClassifySettings
 
 app = typer.Typer(
     help="Texts of any length into classes: by a decoder's last token, or by the first token of an encoder's windows.",
@@ -98,6 +90,10 @@ def train_command(
     """
     given = locals()
     recurrence = asked_recurrence(given)
+    from recurrify.jobs.classifying import classify_train
+    from recurrify.recurrence import recurrence_config
+    from recurrify.train.classifying import ClassifySettings
+
     recurrence_config(recurrence)  # refuses what cannot be, before anything is loaded
     run = ClassifySettings.from_options(given, out=str(out), recurrence=recurrence)
     result = classify_train(run, say)
@@ -128,6 +124,9 @@ def evaluate(
     With several, each is compared with the first, with an interval over texts.
     """
     check_overwrites_nothing(out, data, *models)
+    from recurrify.jobs.classifying import classify_evaluate
+    from recurrify.jobs.texts import pick_device
+
     result = classify_evaluate(models, data, say, pick_device(device), text_field, label_field, batch)
     _show_scores(result["rows"])
     for gain in result["gains"]:
@@ -147,6 +146,9 @@ def predict(
     device: options.Device = "auto",
 ) -> None:
     """Write each text's class and the probability of every class, one row for each text, in their order."""
+    from recurrify.jobs.classifying import classify_predict
+    from recurrify.jobs.texts import pick_device
+
     count = classify_predict(model, data, out, say, pick_device(device), text_field, batch)
     typer.echo(f"{count:,} predictions: {out}")
 

@@ -4,16 +4,18 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
 from recurrify.console import out_console, say
 from recurrify.errors import UserError
-from recurrify.experiments import BEYOND, EXPERIMENTS, SIZES, Lab, Size, run_experiments, size_named
+from recurrify.known_names import BEYOND, EXPERIMENT_SIZES
 from recurrify.options import MODEL_HELP
-from recurrify.report import write_experiments_page, write_experiments_picture
+
+if TYPE_CHECKING:
+    from recurrify.experiments import Size
 
 app = typer.Typer(
     help="Published results by name: run ours, and show both side by side.",
@@ -30,12 +32,14 @@ WIKI_HELP = (
     "Encyclopaedia text, instead of the size's own source. enwik8:FILE is also what experiments on enwik8 read; else "
     "they look into the folder that the variable RECURRIFY_DATA names, or ask the hub."
 )
-SIZE_HELP = "; ".join(f"**{size.name}**: {size.purpose}" for size in SIZES.values())
+SIZE_HELP = "; ".join(f"**{name}**: {purpose}" for name, purpose in EXPERIMENT_SIZES.items())
 
 
 @app.command(name="list")
 def list_command() -> None:
     """Every published result that can be run, and where it was published."""
+    from recurrify.experiments import EXPERIMENTS, SIZES
+
     table = Table(box=None, pad_edge=False)
     for header in ("name", "what", "published in"):
         table.add_column(header, overflow="fold")
@@ -65,6 +69,8 @@ def run(
     Finished runs are skipped and killed ones go on where they stopped, so the same command can be given again at any
     time. Rows that several experiments share are run once.
     """
+    from recurrify.experiments import Lab, run_experiments
+
     deadline = None if max_minutes is None else time.monotonic() + 60 * max_minutes
     lab = Lab(_size(size, model), root, say, books=books, wiki=wiki, jobs=jobs, deadline=deadline)
     for path in run_experiments(_chosen(names), lab):
@@ -73,12 +79,16 @@ def run(
 
 def _chosen(names: Sequence[str]) -> list[str]:
     """The names, with those that stand for several spelled out, each once."""
+    from recurrify.experiments import EXPERIMENTS
+
     published = [name for name, one in EXPERIMENTS.items() if one.later is None and name not in BEYOND]
     groups = {"all": published, "beyond": list(BEYOND)}
     return list(dict.fromkeys(one for name in names for one in groups.get(name, [name])))
 
 
-def _size(name: str, rotary_model: str | None) -> Size:
+def _size(name: str, rotary_model: str | None) -> "Size":
+    from recurrify.experiments import size_named
+
     size = size_named(name)
     if rotary_model is None:
         return size
@@ -96,6 +106,8 @@ def report(
     """One page, HTML and Markdown: ours beside published, with intervals, pictures and links to every result file."""
     if not root.is_dir():
         raise UserError(f"There is no folder {str(root)!r}: run `recurrify experiment run` first, or choose --root.")
+    from recurrify.report import write_experiments_page, write_experiments_picture
+
     folder = out or root
     for line in write_experiments_page(root, folder):
         typer.echo(line)

@@ -1,9 +1,8 @@
 """`recurrify forecast`: train, evaluate, predict and plot on any CSV with dates; and Table 1 of the RSA paper."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import pandas as pd
 import typer
 from rich.table import Table
 
@@ -11,15 +10,11 @@ from recurrify import options
 from recurrify.commands import forecast_table1
 from recurrify.console import out_console, say
 from recurrify.errors import UserError
-from recurrify.forecast.prediction import forecast_beyond, interval_endings
-from recurrify.forecast.reading import read_series
-from recurrify.forecast.running import train_run
-from recurrify.forecast.saving import load_forecaster
-from recurrify.forecast.scoring import EVALUATION_FILE, evaluate_run, file_of
-from recurrify.forecast.settings import MODELS, RECURRENCE_LEARNING_RATE, UNTRAINED, ForecastSettings, recurrence_rate
-from recurrify.jobs import pick_device
-from recurrify.report.forecast_page import write_forecast_page
+from recurrify.known_names import FORECASTERS
 from recurrify.results import check_overwrites_nothing, load_result, save_result, write_whole
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 app = typer.Typer(
     help="Forecast time series from a CSV of your own: train, evaluate, predict, plot.",
@@ -67,7 +62,7 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 
 Data = Annotated[Path, _data(CSV_HELP)]
 Out = Annotated[Path, typer.Option(help="Folder of this run. The same command goes on with what is there.")]
-Model = Annotated[str, _model(f"One of {', '.join(MODELS)}.")]
+Model = Annotated[str, _model(f"One of {', '.join(FORECASTERS)}.")]
 Horizon = Annotated[int, _data("Rows to forecast.")]
 Past = Annotated[int, _data("Rows to read.")]
 Label = Annotated[int | None, _model("Rows of the past that the decoder starts from; default: half of them.")]
@@ -152,7 +147,7 @@ def train(
     patience: Patience = 3,
     batch: Batch = 32,
     learning_rate: LearningRate = 1e-4,
-    recurrence_learning_rate: RecurrenceLearningRate = RECURRENCE_LEARNING_RATE,
+    recurrence_learning_rate: RecurrenceLearningRate = 3e-2,
     schedule: Schedule = "halve",
     halve_every: HalveEvery = 1,
     order: Order = "shuffled",
@@ -170,6 +165,10 @@ def train(
     """
     given = locals()
     _check_used(model, [name for name in given if _is_given(context, name)])
+    from recurrify.forecast import ForecastSettings, train_run
+    from recurrify.forecast.settings import recurrence_rate
+    from recurrify.jobs import pick_device
+
     changed: dict[str, Any] = {
         "data": str(data),
         "out": str(out),
@@ -185,7 +184,10 @@ def train(
         "device": str(pick_device(device)),
     }
     settings = ForecastSettings.from_options(given, **changed)
-    result = train_run(settings, say, _say_epoch)
+    _tell_training(train_run(settings, say, _say_epoch), epochs, out)
+
+
+def _tell_training(result: dict[str, Any], epochs: int, out: Path) -> None:
     if not result["finished"]:
         say(
             f"The time is up {result['stopped']}: all is saved, and the same command goes on from here; there is "
@@ -216,7 +218,7 @@ def _check_used(model: str, given: list[str]) -> None:
         unused["recurrence_rows"] = f"belongs to rsa-informer, and {model} selects no rows"
     unused |= dict.fromkeys(UNUSED.get(model, ()), f"means nothing to {model}")
     named = [name for name in given if name in unused]
-    if named and model in MODELS:
+    if named and model in FORECASTERS:
         raise UserError(f"`{named[0]}` {unused[named[0]]}: leave it out.")
 
 
@@ -250,6 +252,10 @@ def evaluate(
     """Score every window of the test part once, beside the naive forecasts, and check the intervals."""
     if other_series and data is None:
         raise UserError("`other_series` says what --data is: give a file with it, or leave it out.")
+    from recurrify.forecast import evaluate_run
+    from recurrify.forecast.settings import UNTRAINED
+    from recurrify.jobs import pick_device
+
     check_overwrites_nothing(out, data, run, _trained_on(run))
     result = evaluate_run(
         run,
@@ -283,13 +289,17 @@ def evaluate(
 
 def _trained_on(run: Path) -> Path | None:
     """The file, where it still is."""
+    from recurrify.forecast import ForecastSettings
+
     settings = ForecastSettings.read(run)
     return None if settings is None else Path(settings.data)
 
 
-def _dates(text: str | None) -> list[pd.Timestamp]:
+def _dates(text: str | None) -> "list[pd.Timestamp]":
     if text is None:
         return []
+    import pandas as pd
+
     try:
         return [pd.Timestamp(part.strip()) for part in text.split(",")]
     except ValueError:
@@ -298,6 +308,8 @@ def _dates(text: str | None) -> list[pd.Timestamp]:
 
 def _evaluation_file(result: dict[str, Any], is_other: bool) -> str:
     """Numbers of another file, or of fewer windows, do not take the place of the run's own."""
+    from recurrify.forecast.scoring import EVALUATION_FILE
+
     stem, _, ending = EVALUATION_FILE.rpartition(".")
     if is_other:
         stem += f"-{result['data']}"
@@ -315,6 +327,10 @@ def predict(
     date_column: Annotated[str | None, typer.Option(help="The column of dates; default: as in training.")] = None,
 ) -> None:
     """Forecast beyond the end of a file, with intervals, in original units."""
+    from recurrify.forecast import ForecastSettings, forecast_beyond, load_forecaster, read_series
+    from recurrify.forecast.prediction import interval_endings
+    from recurrify.forecast.scoring import file_of
+
     forecaster, settings = load_forecaster(run), ForecastSettings.read(run)
     if data is None and settings is None:
         raise UserError("Give the file to forecast from with --data.")
@@ -340,6 +356,10 @@ def plot(
     out: Annotated[Path | None, typer.Option(help="The page; default: in the first run's folder.")] = None,
 ) -> None:
     """One page: forecasts over the truth, error by horizon, and what the recurrence learned."""
+    from recurrify.forecast import load_forecaster
+    from recurrify.forecast.scoring import EVALUATION_FILE
+    from recurrify.report.forecast_page import write_forecast_page
+
     check_overwrites_nothing(out, *runs, *(_trained_on(run) for run in runs if run.is_dir()), content=b"<")
     results = []
     for run in runs:
@@ -360,6 +380,8 @@ def plot(
 
 def _names(runs: list[Path]) -> list[str]:
     """As much of the end of each path as tells it from the others; a result in a run's folder is called by that."""
+    from recurrify.forecast.scoring import EVALUATION_FILE
+
     places = []
     for run in runs:
         path = run.resolve()

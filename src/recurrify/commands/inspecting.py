@@ -7,9 +7,6 @@ import typer
 
 from recurrify import options
 from recurrify.console import say
-from recurrify.evaluate.inspection import REACH
-from recurrify.jobs.inspecting import TextChoice, inspect_text
-from recurrify.report.inspect_page import NUMBERS_FILE, inspect_lines, write_inspection
 
 TextArgument = Annotated[str, typer.Argument(metavar="TEXT", help=options.DATA_HELP)]
 Plain = Annotated[
@@ -29,7 +26,7 @@ def inspect_command(
     text_field: options.TextField = "text",
     document: Annotated[int, typer.Option(min=1, help="Which document of the text, counted from 1.")] = 1,
     tokens: Annotated[int, typer.Option(min=2, help="Read at most so many tokens.")] = 3000,
-    reach: Annotated[int, typer.Option(min=1, help="How many windows back to follow gradients.")] = REACH,
+    reach: Annotated[int, typer.Option(min=1, help="How many windows back to follow gradients.")] = 8,
     device: options.Device = "auto",
 ) -> None:
     """Show what a recurrent model makes of a text, as one HTML page: where memory helps, and what is used of it.
@@ -37,6 +34,9 @@ def inspect_command(
     Loss of each token beside the plain model's, attention on what was carried, gradients to earlier windows, and how
     the memory changes. The numbers land beside the page, as JSON with provenance.
     """
+    from recurrify.jobs.inspecting import TextChoice, inspect_text
+    from recurrify.report.inspect_page import NUMBERS_FILE, inspect_lines, write_inspection
+
     choice = TextChoice(text, split, text_field, document, tokens)
     result = inspect_text(model, choice, say, plain, reach, device)
     page = write_inspection(result, out)

@@ -6,8 +6,6 @@ import typer
 
 from recurrify import options
 from recurrify.console import is_first, say
-from recurrify.jobs import pretrain
-from recurrify.train import PretrainSettings
 
 
 def _model(text: str, **more: Any) -> Any:
@@ -80,6 +78,9 @@ def pretrain_command(
     - span: transformers, as any T5; recurrify adds no recurrence to it.
     """
     given = locals()
+    from recurrify.jobs import pretrain
+    from recurrify.train import PretrainSettings
+
     settings = PretrainSettings.from_options(given, out=str(out))
     result = pretrain(settings, say)
     found = result["validation"]

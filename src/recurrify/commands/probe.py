@@ -9,18 +9,8 @@ from typer.core import TyperGroup
 
 from recurrify import options
 from recurrify.console import out_console, progress_bar, say, show_table
-from recurrify.data.probes import SYMBOL_PROBES, symbol_probe
-from recurrify.data.probes_text import TEXT_PROBES, text_probe
 from recurrify.errors import UserError
-from recurrify.jobs.probing import (
-    SCRATCH_SIZES,
-    SYMBOLS_WINDOW,
-    SymbolTraining,
-    TextProbing,
-    probe_model,
-    probe_training,
-)
-from recurrify.report.probe_page import PAGE, PICTURE, probe_tables, write_probe_page
+from recurrify.known_names import PROBED_REPETITIONS, PROBED_SIZES, PROBED_WINDOW, SYMBOL_PROBES, TEXT_PROBES
 from recurrify.results import load_result, save_result
 
 RESULT = "result.json"
@@ -51,7 +41,7 @@ def _training(text: str, name: str | None = None) -> Any:
 
 
 def _of_scratch(what: str, name: str) -> Any:
-    return _training(f"{what} of a model from scratch, not with --model; default: {SCRATCH_SIZES[name]}.")
+    return _training(f"{what} of a model from scratch, not with --model; default: {PROBED_SIZES[name]}.")
 
 
 Tasks = Annotated[
@@ -81,6 +71,8 @@ def probe_a_model(
     Each answer is one of several candidates; the likeliest counts, so chance is known. The text is read window by
     window with carried state. Full context is the same with facts and question in one window.
     """
+    from recurrify.jobs.probing import TextProbing, probe_model
+
     settings = TextProbing(
         model=model,
         tasks=tuple(dict.fromkeys(task or TEXT_PROBES)),
@@ -96,12 +88,12 @@ def probe_a_model(
 
 @app.command()
 def train(
-    task: Annotated[str, typer.Option(help=f"One of {', '.join(SYMBOL_PROBES)}.")] = SymbolTraining.task,
+    task: Annotated[str, typer.Option(help=f"One of {', '.join(SYMBOL_PROBES)}.")] = "recall",
     task_set: Annotated[
         list[str] | None, typer.Option(help="A setting of the task, such as pairs=8 of recall; may be repeated.")
     ] = None,
     mechanism: options.Mechanism = "compress",
-    window: Annotated[int | None, typer.Option(help=f"Symbols in a window; default: {SYMBOLS_WINDOW}.")] = None,
+    window: Annotated[int | None, typer.Option(help=f"Symbols in a window; default: {PROBED_WINDOW}.")] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help="A setting of the mechanism, such as tokens=8 of memory_tokens; may be repeated."),
@@ -110,23 +102,21 @@ def train(
         str | None,
         typer.Option(help="A base to start from, whose first tokens serve as symbols; default: from scratch."),
     ] = None,
-    windows: Annotated[int, _training("The farthest distance of training, in windows.")] = SymbolTraining.windows,
+    windows: Annotated[int, _training("The farthest distance of training, in windows.")] = 10,
     distances: Distances = "1,2,5,10,20,50,100",
-    examples: Examples = SymbolTraining.examples,
+    examples: Examples = 200,
     layers: Annotated[int | None, _of_scratch("Layers", "layers")] = None,
     width: Annotated[int | None, _of_scratch("Width", "width")] = None,
     heads: Annotated[int | None, _of_scratch("Attention heads", "heads")] = None,
-    steps: Annotated[int, _training("Updates of the weights.")] = SymbolTraining.steps,
-    batch: Annotated[int, _training("Sequences in a step.")] = SymbolTraining.batch,
-    learning_rate: Annotated[float, _training("At its height.")] = SymbolTraining.learning_rate,
-    growth: Annotated[
-        float, _training("The farthest distance grows from 1 over this share of the steps.")
-    ] = SymbolTraining.growth,
+    steps: Annotated[int, _training("Updates of the weights.")] = 3000,
+    batch: Annotated[int, _training("Sequences in a step.")] = 64,
+    learning_rate: Annotated[float, _training("At its height.")] = 1e-3,
+    growth: Annotated[float, _training("The farthest distance grows from 1 over this share of the steps.")] = 0.5,
     repetitions: Annotated[
         int | None,
         _training(
             "Steps before those on stretches said twice, from which a model learns to look things up; default: "
-            f"{SymbolTraining.repetitions} from scratch, none from a base."
+            f"{PROBED_REPETITIONS} from scratch, none from a base."
         ),
     ] = None,
     seed: options.Seed = 0,
@@ -134,6 +124,8 @@ def train(
     out: OutFolder = Path("runs/probe-train"),
 ) -> None:
     """Train a small model on a task of symbols over a few windows, and test it over many more."""
+    from recurrify.jobs.probing import SymbolTraining, probe_training
+
     given = {} if window is None else {"window": window}
     training = SymbolTraining(
         task=task,
@@ -150,7 +142,7 @@ def train(
         batch=batch,
         learning_rate=learning_rate,
         growth=growth,
-        repetitions=repetitions if repetitions is not None else SymbolTraining.repetitions if model is None else 0,
+        repetitions=repetitions if repetitions is not None else PROBED_REPETITIONS if model is None else 0,
         seed=seed,
     )
     _finish(probe_training(training, say, progress_bar, device), out)
@@ -175,6 +167,9 @@ def page(
 @app.command()
 def tasks() -> None:
     """List the tasks, what they ask, the level of chance, and that of a guess among the answers that were said."""
+    from recurrify.data.probes import symbol_probe
+    from recurrify.data.probes_text import text_probe
+
     table = Table(box=None, pad_edge=False)
     for header in ("task", "kind", "chance", "guess", "asks"):
         table.add_column(header)
@@ -194,6 +189,8 @@ def _finish(result: dict[str, Any], out: Path) -> None:
 
 
 def _show(results: list[dict[str, Any]], out: Path) -> None:
+    from recurrify.report.probe_page import PAGE, PICTURE, probe_tables, write_probe_page
+
     for content in probe_tables(results):
         show_table(content.caption, content.header, content.rows, content.text_columns)
     write_probe_page(results, out)

@@ -8,13 +8,9 @@ import typer
 
 from recurrify.console import say, show_table
 from recurrify.errors import UserError
-from recurrify.jobs.scratch import is_scratch, score_run, train_scratch
-from recurrify.models.language import ARCHITECTURES, parse_settings
-from recurrify.report.scratch_page import PAGE, TEXT, write_training_page
+from recurrify.known_names import ARCHITECTURES
 from recurrify.results import provenance, save_result
-from recurrify.train.scratch_settings import ScratchSettings
 
-SETTINGS = {entry.name for entry in fields(ScratchSettings)}
 ONLY_HERE = (
     "symbols",
     "steps",
@@ -46,13 +42,19 @@ def is_from_scratch(context: typer.Context) -> bool:
             "Say what to train: a pretrained model with --model, or one from scratch with "
             f"--arch {' | '.join(ARCHITECTURES)}."
         )
+    if arch is None:
+        for name in _named(context):
+            if name in ONLY_HERE:
+                raise UserError(f"`{_option(name)}` is for models from scratch: name one with --arch, or leave it out.")
+        return False
+    from recurrify.train.scratch_settings import ScratchSettings
+
+    settings = {entry.name for entry in fields(ScratchSettings)}
     for name in _named(context):
-        if arch is None and name in ONLY_HERE:
-            raise UserError(f"`{_option(name)}` is for models from scratch: name one with --arch, or leave it out.")
-        if arch is not None and name not in SETTINGS:
+        if name not in settings:
             way_out = f"use {INSTEAD[name]}" if name in INSTEAD else "leave it out"
             raise UserError(f"`{_option(name)}` is for fine-tuning, not for `--arch` {arch}: {way_out}.")
-    return arch is not None
+    return True
 
 
 def train_architecture(context: typer.Context) -> None:
@@ -60,6 +62,10 @@ def train_architecture(context: typer.Context) -> None:
     arch = given["arch"]
     if arch not in ARCHITECTURES:
         raise UserError(f"`--arch` must be one of {', '.join(ARCHITECTURES)}: got {arch!r}.")
+    from recurrify.jobs.scratch import train_scratch
+    from recurrify.models.language import parse_settings
+    from recurrify.train.scratch_settings import ScratchSettings
+
     for name in ("settings", "eval_settings"):
         given[name] = parse_settings(arch, given.get(name) or [])
     out = Path(given["out"])
@@ -74,6 +80,8 @@ def train_architecture(context: typer.Context) -> None:
 
 def is_evaluated_from_scratch(context: typer.Context) -> bool:
     """Whether `evaluate` was given models from scratch; others beside them, and options for others, are refused."""
+    from recurrify.jobs.scratch import is_scratch
+
     models = context.params["models"]
     own = [name for name in models if is_scratch(name)]
     if not own:
@@ -93,6 +101,8 @@ def is_evaluated_from_scratch(context: typer.Context) -> bool:
 
 
 def evaluate_architectures(context: typer.Context) -> None:
+    from recurrify.jobs.scratch import score_run
+
     asked = context.params
     data, split = asked["data"], asked["split"]
     found = [
@@ -148,6 +158,8 @@ def report_command(
 
     Runs with other data, symbols or budgets are kept apart; those that differ in their seed become one row.
     """
+    from recurrify.report.scratch_page import PAGE, TEXT, write_training_page
+
     for content in write_training_page(runs, out):
         show_table(content.caption, content.header, content.rows, content.text_columns)
     typer.echo(f"page: {out / PAGE}, text: {out / TEXT}")

@@ -29,6 +29,8 @@ from recurrify.recurrence.task_heads import (
 )
 from recurrify.recurrence.task_loading import load_task_model
 
+register_with_transformers()
+
 __all__ = [
     "CarryConfig",
     "CompressConfig",

@@ -234,7 +234,7 @@ def _task_of(model: PreTrainedModel, causal: bool) -> type[RecurrentPreTrainedMo
 
 
 def register_with_transformers() -> None:
-    """Let AutoConfig and the Auto models know recurrent models; runs when recurrify is imported."""
+    """Let AutoConfig and the Auto models know recurrent models; runs once recurrify and transformers are imported."""
     AutoConfig.register(RecurrentConfig.model_type, RecurrentConfig, exist_ok=True)
     for kind, _ in _TASKS:
         kind.auto_base.register(RecurrentConfig, kind, exist_ok=True)
