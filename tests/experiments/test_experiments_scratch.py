@@ -42,7 +42,7 @@ def test_the_defaults_are_the_protocol(lab: Lab) -> None:
     """14 layers of 512, target = memory = 512, 22 lanes, 20,000 steps; the published numbers of parameters."""
     study = ScratchStudy()
     runs = {run.entrant.name: run.settings for run in runs_of(lab, protocol(study), study)}
-    assert list(runs) == ["xl", "rsa-xl", "brt"]
+    assert list(runs) == ["xl", "rsa-xl", "brt", "rsa-xl-closed"]
     for settings in runs.values():
         assert (settings.steps, settings.batch, settings.length) == (20_000, 22, 512)
         assert (settings.learning_rate, settings.schedule, settings.warmup_steps) == (2.5e-4, "cosine", 0)
@@ -56,10 +56,12 @@ def test_the_defaults_are_the_protocol(lab: Lab) -> None:
             for name, one in runs.items()
             if name != "brt"
         }
-    assert counts == {"xl": 47_880_396, "rsa-xl": 47_880_466}
+    assert counts == {"xl": 47_880_396, "rsa-xl": 47_880_466, "rsa-xl-closed": 47_880_466}
     apart = {"arch", "settings", "out"}
     alike = [{key: value for key, value in asdict(one).items() if key not in apart} for one in runs.values()]
-    assert alike[0] == alike[1] == alike[2]
+    assert alike[0] == alike[1] == alike[2] == {**alike[3], "recurrence_learning_rate": None}
+    assert alike[3]["recurrence_learning_rate"] == 1e-2
+    assert runs["rsa-xl-closed"].settings == runs["rsa-xl"].settings | {"rsa.gate_start": -3.0}
 
 
 def test_the_small_models_have_half_the_layers_and_both_widths(lab: Lab) -> None:
