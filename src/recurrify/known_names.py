@@ -1,6 +1,6 @@
 """What the pages of help list, for they are shown without loading what has it; tests hold each against that."""
 
-MECHANISMS = ("carry", "compress", "kv", "memory_tokens", "none", "rsa", "summary", "tail")
+MECHANISMS = ("carry", "compress", "kv", "lookback", "memory_tokens", "none", "rsa", "summary", "tail")
 SHIPPED = ("shipped:base", "shipped:plain", "shipped:recurrent")
 CORPORA = ("stdlib", "wikitext-103", "pg19", "enwik8", "text8")
 ALPHABETS = ("characters", "bytes", "all-bytes", "bytes-without-newlines")

@@ -9,7 +9,7 @@ import typer
 from recurrify.errors import UserError
 from recurrify.known_names import ALPHABETS, ARCHITECTURES, CORPORA, MECHANISMS, SHIPPED
 
-DECODERS_ONLY = ("kv", "rsa")
+DECODERS_ONLY = ("kv", "lookback", "rsa")
 """Mechanisms that no encoder can have."""
 MODEL_HELP = f"A Hugging Face name, a folder, a run's folder, a .gguf file, or one of {', '.join(SHIPPED)}."
 DATA_HELP = (

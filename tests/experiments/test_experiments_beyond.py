@@ -136,6 +136,23 @@ def test_the_best_by_validation_is_held_against_twice_the_papers_gain(
     assert beaten[0]["relative_gain"] == pytest.approx(1 - perplexity(2.85) / perplexity(2.9))
 
 
+def test_memories_are_scored_as_they_start_too(lab: Lab, rounds: list[list[Unit]]) -> None:
+    lab.size = replace(lab.size, beyond=replace(lab.size.beyond, untrained=("plain", "memory-tokens-2")))
+    rows, missing = beyond_mechanisms.mechanism_rows(lab)
+    assert missing == []
+    found = by_name(rows, corpus="wiki")
+    plain, memory = found["plain-untrained", 0], found["memory-tokens-2-untrained", 0]
+    assert (plain["kind"], memory["kind"]) == ("plain", "memory_tokens")
+    assert plain["runs"] == ["wiki-plain-untrained-w8-o0-s0"]
+    run = next(unit for round in rounds for unit in round if unit.name == memory["runs"][0])
+    assert run.settings.recurrence["tokens"] == 2
+    assert run.settings.max_tokens == 1
+    assert run.settings.warmup_steps >= 1  # so that its one step has a learning rate of nothing
+    assert memory["memory_gain"]["seeds"] == 1
+    assert plain["memory_gain"] is None
+    assert memory["rates"] == []
+
+
 def test_longer_windows_are_rivals_too(lab: Lab, rounds: list[list[Unit]]) -> None:
     lab.size = replace(lab.size, beyond=replace(lab.size.beyond, longer=("plain", "tail-3"), longer_window=16))
     rows, missing = beyond_mechanisms.mechanism_rows(lab)
@@ -231,8 +248,8 @@ def test_the_small_size_takes_as_many_tokens_as_is_said(lab: Lab, monkeypatch: p
         new = {unit.name: unit.settings.max_tokens or 0 for unit in own if unit.name not in seen}
         seen |= set(new)
         counts[name] = round(sum(new.values()) / 1e6)
-    assert counts == {"mechanisms": 999, "tokens": 516, "starts": 225, "frozen": 171}
-    assert max(999, 516 + 225 + 171) * 1e6 / 0.8e6 < 25 * 60
+    assert counts == {"mechanisms": 992, "tokens": 516, "starts": 225, "frozen": 202}
+    assert max(992, 516 + 225 + 202) * 1e6 / 0.8e6 < 25 * 60
     monkeypatch.setattr(beyond_rotary, "positions", lambda name: 1024)
     monkeypatch.setattr(beyond_rotary, "chosen_rate", lambda tried: min(tried))
     rotary = beyond_rotary.rotary_lab(lab)

@@ -45,10 +45,15 @@ KEPT: dict[str, dict[str, Any]] = {
     "kv_whole": {"mechanism": "kv", "keep": WINDOW, "sinks": 0},
     "kv_sliding": {"mechanism": "kv", "keep": WINDOW - 1, "sinks": 1, "sliding": True},
 }
+LOOKBACKS: dict[str, dict[str, Any]] = {
+    "lookback": {"mechanism": "lookback", "overlap": 3},
+    "lookback_whole": {"mechanism": "lookback", "keep": WINDOW, "room": 5},
+    "lookback_no_room": {"mechanism": "lookback", "room": 0},
+}
 RSA: dict[str, dict[str, Any]] = {
     "rsa": {"mechanism": "rsa", "overlap": 3, "counts": (0, 0, 0, 0, 1, 1), "dilations": (2, 3), "sharing": "pair"},
 }
-VARIANTS = CARRIES | TAILS | MEMORIES | KEPT | RSA
+VARIANTS = CARRIES | TAILS | MEMORIES | KEPT | LOOKBACKS | RSA
 EVERYWHERE: dict[str, dict[str, Any]] = {"disjoint": {}, "overlap": {"overlap": 3}, "tail": TAILS["tail_pooled"]}
 """What the costly tests put to every family."""
 MECHANISMS: dict[str, dict[str, Any]] = {
@@ -58,6 +63,7 @@ MECHANISMS: dict[str, dict[str, Any]] = {
     "summary": {"tokens": 2, "limit": 3},
     "compress": {"tokens": 2, "size": 3},
     "kv": {"keep": 3, "sinks": 1},
+    "lookback": {"keep": 3},
     # A gate that is wide open, or little of it would be seen.
     "rsa": {"counts": (1, 0, 0, 0, 0, 1), "dilations": (3,), "sharing": "none", "gate_start": 0.0},
 }
@@ -69,12 +75,13 @@ EVERY_FAMILY = [
     (family, setting) for family in DECODERS for setting in EVERYWHERE if family in VARIED or setting == "tail"
 ]
 """All of these settings for two families, and for the others the one that adds the most to a window."""
-ROTARY = [family for family in DECODERS if family not in ("gpt2", "opt")]
+ABSOLUTE = ("gpt2", "opt")
+ROTARY = [family for family in DECODERS if family not in ABSOLUTE]
 
 
 def fits(family: str, mechanism: str) -> bool:
     """Whether the mechanism is meant for such models."""
-    return family in {"kv": ROTARY, "rsa": DECODERS}.get(mechanism, DECODERS | ENCODERS)
+    return family in {"kv": ROTARY, "lookback": ABSOLUTE, "rsa": DECODERS}.get(mechanism, DECODERS | ENCODERS)
 
 
 def variants_of(*families: str) -> list[tuple[str, str]]:

@@ -43,8 +43,9 @@ def full_flops_per_token(model: PreTrainedModel, window: int | None = None, over
     if mechanism is None:
         return _layers_flops(base, window, {}) / stride + _outside_flops(base)
     if mechanism.keys_only:
-        # Queries meet kept keys and values; nothing else is multiplied.
-        per_window = _layers_flops(base, window, {}) + 4 * mechanism.slot_pairs(window) * _attention_width(base)
+        # Queries meet kept keys and values.
+        met = 4 * mechanism.slot_pairs(window) * _attention_width(base)
+        per_window = _layers_flops(base, window, {}) + met + mechanism.kept_flops()
         return per_window / stride + _outside_flops(base)
     inputs = {layer: mechanism.slots().get(layer, 0) + mechanism.inputs_behind() for layer in range(_layers(base))}
     per_window = _layers_flops(base, window, inputs) + _mechanism_flops(mechanism, base, window, stride)

@@ -73,15 +73,18 @@ def mechanism_unit(lab: Lab, corpus: str, name: str, seed: int) -> Unit | None:
 
     Those that the paper's tables have too are those very runs.
     """
-    name, more = usual_name(lab, name), longer_settings(lab, corpus, name)
-    kind = kind_of(lab, name)
-    if kind is not None:
-        return lab.unit(corpus, kind, seed=seed, **more)
-    recurrence = lab.size.beyond.mechanisms[name]
-    rate = chosen_rate(tuning(lab, family(recurrence)))
-    if rate is None:
-        return None
-    return lab.unit(corpus, "best", seed=seed, label=name, recurrence=recurrence, learning_rate=rate, **more)
+    usual, more = usual_name(lab, name), longer_settings(lab, corpus, name)
+    kind = kind_of(lab, usual)
+    if kind is None:
+        recurrence = lab.size.beyond.mechanisms[usual]
+        rate = chosen_rate(tuning(lab, family(recurrence)))
+        if rate is None:
+            return None
+        kind, more = "best", {**more, "label": usual, "recurrence": recurrence, "learning_rate": rate}
+    unit = lab.unit(corpus, kind, seed=seed, **more)
+    if name in untrained_names(lab):
+        return lab.unit(corpus, kind, seed=seed, **more | untouched(unit, name))
+    return unit
 
 
 def longer_names(lab: Lab) -> dict[str, str]:
@@ -90,9 +93,14 @@ def longer_names(lab: Lab) -> dict[str, str]:
     return {f"{name}-w{beyond.longer_window}": name for name in beyond.longer}
 
 
+def untrained_names(lab: Lab) -> dict[str, str]:
+    """What is scored as it starts too, by its name there."""
+    return {f"{name}-untrained": name for name in lab.size.beyond.untrained}
+
+
 def usual_name(lab: Lab, name: str) -> str:
-    """As it is called in windows of the usual length."""
-    return longer_names(lab).get(name, name)
+    """As it is called in windows of the usual length, trained."""
+    return (longer_names(lab) | untrained_names(lab)).get(name, name)
 
 
 def longer_settings(lab: Lab, corpus: str, name: str) -> dict[str, Any]:

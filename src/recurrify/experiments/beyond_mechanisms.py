@@ -17,19 +17,22 @@ from recurrify.experiments.beyond import (
     memory_row,
     told_rates,
     tuning,
+    untrained_names,
     usual_name,
 )
 from recurrify.experiments.beyond_rivals import matched_overlaps, overlaps_by_seed, plain_units, with_rivals
 from recurrify.experiments.catalogue import Experiment, Rows, register
 from recurrify.experiments.lab import Lab
 from recurrify.experiments.rows import SPLITS
-from recurrify.experiments.unit import Unit
+from recurrify.experiments.unit import Unit, Wanted
 
 CORPORA = ("books", "wiki")
 
 
 def seeds_of(lab: Lab, name: str) -> tuple[int, ...]:
     """Main rows take every seed."""
+    if name in untrained_names(lab):
+        return lab.size.seeds[:1]
     every = kind_of(lab, usual_name(lab, name)) is not None or usual_name(lab, name) in lab.size.beyond.seeded
     return lab.size.seeds if every else lab.size.seeds[:1]
 
@@ -49,7 +52,7 @@ def rate_units(lab: Lab) -> list[Unit]:
 
 def units_by_name(lab: Lab, corpus: str) -> dict[str, list[Unit]]:
     """Plain windows and all memories that have a learning rate."""
-    names = (PLAIN, *lab.size.beyond.mechanisms, *longer_names(lab))
+    names = (PLAIN, *lab.size.beyond.mechanisms, *longer_names(lab), *untrained_names(lab))
     found = {name: units_of(lab, corpus, name) for name in names}
     return {name: units for name, units in found.items() if units}
 
@@ -58,8 +61,14 @@ def main_units(lab: Lab) -> list[Unit]:
     """Memories, and plain windows at all overlaps but those that match a memory, which are told by its scores."""
     wanted = [lab.wanted(split, 0) for split in SPLITS]
     overlaps = [lab.wanted(split, overlap) for overlap in all_overlaps(lab) for split in SPLITS]
+
+    def scores(name: str) -> list[Wanted]:
+        if usual_name(lab, name) != PLAIN:
+            return [*wanted, control(lab)]
+        return wanted if name in untrained_names(lab) else overlaps
+
     return [
-        unit.with_scores(overlaps if usual_name(lab, name) == PLAIN else [*wanted, control(lab)])
+        unit.with_scores(scores(name))
         for corpus in CORPORA
         for name, units in units_by_name(lab, corpus).items()
         for unit in units
@@ -115,14 +124,15 @@ def rows_of(lab: Lab, overlaps: dict[int, list[int]]) -> Iterator[tuple[str, int
     """Names and overlaps, plain windows with all that they have at some seed."""
     yield from ((PLAIN, overlap) for overlap in sorted({o for own in overlaps.values() for o in own}))
     yield from ((name, 0) for name in lab.size.beyond.mechanisms)
+    yield from ((name, 0) for name in untrained_names(lab))
     for name in longer_names(lab):
         yield from ((name, overlap) for overlap in (all_overlaps(lab) if name in longer_plain(lab) else [0]))
 
 
 def rates_tried(lab: Lab, name: str) -> list[dict[str, Any]]:
     """What the learning rate was chosen from; plain windows' is in the experiment on the paper's kinds."""
-    name = usual_name(lab, name)
-    if name == PLAIN:
+    trained, name = name not in untrained_names(lab), usual_name(lab, name)
+    if name == PLAIN or not trained:
         return []
     return told_rates(tuning(lab, family(lab.size.beyond.mechanisms[name])))
 

@@ -1,7 +1,7 @@
 """What goes beyond the papers, by size: which mechanisms at which sizes, how many tokens, which rotary model.
 
 Tokens of the small size, each run's own training tokens added up (16 M on books, 6 M on wiki text; scores come on top):
-`mechanisms` 999 M (75 M of them choose learning rates), `starts` 225 M, `frozen` 171 M, `tokens` 516 M: 1.91 G, at
+`mechanisms` 992 M (90 M of them choose learning rates), `starts` 225 M, `frozen` 202 M, `tokens` 516 M: 1.94 G, at
 0.8 to 1.2 M tokens per second side by side on one H200. Before them come the base, 100 M, learning rates of the
 paper's kinds, 45 M, and the choice of the best mechanism, 15 M. Rows of plain windows, the paper's carry and the best
 tail are those of `table1` and `table2`: where these have been run before, 198 M less. `unfamiliar` and `rotary` are
@@ -21,6 +21,10 @@ WHOLE_WINDOW = "window"
 
 def tail(size: int, **more: Any) -> Recurrence:
     return {"mechanism": "tail", "tail": size, "pooled_slots": 1, **more}
+
+
+def lookback(keep: int) -> Recurrence:
+    return {"mechanism": "lookback", "keep": keep}
 
 
 def memory_tokens(tokens: int, **more: Any) -> Recurrence:
@@ -46,10 +50,11 @@ MECHANISMS: dict[str, Recurrence] = {
     "tail-16": tail(16),
     "tail-32": tail(32),
     "tail-64": tail(64),
-    "tail-128": tail(128),
     "tail-256": tail(256),
     "gated-tail-16": tail(16, gated=True),
     "gated-tail-64": tail(64, gated=True),
+    "lookback-64": lookback(64),
+    "lookback-256": lookback(256),
     "memory-tokens-4": memory_tokens(4),
     "memory-tokens-16": memory_tokens(16),
     "gated-memory-tokens-16": memory_tokens(16, gated=True),
@@ -78,10 +83,20 @@ class Beyond:
     """By name; each one's size is part of the name."""
     seeded: tuple[str, ...] = ()
     """Names that take every seed, as plain windows, the paper's mechanism and the best do."""
-    longer: tuple[str, ...] = ("plain", "tail-256")
+    longer: tuple[str, ...] = ("plain", "lookback-256")
     """Names, plain windows among them, that are trained in longer windows too."""
     longer_window: int = 600
-    frozen: tuple[str, ...] = ("carry-1", "tail-16", "tail-64", "memory-tokens-16", "summary-16", "compress-32")
+    untrained: tuple[str, ...] = ()
+    """Names, plain windows among them, that are also scored as they start."""
+    frozen: tuple[str, ...] = (
+        "carry-1",
+        "tail-16",
+        "tail-64",
+        "lookback-64",
+        "memory-tokens-16",
+        "summary-16",
+        "compress-32",
+    )
     """Names of mechanisms that are trained on a frozen base too."""
     frozen_candidates: tuple[float, ...] = (3e-4, 1e-3, 3e-3)
     """Learning rates of added weights on a frozen base."""
@@ -110,17 +125,18 @@ class Beyond:
     """How much of each test document is scored; None is all of it."""
 
 
-PAPER = Beyond(seeded=tuple(MECHANISMS))
+UNTRAINED = ("plain", "lookback-64", "lookback-256")
+PAPER = Beyond(seeded=tuple(MECHANISMS), untrained=UNTRAINED)
 SMALL = Beyond(
     seeded=(
         "tail-64",
-        "tail-256",
-        "gated-tail-64",
+        "lookback-256",
         "memory-tokens-16",
         "gated-memory-tokens-16",
         "summary-16",
         "compress-32",
     ),
+    untrained=UNTRAINED,
     # A base of 135 M parameters: fewer tokens.
     rotary_training={"max_tokens": 5_000_000, "valid_every": 2_500_000, "warmup_steps": 20, "compile": "auto"},
     rotary_tuning_tokens=1_500_000,
@@ -132,11 +148,13 @@ TINY = Beyond(
         "tail-4": tail(4),
         "tail-16": tail(16),
         "gated-tail-4": tail(4, gated=True),
+        "lookback-16": lookback(16),
         "memory-tokens-4": memory_tokens(4),
         "summary-4": summary(4),
         "compress-8": compress(8),
     },
     longer=("plain", "tail-16"),
+    untrained=("plain", "lookback-16"),
     longer_window=96,
     frozen=("carry-1", "tail-16", "memory-tokens-4"),
     frozen_candidates=(1e-3, 1e-2),

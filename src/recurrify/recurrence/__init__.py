@@ -14,6 +14,7 @@ from recurrify.recurrence.heads import (
 )
 from recurrify.recurrence.kv import KVConfig
 from recurrify.recurrence.loading import load_model, model_tokenizer, own_windows, shipped_names
+from recurrify.recurrence.lookback import LookbackConfig
 from recurrify.recurrence.mechanism import NoRecurrence, RecurrenceConfig, mechanism_names, recurrence_config
 from recurrify.recurrence.memory_tokens import MemoryTokensConfig
 from recurrify.recurrence.model import RecurrentOutput, RecurrentPreTrainedModel
@@ -37,6 +38,7 @@ __all__ = [
     "Embedding",
     "Family",
     "KVConfig",
+    "LookbackConfig",
     "MemoryTokensConfig",
     "NoRecurrence",
     "RSARecurrenceConfig",

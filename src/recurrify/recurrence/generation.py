@@ -191,11 +191,11 @@ def _one_token(
     anybody = bool(live.any())
     traffic = model.traffic(live if anybody else torch.ones_like(live))
     traffic.cached_slots = buffers.slots
-    first = model.mechanism.first_position() if model.mechanism is not None else 0
     allowed = torch.arange(buffers.window, device=model.device)[None] <= places[:, None]
     # To be added, though a boolean one would do: fused attention would turn it into that anew in each layer.
     mask = aligned(as_mask(allowed, True, model.dtype)[:, None, None])
     past = Past(None, None)
+    first: int | Tensor = 0
     if not anybody:  # made on the device: a graph cannot wait for what comes from the host
         traffic.live = torch.zeros(len(active), dtype=torch.bool, device=model.device)
     elif model.mechanism is not None and memory is not None:
@@ -204,6 +204,7 @@ def _one_token(
     if model.mechanism is not None:
         traffic.mix = model.mechanism.mix(past, tokens=places)
         traffic.seen_slots = model.mechanism.sees_slots(places)
+        first = model.mechanism.first_positions(past)
     return run_backbone(
         model.base,
         traffic,

@@ -107,17 +107,10 @@ class KV(Mechanism):
 
     def prepare(self, base: PreTrainedModel, inputs: dict[str, Any], past: Past, notes: Notes | None) -> dict[str, Any]:
         ids: Tensor = inputs["input_ids"]
-        cache = inputs.get("past_key_values")
-        if cache is None:
-            cache = DynamicCache()
-        mask = None
-        if past.memory is not None:
-            for layer in range(self.layers):
-                cache.update(*past.memory[:, layer].unbind(1), layer)
-            if self.config.sliding:
-                mask = self._band(base, ids, past.live)
-            elif past.live is not None:
-                mask = torch.cat([past.live[:, None].expand(-1, self.kept), torch.ones_like(ids)], dim=1)
+        cache = with_kept(inputs.get("past_key_values"), past)
+        mask = mask_of_kept(past, ids, self.kept)
+        if past.memory is not None and self.config.sliding:
+            mask = self._band(base, ids, past.live)
         if notes is not None:
             assert isinstance(notes, KeysAndValues)
             notes.cache, notes.turn = cache, partial(turn_keys, base)
@@ -147,13 +140,29 @@ class KV(Mechanism):
         return torch.cat([first, last], dim=-2)
 
 
+def with_kept(cache: DynamicCache | None, past: Past) -> DynamicCache:
+    """The cache, or a new one, with the keys and values of a memory (B, L, 2, H, C, D) as its first."""
+    cache = DynamicCache() if cache is None else cache
+    if past.memory is not None:
+        for layer, kept in enumerate(past.memory.unbind(1)):
+            cache.update(*kept.unbind(1), layer)
+    return cache
+
+
+def mask_of_kept(past: Past, ids: Tensor, kept: int) -> Tensor | None:
+    """(B, C + N): what is there to see for rows of which only some have a memory; None where it is all."""
+    if past.memory is None or past.live is None:
+        return None
+    return torch.cat([past.live[:, None].expand(-1, kept), torch.ones_like(ids)], dim=1)
+
+
 def check_rotary(config: PretrainedConfig) -> None:
     """Refuse a base whose positions cannot be turned."""
     if not family_of(config).rotary:
         raise UserError(
             f"The mechanism 'kv' needs a model with rotary positions, which {config.model_type!r} models do not "
             "have: with absolute positions, what was kept would stand where the window's own tokens stand. "
-            "Choose another, such as 'tail'."
+            "Choose another, such as 'lookback' or 'tail'."
         )
 
 

@@ -93,6 +93,10 @@ class Mechanism(nn.Module, ABC):
         """Called once, where recurrence is added to a trained base: `neutral` holds, for each layer, an input that the
         base makes little of. A mechanism that starts from it leaves the base at first nearly as good as it was."""
 
+    def learn_from(self, base: PreTrainedModel) -> None:
+        """Called once, where recurrence is added to a trained base: for a mechanism that starts with what the base
+        itself computes."""
+
     def windows_changed(self, config: RecurrenceConfig) -> None:
         """Called where a finished model's text is to be cut otherwise: `config` is the one the mechanism was built with
         but for what `RecurrenceConfig` itself has."""
@@ -104,6 +108,10 @@ class Mechanism(nn.Module, ABC):
     def slot_pairs(self, window: int) -> int:
         """How many pairs of a token and a slot attention computes in a window, all layers together."""
         return window * sum(self.slots().values())
+
+    def kept_flops(self) -> int:
+        """How many operations a mechanism of keys only spends on them in each window."""
+        return 0
 
     def sees_slots(self, places: Tensor) -> Tensor | None:
         """Which of the slots (tokens, count) are seen from these places of a window; None: all of them."""
@@ -133,8 +141,12 @@ class Mechanism(nn.Module, ABC):
         return None
 
     def first_position(self) -> int:
-        """The position of a window's first token."""
+        """The position of a window's first token, where that is not the same for all windows the highest."""
         return 0
+
+    def first_positions(self, past: Past) -> int | Tensor:
+        """The same for windows with this past, or (rows, 1) for each of them."""
+        return self.first_position()
 
     def prepare(
         self, base: PreTrainedModel, inputs: dict[str, Any], past: Past, notes: "Notes | None"

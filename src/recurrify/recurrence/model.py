@@ -105,6 +105,7 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
             neutral = neutral_inputs(base)
             if neutral is not None:
                 self.mechanism.start_from(neutral)
+                self.mechanism.learn_from(base)
         self.post_init()
 
     def init_weights(self) -> None:

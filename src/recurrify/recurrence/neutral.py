@@ -6,14 +6,16 @@ nothing the model knows, however faint (the layers' norms make faint inputs as l
 everywhere and undoes much of what was learned.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 
 from recurrify.recurrence.families import family_of
 
 PROBES = 64
-"""First tokens to average over."""
+"""First tokens, and texts, to average over."""
 
 
 @torch.no_grad()
@@ -29,19 +31,36 @@ def neutral_inputs(base: PreTrainedModel) -> list[Tensor] | None:
         hidden = args[0] if args else kwargs["hidden_states"]
         seen.append(hidden[:, 0].detach().float().mean(0))
 
-    modes = [(module, module.training) for module in base.modules()]
     hooks = [layer.register_forward_pre_hook(keep, with_kwargs=True) for layer in layers]
-    base.eval()
     try:
         ids = first_tokens(base.config).to(device)[:, None]
-        # With a mask, or transformers would warn that a token might be padding.
-        base.base_model(input_ids=ids, attention_mask=torch.ones_like(ids))
+        _run(base, ids)
     finally:
         for hook in hooks:
             hook.remove()
+    return seen
+
+
+@torch.no_grad()
+def mean_keys(base: PreTrainedModel, length: int) -> Tensor:
+    """(layers, heads, length, size): the mean key at each position of texts of tokens drawn at random."""
+    drawn = torch.Generator().manual_seed(0)
+    ids = torch.randint(base.config.vocab_size, (PROBES, length), generator=drawn).to(base.device)
+    cache = DynamicCache()
+    _run(base, ids, past_key_values=cache, use_cache=True)
+    return torch.stack([layer.keys.float().mean(0) for layer in cache.layers])
+
+
+def _run(base: PreTrainedModel, ids: Tensor, **more: Any) -> None:
+    """As it is used, whatever mode it is in."""
+    modes = [(module, module.training) for module in base.modules()]
+    base.eval()
+    try:
+        # With a mask, or transformers would warn that a token might be padding.
+        base.base_model(input_ids=ids, attention_mask=torch.ones_like(ids), **more)
+    finally:
         for module, training in modes:
             module.training = training
-    return seen
 
 
 def first_tokens(config: PretrainedConfig) -> Tensor:

@@ -17,6 +17,7 @@ STYLES = {  # colour of the palette, line, marker
     "carry": ("recurrent", "-", "o"),
     "tail": ("best", "-", "^"),
     "gated tail": ("best", ":", "v"),
+    "lookback": ("best", "--", "*"),
     "memory_tokens": ("xlnet", "-.", "D"),
     "summary": ("xlnet", ":", "P"),
     "compress": ("ink", "-", "X"),

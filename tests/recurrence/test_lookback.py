@@ -1,0 +1,187 @@
+"""Kept keys that are moved: against a description in plain tensor operations, against the base over the whole text
+where positions say nothing, and of use before anything is trained."""
+
+from types import SimpleNamespace as Settings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import gelu, layer_norm
+
+from recurrify import UserError, add_recurrence
+from recurrify.evaluate import evaluate_documents, full_flops_per_token, memory_cost
+from recurrify.jobs import read_text
+from recurrify.recurrence import load_model
+from recurrify.recurrence.neutral import mean_keys
+from support.checks import (
+    ABSOLUTE,
+    LOOKBACKS,
+    ROTARY,
+    WINDOW,
+    assert_close,
+    assert_equals_reference,
+    assert_works_in_half_precision,
+    config,
+    recurrent,
+)
+from support.models import ENCODERS, text, tiny
+from support.reference import attend
+
+
+def run(w: dict[str, Tensor], s: Settings, c: Any, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits of the whole text and the memory left behind."""
+    start, done, memory, logits = 0, 0, None, []
+    while done < ids.shape[1]:
+        piece = ids[:, start : start + s.window]
+        x, keys, values = window(w, s, c, piece, memory)
+        logits.append(norm(w, "base.transformer.ln_f", x)[:, done - start :] @ w["base.transformer.wte.weight"].T)
+        if piece.shape[1] == s.window:
+            span = slice(s.window - s.overlap - s.keep, s.window - s.overlap)
+            shift = w["mechanism.shifts"][0 if memory is None else 1]
+            memory = torch.stack(
+                [
+                    torch.stack([k[:, :, span] @ maps[0] + moved, v[:, :, span] @ maps[1]], 1)
+                    for k, v, maps, moved in zip(keys, values, w["mechanism.maps"], shift, strict=True)
+                ],
+                1,
+            )
+        done, start = start + piece.shape[1], start + s.window - s.overlap
+    assert memory is not None
+    return torch.cat(logits, 1), memory
+
+
+def window(w: dict[str, Tensor], s: Settings, c: Any, ids: Tensor, memory: Tensor | None) -> tuple[Tensor, list, list]:
+    """What the last layer makes of a window, and the window's own keys and values in each layer."""
+    first, keys, values = 0 if memory is None else s.room, [], []
+    x = w["base.transformer.wte.weight"][ids] + w["base.transformer.wpe.weight"][first : first + ids.shape[1]]
+    for number in range(c.n_layer):
+        block = f"base.transformer.h.{number}"
+        q, k, v = linear(w, f"{block}.attn.c_attn", norm(w, f"{block}.ln_1", x)).split(c.n_embd, -1)
+        q, k, v = (part.unflatten(-1, (c.n_head, -1)).transpose(1, 2) for part in (q, k, v))
+        keys.append(k)
+        values.append(v)
+        if memory is not None:
+            k, v = torch.cat([memory[:, number, 0], k], 2), torch.cat([memory[:, number, 1], v], 2)
+        x = x + linear(w, f"{block}.attn.c_proj", attend(q, k, v))
+        inner = gelu(linear(w, f"{block}.mlp.c_fc", norm(w, f"{block}.ln_2", x)), approximate="tanh")
+        x = x + linear(w, f"{block}.mlp.c_proj", inner)
+    return x, keys, values
+
+
+def norm(w: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
+    return layer_norm(x, x.shape[-1:], w[f"{name}.weight"], w[f"{name}.bias"], 1e-5)
+
+
+def linear(w: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
+    return x @ w[f"{name}.weight"] + w[f"{name}.bias"]
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+@pytest.mark.parametrize("variant", LOOKBACKS)
+def test_equals_the_description(variant: str, training: bool) -> None:
+    model = recurrent("gpt2", base={"dtype": torch.double}, **LOOKBACKS[variant]).train(training)
+    settings = Settings(**vars(model.recurrence) | {"room": model.mechanism.room})
+    ids = text(2, 28)
+    logits, memory = run(dict(model.named_parameters()), settings, model.base.config, ids)
+    assert_equals_reference(model, ids, logits, memory)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ABSOLUTE)
+def test_where_positions_say_nothing_two_windows_are_one_text(family: str) -> None:
+    """A causal model's keys do not depend on what follows; unmoved and all kept, they are the base's own."""
+    base = tiny(family)
+    (table,) = (module for name, module in base.named_modules() if name.endswith(("wpe", "embed_positions")))
+    table.weight.zero_()
+    model = add_recurrence(base, config("lookback", keep=WINDOW, moved_start=False)).eval()
+    ids = text(2, 2 * WINDOW)
+    assert_close(model(ids).logits, model.base(ids).logits)
+
+
+@torch.no_grad()
+def test_keys_that_only_tell_their_place_are_moved_to_where_they_are_taken_to_stand() -> None:
+    """Of a text that is the same token throughout, in the first layer, a key is its token's part and its place's."""
+    base = tiny("gpt2")
+    base.transformer.wte.weight.zero_()
+    model = add_recurrence(base, config("lookback", keep=4, room=5)).eval()
+    expected = mean_keys(base, WINDOW + 5)[0][:, 1:5]
+    for windows in (1, 2, 3):
+        assert_close(model(text(1, windows * WINDOW)).state.memory[0, 0, 0], expected)
+
+
+@pytest.fixture(scope="module")
+def loss_of() -> Any:
+    tokenizer = load_model("shipped:base")[1]
+    documents = read_text("stdlib", "valid", tokenizer, lambda text: None, tokens_per_document=400)[0][:8]
+
+    def loss(**make_up: Any) -> tuple[float, float]:
+        model = load_model("shipped:base", {**make_up, "window": 64})[0]
+        found = evaluate_documents(model, documents)
+        return found.total_nll / int(found.tokens.sum()), full_flops_per_token(model)
+
+    return loss
+
+
+def test_it_remembers_before_anything_is_trained(loss_of: Any) -> None:
+    """Better than plain windows that share half of their tokens, which take far more operations."""
+    plain, _ = loss_of(mechanism="none")
+    shared, dear = loss_of(mechanism="none", overlap=32)
+    ours, cheap = loss_of(mechanism="lookback", keep=64)
+    unmoved, _ = loss_of(mechanism="lookback", keep=64, moved_start=False)
+    assert plain > shared > ours
+    assert ours < plain - 0.1
+    assert unmoved > plain
+    assert cheap < 0.7 * dear
+
+
+def test_room_is_half_of_what_is_kept_or_what_the_base_has_left() -> None:
+    base = {"max_position_embeddings": 12}
+    assert recurrent("gpt2", mechanism="lookback", keep=6).mechanism.room == 3
+    assert recurrent("gpt2", base=base, mechanism="lookback", keep=6, window=10).mechanism.room == 2
+    assert recurrent("gpt2", base=base, mechanism="lookback", keep=6, window=12).mechanism.room == 0
+    assert recurrent("gpt2", mechanism="lookback", keep=6, room=0).mechanism.room == 0
+
+
+def test_what_it_takes() -> None:
+    """Pairs of a token and a key, and the maps; a tail of as many takes its way through the layers besides."""
+    model = recurrent("gpt2", mechanism="lookback", keep=6)
+    cost, layers, width, size = memory_cost(model), 3, 16, 8
+    pairs, maps = 4 * WINDOW * 6 * layers * width, 2 * 2 * layers * 6 * width * size
+    assert cost.extra_flops_per_token == pytest.approx((pairs + maps) / WINDOW)
+    assert cost.state_floats == model(text(1, WINDOW)).state.memory.numel()
+    assert cost.added_parameters == 2 * layers * width * size + 2 * layers * width * 6
+
+
+@pytest.mark.parametrize("how", ["half", "autocast"])
+def test_half_precision(how: str) -> None:
+    assert_works_in_half_precision(recurrent("gpt2", **LOOKBACKS["lookback"]), how)
+
+
+class TestRefusals:
+    @pytest.mark.parametrize("family", [*ROTARY, *ENCODERS])
+    def test_other_models(self, family: str) -> None:
+        instead = "'kv'" if family in ROTARY else "another, such as 'tail'"
+        with pytest.raises(UserError, match=rf"'lookback' is for decoders with absolute positions.*choose {instead}"):
+            add_recurrence(tiny(family), config("lookback"))
+
+    @pytest.mark.parametrize(
+        ("settings", "sentence"),
+        [
+            ({"keep": 0}, "keep=0"),
+            ({"room": -1}, "room=-1"),
+            ({"moved_start": 1}, "`moved_start` must be True or False"),
+            ({"keep": 9}, "`keep` is 9, .* only 8 positions .*keep=8 or less"),
+            ({"overlap": 6}, "`keep` is 3, .* only 2 positions .*overlap=6.*keep=2 or less"),
+        ],
+        ids=str,
+    )
+    def test_bad_settings(self, settings: dict[str, Any], sentence: str) -> None:
+        with pytest.raises(UserError, match=sentence) as caught:
+            config("lookback", **settings)
+        assert str(caught.value).endswith(".")
+
+    def test_more_positions_than_there_are(self) -> None:
+        base = tiny("gpt2", max_position_embeddings=11)
+        with pytest.raises(UserError, match=r"`window` is 8 behind 4 kept ones, .* only 11 positions: .*window=7"):
+            add_recurrence(base, config("lookback", room=4))
