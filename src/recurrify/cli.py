@@ -13,6 +13,7 @@ import typer
 from recurrify import __version__, options
 from recurrify.after_import import after_import
 from recurrify.commands import answer, classify, experiment, forecast, probe, scratch
+from recurrify.commands.adding import add_command
 from recurrify.commands.bench import bench_command
 from recurrify.commands.inspecting import inspect_command
 from recurrify.commands.pretrain import pretrain_command
@@ -164,6 +165,7 @@ def _report_training(result: dict[str, Any], out: Path) -> None:
         typer.echo(f"model: {out / 'model'}")
 
 
+app.command(name="add")(add_command)
 app.command(name="pretrain")(pretrain_command)
 app.command(name="bench")(bench_command)
 app.command(name="inspect")(inspect_command)

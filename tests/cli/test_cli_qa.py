@@ -156,7 +156,7 @@ def test_any_setting_of_a_mechanism(folder: Path, tmp_path: Path) -> None:
 def test_the_mechanisms_that_are_offered_work_with_encoders() -> None:
     base = tiny("bert", "masked")
     for name in mechanism_names():
-        sizes = {"kv": {"keep": 2, "sinks": 1}, "tail": {"tail": 2}}.get(name, {})
+        sizes = {"kv": {"keep": 2, "sinks": 1}, "lookback": {"keep": 2}, "tail": {"tail": 2}}.get(name, {})
         config = recurrence_config({"mechanism": name, "window": 16, **sizes})
         if name in encoder_mechanisms():
             assert add_recurrence(base, config).recurrence == config

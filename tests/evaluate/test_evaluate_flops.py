@@ -166,18 +166,21 @@ def model_statistics(model: Any) -> tuple[torch.Tensor, ...]:
 @pytest.mark.parametrize("overlap", [0, 4])
 @pytest.mark.parametrize("mechanism", sorted(set(mechanism_names()) - {"none"}))
 def test_what_memory_adds_is_what_torch_counts(mechanism: str, overlap: int) -> None:
-    base = LlamaForCausalLM(
-        LlamaConfig(**small(intermediate_size=24, num_key_value_heads=1), attn_implementation="eager")
-    )
+    if mechanism == "lookback":  # for absolute positions alone
+        base: Any = GPT2LMHeadModel(GPT2Config(**small(), attn_implementation="eager"))
+    else:
+        grouped = small(intermediate_size=24, num_key_value_heads=1)
+        base = LlamaForCausalLM(LlamaConfig(**grouped, attn_implementation="eager"))
     plain = add_recurrence(base, NoRecurrence(window=10, overlap=overlap))
-    settings = {"tail": {"tail": 3}, "kv": {"keep": 3, "sinks": 1}}.get(mechanism, {})
+    sizes = {"tail": {"tail": 3}, "kv": {"keep": 3, "sinks": 1}, "lookback": {"keep": 3}}
+    settings = sizes.get(mechanism, {})
     config = recurrence_config({"mechanism": mechanism, "window": 10, "overlap": overlap, **settings})
     model = add_recurrence(base, config).eval()
     ids = torch.arange(10)[None]
     with torch.no_grad():
         memory = model(ids).state.memory
     found = counted(model, ids, memory) - counted(plain, ids, None)
-    extra = {} if mechanism == "kv" else model.mechanism.slots()
+    extra = {} if model.mechanism.keys_only else model.mechanism.slots()
     lengths = [10 + extra.get(layer, 0) + model.mechanism.inputs_behind() for layer in range(2)]
     masked = sum(2 * (length**2 - 10**2) * 16 for length in lengths)
     cost = memory_cost(model)

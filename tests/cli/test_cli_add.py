@@ -1,0 +1,50 @@
+"""`recurrify add`: a memory without training, from the command line to a model that transformers loads."""
+
+import json
+from pathlib import Path
+
+from recurrify.recurrence import load_model
+from support.commands import TRAINING, Command, invoke
+from support.runs import model_folder
+
+
+def test_a_memory_that_was_added_is_of_use(tmp_path: Path) -> None:
+    out, result = tmp_path / "memory", tmp_path / "scores.json"
+    said = invoke("add", "--model", "shipped:base", "--window", 64, "--set", "keep=64", "--out", out)
+    assert f"model: {out}" in said
+    model, _ = load_model(str(out))
+    assert (model.recurrence.mechanism, model.recurrence.window) == ("lookback", 64)
+    scored = ["--data", "stdlib", "--window", 64, "--tokens-per-document", 200, "--out", result]
+    said = invoke("evaluate", "shipped:base", out, *scored)
+    assert "lower" in said
+    (gain,) = json.loads(result.read_text())["gains"]
+    assert gain["relative_gain"] > 0.1
+    assert not gain["within_noise"]
+
+
+def test_training_goes_on_from_it(base: Path, texts: Path, tmp_path: Path) -> None:
+    start, out = tmp_path / "start", tmp_path / "run"
+    invoke("add", "--model", base, "--window", 8, "--set", "keep=3", "--out", start)
+    invoke(
+        *("train", "--model", start, "--mechanism", "lookback", "--set", "keep=3", "--data", texts, "--out", out),
+        *(*TRAINING, "--max-tokens", 500),
+    )
+    before, after = (load_model(str(folder))[0].mechanism.shifts for folder in (start, out))
+    assert not (before == after).all()
+    assert (before - after).abs().max() < 0.2
+
+
+def test_refusals(refused: Command, base: Path, tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    there.mkdir()
+    (there / "mine.txt").write_text("mine")
+    sentence = refused("add", "--model", base, "--window", 8, "--set", "keep=3", "--out", there)
+    assert f"'{there}' is there already" in sentence
+    assert [path.name for path in there.iterdir()] == ["mine.txt"]
+    out = tmp_path / "new"
+    assert "`keep` is 64" in refused("add", "--model", base, "--window", 8, "--out", out)
+    assert "'telepathy'" in refused("add", "--model", base, "--mechanism", "telepathy", "--out", out)
+    llama = model_folder(tmp_path / "llama", "llama")
+    sentence = refused("add", "--model", llama, "--window", 8, "--set", "keep=3", "--out", out)
+    assert "choose 'kv', which can turn their keys" in sentence
+    assert not out.exists()
