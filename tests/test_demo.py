@@ -213,7 +213,7 @@ def test_a_stopped_demo_goes_on(
     monkeypatch.setattr(console, "LINE_SECONDS", 0)
     result = run_demo(tmp_path / "run", lambda text: None, live_tokens=LIVE_TOKENS, seeds=(0,), test_tokens=200)
     assert "\nevaluating: 10,149 of 10,149, 100 %, 0.0 min left\n" in capsys.readouterr().err
-    assert kinds == ["none", "tail", "tail"]
+    assert kinds == ["none", "lookback", "lookback"]
     assert result["continuations"] == []
     assert (tmp_path / "run" / "index.html").is_file()
 

@@ -3,14 +3,16 @@
     python tools/measure_lookback.py --out results/lookback.json
 
 The shipped base on the test part of Python's own standard library, unless another model and text are named as
-`recurrify train` names them. The same tokens are scored everywhere; intervals are those of paired gains over plain
-windows without overlap, by documents. Minutes on two cores.
+`recurrify train` names them. Once in windows of --window tokens, once in as long ones as the base's positions allow:
+there `lookback` has to leave some of them for what it keeps. The same tokens are scored everywhere; intervals are those
+of paired gains over plain windows without overlap, by documents. Minutes on two cores.
 """
 
 import argparse
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +24,26 @@ from recurrify.recurrence import load_model
 from recurrify.results import provenance, save_result
 
 
-def entrants(window: int) -> Iterator[dict[str, Any]]:
+def short_windows(window: int) -> Iterator[dict[str, Any]]:
     parts = (window // 4, window // 2, 3 * window // 4)
-    yield from ({"mechanism": "none", "overlap": overlap} for overlap in (0, *parts))
-    yield from ({"mechanism": "lookback", "keep": keep} for keep in (*parts, window))
-    yield {"mechanism": "lookback", "keep": window, "moved_start": False}
+    yield from ({"mechanism": "none", "window": window, "overlap": overlap} for overlap in (0, *parts))
+    yield from ({"mechanism": "lookback", "window": window, "keep": keep} for keep in (*parts, window))
+    yield {"mechanism": "lookback", "window": window, "keep": window, "moved_start": False}
 
 
-def measure(source: str, text: str, window: int, tokens: int, device: str) -> Iterator[dict[str, Any]]:
+def whole_context(positions: int) -> Iterator[dict[str, Any]]:
+    yield from ({"mechanism": "none", "window": positions, "overlap": part * positions // 4} for part in (0, 1, 2))
+    for eighths in (7, 6):
+        window = eighths * positions // 8
+        yield {"mechanism": "lookback", "window": window, "keep": 2 * (positions - window)}
+
+
+def measure(
+    source: str, text: str, entrants: Iterator[dict[str, Any]], tokens: int, device: str
+) -> Iterator[dict[str, Any]]:
     plain: Evaluation | None = None
-    for recurrence in entrants(window):
-        model, tokenizer = load_model(source, {**recurrence, "window": window})
+    for recurrence in entrants:
+        model, tokenizer = load_model(source, recurrence)
         documents, _ = read_text(text, "test", tokenizer, lambda line: None, tokens_per_document=tokens)
         found = evaluate_documents(model.to(pick_device(device)), documents)
         plain = found if plain is None else plain
@@ -62,13 +73,18 @@ def main() -> None:
     logging.disable_progress_bar()
     started = time.time()
     rows = []
-    for row in measure(arguments.model, arguments.text, arguments.window, arguments.tokens, arguments.device):
+    positions = load_model(arguments.model)[0].base.config.max_position_embeddings
+    given = (arguments.tokens, arguments.device)
+    for row in chain(
+        measure(arguments.model, arguments.text, short_windows(arguments.window), *given),
+        measure(arguments.model, arguments.text, whole_context(positions), *given),
+    ):
         rows.append(row)
-        name = " ".join(str(value) for key, value in row.items() if key in ("mechanism", "overlap", "keep"))
+        name = " ".join(f"{key} {row[key]}" for key in ("window", "overlap", "keep") if key in row)
         start = "" if row.get("moved_start", True) else "unmoved"
         gain, (low, high) = row["gain"]["relative_gain"], row["gain"]["interval"] or (0.0, 0.0)
         print(
-            f"{name:12} {start:7} {row['perplexity_per_token']:8.3f} per token, gain {gain:+.2%} "
+            f"{name:22} {start:7} {row['perplexity_per_token']:8.3f} per token, gain {gain:+.2%} "
             f"({low:+.2%} to {high:+.2%}), {row['full_flops_per_token']:.3g} FLOPs per token",
             flush=True,
         )

@@ -17,7 +17,7 @@ from recurrify.evaluate import Evaluation
 from recurrify.interrupts import unless_interrupted
 from recurrify.jobs import RESULT_FILE, Say, count_parameters, evaluation_rows, gain_row, read_text, train_run
 from recurrify.processes import one_thread, processes
-from recurrify.recurrence import NoRecurrence, RecurrenceConfig, TailConfig, load_model
+from recurrify.recurrence import LookbackConfig, NoRecurrence, RecurrenceConfig, load_model
 from recurrify.report import markdown, write_page, write_picture
 from recurrify.results import load_result, provenance, save_result
 from recurrify.train import TrainSettings
@@ -29,13 +29,13 @@ UNIT = "token"  # words between blanks are long and rare in source code: their p
 MADE_BY = "python tools/make_shipped.py"
 MECHANISM = (
     "the shipped model carries one pooled vector as in the paper, standardised by running statistics and with a linear "
-    "path around the network (`CarryConfig(standardize=True)`), which the paper does not have; the model trained live "
-    "hands on the last 16 positions through all layers, and one pooled vector (`TailConfig(tail=16, pooled_slots=1)`): "
-    "not the paper's mechanism, and one that learns much faster"
+    "path around the network (`CarryConfig(standardize=True)`), which the paper does not have; in the model trained "
+    "live every layer looks back at keys and values of the last 32 positions of the window before, moved to places in "
+    "front of the window (`LookbackConfig(keep=32)`): not the paper's mechanism, and one that remembers from the start"
 )
 RECURRENCE: dict[str, RecurrenceConfig] = {
     "plain": NoRecurrence(window=WINDOW),
-    "recurrent": TailConfig(window=WINDOW, tail=16, pooled_slots=1),
+    "recurrent": LookbackConfig(window=WINDOW, keep=32),
 }
 
 

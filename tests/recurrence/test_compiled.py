@@ -20,6 +20,7 @@ from recurrify.attention import backends
 from recurrify.recurrence import (
     CompressConfig,
     KVConfig,
+    LookbackConfig,
     MemoryTokensConfig,
     NoRecurrence,
     RSARecurrenceConfig,
@@ -41,11 +42,12 @@ CONFIGS = {
     "summary": SummaryConfig(window=8, tokens=2, checkpoint=True),
     "compress": CompressConfig(window=8, tokens=2, size=4),
     "kv": KVConfig(window=8, keep=3, sinks=1),
+    "lookback": LookbackConfig(window=8, keep=4),
     "rsa": RSARecurrenceConfig(window=8, layers=(2,), counts=(1, 0, 0, 1, 0, 0), dilations=(2,)),
 }
 RUNS = [
-    *(("gpt2", name) for name in ("plain", "carry", "tail")),
-    *(("llama", name) for name in CONFIGS if name not in ("plain", "carry")),
+    *(("gpt2", name) for name in ("plain", "carry", "tail", "lookback")),
+    *(("llama", name) for name in CONFIGS if name not in ("plain", "carry", "lookback")),
 ]
 """Tracing takes seconds: each of them once, and for both kinds of positions what goes in beside them."""
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from recurrify import CarryConfig, NoRecurrence, RecurrentForCausalLM, TailConfig, UserError, add_recurrence
-from recurrify.recurrence import CompressConfig, MemoryTokensConfig, SummaryConfig, graphed
+from recurrify.recurrence import CompressConfig, LookbackConfig, MemoryTokensConfig, SummaryConfig, graphed
 from recurrify.recurrence.graphed import as_built, graph_steps
 from recurrify.recurrence.packing import pack
 from recurrify.state import State
@@ -25,6 +25,7 @@ OTHERS = {
     "memory tokens": MemoryTokensConfig(window=8, tokens=3),
     "summary": SummaryConfig(window=8, tokens=2),
     "compress": CompressConfig(window=8, tokens=2, size=4),
+    "lookback": LookbackConfig(window=8, keep=4),
 }
 """Tried on a GPU only; by what would be captured they differ in nothing."""
 

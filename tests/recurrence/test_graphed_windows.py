@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from recurrify import CarryConfig, NoRecurrence, RecurrentForCausalLM, TailConfig, add_recurrence
-from recurrify.recurrence import CompressConfig, KVConfig, MemoryTokensConfig, SummaryConfig, graphed
+from recurrify.recurrence import CompressConfig, KVConfig, LookbackConfig, MemoryTokensConfig, SummaryConfig, graphed
 from recurrify.recurrence.graphed import graph_steps
 from recurrify.recurrence.graphed_windows import CheckpointedStep
 from support.graphs import AnyDevice, OneWindow, update_alike, without_graphs
@@ -25,6 +25,7 @@ CONFIGS = {
     "compress": CompressConfig(window=8, tokens=2, size=4, checkpoint=True),
     "summary": SummaryConfig(window=8, tokens=2, checkpoint=True),
     "kv": KVConfig(window=8, keep=4, sinks=1, checkpoint=True),
+    "lookback": LookbackConfig(window=8, keep=4, checkpoint=True),
 }
 ROTARY = ("compress", "kv")
 
