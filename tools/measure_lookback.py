@@ -32,7 +32,8 @@ def short_windows(window: int) -> Iterator[dict[str, Any]]:
 
 
 def whole_context(positions: int) -> Iterator[dict[str, Any]]:
-    yield from ({"mechanism": "none", "window": positions, "overlap": part * positions // 4} for part in (0, 1, 2))
+    overlaps = (0, positions // 16, positions // 8, positions // 4, positions // 2)
+    yield from ({"mechanism": "none", "window": positions, "overlap": overlap} for overlap in overlaps)
     for eighths in (7, 6):
         window = eighths * positions // 8
         yield {"mechanism": "lookback", "window": window, "keep": 2 * (positions - window)}

@@ -84,7 +84,7 @@ def train_command(
     arch: options.Arch = None,
     valid: options.Valid = None,
     text_field: options.TextField = "text",
-    mechanism: options.Mechanism = "carry",
+    mechanism: options.TrainedMechanism = None,
     window: options.Window = None,
     overlap: options.Overlap = 0,
     windows: options.Windows = 20,
@@ -142,12 +142,15 @@ def train_command(
     if scratch.is_from_scratch(context):
         scratch.train_architecture(context)
         return
-    recurrence = asked_recurrence(given)
     from recurrify.jobs import train_run
-    from recurrify.recurrence import recurrence_config
+    from recurrify.recurrence import own_memory, recurrence_config
     from recurrify.train import TrainSettings
 
-    recurrence_config(recurrence)  # refuses what cannot be, before anything is loaded
+    assert model is not None, "refused above"
+    own = own_memory(model)
+    recurrence = asked_recurrence({**given, "mechanism": mechanism or own.get("mechanism", "carry")})
+    same = own.get("mechanism") == recurrence["mechanism"]
+    recurrence_config((own if same else {}) | recurrence)  # refuses what cannot be, before anything is loaded
     run = TrainSettings.from_options(given, out=str(out), recurrence=recurrence)
     _report_training(train_run(run, say), out)
 

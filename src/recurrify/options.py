@@ -51,6 +51,12 @@ RunFolder = Annotated[Path, typer.Option(help="Folder of this run. The same comm
 Valid = Annotated[str | None, typer.Option(help="Validation text, all of it, instead of the data's own split.")]
 
 Mechanism = Annotated[str, _recurrence(f"How to remember: {', '.join(MECHANISMS)} (none: plain windows).")]
+TrainedMechanism = Annotated[
+    str | None,
+    _recurrence(
+        f"How to remember: {', '.join(MECHANISMS)} (none: plain windows); default: carry, or what the model has."
+    ),
+]
 EncoderMechanism = Annotated[
     str, _recurrence(f"How to remember: {', '.join(encoder_mechanisms())} (none: plain windows).")
 ]

@@ -25,10 +25,7 @@ def test_a_memory_that_was_added_is_of_use(tmp_path: Path) -> None:
 def test_training_goes_on_from_it(base: Path, texts: Path, tmp_path: Path) -> None:
     start, out = tmp_path / "start", tmp_path / "run"
     invoke("add", "--model", base, "--window", 8, "--set", "keep=3", "--out", start)
-    invoke(
-        *("train", "--model", start, "--mechanism", "lookback", "--set", "keep=3", "--data", texts, "--out", out),
-        *(*TRAINING, "--max-tokens", 500),
-    )
+    invoke("train", "--model", start, "--data", texts, "--out", out, *TRAINING, "--max-tokens", 500)
     before, after = (load_model(str(folder))[0].mechanism.shifts for folder in (start, out))
     assert not (before == after).all()
     assert (before - after).abs().max() < 0.2
@@ -47,4 +44,11 @@ def test_refusals(refused: Command, base: Path, tmp_path: Path) -> None:
     llama = model_folder(tmp_path / "llama", "llama")
     sentence = refused("add", "--model", llama, "--window", 8, "--set", "keep=3", "--out", out)
     assert "choose 'kv', which can turn their keys" in sentence
+    assert "give --window 8" in refused("add", "--model", base, "--set", "window=8", "--out", out)
+    assert "is no memory" in refused("add", "--model", base, "--mechanism", "none", "--out", out)
     assert not out.exists()
+    invoke("add", "--model", base, "--window", 8, "--set", "keep=3", "--out", out)
+    sentence = refused("add", "--model", out, "--window", 8, "--set", "keep=3", "--out", tmp_path / "again")
+    assert f"'{out}' has a memory already, 'lookback'" in sentence
+    sentence = refused("evaluate", out, "--data", "stdlib", "--window", 9)
+    assert "made for windows of 8" in sentence

@@ -55,7 +55,7 @@ def test_mechanisms_take_the_rate_that_validates_best_and_share_the_tables_runs(
         5: [],
     }
     assert set(found) == {("plain", o) for o in (0, 1, 3, 5)} | {
-        (name, 0) for name in ("carry-1", "tail-3", "memory-tokens-2")
+        (name, 0) for name in ("carry-1", "tail-3", "memory-tokens-2", "plain-untrained", "tail-3-untrained")
     }
     assert found["carry-1", 0]["runs"] == ["books-carry-w8-o0-s0", "books-carry-w8-o0-s1"]
     assert found["tail-3", 0]["runs"] == ["books-best-w8-o0-s0", "books-best-w8-o0-s1"]
@@ -151,6 +151,12 @@ def test_memories_are_scored_as_they_start_too(lab: Lab, rounds: list[list[Unit]
     assert memory["memory_gain"]["seeds"] == 1
     assert plain["memory_gain"] is None
     assert memory["rates"] == []
+    assert memory["gain"]["test"]["relative_gain"] == pytest.approx(1 - perplexity(2.95) / perplexity(3.0))
+    # They are no rivals, and cost the others no seed.
+    assert (memory["rival"], memory["chosen"], plain["chosen"]) == (None, False, False)
+    tail = found["tail-3", 0]
+    assert "untrained" not in tail["rival"]["label"]
+    assert [key for key, row in found.items() if row["chosen"]] == [("tail-3", 0)]
 
 
 def test_longer_windows_are_rivals_too(lab: Lab, rounds: list[list[Unit]]) -> None:

@@ -1,6 +1,7 @@
 """Kept keys that are moved: against a description in plain tensor operations, against the base over the whole text
 where positions say nothing, and of use before anything is trained."""
 
+from pathlib import Path
 from types import SimpleNamespace as Settings
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, layer_norm
 
-from recurrify import UserError, add_recurrence
+from recurrify import RecurrentForCausalLM, UserError, add_recurrence
 from recurrify.evaluate import evaluate_documents, full_flops_per_token, memory_cost
 from recurrify.jobs import read_text
 from recurrify.recurrence import load_model
@@ -141,6 +142,30 @@ def test_room_is_half_of_what_is_kept_or_what_the_base_has_left() -> None:
     assert recurrent("gpt2", base=base, mechanism="lookback", keep=6, window=10).mechanism.room == 2
     assert recurrent("gpt2", base=base, mechanism="lookback", keep=6, window=12).mechanism.room == 0
     assert recurrent("gpt2", mechanism="lookback", keep=6, room=0).mechanism.room == 0
+    assert recurrent("gpt2", mechanism="lookback", keep=1).mechanism.room == 2
+
+
+@pytest.mark.parametrize("added_only", [False, True])
+def test_room_is_saved_and_not_decided_anew(added_only: bool, tmp_path: Path) -> None:
+    base = tiny("gpt2", max_position_embeddings=12)
+    base.save_pretrained(tmp_path / "base")
+    base.config._name_or_path = str(tmp_path / "base")
+    model = add_recurrence(base, config("lookback", keep=6, window=10)).eval()
+    model.set_recurrence(window=8)
+    model.save_pretrained(tmp_path / "saved", added_only=added_only)
+    loaded = RecurrentForCausalLM.from_pretrained(tmp_path / "saved")
+    assert loaded.mechanism.room == loaded.recurrence.room == model.recurrence.room == 2
+    ids = text(2, 28)
+    with torch.no_grad():
+        assert_close(loaded(ids).logits, model(ids).logits)
+
+
+def test_the_default_window_leaves_room() -> None:
+    """The shipped base has 256 positions, fewer than the usual window."""
+    model, _ = load_model("shipped:base", {"mechanism": "lookback", "keep": 64})
+    assert (model.recurrence.window, model.mechanism.room) == (224, 32)
+    assert load_model("shipped:base", {"mechanism": "lookback", "keep": 64, "room": 6})[0].recurrence.window == 250
+    assert load_model("shipped:base", {"mechanism": "tail"})[0].recurrence.window == 256
 
 
 def test_what_it_takes() -> None:
@@ -181,7 +206,16 @@ class TestRefusals:
             config("lookback", **settings)
         assert str(caught.value).endswith(".")
 
+    def test_longer_windows_than_it_was_made_for(self) -> None:
+        model = recurrent("gpt2", mechanism="lookback")
+        with pytest.raises(UserError, match=r"made for windows of 8: .* Choose window=8 or less, or add it .* anew\."):
+            model.set_recurrence(window=9)
+        assert model.recurrence.window == 8
+        model.set_recurrence(window=6, overlap=2)
+
     def test_more_positions_than_there_are(self) -> None:
         base = tiny("gpt2", max_position_embeddings=11)
-        with pytest.raises(UserError, match=r"`window` is 8 behind 4 kept ones, .* only 11 positions: .*window=7"):
+        with pytest.raises(
+            UserError, match=r"`window` is 8 behind 4 positions for what is kept, .* only 11 positions: .*window=7"
+        ):
             add_recurrence(base, config("lookback", room=4))

@@ -16,26 +16,45 @@ def add_command(
     mechanism: options.Mechanism = "lookback",
     window: options.Window = None,
     overlap: options.Overlap = 0,
-    settings: options.Set = None,
+    settings: options.MechanismSet = None,
+    seed: options.Seed = 0,
 ) -> None:
     """Add a memory to a model and save it, without any training.
 
-    Of use by itself are `lookback`, for models with absolute positions such as GPT-2 and OPT, and `kv`, for those with
-    rotary ones: what they remember, they remember from the start. The others must be trained: `recurrify train` adds
-    and trains in one go, and goes on with what was saved here. What was saved is a model as any other for `evaluate`,
-    `generate`, `inspect` and `probe`, and for transformers' Auto classes once recurrify is imported.
+    Of use by itself are `lookback`, for models with absolute positions such as GPT-2 and OPT whose windows leave some
+    of them free, and `kv`, for those with rotary ones: what they remember, they remember from the start. The others
+    must be trained: `recurrify train` adds and trains in one go, and goes on with what was saved here. What was saved
+    is a model as any other for `evaluate`, `generate`, `inspect` and `probe`, and for transformers' Auto classes once
+    recurrify is imported.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{str(out)!r} is there already: choose another folder with --out, or empty this one.")
-    asked = {"window": window, "overlap": overlap} | dict(map(options.setting, settings or []))
-    recurrence = {"mechanism": mechanism} | {name: value for name, value in asked.items() if value is not None}
+    given = dict(map(options.setting, settings or []))
+    for name in {"mechanism", "window", "overlap"} & given.keys():
+        raise UserError(f"`--set {name}=…` is an option of its own: give --{name} {given[name]}.")
+    if mechanism == "none":
+        raise UserError("`--mechanism none` is no memory: choose one that is, or use the model as it is.")
+    asked = {"mechanism": mechanism, "window": window, "overlap": overlap, **given}
+    recurrence = {name: value for name, value in asked.items() if value is not None}
+    import torch
+
     from recurrify.evaluate import memory_cost
-    from recurrify.recurrence import load_model, recurrence_config
+    from recurrify.recurrence import LookbackConfig, load_model, own_memory, recurrence_config
+    from recurrify.recurrence.lookback import LEAST_ROOM
 
     recurrence_config(recurrence)  # refuses what cannot be, before anything is loaded
+    has = own_memory(model)
+    if has:
+        raise UserError(
+            f"{model!r} has a memory already, {has['mechanism']!r}: add one to its base instead, or train this one."
+        )
+    torch.manual_seed(seed)
     loaded, tokenizer = load_model(model, recurrence)
     loaded.save_pretrained(out)
     tokenizer.save_pretrained(out)
-    if loaded.mechanism is not None:
-        say(str(memory_cost(loaded)))
+    say(str(memory_cost(loaded)))
+    if isinstance(loaded.recurrence, LookbackConfig) and (loaded.recurrence.room or 0) < LEAST_ROOM:
+        say(
+            "Windows leave no positions in front of them: this memory does harm until it is trained. Shorter ones help."
+        )
     typer.echo(f"model: {out}")

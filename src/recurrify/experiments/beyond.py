@@ -19,6 +19,8 @@ NAMES = ("mechanisms", "starts", "frozen", "tokens", "unfamiliar", "rotary")
 PLAIN = "plain"
 PAPERS = "carry-1"
 """The paper's own mechanism, by its name in the rows."""
+UNTRAINED = "-untrained"
+"""Behind the name of what is scored as it starts."""
 OURS = "ours; not published"
 TEST = "test"
 """The split on which rivals are compared."""
@@ -95,7 +97,7 @@ def longer_names(lab: Lab) -> dict[str, str]:
 
 def untrained_names(lab: Lab) -> dict[str, str]:
     """What is scored as it starts too, by its name there."""
-    return {f"{name}-untrained": name for name in lab.size.beyond.untrained}
+    return {f"{name}{UNTRAINED}": name for name in lab.size.beyond.untrained}
 
 
 def usual_name(lab: Lab, name: str) -> str:

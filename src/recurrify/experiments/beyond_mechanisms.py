@@ -6,6 +6,7 @@ from typing import Any
 from recurrify.experiments.beyond import (
     OURS,
     PLAIN,
+    UNTRAINED,
     all_overlaps,
     control,
     family,
@@ -27,6 +28,7 @@ from recurrify.experiments.rows import SPLITS
 from recurrify.experiments.unit import Unit, Wanted
 
 CORPORA = ("books", "wiki")
+PLAIN_UNTRAINED = f"{PLAIN}{UNTRAINED}"
 
 
 def seeds_of(lab: Lab, name: str) -> tuple[int, ...]:
@@ -101,22 +103,29 @@ def mechanism_rows(lab: Lab) -> tuple[Rows, list[str]]:
     missing: list[str] = []
     for corpus in CORPORA:
         own: Rows = []
+        untrained: Rows = []
         found = units_by_name(lab, corpus)
         units: dict[str, list[Unit]] = {}
-        overlaps, matched = plain_overlaps(lab, found), matched_overlaps(found)
+        overlaps = plain_overlaps(lab, found)
+        matched = matched_overlaps({name: own for name, own in found.items() if name not in untrained_names(lab)})
         for name, overlap in rows_of(lab, overlaps):
-            row = memory_row(corpus, name, found[name], found[PLAIN], overlap) if name in found else None
+            plain = found.get(PLAIN_UNTRAINED, []) if name in untrained_names(lab) else found[PLAIN]
+            row = memory_row(corpus, name, found[name], plain, overlap) if name in found and plain else None
             if row is None:
                 missing.append(f"{corpus}, {name}, overlap {overlap}")
                 continue
             matches = matched.get(overlap, []) if name == PLAIN else []
             remembered = None if row["kind"] == PLAIN else gain_by_memory(found[name])
-            own.append({**row, "matches": matches, "rates": rates_tried(lab, name), "memory_gain": remembered})
+            told = {**row, "matches": matches, "rates": rates_tried(lab, name), "memory_gain": remembered}
+            (untrained if name in untrained_names(lab) else own).append(told)
             units[row["row"]] = found[name]
             wanted = [seed for seed in overlaps if overlap in overlaps[seed]] if name == PLAIN else seeds_of(lab, name)
             where = f"{corpus}, {name}{f', overlap {overlap}' if overlap else ''}"
             missing += [f"{where}, seed {seed}" for seed in wanted if seed not in row["seeds"]]
         rows += with_rivals(own, units, lambda row: row["kind"] == PLAIN)
+        rows += with_rivals(
+            untrained, units, lambda row: True
+        )  # a kind of their own: what has been trained is no rival
     return rows, [*missing, *failed]
 
 

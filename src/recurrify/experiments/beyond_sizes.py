@@ -87,7 +87,7 @@ class Beyond:
     """Names, plain windows among them, that are trained in longer windows too."""
     longer_window: int = 600
     untrained: tuple[str, ...] = ()
-    """Names, plain windows among them, that are also scored as they start."""
+    """Names that are also scored as they start; plain windows must be among them, for these are what they gain over."""
     frozen: tuple[str, ...] = (
         "carry-1",
         "tail-16",

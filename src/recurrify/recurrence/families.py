@@ -209,10 +209,11 @@ def check_fits(config: PretrainedConfig, window: int, slots: int, first: int = 0
     check_attention(config)
     positions = family_of(config).positions(config)
     if positions is not None and first + window > positions:
-        behind = f" behind {first} kept ones" if first else ""
+        behind = f" behind {first} positions for what is kept" if first else ""
+        way_out = f"choose window={positions - first} or less" if positions > first else "keep less"
         raise UserError(
             f"`window` is {window}{behind}, but this {config.model_type} model has only {positions} positions: "
-            f"choose window={max(positions - first, 1)} or less."
+            f"{way_out}."
         )
     layer_types = getattr(config, "layer_types", None)
     slides = layer_types is None or "sliding_attention" in layer_types

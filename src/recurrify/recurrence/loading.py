@@ -1,6 +1,7 @@
 """From a name to a model and its tokenizer: the hub, a folder, a .gguf file, or a model that recurrify ships."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from recurrify.errors import UserError
 from recurrify.recurrence.config import RecurrentConfig
 from recurrify.recurrence.families import family_of
 from recurrify.recurrence.heads import RecurrentForCausalLM, add_recurrence
+from recurrify.recurrence.lookback import LookbackConfig, wanted_room
 from recurrify.recurrence.mechanism import NoRecurrence, RecurrenceConfig, recurrence_config
 from recurrify.recurrence.saving import is_recurrent, load_base
 
@@ -49,7 +51,7 @@ def load_model(
         positions = getattr(model.config, "max_position_embeddings", None) or 1024
         return add_recurrence(model, NoRecurrence(window=min(positions, 1024))), tokenizer
     if "window" not in wanted:
-        wanted = {**wanted, "window": default_window(model.config)}
+        wanted = {**wanted, "window": default_window(model.config, wanted)}
     return add_recurrence(model, recurrence_config(wanted)), tokenizer
 
 
@@ -58,10 +60,22 @@ def model_tokenizer(name: str) -> Any:
     return tokenizer_of(name, *resolve_name(name))
 
 
-def default_window(config: Any) -> int:
-    """The paper's window, or all positions of a model that has fewer."""
+def default_window(config: Any, recurrence: Mapping[str, Any]) -> int:
+    """The paper's window, or all positions of a model that has fewer, but for those that a memory needs."""
     positions = family_of(config).positions(config)
-    return min(RecurrenceConfig.window, positions or RecurrenceConfig.window)
+    if positions is not None and recurrence["mechanism"] == LookbackConfig.mechanism:
+        room = recurrence.get("room")
+        positions -= wanted_room(int(recurrence.get("keep", LookbackConfig.keep))) if room is None else room
+    return max(1, min(RecurrenceConfig.window, positions or RecurrenceConfig.window))
+
+
+def own_memory(name: str) -> dict[str, Any]:
+    """The recurrence of a model saved by recurrify; empty for a base model, and for one in plain windows."""
+    source, _ = resolve_name(name)
+    if not (Path(source).is_dir() and is_recurrent(source)):
+        return {}
+    recurrence = RecurrentConfig.from_pretrained(source).recurrence_config
+    return {} if isinstance(recurrence, NoRecurrence) else recurrence.to_dict()
 
 
 def own_windows(name: str) -> tuple[int, int] | None:

@@ -8,7 +8,7 @@ alone remembers, before anything is trained; what is learned are the shifts, and
 layers, H heads, D size of a head, C positions kept, N positions.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -31,6 +31,7 @@ from recurrify.recurrence.neutral import mean_keys
 
 FAINTER = 0.75
 """How loud kept keys are at first: what their new place says of them is a mean, and a good deal less sure."""
+LEAST_ROOM = 2
 EARLY = slice(2, 10)
 """Where what is kept is taken to stand in a base that has no positions left."""
 
@@ -45,7 +46,7 @@ class LookbackConfig(RecurrenceConfig):
     """How many of the last positions that the next window does not see it looks back at."""
     room: int | None = None
     """How many positions are left in front of a window that has a memory, for what is kept; None takes half of `keep`,
-    or as many as the base has besides the window."""
+    or as many as the base has besides the window. With fewer than two it does harm until it is trained."""
     moved_start: bool = True
     """Start with keys that are moved to where they are taken to stand; False starts with keys as they were."""
 
@@ -60,6 +61,11 @@ class LookbackConfig(RecurrenceConfig):
                 f"`keep` is {self.keep}, but the next window leaves only {self.stride} positions of a window unseen "
                 f"(window={self.window}, overlap={self.overlap}): choose keep={self.stride} or less, or larger windows."
             )
+
+
+def wanted_room(keep: int) -> int:
+    """How many positions in front serve best: two of what is kept stand at one of them."""
+    return max(LEAST_ROOM, keep // 2)
 
 
 class Lookback(Mechanism):
@@ -83,12 +89,24 @@ class Lookback(Mechanism):
         if self.config.room is None:
             positions = family.positions(config)
             left = self.config.keep if positions is None else positions - self.config.window
-            self.room = max(0, min(self.config.keep // 2, left))
+            self.room = max(0, min(wanted_room(self.config.keep), left))
         heads = config.num_attention_heads
         size = config.hidden_size // heads
         self.maps = nn.Parameter(torch.eye(size).repeat(self.layers, 2, heads, 1, 1))
-        # The first is for what a document's first window leaves: it stood elsewhere.
+        # The first is for what a document's first window leaves, which stood elsewhere. The second learns only where
+        # training sequences have three windows or more.
         self.shifts = nn.Parameter(torch.zeros(2, self.layers, heads, self.config.keep, size))
+
+    def settled(self, config: RecurrenceConfig) -> RecurrenceConfig:
+        assert isinstance(config, LookbackConfig)
+        return replace(config, room=self.room)
+
+    def windows_changed(self, config: RecurrenceConfig) -> None:
+        if config.window > self.config.window:
+            raise UserError(
+                f"This 'lookback' was made for windows of {self.config.window}: of longer ones it does not know where "
+                f"what it keeps has stood. Choose window={self.config.window} or less, or add it to the base anew."
+            )
 
     @torch.no_grad()
     def learn_from(self, base: PreTrainedModel) -> None:
@@ -96,9 +114,9 @@ class Lookback(Mechanism):
             return
         window, keep, stride = self.config.window, self.config.keep, self.config.stride
         means = mean_keys(base, window + self.room).to(self.shifts)
-        if self.room:
+        if self.room >= LEAST_ROOM:
             # Not at the very first, to which models give their attention for want of anything better.
-            places = torch.linspace(min(max(1, self.room - keep), self.room - 1), self.room - 1, keep).long()
+            places = torch.linspace(max(1, self.room - keep), self.room - 1, keep).long()
             there = means[:, :, places]
         else:
             there = means[:, :, min(EARLY.start, window - 1) : EARLY.stop].mean(2, keepdim=True)

@@ -93,13 +93,17 @@ class Mechanism(nn.Module, ABC):
         """Called once, where recurrence is added to a trained base: `neutral` holds, for each layer, an input that the
         base makes little of. A mechanism that starts from it leaves the base at first nearly as good as it was."""
 
+    def settled(self, config: RecurrenceConfig) -> RecurrenceConfig:
+        """Called after `fit`: the config with whatever was left for the base to decide, as it will be saved."""
+        return config
+
     def learn_from(self, base: PreTrainedModel) -> None:
         """Called once, where recurrence is added to a trained base: for a mechanism that starts with what the base
         itself computes."""
 
     def windows_changed(self, config: RecurrenceConfig) -> None:
         """Called where a finished model's text is to be cut otherwise: `config` is the one the mechanism was built with
-        but for what `RecurrenceConfig` itself has."""
+        but for what `RecurrenceConfig` itself has. A mechanism that cannot go on in such windows says why."""
 
     @abstractmethod
     def slots(self) -> dict[int, int]:

@@ -93,6 +93,9 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         self.mechanism = build_mechanism(self.recurrence, layers, base.config.hidden_size)
         if self.mechanism is not None:
             self.mechanism.fit(base)
+            settled = self.mechanism.settled(self.recurrence)
+            if settled != self.recurrence:
+                self.recurrence, config.recurrence = settled, settled.to_dict()
         self._check_fits(self.recurrence)
         self.compiled_window: Any = None
         """What `recurrify.recurrence.compiled` puts here runs the windows that training repeats."""
@@ -101,7 +104,7 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         self.graphs_generation = False
         """Whether `recurrify.recurrence.graphed_generation` was asked for."""
         attach(base)
-        if self._comes_trained and self.mechanism is not None:
+        if self._comes_trained and self.mechanism is not None and not config.added_only:
             neutral = neutral_inputs(base)
             if neutral is not None:
                 self.mechanism.start_from(neutral)
@@ -132,10 +135,10 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
                 raise UserError(f"`{name}` cannot be changed on a finished model: only {', '.join(shared)} can.")
         recurrence = dataclasses.replace(self.recurrence, **changes)  # type: ignore[arg-type]
         self._check_fits(recurrence)
-        self.recurrence = recurrence
-        self.config.recurrence = recurrence.to_dict()
         if self.mechanism is not None:
             self.mechanism.windows_changed(recurrence)
+        self.recurrence = recurrence
+        self.config.recurrence = recurrence.to_dict()
 
     def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict | None = None, **_: Any) -> None:
         """Bottleneck checkpointing: only what passes between windows is kept."""

@@ -85,8 +85,8 @@ class SavingMixin:
     def _load_on_base(cls, source: str, config: RecurrentConfig, **kwargs: Any) -> Any:
         kwargs = {k: v for k, v in kwargs.items() if k in {"dtype", "device_map", "attn_implementation"}}
         base = load_base(cls.auto_base, config.base_name_or_path, **kwargs)  # type: ignore[attr-defined]
-        config.added_only = False
         model = cls(config, base)  # type: ignore[call-arg]
+        model.config.added_only = False  # type: ignore[attr-defined]
         model.mechanism.to(base.device, base.dtype)  # type: ignore[attr-defined]
         try:
             weights = load_file(cached_file(source, WEIGHTS))
