@@ -179,6 +179,15 @@ def numbers(name: str, text: str, kind: type[int] | type[float] = int) -> tuple[
         raise UserError(f"`{name}` must be {what} with commas between: got {text!r}.") from None
 
 
+def mechanism_settings(given: list[str] | None) -> dict[str, Any]:
+    """All of `--set`, but for what has an option of its own, which would then say something else."""
+    found = dict(map(setting, given or []))
+    for name in ("mechanism", "window", "overlap"):
+        if name in found:
+            raise UserError(f"`--set {name}=…` is an option of its own: give --{name} {found[name]}.")
+    return found
+
+
 def setting(text: str) -> tuple[str, Any]:
     """`name=value` of a `--set`; what is no number, list, yes or no is a word."""
     name, equals, value = text.partition("=")

@@ -29,9 +29,7 @@ def add_command(
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{str(out)!r} is there already: choose another folder with --out, or empty this one.")
-    given = dict(map(options.setting, settings or []))
-    for name in {"mechanism", "window", "overlap"} & given.keys():
-        raise UserError(f"`--set {name}=…` is an option of its own: give --{name} {given[name]}.")
+    given = options.mechanism_settings(settings)
     if mechanism == "none":
         raise UserError("`--mechanism none` is no memory: choose one that is, or use the model as it is.")
     asked = {"mechanism": mechanism, "window": window, "overlap": overlap, **given}

@@ -16,7 +16,7 @@ def asked_recurrence(given: dict[str, Any]) -> dict[str, Any]:
         asked["until_layer"] = _layer("--until-layer", given["until_layer"], "top")
     asked |= {name: given[name] for name in names}
     asked = {name: value for name, value in asked.items() if value is not None}
-    return {"mechanism": given["mechanism"]} | asked | dict(map(options.setting, given["settings"] or []))
+    return {"mechanism": given["mechanism"]} | asked | options.mechanism_settings(given["settings"])
 
 
 def _layer(option: str, text: str | None, word: str) -> Any:

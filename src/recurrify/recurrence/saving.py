@@ -20,7 +20,7 @@ class SavingMixin:
     """`save_pretrained` and `from_pretrained` of a recurrent model."""
 
     def save_pretrained(self, save_directory: str | os.PathLike, added_only: bool = False, **kwargs: Any) -> None:
-        """Save the model; with `added_only` just the weights that recurrence added, a few hundred kB, to be put
+        """Save the model; with `added_only` just the weights that recurrence added, a small part of it, to be put
         on top of the unchanged base model again when loading."""
         target = Path(save_directory)
         config: RecurrentConfig = self.config  # type: ignore[attr-defined]
