@@ -126,8 +126,9 @@ def model_results(config: TransformerXLConfig | BlockRecurrentConfig, kernel: bo
         model = BlockRecurrentTransformer(config).to(device)
         memory, pending = (torch.randn(*shape, 16, device=device) for shape in ((2, 2, 2, 2, 5), (2, 2, 2, 0)))
         state = BlockRecurrentState(memory, torch.randn(2, 3, 8, device=device), pending)
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
+    for name, parameter in model.named_parameters():
+        is_bias = name.endswith("bias.table")
+        torch.nn.init.normal_(parameter, std=0.3 / (block_recurrent.BIAS_PACE if is_bias else 1))
     tokens = torch.randint(11, (2, 21), device=device)
     with kernel_forced(kernel):
         logits = model(tokens, state).logits
