@@ -34,7 +34,7 @@ def experiments_of(part: str, folder: Path) -> list[tuple[str, int]]:
 @pytest.mark.parametrize(
     ("part", "expected"),
     [
-        ("protocol", [("rsa-enwik8", 1), ("rsa-small", 3)]),
+        ("protocol", [("rsa-enwik8", 1)]),
         ("rules", [("slides-complexity", 1), ("slides-lengths", 8)]),
     ],
 )
@@ -56,11 +56,19 @@ def test_only_what_runs_side_by_side_shares_the_device(tmp_path: Path, monkeypat
     assert shorter == ["slides-complexity", "mps -d pipes", "slides-lengths", "mps quit pipes"]
 
 
-@pytest.mark.parametrize("is_there", [True, False])
-def test_what_matters_most_beyond_the_papers_comes_first_and_alone(is_there: bool, tmp_path: Path) -> None:
-    model = tmp_path / "stories15M"
-    if is_there:
-        model.mkdir()
-    names = [names for names, _ in experiments_of("beyond", tmp_path)]
-    rotary = f"rotary --model {model}" if is_there else "rotary"
-    assert names == ["mechanisms", "starts frozen", "tokens", rotary, "unfamiliar"]
+@pytest.mark.parametrize(
+    ("part", "expected"),
+    [
+        ("small", ["rsa-small"]),
+        ("mechanisms", ["mechanisms"]),
+        ("questions", ["starts frozen", "tokens", "unfamiliar"]),
+        ("rotary", ["rotary"]),
+    ],
+)
+def test_the_parts_that_share_the_device(part: str, expected: list[str], tmp_path: Path) -> None:
+    assert [names for names, _ in experiments_of(part, tmp_path)] == expected
+
+
+def test_rotary_starts_from_the_model_beside_the_data(tmp_path: Path) -> None:
+    (tmp_path / "stories15M").mkdir()
+    assert [names for names, _ in experiments_of("rotary", tmp_path)] == [f"rotary --model {tmp_path / 'stories15M'}"]

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Repeats what was measured on one large GPU, part by part. Finished work is skipped, stopped work goes on.
 #
-#   DATA=FOLDER bash tools/on_gpu.sh tests tune speed kernels forecasts protocol rules beyond
+#   DATA=FOLDER bash tools/on_gpu.sh tests tune speed kernels forecasts protocol small rules mechanisms questions rotary
 #
 # DATA holds enwik8, novels/, ETTh1.csv, ETTh2.csv, ETTm1.csv, WTH.csv and, if it is there, stories15M/, the model that
 # `rotary` starts from. OUT (default: runs/gpu) gets the results, and a log for each command. With MINUTES, no part begins
-# or goes on after so many. PYTHON is the interpreter.
+# or goes on after so many. JOBS fine-tunings run side by side. PYTHON is the interpreter.
 set -u
-OUT=${OUT:-runs/gpu} DATA=${DATA:-data} MINUTES=${MINUTES:-100000} PYTHON=${PYTHON:-python3}
+OUT=${OUT:-runs/gpu} DATA=${DATA:-data} MINUTES=${MINUTES:-100000} JOBS=${JOBS:-14} PYTHON=${PYTHON:-python3}
 BEGAN=$(date +%s)
 mkdir -p "$OUT/logs"
 
@@ -71,7 +71,7 @@ kernels() {
 }
 
 forecasts() {
-    sharing run forecasts forecast table1 run --data "$DATA" --root "$OUT/table1" --precision bf16 --jobs 14
+    sharing run forecasts forecast table1 run --data "$DATA" --root "$OUT/table1" --precision bf16 --jobs "$JOBS"
 }
 
 experiments() { # how many side by side, then names and options
@@ -83,7 +83,10 @@ experiments() { # how many side by side, then names and options
 
 protocol() { # alone, for its minutes and milliseconds are reported
     experiments 1 rsa-enwik8
-    sharing experiments 3 rsa-small
+}
+
+small() { # as many as there are
+    sharing experiments 5 rsa-small
 }
 
 rules() { # times are measured alone; then 120 small trainings, which wait for their launches
@@ -91,21 +94,29 @@ rules() { # times are measured alone; then 120 small trainings, which wait for t
     sharing experiments 8 slides-lengths
 }
 
-beyond() {
-    local names rotary=()
-    [ -d "$DATA/stories15M" ] && rotary=(--model "$DATA/stories15M")
-    for names in mechanisms "starts frozen" tokens; do
-        sharing experiments 10 $names # two names are two arguments
-    done
-    sharing experiments 10 rotary "${rotary[@]}"
-    sharing experiments 10 unfamiliar
+mechanisms() {
+    sharing experiments "$JOBS" mechanisms
 }
 
+questions() {
+    local names
+    for names in "starts frozen" tokens unfamiliar; do
+        sharing experiments "$JOBS" $names # two names are two arguments
+    done
+}
+
+rotary() {
+    local model=()
+    [ -d "$DATA/stories15M" ] && model=(--model "$DATA/stories15M")
+    sharing experiments "$JOBS" rotary "${model[@]}"
+}
+
+PARTS="tests tune speed kernels forecasts protocol small rules mechanisms questions rotary"
 for part in "$@"; do
-    case $part in
-        tests | tune | speed | kernels | forecasts | protocol | rules | beyond) "$part" ;;
+    case " $PARTS " in
+        *" $part "*) "$part" ;;
         *)
-            echo "There is no part $part: there are tests, tune, speed, kernels, forecasts, protocol, rules, beyond." >&2
+            echo "There is no part $part: there are ${PARTS// /, }." >&2
             exit 2
             ;;
     esac
