@@ -204,11 +204,15 @@ def _pieces(values_BRTD: Tensor, chunk: int) -> Iterator[Tensor]:
 def _advance(chunks_BRNCD: Tensor, matrices: _ChunkMatrices, carry_BRSD: Tensor) -> tuple[Tensor, Tensor]:
     """The carry in front of each chunk, and the one behind the last."""
     written_BRNSD = torch.einsum("rsj,brnjd->brnsd", matrices.write, chunks_BRNCD)
-    carries = []
-    for written_BRSD in written_BRNSD.unbind(2):
-        carries.append(carry_BRSD)
-        carry_BRSD = matrices.step @ carry_BRSD + written_BRSD
-    return torch.stack(carries, dim=2), carry_BRSD
+    # Each sum is to hold all that was written before it, aged by a step for each chunk in between. It reaches twice as
+    # far back in every round, so that there are few operations however many chunks there are.
+    sums = torch.cat([carry_BRSD[:, :, None], written_BRNSD], dim=2)
+    aged, reach = matrices.step, 1
+    while reach < sums.shape[2]:
+        earlier = torch.einsum("rst,brntd->brnsd", aged, sums[:, :, :-reach])
+        sums = torch.cat([sums[:, :, :reach], sums[:, :, reach:] + earlier], dim=2)
+        aged, reach = aged @ aged, 2 * reach
+    return sums[:, :, :-1], sums[:, :, -1]
 
 
 def _chunk_matrices(kernel: Kernel, chunk: int, extra_steps_R: Tensor | None = None) -> _ChunkMatrices:
