@@ -39,9 +39,9 @@ def forced(way: str) -> Iterator[None]:
         yield
 
 
-def encodings(heads: str, device: str) -> tuple[RecurrenceEncoding, RecurrenceEncoding]:
+def encodings(heads: str, device: str, truncation: int | None = None) -> tuple[RecurrenceEncoding, RecurrenceEncoding]:
     """One for the kernels, the same in float64 for the truth."""
-    config = RSAConfig(heads=4, gate_start=0.3, **HEADS[heads])
+    config = RSAConfig(heads=4, gate_start=0.3, truncation=truncation, **HEADS[heads])
     ours = RecurrenceEncoding(config).to(device)
     with torch.no_grad():
         ours.eta.neg_()
@@ -113,6 +113,27 @@ def assert_pieces_are_the_whole(
     assert_same(
         [output, carry, *found], [expected, last.carry, *gradients(loss, [true_values, *parameters(true)])], tolerance
     )
+
+
+def assert_truncated_is_matrix(
+    heads: str,
+    causal: bool,
+    queries: int,
+    memory: int,
+    truncation: int,
+    device: str,
+    dtype: torch.dtype,
+    tolerance: float,
+) -> None:
+    """Output and every gradient, of two scans that are one launch; the truth has a matrix cut at the distance."""
+    ours, true = encodings(heads, device, truncation)
+    values, true_values = drawn(2, 3, memory + queries, 3, device=device, dtype=dtype)
+    output = chunked_scan(values, ours.kernel(), causal=causal, memory=memory, state=None, fused=True).output
+    expected = rem_matrix(true, queries, memory, causal) @ true_values
+    weights = torch.randn_like(output)
+    found = gradients((output * weights).sum(), [values, ours.eta, ours.nu, ours.theta])
+    wanted = gradients((expected * weights).sum(), [true_values, true.eta, true.nu, true.theta])
+    assert_same([output, *found], [expected, *wanted], tolerance)
 
 
 def assert_any_state_is_taken(device: str, dtype: torch.dtype, tolerance: float) -> None:
@@ -212,6 +233,8 @@ def check_by_blocks() -> None:
     rsa.BLOCK_LENGTHS, rsa.FEWEST_PROGRAMS = (16,), 1
     assert_mix_is_matrix(FIRST, causal=True, queries=14, memory=4, width=3, **ON_CPU)
     assert_mix_is_matrix(SECOND, causal=False, queries=15, memory=3, width=3, **ON_CPU)
+    assert_truncated_is_matrix(FIRST, causal=True, queries=16, memory=5, truncation=7, **ON_CPU)
+    assert_truncated_is_matrix(SECOND, causal=False, queries=9, memory=4, truncation=5, **ON_CPU)
 
 
 def check_by_lanes() -> None:

@@ -77,6 +77,16 @@ def test_the_mix_equals_the_matrix_form_on_a_gpu(heads, causal, way, queries, me
 @needs_gpu
 @pytest.mark.parametrize(("dtype", "tolerance"), ON_GPU, ids=["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("heads", checks.HEADS)
+@pytest.mark.parametrize("causal", [True, False])
+def test_truncated_scans_equal_the_matrix_form_on_a_gpu(heads, causal, dtype, tolerance):
+    checks.assert_truncated_is_matrix(heads, causal, 300, 131, 127, "cuda", dtype, tolerance)
+
+
+@pytest.mark.gpu
+@needs_triton
+@needs_gpu
+@pytest.mark.parametrize(("dtype", "tolerance"), ON_GPU, ids=["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("heads", checks.HEADS)
 def test_pieces_equal_the_whole_on_a_gpu(heads, way, dtype, tolerance):
     checks.assert_pieces_are_the_whole(heads, [130, 1, 2, 400, 64], 9, 64, "cuda", dtype, tolerance)
     checks.assert_any_state_is_taken("cuda", dtype, tolerance)

@@ -57,7 +57,8 @@ def mix_recurrence(
         carry = None if state is None else state.carry
         output, next_carry = fused_mix(attended, value, encoding, causal=causal, memory=memory, carry=carry)
         return RSAResult(output, carry_state(next_carry) if causal else None)
-    return chunked_mix(attended, value, encoding, causal=causal, memory=memory, state=state)
+    fused = kernels_run(None, value, attended, encoding.mu)
+    return chunked_mix(attended, value, encoding, causal=causal, memory=memory, state=state, fused=fused)
 
 
 def chunked_mix(
@@ -68,10 +69,13 @@ def chunked_mix(
     causal: bool,
     memory: int,
     state: ScanState | None = None,
+    fused: bool = False,
 ) -> RSAResult:
-    """The same in plain PyTorch, on any device and in any precision."""
+    """The same in plain PyTorch, on any device and in any precision; `fused` as in `chunked_scan`."""
     rem = encoding.rem_heads
-    recurrent, next_state = chunked_scan(value[:, :rem], encoding.kernel(), causal=causal, memory=memory, state=state)
+    recurrent, next_state = chunked_scan(
+        value[:, :rem], encoding.kernel(), causal=causal, memory=memory, state=state, fused=fused
+    )
     gate = encoding.gate().to(attended.dtype)
     mixed = (1 - gate) * attended[:, :rem] + gate * recurrent
     return RSAResult(torch.cat([mixed, attended[:, rem:]], dim=1), next_state)

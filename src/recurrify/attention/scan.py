@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from recurrify.attention.encoding import Kernel
-from recurrify.attention.fused import fused_scan, kernels_run
+from recurrify.attention.fused import fused_scan, fused_truncated, kernels_run
 from recurrify.errors import UserError
 
 
@@ -74,7 +74,8 @@ def scan(
         carry = None if state is None else state.carry
         output, next_carry = fused_scan(values, kernel, causal=causal, memory=memory, carry=carry)
         return ScanResult(output, carry_state(next_carry) if causal else None)
-    return chunked_scan(values, kernel, causal=causal, memory=memory, state=state, chunk=chunk)
+    fused = kernels_run(None, values, kernel.decay)
+    return chunked_scan(values, kernel, causal=causal, memory=memory, state=state, chunk=chunk, fused=fused)
 
 
 def carry_state(carry_BRSD: Tensor) -> ScanState:
@@ -83,19 +84,27 @@ def carry_state(carry_BRSD: Tensor) -> ScanState:
 
 
 def chunked_scan(
-    values: Tensor, kernel: Kernel, *, causal: bool, memory: int, state: ScanState | None, chunk: int = 64
+    values: Tensor,
+    kernel: Kernel,
+    *,
+    causal: bool,
+    memory: int,
+    state: ScanState | None,
+    chunk: int = 64,
+    fused: bool = False,
 ) -> ScanResult:
-    """The same in plain PyTorch, on any device and in any precision."""
+    """The same in plain PyTorch, on any device and in any precision; but where `fused`, what truncated REMs are made of
+    comes from the kernels."""
     dtype = torch.promote_types(values.dtype, kernel.decay.dtype)
     # Autocast would run the matrices in 16 bits and lose the slow decays that the recurrence is there for.
     with torch.autocast(values.device.type, enabled=False):
         work_BRTD = values.to(dtype)
         kernel = kernel._replace(decay=kernel.decay.to(dtype), angle=kernel.angle.to(dtype))
-        output, final_state = _forward_scan(work_BRTD, kernel, memory, state, chunk)
+        output, final_state = _forward_scan(work_BRTD, kernel, memory, state, chunk, fused)
         if not causal:
             # The same recurrence from the other end; each direction leaves the diagonal out. The memory lies in
             # nobody's future, so the way back starts at the last row and stops before it.
-            backward, _ = _forward_scan(work_BRTD[:, :, memory:].flip(2), kernel, 0, None, chunk)
+            backward, _ = _forward_scan(work_BRTD[:, :, memory:].flip(2), kernel, 0, None, chunk, fused)
             return ScanResult((output + backward.flip(2)).to(values.dtype), None)
     return ScanResult(output.to(values.dtype), final_state)
 
@@ -129,13 +138,13 @@ def check_scan(
 
 
 def _forward_scan(
-    values_BRTD: Tensor, kernel: Kernel, memory: int, state: ScanState | None, chunk: int
+    values_BRTD: Tensor, kernel: Kernel, memory: int, state: ScanState | None, chunk: int, fused: bool
 ) -> tuple[Tensor, ScanState]:
     if kernel.truncation is not None:
         if state is not None:
             values_BRTD = torch.cat([state.history.to(values_BRTD.dtype), values_BRTD], dim=2)
             memory += state.history.shape[2]
-        output = _truncated(values_BRTD, kernel, kernel.truncation, chunk)[:, :, memory:]
+        output = _truncated(values_BRTD, kernel, kernel.truncation, chunk, fused)[:, :, memory:]
         return output, ScanState(_empty_carry(values_BRTD, 0), values_BRTD[:, :, -kernel.truncation :])
 
     if state is None:
@@ -153,12 +162,14 @@ def _empty_carry(values_BRTD: Tensor, slots: int) -> Tensor:
     return values_BRTD.new_zeros(batch, heads, slots, width)
 
 
-def _truncated(values_BRTD: Tensor, kernel: Kernel, truncation: int, chunk: int) -> Tensor:
+def _truncated(values_BRTD: Tensor, kernel: Kernel, truncation: int, chunk: int, fused: bool) -> Tensor:
     """h_t − z^k · h_{t−kd}, where k = ⌊L/d⌋ steps of dilation d fit into the truncation L."""
     steps_R = torch.div(truncation, kernel.dilation, rounding_mode="floor")
     late_BRTD = torch.stack(
         [_delayed(values_BRTD[:, head], truncation // d * d) for head, d in enumerate(kernel.dilations)], dim=1
     )
+    if fused:
+        return fused_truncated(values_BRTD, late_BRTD, kernel, steps_R)
     carry = _empty_carry(values_BRTD, 2 * max(kernel.dilations))
     whole, _ = _recur(values_BRTD, kernel, carry, chunk)
     beyond, _ = _recur(late_BRTD, kernel, carry, chunk, extra_steps_R=steps_R)
