@@ -50,6 +50,15 @@ def test_scores_are_those_of_the_model_that_was_trained(lab: Lab) -> None:
     assert load_result(one.run_file)["finished"]
 
 
+def test_a_run_whose_base_decided_a_setting_is_known_again(lab: Lab) -> None:
+    one = lab.unit("books", "best", recurrence={"mechanism": "lookback", "keep": 4}, label="back")
+    assert do_unit(one, quiet, show_progress=False)
+    assert one.is_trained()
+    other = {**one.settings.recurrence, "room": 1}
+    with pytest.raises(UserError, match=r"recurrence\.room=2 there, 1 now"):
+        replace(one, settings=replace(one.settings, recurrence=other)).is_trained()
+
+
 def test_what_is_finished_is_not_done_again(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     one = lab.unit("books", "plain").with_scores([lab.wanted("valid", 0)])
     do_unit(one, quiet, show_progress=False)

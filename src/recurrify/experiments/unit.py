@@ -75,10 +75,17 @@ class Unit:
         if not self.run_file.is_file():
             return False
         there = TrainSettings.from_dict(load_result(self.run_file)["provenance"]["config"])
-        whole = XLNetMemory.of(self.settings) if self.is_xlnet else recurrence_config(self.settings.recurrence)
-        mine = replace(self.settings, recurrence=whole.to_dict(), data_checksum=there.data_checksum)
+        mine = replace(self.settings, recurrence=self._memory_as(there.recurrence), data_checksum=there.data_checksum)
         mine.check_same_run(there)
         return True
+
+    def _memory_as(self, trained: dict[str, Any]) -> dict[str, Any]:
+        """This run's memory with all its settings, those from `trained` that were left to its base."""
+        if self.is_xlnet:
+            return XLNetMemory.of(self.settings).to_dict()
+        config = recurrence_config(self.settings.recurrence)
+        left = [name for name in config.left_to_base if getattr(config, name) is None]
+        return config.to_dict() | {name: trained.get(name) for name in left}
 
     def is_scored(self, wanted: Wanted) -> bool:
         path = self.score_file(wanted)

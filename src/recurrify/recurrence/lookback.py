@@ -41,6 +41,7 @@ class LookbackConfig(RecurrenceConfig):
     """Windows that look back at what all layers computed in the window before."""
 
     mechanism: ClassVar[str] = "lookback"
+    left_to_base: ClassVar[tuple[str, ...]] = ("room",)
 
     keep: int = 64
     """How many of the last positions that the next window does not see it looks back at."""

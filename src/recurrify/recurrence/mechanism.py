@@ -20,6 +20,8 @@ class RecurrenceConfig:
     """What every mechanism shares: how text is cut into windows and how far gradients travel."""
 
     mechanism: ClassVar[str]
+    left_to_base: ClassVar[tuple[str, ...]] = ()
+    """Settings that, where they are None, the base decides; a model's own config then says what it decided."""
 
     window: int = 300
     """Tokens the base model sees at once."""
