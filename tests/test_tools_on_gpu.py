@@ -54,6 +54,10 @@ def test_only_what_runs_side_by_side_shares_the_device(tmp_path: Path, monkeypat
     calls = [" ".join(line.split()) for line in (tmp_path / "calls").read_text().splitlines()]
     shorter = [re.sub(r".* experiment run (\S+) .*", r"\1", call) for call in calls]
     assert shorter == ["slides-complexity", "mps -d pipes", "slides-lengths", "mps quit pipes"]
+    (tmp_path / "calls").unlink()
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "already there")
+    experiments_of("rules", tmp_path)
+    assert "mps" not in (tmp_path / "calls").read_text().split()
 
 
 @pytest.mark.parametrize(

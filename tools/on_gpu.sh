@@ -25,7 +25,8 @@ run() { # a name for the log, then what comes after `recurrify`
 }
 
 sharing() { # what runs side by side shares the device instead of taking turns, where NVIDIA's MPS is installed
-    command -v nvidia-cuda-mps-control > /dev/null || { "$@"; return; }
+    # One that somebody has started already is for all.
+    [ -z "${CUDA_MPS_PIPE_DIRECTORY:-}" ] && command -v nvidia-cuda-mps-control > /dev/null || { "$@"; return; }
     (
         pipes=$(mktemp -d)
         export CUDA_MPS_PIPE_DIRECTORY=$pipes CUDA_MPS_LOG_DIRECTORY=$pipes
