@@ -198,6 +198,29 @@ class TestEvaluate:
         )
 
 
+@pytest.mark.parametrize("there", ["result.json", "model/weights.bin", "training.safetensors", "checkpoint-3/a.bin"])
+@pytest.mark.parametrize("kind", ["scratch", "fine-tuning"])
+def test_what_somebody_else_left_is_not_overwritten(
+    there: str, kind: str, text: Path, tmp_path: Path, refused: Refused
+) -> None:
+    file = tmp_path / "run" / there
+    file.parent.mkdir(parents=True)
+    file.write_text("mine")
+    how = ["--arch", "lstm", *MORE["lstm"], *BUDGET] if kind == "scratch" else ["--model", "shipped:base"]
+    said = refused("train", *how, "--data", text, "--out", tmp_path / "run")
+    name = f"{Path(there).parts[0]}{'/' if '/' in there else ''}"
+    assert f"'{tmp_path / 'run'}' has {name} but no run.json" in said
+    assert "choose another --out" in said
+    assert [path for path in (tmp_path / "run").rglob("*") if path.is_file()] == [file]
+    assert file.read_text() == "mine"
+
+
+def test_an_empty_folder_may_be_used(text: Path, tmp_path: Path) -> None:
+    (tmp_path / "run" / "model").mkdir(parents=True)
+    invoke("train", "--arch", "lstm", "--data", text, "--out", tmp_path / "run", *MORE["lstm"], *BUDGET)
+    assert (tmp_path / "run" / "result.json").is_file()
+
+
 class TestRefusals:
     @pytest.fixture
     def train(self, refused: Refused, text: Path, tmp_path: Path) -> Refused:

@@ -6,12 +6,15 @@ from typing import Any
 
 from recurrify.errors import UserError
 from recurrify.jobs.texts import Say
-from recurrify.records import RunRecord
+from recurrify.records import RUN_FILE, RunRecord
 from recurrify.results import load_result
 from recurrify.train import last_whole_checkpoint
+from recurrify.train.scratch import TRAINING_FILE
 
 RESULT_FILE = "result.json"
 MODEL_FOLDER = "model"
+WRITTEN = (RESULT_FILE, MODEL_FOLDER, TRAINING_FILE, "checkpoint-*")
+"""What runs leave in their folder, by kind of run."""
 
 
 def last_step(out: Path) -> int | None:
@@ -25,14 +28,15 @@ def earlier_result(
 ) -> dict[str, Any] | None:
     """The result that a finished run left in the folder; None where there is something to do.
 
-    A folder that holds a run with other settings, or whose model is gone, is refused. `saved_step` says from where a
-    run that was stopped goes on.
+    A folder that holds a run with other settings, whose model is gone, or that has somebody else's results, is refused.
+    `saved_step` says from where a run that was stopped goes on.
     """
     out = Path(settings.out)
     if out.exists() and not out.is_dir():
         raise UserError(f"{settings.out!r} is a file, not a folder: choose another --out.")
     earlier = type(settings).read(out)
     if earlier is None:
+        _must_lose_nothing(out)
         return None
     settings.check_same_run(earlier)
     if (out / RESULT_FILE).is_file():
@@ -47,3 +51,18 @@ def earlier_result(
     where = "from the start: nothing was saved yet" if step is None else f"from step {step}"
     say(f"going on with the run in {settings.out}, {where}")
     return None
+
+
+def _must_lose_nothing(out: Path) -> None:
+    """Without a record of its own a run begins: what has the names that it writes, or goes on from, is not its own."""
+    found = [path for pattern in WRITTEN for path in sorted(out.glob(pattern)) if not _is_empty_folder(path)]
+    if found:
+        names = ", ".join(f"{path.name}/" if path.is_dir() else path.name for path in found[:3])
+        raise UserError(
+            f"{str(out)!r} has {names} but no {RUN_FILE}, so that a run here would overwrite what is not its own: "
+            "choose another --out, or move that away."
+        )
+
+
+def _is_empty_folder(path: Path) -> bool:
+    return path.is_dir() and not any(path.iterdir())
