@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 from recurrify.errors import UserError
 from recurrify.results import write_whole
 
-RUN_FILE = "run.json"
+RUN_FILE, MODEL_FOLDER, CONFIG_FILE = "run.json", "model", "config.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +69,15 @@ class RunRecord:
                 f"{self.out!r} holds a run with other settings ({'; '.join(different)}): "
                 "repeat its settings to go on with it, or choose another output folder."
             )
+
+
+def check_has_model(folder: str | Path) -> None:
+    """Refuse the folder of a run that was stopped before it had a model."""
+    if (Path(folder) / RUN_FILE).is_file() and not (Path(folder) / MODEL_FOLDER / CONFIG_FILE).is_file():
+        raise UserError(
+            f"The run in {str(folder)!r} is not finished, and has no model yet: give its command again to go on with "
+            "it."
+        )
 
 
 def _differences(name: str, there: Any, now: Any) -> list[str]:

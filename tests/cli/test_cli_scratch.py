@@ -182,6 +182,21 @@ class TestEvaluate:
         said = refused("evaluate", "shipped:base", "--data", text, "--eval-length", 20)
         assert "`--eval-length` is for models from scratch" in said
 
+    @pytest.mark.parametrize("command", ["evaluate", "generate", "train"])
+    def test_a_run_without_a_model_yet_is_said_to_be_unfinished(
+        self, command: str, runs: dict[str, Path], text: Path, tmp_path: Path, refused: Refused
+    ) -> None:
+        out = tmp_path / "run"
+        begun = ["--data", text, "--out", out, *MORE["lstm"], *BUDGET, "--max-minutes", "1e-9"]
+        invoke("train", "--arch", "lstm", *begun)
+        options = {
+            "evaluate": [runs["xl"], out, "--data", text],
+            "generate": [out, "--prompt", "It"],
+            "train": ["--model", out, "--data", text, "--out", tmp_path / "other"],
+        }[command]
+        said = refused(command, *options)
+        assert f"The run in '{out}' is not finished, and has no model yet: give its command again" in said
+
     @pytest.mark.parametrize("command", ["generate", "train"])
     @pytest.mark.parametrize("part", ["", "model"], ids=["run", "model"])
     def test_who_takes_such_a_model(

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from recurrify import UserError
-from recurrify.jobs.scratch import score_run, score_stream, stream_for, train_scratch
+from recurrify.jobs.scratch import Scorer, score_run, score_stream, stream_for, train_scratch
 from recurrify.models.language import load_language_model
 from recurrify.train import scratch
 from recurrify.train.scratch import TRAINING_FILE
@@ -164,6 +164,40 @@ def test_a_killed_run_goes_on_from_what_was_saved_last(
     where = "from the start: nothing was saved yet" if saved is None else f"from step {saved}"
     assert any(where in line for line in said)
     assert_same_end(tmp_path / "run", tmp_path / "whole")
+
+
+def test_stopped_while_it_is_scored(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model is there already, and only the scoring is done again."""
+    train(settings(text, tmp_path / "whole"))
+    run, steps, real = settings(text, tmp_path / "run"), [], Stepper.__call__
+    scored: list[int] = []
+    real_scorer = Scorer.__call__
+
+    def stopped(self: Scorer, model: torch.nn.Module, ids_T: torch.Tensor, *more: Any) -> Any:
+        # Thrice it is validated on its way.
+        scored.append(len(ids_T))
+        if len(scored) > 4:
+            raise KeyboardInterrupt
+        return real_scorer(self, model, ids_T, *more)
+
+    def counted(self: Stepper, step: int) -> torch.Tensor:
+        steps.append(step)
+        return real(self, step)
+
+    monkeypatch.setattr(Stepper, "__call__", counted)
+    with monkeypatch.context() as patch:
+        patch.setattr(Scorer, "__call__", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            train(run)
+    assert not (tmp_path / "run" / "result.json").exists()
+    expected = json.loads((tmp_path / "whole" / "result.json").read_text())["test"]["loss"]
+    found = score_run(tmp_path / "run", str(text), show_progress=False)
+    assert found["loss"] == pytest.approx(expected, rel=1e-6)
+    assert len(steps) == 11
+    train(run)
+    assert len(steps) == 11
+    assert_same_end(tmp_path / "run", tmp_path / "whole")
+    assert not (tmp_path / "run" / TRAINING_FILE).exists()
 
 
 def test_a_finished_run_is_left_alone_and_other_settings_are_refused(text: Path, tmp_path: Path) -> None:

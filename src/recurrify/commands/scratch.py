@@ -9,6 +9,7 @@ import typer
 from recurrify.console import say, show_table
 from recurrify.errors import UserError
 from recurrify.known_names import ARCHITECTURES
+from recurrify.records import check_has_model
 from recurrify.results import provenance, save_result
 
 ONLY_HERE = (
@@ -83,6 +84,8 @@ def is_evaluated_from_scratch(context: typer.Context) -> bool:
     from recurrify.jobs.scratch import is_scratch
 
     models = context.params["models"]
+    for name in models:
+        check_has_model(name)
     own = [name for name in models if is_scratch(name)]
     if not own:
         if "eval_length" in _named(context):

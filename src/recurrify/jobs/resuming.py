@@ -6,13 +6,12 @@ from typing import Any
 
 from recurrify.errors import UserError
 from recurrify.jobs.texts import Say
-from recurrify.records import RUN_FILE, RunRecord
+from recurrify.records import MODEL_FOLDER, RUN_FILE, RunRecord
 from recurrify.results import load_result
 from recurrify.train import last_whole_checkpoint
 from recurrify.train.scratch import TRAINING_FILE
 
 RESULT_FILE = "result.json"
-MODEL_FOLDER = "model"
 WRITTEN = (RESULT_FILE, MODEL_FOLDER, TRAINING_FILE, "checkpoint-*")
 """What runs leave in their folder, by kind of run."""
 

@@ -17,7 +17,7 @@ from recurrify.data.records import Skipped
 from recurrify.data.symbols import SymbolData, SymbolStream, encode_part, load_symbols, read_symbols
 from recurrify.errors import UserError
 from recurrify.jobs.finetuning import explain_full_disk
-from recurrify.jobs.resuming import MODEL_FOLDER, RESULT_FILE, earlier_result
+from recurrify.jobs.resuming import RESULT_FILE, earlier_result
 from recurrify.jobs.texts import Say, cache_folder, pick_device
 from recurrify.models.language import (
     architecture_name,
@@ -27,6 +27,7 @@ from recurrify.models.language import (
     load_language_model,
     save_language_model,
 )
+from recurrify.records import MODEL_FOLDER
 from recurrify.results import provenance, save_result
 from recurrify.train.lanes import Lanes, Score, score_lanes
 from recurrify.train.scratch import TRAINING_FILE, Progress, ScratchOutcome, fit, saved_step
@@ -78,13 +79,14 @@ def train_scratch(settings: ScratchSettings, say: Say, show_progress: bool = Tru
         raise _explained(error, settings.out) from error
     result = _result(settings, model, data, outcome)
     if outcome.finished:
+        # Before it is scored, which may take long: whoever stops that has a model.
+        _leave(settings, model, data, out)
         for part in ("valid", "test"):
             stream = _beginning(data.streams[part], settings.test_tokens)
             shown = progress_bar(f"scoring {part}", len(stream.ids)) if show_progress else nullcontext()
             with shown as tick:
                 found = scorer(model, _on_device(stream, device), tick)
             result["validation" if part == "valid" else part] = found.described(stream)
-        _leave(settings, model, data, out)
     else:
         say(f"stopped and saved after step {outcome.progress.step:,}: run the same command again to go on")
     result["provenance"] = provenance(

@@ -13,6 +13,7 @@ from huggingface_hub.utils import validate_repo_id
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from recurrify.errors import UserError
+from recurrify.records import check_has_model
 from recurrify.recurrence.config import RecurrentConfig
 from recurrify.recurrence.families import family_of
 from recurrify.recurrence.heads import RecurrentForCausalLM, add_recurrence
@@ -117,6 +118,7 @@ def resolve_name(name: str) -> tuple[str, dict[str, Any]]:
         if (path / "model" / "config.json").is_file():  # the folder of a training run
             _must_be_pretrained(name, path / "model")
             return str(path / "model"), {}
+        check_has_model(name)
         raise UserError(f"The folder {name!r} holds no model: it has no config.json.")
     _must_be_pretrained(name, path)
     if not path.exists() and _looks_like_a_path(name):
