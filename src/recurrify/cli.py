@@ -126,6 +126,7 @@ def train_command(
     eval_batch: options.EvalBatch = None,
     eval_length: options.EvalLength = None,
     eval_settings: options.EvalSet = None,
+    test_tokens: options.TestTokens = None,
     speed: options.Speed = "auto",
 ) -> None:
     """Add recurrence to a model and fine-tune it on your text, or train an architecture from scratch.

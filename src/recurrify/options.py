@@ -143,12 +143,21 @@ EvalLength = Annotated[int | None, _scratch("Symbols of a segment in validation 
 EvalSet = Annotated[
     list[str] | None, _scratch("As --set, in validation and test only: memory_length=3800, say.", "--eval-set")
 ]
+TestTokens = Annotated[
+    int | None,
+    _scratch("At the end, score only the first so many symbols of the validation and of the test part; default: all."),
+]
 Speed = Annotated[str, _scratch("auto (graph on CUDA, else eager), eager, compile, or graph (compiled and captured).")]
 
 Split = Annotated[str, typer.Option(help="train, valid, test, or all for the whole source.")]
 EvaluationWindow = Annotated[int | None, typer.Option(help="Tokens in a window; default: the models' own.")]
 Overlaps = Annotated[list[int] | None, typer.Option("--overlap", help="Overlaps to evaluate; may be repeated.")]
-TokensPerDocument = Annotated[int | None, typer.Option(min=2, help="Score only the first so many of a document.")]
+TokensPerDocument = Annotated[
+    int | None,
+    typer.Option(
+        min=2, help="Score only the first so many of a document; for models from scratch, the first so many symbols."
+    ),
+]
 Rows = Annotated[int, typer.Option(min=1, help="Documents read side by side.")]
 ScoredLength = Annotated[
     int | None,

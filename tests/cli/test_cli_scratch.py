@@ -79,6 +79,7 @@ def test_every_option_reaches_the_settings(text: Path, tmp_path: Path) -> None:
         "eval_length": 5,
         "valid_every": 60,
         "valid_tokens": 40,
+        "test_tokens": 30,
         "precision": "fp32",
         "speed": "eager",
         "seed": 3,
@@ -98,7 +99,7 @@ def test_every_option_reaches_the_settings(text: Path, tmp_path: Path) -> None:
     assert settings.eval_settings == {"memory_length": 20}
     result = json.loads((out / "result.json").read_text())
     assert [entry["step"] for entry in result["history"]["validation"]] == [2, 4]
-    assert result["validation"]["symbols"] == len(text.read_text()) - 1
+    assert result["validation"]["symbols"] == result["test"]["symbols"] == 29
     assert result["provenance"]["config"] == settings.to_dict()
     assert result["provenance"]["arithmetic"] == {
         "autocast": None,
@@ -171,6 +172,17 @@ class TestEvaluate:
         expected = score_stream(runs["xl"], stream_for(runs["xl"], str(text)), batch=2, length=3)
         assert row["loss"] == pytest.approx(expected.loss, rel=1e-6)
         assert (row["length"], found["provenance"]["config"]["eval_length"]) == (3, 3)
+
+    def test_the_beginning_alone(self, runs: dict[str, Path], text: Path, tmp_path: Path) -> None:
+        out = tmp_path / "found.json"
+        said = invoke("evaluate", runs["xl"], "--data", text, "--tokens-per-document", 20, "--out", out)
+        found = json.loads(out.read_text())
+        (row,) = found["rows"]
+        beginning = stream_for(runs["xl"], str(text))._replace(ids=stream_for(runs["xl"], str(text)).ids[:20])
+        expected = score_stream(runs["xl"], beginning, batch=2, length=8)
+        assert (row["loss"], row["symbols"]) == (pytest.approx(expected.loss, rel=1e-6), 19)
+        assert "19 scored" in said
+        assert found["provenance"]["config"]["tokens_per_document"] == 20
 
     def test_other_kinds_and_their_options_are_refused(
         self, runs: dict[str, Path], text: Path, refused: Refused
@@ -272,7 +284,9 @@ class TestRefusals:
         said = train(*option)
         assert f"`{option[0]}` is for fine-tuning, not for `--arch` lstm: {way_out}." in said
 
-    @pytest.mark.parametrize("option", [["--steps", "5"], ["--symbols", "bytes"]], ids=lambda o: o[0])
+    @pytest.mark.parametrize(
+        "option", [["--steps", "5"], ["--symbols", "bytes"], ["--test-tokens", "9"]], ids=lambda o: o[0]
+    )
     def test_options_of_models_from_scratch(self, option: list[str], train: Refused) -> None:
         said = train("--model", "gpt2", *option, arch=None)
         assert f"`{option[0]}` is for models from scratch: name one with --arch" in said

@@ -22,6 +22,7 @@ ONLY_HERE = (
     "eval_batch",
     "eval_length",
     "eval_settings",
+    "test_tokens",
     "speed",
 )
 OPTION_OF = {"settings": "--set", "eval_settings": "--eval-set"}
@@ -97,7 +98,7 @@ def is_evaluated_from_scratch(context: typer.Context) -> bool:
             f"{own[0]!r} was trained from scratch and {other!r} was not, so that they cannot score the same tokens: "
             "evaluate each kind by itself, and compare bits per character."
         )
-    for name in ("window", "overlap", "tokens_per_document"):
+    for name in ("window", "overlap"):
         if name in _named(context):
             raise UserError(f"`{_option(name)}` is not for models from scratch, such as {own[0]!r}: leave it out.")
     return True
@@ -116,6 +117,7 @@ def evaluate_architectures(context: typer.Context) -> None:
             text_field=asked["text_field"],
             lanes=_named(context).get("rows"),
             length=asked["eval_length"],
+            symbols=asked["tokens_per_document"],
             device=asked["device"],
         )
         for name in asked["models"]
@@ -123,7 +125,8 @@ def evaluate_architectures(context: typer.Context) -> None:
     for one in found:
         typer.echo(f"{one['model']} ({one['arch']}): {_scored(one, one['unit'])}")
     if asked["out"] is not None:
-        config = {name: asked[name] for name in ("models", "data", "split", "rows", "eval_length", "device")}
+        names = ("models", "data", "split", "rows", "eval_length", "tokens_per_document", "device")
+        config = {name: asked[name] for name in names}
         save_result(asked["out"], {"kind": "scratch-evaluation", "rows": found, "provenance": provenance(config)})
         say(f"saved {asked['out']}")
 

@@ -83,7 +83,7 @@ def train_scratch(settings: ScratchSettings, say: Say, show_progress: bool = Tru
         _leave(settings, model, data, out)
         for part in ("valid", "test"):
             stream = _beginning(data.streams[part], settings.test_tokens)
-            shown = progress_bar(f"scoring {part}", len(stream.ids)) if show_progress else nullcontext()
+            shown = progress_bar(f"scoring {part}", len(stream.ids) - 1) if show_progress else nullcontext()
             with shown as tick:
                 found = scorer(model, _on_device(stream, device), tick)
             result["validation" if part == "valid" else part] = found.described(stream)
@@ -135,15 +135,16 @@ def score_run(
     text_field: str = "text",
     lanes: int | None = None,
     length: int | None = None,
+    symbols: int | None = None,
     device: str = "auto",
     show_progress: bool = True,
 ) -> dict[str, Any]:
     """A run's model on any text, read as the run read its own: in its lanes and segments, the state carried along, with
     its `eval_settings`. A model whose run is gone reads in one lane. `lanes` and `length` ask for other lanes and other
-    segments."""
+    segments, `symbols` for the first so many of the text."""
     where, folder = pick_device(device), _model_folder(run)
     model = load_language_model(folder).to(where)
-    stream = stream_for(run, source, split, text_field=text_field)
+    stream = _beginning(stream_for(run, source, split, text_field=text_field), symbols)
     config: Any = model.config
     made = ScratchSettings.read(folder.parent) if folder.name == MODEL_FOLDER else None
     settings = made or ScratchSettings(out="", arch=architecture_name(model), data=source, eval_batch=1)
@@ -157,7 +158,7 @@ def score_run(
         precision=precision,
     )
     scorer = Scorer(settings, config.vocabulary, model, where)
-    shown = progress_bar(f"scoring {run}", len(stream.ids)) if show_progress else nullcontext()
+    shown = progress_bar(f"scoring {run}", len(stream.ids) - 1) if show_progress else nullcontext()
     with shown as tick:
         found = scorer(model, _on_device(stream, where), tick)
     unit = load_symbols(folder).unit

@@ -78,13 +78,16 @@ def score_lanes(
     if targets < 1:
         raise UserError("A stream of fewer than two symbols cannot be scored: give more text.")
     total = torch.zeros((), dtype=torch.float64, device=ids_T.device)
-    state = None
+    state, told = None, 0
     for tokens_BN, counts_BN in _scored_segments(ids_T, min(batch, targets), length):
         with precision():
             logits_BNV, state = model(tokens_BN[:, :-1], state)
         losses = functional.cross_entropy(logits_BNV.float().transpose(1, 2), tokens_BN[:, 1:], reduction="none")
         total += torch.where(counts_BN, losses, 0.0).sum(dtype=torch.float64)
-        tick(tokens_BN[:, 1:].numel())
+        # Padding is not scored; it stands in the last lanes, so that it is told as if it came last.
+        scored = min(tokens_BN[:, 1:].numel(), targets - told)
+        tick(scored)
+        told += scored
     return Score(total.item(), targets)
 
 
