@@ -19,7 +19,7 @@ Refused = Callable[..., str]
 TINY = ["--set", "layers=1", "--set", "width=16", "--set", "heads=2", "--set", "head_width=8", "--set", "inner=16"]
 MORE: dict[str, list[str]] = {
     "xl": [*TINY, "--set", "memory_length=8"],
-    "rsa-xl": [*TINY, "--set", "rsa.counts=0,1,1,0,0,0", "--set", "rsa.dilations="],
+    "rsa-xl": [*TINY, "--set", "rsa.counts=0,1,1,0,0,0"],
     "brt": [*TINY, "--set", "block=4", "--set", "window=8", "--set", "states=2"],
     "rsa-brt": [
         *TINY,
@@ -92,10 +92,7 @@ def test_every_option_reaches_the_settings(text: Path, tmp_path: Path) -> None:
     settings = ScratchSettings.read(out)
     assert settings is not None
     assert {name: getattr(settings, name) for name in given} == given
-    assert settings.settings == parse_settings("rsa-xl", shape[1:-2:2]) | {
-        "rsa.counts": [0, 1, 1, 0, 0, 0],
-        "rsa.dilations": [],
-    }
+    assert settings.settings == parse_settings("rsa-xl", shape[1:-2:2]) | {"rsa.counts": [0, 1, 1, 0, 0, 0]}
     assert settings.eval_settings == {"memory_length": 20}
     result = json.loads((out / "result.json").read_text())
     assert [entry["step"] for entry in result["history"]["validation"]] == [2, 4]
@@ -296,8 +293,26 @@ class TestRefusals:
         [
             (["--set", "depth=3"], "lstm has no setting `depth`"),
             (["--set", "width"], "name=value"),
-            (["--arch", "rsa", *TINY, "--set", "rsa.gate_start=nan"], "`gate_start` must be finite: got nan"),
+            (["--arch", "rsa", *MORE["rsa"], "--set", "rsa.gate_start=nan"], "`gate_start` must be finite: got nan"),
             (["--set", "target_length=16"], "give it as --length"),
+            (
+                ["--arch", "rsa-xl", "--set", "rsa.counts=1,0,0,0,1,1"],
+                "asks for 2 dilated heads (1,0,0,0,1,1: the last three numbers), and the default dilations are for 4: "
+                "give one for each with --set rsa.dilations=3,6.",
+            ),
+            (
+                ["--arch", "brt", "--length", "64"],
+                "`target_length`, a run's --length, must be a whole number of blocks, at least two, or the states "
+                "never learn what to write: got target_length=64, block=128; give --length 256 or --set block=32.",
+            ),
+            (["--arch", "brt", "--length", "301"], "block=128; give --length 384."),
+            (["--arch", "rsa", "--set", "rsa.counts=0,1,1"], "`counts` must be six numbers of heads"),
+            (["--arch", "rsa-xl", "--set", "heads=3"], "gives 4 heads a recurrence: give others with --set rsa.counts"),
+            (
+                ["--arch", "rsa-xl", "--set", "heads=1"],
+                "`heads` is 1, but the default `rsa.counts` (0,0,0,0,2,2) gives 4 heads a recurrence: give others with "
+                "--set rsa.counts=1,0,0,0,0,0, or more heads.",
+            ),
             (["--eval-set", "target_length=8", *MORE["lstm"], *BUDGET], "give --eval-length instead"),
             (["--eval-length", "0"], "`eval_length` must be at least 1"),
             (

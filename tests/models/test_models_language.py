@@ -206,7 +206,7 @@ def test_a_setting_given_twice_is_refused():
         ("xl", {"depth": 2}, "no setting `depth`"),
         ("xl", {"vocabulary": 204.0}, "`vocabulary`"),
         ("rsa-xl", {"rsa.counts": (0, 0, 0, 0, 2, 2.5)}, "`rsa.counts`"),
-        ("rsa-xl", {"heads": 2}, "no more than `heads`"),
+        ("rsa-xl", {"heads": 2}, "default `rsa.counts`.* gives 4 heads a recurrence"),
         ("rsa-xl", {"rsa.gate_start": float("nan")}, "`gate_start` must be finite"),
         ("brt", {"gate": "gru"}, "fixed or lstm"),
     ],

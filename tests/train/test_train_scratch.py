@@ -244,6 +244,9 @@ class TestDilations:
     def test_settings_come_first(self) -> None:
         asked = {"rsa.dilations": [3, 6, 9, 12]}
         assert replace(SETTINGS, arch="rsa-brt", data="text8", settings=asked).settings == asked
+        # Those of text8 are for four dilated heads.
+        other_heads = {"rsa.counts": [0, 1, 1, 0, 0, 0]}
+        assert replace(SETTINGS, arch="rsa-brt", data="text8", settings=other_heads).settings == other_heads
 
     @pytest.mark.parametrize("arch", ["xl", "lstm"])
     def test_none_without_recurrence(self, arch: str) -> None:

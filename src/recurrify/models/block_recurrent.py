@@ -85,8 +85,9 @@ class BlockRecurrentConfig:
             raise UserError(f"`dropout` must be at least 0 and below 1: got {self.dropout}.")
         if self.target_length < 2 * self.block or self.target_length % self.block != 0:
             raise UserError(
-                f"`target_length` must be a whole number of blocks, at least two, or the states never learn what to "
-                f"write: got target_length={self.target_length}, block={self.block}."
+                f"`target_length`, a run's --length, must be a whole number of blocks, at least two, or the states "
+                f"never learn what to write: got target_length={self.target_length}, block={self.block}; "
+                f"{self._ways_out()}."
             )
         if self.recurrent_layer is not None and not 1 <= self.recurrent_layer <= self.layers:
             raise UserError(
@@ -99,6 +100,12 @@ class BlockRecurrentConfig:
             raise UserError(
                 f"the heads of `rsa` must be those of the model: got rsa.heads={self.rsa.heads}, heads={self.heads}."
             )
+
+    def _ways_out(self) -> str:
+        """Other lengths or blocks that go together, for a run's command line."""
+        longer = self.block * max(2, math.ceil(self.target_length / self.block))
+        half, odd = divmod(self.target_length, 2)
+        return f"give --length {longer}" + ("" if odd or half < 1 else f" or --set block={half}")
 
     @property
     def recurrence(self) -> RSAConfig | None:

@@ -4,7 +4,7 @@ A setting is a field of the model's configuration; those of its recurrence are w
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import NoneType, UnionType
@@ -87,14 +87,54 @@ def language_model(arch: str, vocabulary: int, **settings: Any) -> nn.Module:
     if architecture.recurrence is not None:
         heads = values.get("heads", architecture.config.heads)
         chosen = {name.removeprefix(RSA_PREFIX): settings[name] for name in settings if name.startswith(RSA_PREFIX)}
-        values["rsa"] = RSAConfig(heads=heads, **{**architecture.recurrence, **chosen})
+        values["rsa"] = _recurrence(architecture.recurrence, heads, chosen)
     return architecture.model(architecture.config(**values))
 
 
-def text8_settings(arch: str) -> dict[str, Any]:
-    """What is published for text8 where it is not the default; nothing for an architecture without recurrence."""
+def _recurrence(defaults: Mapping[str, Any], heads: int, chosen: Mapping[str, Any]) -> RSAConfig:
+    """The default dilations are those of the default heads: they say nothing of as many others."""
+    values = {**defaults, **chosen}
+    counts, known = values["counts"], len(defaults["dilations"])
+    dilated = _dilated_heads(counts)
+    if "dilations" not in chosen and dilated == 0:
+        values["dilations"] = ()
+    elif "dilations" not in chosen and dilated is not None and dilated != known:
+        example = ",".join(str(3 * number) for number in range(1, dilated + 1))
+        raise UserError(
+            f"`rsa.counts` asks for {_several(dilated, 'dilated head')} ({_listed(counts)}: the last three numbers), "
+            f"and the default dilations are for {known}: give one for each with --set rsa.dilations={example}."
+        )
+    if "counts" not in chosen and 1 <= heads < sum(counts):
+        example = "0,1,1,0,0,0" if heads > 1 else "1,0,0,0,0,0"
+        raise UserError(
+            f"`heads` is {heads}, but the default `rsa.counts` ({_listed(counts)}) gives {sum(counts)} heads a "
+            f"recurrence: give others with --set rsa.counts={example}, or more heads."
+        )
+    return RSAConfig(heads=heads, **values)
+
+
+def _dilated_heads(counts: Sequence[int]) -> int | None:
+    """None where the counts are none, of which `RSAConfig` says more."""
+    return sum(counts[3:]) if len(counts) == 6 and min(counts) >= 0 else None
+
+
+def _several(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
+def _listed(values: Iterable[int]) -> str:
+    return ",".join(map(str, values))
+
+
+def text8_settings(arch: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What is published for text8 where it is not the default; nothing for an architecture without recurrence, nor
+    where the settings have another number of dilated heads."""
     known = ARCHITECTURES.get(arch)
-    return {} if known is None or known.recurrence is None else {f"{RSA_PREFIX}dilations": TEXT8_DILATIONS}
+    if known is None or known.recurrence is None:
+        return {}
+    counts = settings.get(f"{RSA_PREFIX}counts", known.recurrence["counts"])
+    same = _dilated_heads(counts) == len(TEXT8_DILATIONS)
+    return {f"{RSA_PREFIX}dilations": TEXT8_DILATIONS} if same else {}
 
 
 def parse_settings(arch: str, assignments: Iterable[str]) -> dict[str, Any]:

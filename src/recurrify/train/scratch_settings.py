@@ -80,7 +80,7 @@ class ScratchSettings(RunRecord):
     def __post_init__(self) -> None:
         # Not to those of a run that has begun: it goes on as it is.
         if self.data_checksum is None and is_text8(self.data):
-            object.__setattr__(self, "settings", text8_settings(self.arch) | self.settings)
+            object.__setattr__(self, "settings", text8_settings(self.arch, self.settings) | self.settings)
         for name in ("settings", "eval_settings"):
             # As they will be read back: tuples become lists.
             object.__setattr__(self, name, json.loads(json.dumps(getattr(self, name))))
