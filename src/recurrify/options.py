@@ -127,7 +127,9 @@ GroupByLength = Annotated[bool, _training("Batch sequences of similar length: le
 Seed = Annotated[int, _training("Seed of the shuffling and of the added weights.")]
 
 Arch = Annotated[str | None, _scratch(f"What to train from scratch instead of a --model: {', '.join(ARCHITECTURES)}.")]
-Symbols = Annotated[str, _scratch(f"{', '.join(ALPHABETS)}, or a tokenizer's folder or name on the hub.")]
+Symbols = Annotated[
+    str, _scratch(f"{', '.join(ALPHABETS)}, or a tokenizer's folder, shipped:base, or name on the hub.")
+]
 Steps = Annotated[int, _scratch("Updates of the weights.")]
 Length = Annotated[int, _scratch("Symbols of each lane in a step; --batch is the number of lanes.")]
 Clip = Annotated[float, _scratch("The largest norm of the gradient; 0: as large as it is.")]

@@ -110,7 +110,7 @@ class TestUnknown:
         said = str(caught.value)
         assert "'é' (U+00E9), which is character 2 of the test part of" in said
         assert "(2 such in all)" in said
-        assert "--symbols all-bytes" in said
+        assert "use --symbols all-bytes, which spell any character, or a tokenizer." in said
 
     def test_bytes(self, tmp_path: Path) -> None:
         source = folder(tmp_path, train="abc", valid="ab\t", test="a")
@@ -118,8 +118,35 @@ class TestUnknown:
             read_symbols("bytes", source)
         assert read_symbols("all-bytes", source).streams["valid"].ids.tolist() == [97, 98, 9]
 
+    def test_by_a_model_that_is_trained_already(self, tmp_path: Path) -> None:
+        source = folder(tmp_path, train="abc", valid="ab", test="ab\t")
+        with pytest.raises(UserError) as caught:
+            encode_part(Alphabet("bytes", (97, 98, 99)), source, "test")
+        said = str(caught.value)
+        assert "the byte 0x09, which is byte 2 of the test part" in said
+        assert "give a text of the 3 bytes that the model was trained with, or train one with --symbols all-" in said
+        assert "use --symbols" not in said
+
 
 class TestTokens:
+    def test_of_a_shipped_model(self, tmp_path: Path) -> None:
+        source = folder(tmp_path, train="some words", valid="words", test="and words")
+        data = read_symbols("shipped:base", source)
+        assert data.symbols.unit == "token"
+        with pytest.raises(UserError, match="shipped are shipped:base, shipped:plain"):
+            read_symbols("shipped:vase", source)
+
+    def test_a_wrong_word_is_told_the_right_ones(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def nothing(name: str) -> None:
+            raise OSError("bits is not on the hub")
+
+        monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", nothing)
+        with pytest.raises(UserError) as caught:
+            read_symbols("bits", folder(tmp_path, train="a", valid="a", test="a"))
+        said = str(caught.value)
+        assert "must be characters, bytes, all-bytes, bytes-without-newlines or name a tokenizer: got 'bits'" in said
+        assert "bits is not on the hub" in said
+
     def test_with_the_end_of_text_after_each_document(self, tmp_path: Path) -> None:
         made = make_tokenizer([Document("a", "some words and some words again " * 20)], 270)
         made.save_pretrained(tmp_path / "tokenizer")

@@ -98,7 +98,8 @@ class Alphabet:
     def unit(self) -> str:
         return "character" if self.kind == CHARACTERS else "byte"
 
-    def encode(self, codes: np.ndarray, where: str = "the text") -> SymbolStream:
+    def encode(self, codes: np.ndarray, where: str = "the text", in_training: bool = True) -> SymbolStream:
+        """`where` and `in_training` are for the sentence that refuses unknown symbols."""
         number_of = np.full(CODE_POINTS if self.kind == CHARACTERS else 256, -1, dtype=np.int32)
         number_of[list(self.values)] = np.arange(self.size)
         ids = number_of[codes]
@@ -111,7 +112,7 @@ class Alphabet:
                 name = f"the byte 0x{codes[first]:02X}"
             raise UserError(
                 f"There is no symbol for {name}, which is {self.unit} {first:,} of {where}: the training part never "
-                f"has it ({len(np.unique(codes[unknown]))} such in all); use --symbols all-bytes, or a tokenizer."
+                f"has it ({len(np.unique(codes[unknown]))} such in all); {self._way_out(in_training)}."
             )
         rest = codes[1:]
         if self.kind == CHARACTERS:
@@ -120,6 +121,15 @@ class Alphabet:
             return SymbolStream(ids.astype(_smallest_type(self.size)), len(rest), size)
         characters = int(((rest & 0xC0) != 0x80).sum())  # all but the later bytes of a character
         return SymbolStream(ids.astype(_smallest_type(self.size)), characters, len(rest))
+
+    def _way_out(self, in_training: bool) -> str:
+        if not in_training:
+            return (
+                f"give a text of the {self.size} {self.unit}s that the model was trained with, or train one with "
+                "--symbols all-bytes, which reads any text"
+            )
+        spelt = ", which spell any character" if self.kind == CHARACTERS else ""
+        return f"use --symbols all-bytes{spelt}, or a tokenizer"
 
     def save(self, folder: Path) -> None:
         text = json.dumps({"kind": self.kind, "values": self.values}) + "\n"
@@ -181,7 +191,7 @@ def read_symbols(
     parts = [(source, split, split) for split in SPLITS if not (valid and split == "valid")]
     parts += [(valid, EVERYTHING, "valid")] if valid else []
     if name not in ALPHABETS:
-        return _read_tokens(Tokens(load_tokenizer(name)), parts, text_field, cache_dir, skipped)
+        return _read_tokens(_tokens_named(name), parts, text_field, cache_dir, skipped)
     codes: dict[str, np.ndarray] = {}
     for one in dict.fromkeys(part[0] for part in parts):
         splits = {split: part for other, split, part in parts if other == one}
@@ -192,13 +202,23 @@ def read_symbols(
     return SymbolData(alphabet, streams, _checksum(codes))
 
 
+def _tokens_named(name: str) -> "Tokens":
+    try:
+        return Tokens(load_tokenizer(name))
+    except UserError as error:
+        reason = str(error).rstrip(".")
+        raise UserError(
+            f"`symbols` must be {', '.join(ALPHABETS)} or name a tokenizer: got {name!r} ({reason})."
+        ) from error
+
+
 def encode_part(
     symbols: Symbols, source: str, split: str, *, text_field: str = "text", cache_dir: Path | None = None
 ) -> SymbolStream:
     """One split of any source, in symbols that are there already."""
     if isinstance(symbols, Alphabet):
         codes = _codes(symbols.kind, source, [split], text_field, [])[split]
-        return symbols.encode(codes, f"the {split} part of {source!r}")
+        return symbols.encode(codes, f"the {split} part of {source!r}", in_training=False)
     assert isinstance(symbols, Tokens)
     return _read_tokens(symbols, [(source, split, split)], text_field, cache_dir, []).streams[split]
 

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 from recurrify.data.records import Document
 from recurrify.errors import UserError
+from recurrify.known_names import SHIPPED
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+SHIPPED_PREFIX, SHIPPED_FOLDER = "shipped:", Path(__file__).parent.parent / "shipped"
 END_OF_TEXT = "<|endoftext|>"
 SMALLEST_VOCABULARY = 257
 """Every byte and the end of a text: with these, any text can be written."""
@@ -105,11 +107,13 @@ def save_tokenizer(tokenizer: "PreTrainedTokenizerBase", folder: Path) -> None:
 
 
 def load_tokenizer(name: str) -> "PreTrainedTokenizerBase":
-    """The tokenizer of a folder, of a run's folder, or of a name on the hub; it must know an end of text, or at least
-    a separator."""
+    """The tokenizer of a folder, of a run's folder, of a shipped model, or of a name on the hub; it must know an end of
+    text, or at least a separator."""
     from transformers import AutoTokenizer
 
-    path = Path(name).expanduser()
+    if name.startswith(SHIPPED_PREFIX) and name not in SHIPPED:
+        raise UserError(f"There is no tokenizer {name!r}: shipped are {', '.join(SHIPPED)}.")
+    path = SHIPPED_FOLDER / name.removeprefix(SHIPPED_PREFIX) if name in SHIPPED else Path(name).expanduser()
     if path.is_dir() and (path / "model" / "tokenizer_config.json").is_file():
         path = path / "model"
     if not path.is_dir() and (name.startswith((".", "~", "/")) or len(path.parts) > 2):

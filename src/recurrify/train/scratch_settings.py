@@ -33,7 +33,7 @@ class ScratchSettings(RunRecord):
     text_field: str = "text"
     """Which field of JSON lines or of a data set holds the text."""
     symbols: str = "bytes"
-    """characters, bytes, all-bytes, bytes-without-newlines, or a folder or a name on the hub of a tokenizer."""
+    """characters, bytes, all-bytes, bytes-without-newlines, or a tokenizer's folder or name: shipped, or on the hub."""
     settings: dict[str, Any] = field(default_factory=dict)
     """The architecture's own, where they are not its defaults. On text8 a recurrence gets the dilations published for
     it, unless they are set."""
