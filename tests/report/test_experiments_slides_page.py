@@ -8,6 +8,7 @@ import pytest
 from experiment_results import experiment, growth_rows, length_rows, write_size
 from test_experiments_page import Page, written
 
+from recurrify.report import write_experiments_page
 from recurrify.results import save_result
 
 
@@ -42,6 +43,29 @@ def test_it_is_said_who_knows_a_rule_beyond_its_training(page: Page) -> None:
     models = page.table("Models")
     assert [row["parameters"] for row in models] == ["150 k", "150 k"]
     assert models[0]["learning rate"] == "Parity 1e-3, Dyck-2 1e-3"
+
+
+def test_nobody_is_called_the_best_of_those_who_guess(tmp_path: Path) -> None:
+    rows = [row for row in length_rows() if row["arch"] == "transformer"]
+    save_result(tmp_path / "root" / "small" / "a.json", experiment("a", "lengths", "Lengths", rows))
+    words = written(tmp_path / "root", tmp_path / "out").words.replace("\xa0", " ")
+    assert (
+        "Parity: at 40, the training length, transformer is at least 95 % right; at 400, no model is. "
+        "Nobody is clearly above chance there, which is 50.0 %."
+    ) in words
+
+
+def test_differences_of_their_own_stand_in_their_sections_alone(page: Page) -> None:
+    assert page.words.count("novels instead of PG-19") == 2
+    assert "How this size differs from what was published" not in page.words
+
+
+def test_the_terminal_names_what_is_on_the_page(tmp_path: Path) -> None:
+    for name in ("slides-lengths", "b"):
+        found = experiment(name, "lengths", "Lengths", length_rows())
+        save_result(tmp_path / "root" / "small" / f"{name}.json", found)
+    (line,) = write_experiments_page(tmp_path / "root", tmp_path / "out")
+    assert line.endswith("has not been run at this size. On the page: b, slides-lengths.")
 
 
 def test_exponents_stand_beside_the_theory(page: Page) -> None:

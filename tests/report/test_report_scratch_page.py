@@ -185,6 +185,12 @@ class TestApart:
         assert "lower than Transformer-XL" not in page.words
         assert len(page.descriptions) == 8
 
+    def test_what_nobody_set_is_not_in_a_label(self, tmp_path: Path) -> None:
+        rates = {"own": 0.01, "same": None}
+        results = {name: result("rsa-xl", recurrence_learning_rate=rate) for name, rate in rates.items()}
+        rows = page_of(write_runs(tmp_path / "runs", results), tmp_path / "out").table("At the end")
+        assert {row["model"] for row in rows} == {"RSA-XL, recurrence learning rate 0.01", "RSA-XL"}
+
     def test_runs_of_one_architecture_are_told_apart_by_their_settings(self, tmp_path: Path) -> None:
         runs = {"a": result("xl"), "b": result("xl", settings={"width": 256}), "c": result("xl", learning_rate=1e-3)}
         rows = page_of(write_runs(tmp_path, runs), tmp_path / "out").table("At the end")

@@ -35,6 +35,8 @@ STYLES = {  # colour of the palette, line, marker
 }
 SOLVED = 0.95
 """The share of right answers from which a model is said to know a rule."""
+CLEARLY = 0.02
+"""How far above chance nobody comes by luck: the least, where the seeds hardly differ."""
 MULTIPLES = (1, 3, 5, 10)
 """Of the training length: what the table shows; the plots show all lengths."""
 NUDGE = 1.012
@@ -244,10 +246,18 @@ def finding(task: str, rows: Sequence[LengthRow]) -> str:
         told += f"; at {longest}, {_who(far)}"
     else:
         told += f"at {longest}, {_who(far)} at least {100 * SOLVED:.0f} % right"
+    if not any(_is_above_chance(row) for row in at_longest):
+        assert best.chance is not None, "or it would count as above"
+        return f"{told}. Nobody is clearly above chance there, which is {numbers.percent(best.chance)}."
     chance = "" if best.chance is None else f", where chance is {numbers.percent(best.chance)}"
     if chance and best.short_memory is not None and (sight := _short_sight(rows)) is not None:
         chance += f" and the {sight} allow {numbers.percent(best.short_memory)}"
     return f"{told}. The best there is {model_name(best.arch)} with {numbers.percent(best.accuracy)}{chance}."
+
+
+def _is_above_chance(row: LengthRow) -> bool:
+    """By more than its seeds differ. What nobody can tell counts as above."""
+    return row.chance is None or row.accuracy - row.chance > max(CLEARLY, 2 * (row.spread or 0.0))
 
 
 def _who(archs: Sequence[str]) -> str:

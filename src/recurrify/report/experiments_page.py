@@ -44,6 +44,9 @@ TERMS = [
     ),
 ]
 
+OF_THEIR_OWN = ("scratch", "lengths", "complexity")
+"""Layouts of experiments whose models and budgets are not those of a size: their sections say how they differ."""
+
 
 def write_experiments_page(root: Path, out: Path) -> list[str]:
     """Write index.html and report.md into `out` from the results below `root`; returns lines for the terminal."""
@@ -53,7 +56,11 @@ def write_experiments_page(root: Path, out: Path) -> list[str]:
     for name, text in (("index.html", html_page(TITLE, blocks)), ("report.md", markdown_page(TITLE, blocks))):
         # A generated text may hold half of a surrogate pair, which no encoding can write.
         write_whole(Path(out) / name, text.encode("utf-8", errors="replace"))
-    return [f"{results.size}: {headline(results)}" for results in sizes]
+    return [f"{results.size}: {headline(results)} On the page: {_listed(results)}." for results in sizes]
+
+
+def _listed(results: SizeResults) -> str:
+    return ", ".join(experiment.name for experiment in results.experiments)
 
 
 INTRODUCTION = (
@@ -80,7 +87,8 @@ def _size_section(results: SizeResults, out: Path) -> Section:
 
 def _differences(results: SizeResults) -> list[str]:
     """What the experiments say of themselves, each thing once, in the order it comes up."""
-    told = (name for experiment in results.experiments for name in names(experiment.content.get("differences")))
+    of_this_size = (one for one in results.experiments if one.layout not in OF_THEIR_OWN)
+    told = (name for experiment in of_this_size for name in names(experiment.content.get("differences")))
     return list(dict.fromkeys(told))
 
 

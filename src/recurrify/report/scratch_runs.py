@@ -269,7 +269,8 @@ def _label(run: TrainingRun, others: Sequence[TrainingRun]) -> str:
     name = MODELS.get(run.arch, run.arch or "unnamed")
     rivals = [traits(other) for other in others if other is not run and other.arch == run.arch]
     mine = traits(run)
-    apart = [key for key in mine if any(rival.get(key) != mine[key] for rival in rivals)]
+    # Not what was left to its default: that nobody set it sets nobody apart from a rival whose own label says so.
+    apart = [key for key in mine if mine[key] is not None and any(rival.get(key) != mine[key] for rival in rivals)]
     return ", ".join([name, *(f"{key.replace('_', ' ')} {_value(mine[key])}" for key in apart)])
 
 
