@@ -102,7 +102,7 @@ def train_command(
     epochs: options.Epochs = 2.0,
     max_tokens: options.MaxTokens = None,
     max_minutes: options.MaxMinutes = None,
-    valid_every: options.ValidEvery = 2_000_000,
+    valid_every: options.TrainValidEvery = 2_000_000,
     valid_tokens: options.ValidTokens = 15_000,
     patience: options.Patience = 3,
     batch: options.Batch = 8,

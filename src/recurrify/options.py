@@ -105,7 +105,16 @@ QuestionEpochs = Annotated[float, _budget("Passes over the questions.")]
 MaxTokens = Annotated[int | None, _budget("Stop after so many training tokens.")]
 MaxMinutes = Annotated[float | None, _budget("Stop, saved and ready to go on, after so many minutes.")]
 ValidEvery = Annotated[int, _budget("Training tokens between validations.")]
-ValidTokens = Annotated[int, _budget("Validate on so many tokens of each document; with --arch, of the part.")]
+TrainValidEvery = Annotated[
+    int, _budget("Training tokens between validations; this default is fine-tuning's, with --arch it is 22,528,000.")
+]
+ValidTokens = Annotated[
+    int,
+    _budget(
+        "Validate on so many tokens of each document; this default is fine-tuning's, with --arch it is the first "
+        "500,000 symbols of the part."
+    ),
+]
 Patience = Annotated[int, _budget("Validations without a better one before stopping; 0 never stops early.")]
 
 Batch = Annotated[int, _training("Sequences in a step, per device.")]
@@ -151,7 +160,7 @@ TestTokens = Annotated[
 ]
 Speed = Annotated[str, _scratch("auto (graph on CUDA, else eager), eager, compile, or graph (compiled and captured).")]
 
-Split = Annotated[str, typer.Option(help="train, valid, test, or all for the whole source.")]
+Split = Annotated[str, typer.Option(help="train, valid (or validation, val, dev), test, or all for the whole source.")]
 EvaluationWindow = Annotated[int | None, typer.Option(help="Tokens in a window; default: the models' own.")]
 Overlaps = Annotated[list[int] | None, typer.Option("--overlap", help="Overlaps to evaluate; may be repeated.")]
 TokensPerDocument = Annotated[

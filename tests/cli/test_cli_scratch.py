@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from recurrify import options
 from recurrify.jobs.scratch import score_stream, stream_for, train_scratch
 from recurrify.models.language import parse_settings
 from recurrify.train.scratch_settings import ScratchSettings
@@ -119,6 +120,16 @@ def test_defaults_are_the_protocol(text: Path, tmp_path: Path, monkeypatch: pyte
     assert settings == ScratchSettings(out=str(tmp_path / "run"), arch="xl", data=str(text))
     assert (settings.batch, settings.length, settings.steps, settings.learning_rate) == (22, 512, 20_000, 2.5e-4)
     assert (settings.schedule, settings.warmup_steps, settings.clip) == ("cosine", 0, 0.25)
+
+
+def test_help_tells_the_defaults_that_are_not_fine_tunings() -> None:
+    for option, default in (
+        (options.TrainValidEvery, ScratchSettings.valid_every),
+        (options.ValidTokens, ScratchSettings.valid_tokens),
+    ):
+        (described,) = option.__metadata__
+        assert "with --arch it is" in described.help
+        assert f"{default:,}" in described.help
 
 
 @pytest.mark.parametrize("dilations", ["3", "7"])

@@ -169,6 +169,14 @@ class TestTokens:
         assert stream.ids.tolist() == [*made.encode("and words"), made.eos_token_id]
 
 
+def test_usual_names_of_a_split_and_no_others(enwik8: str) -> None:
+    every_byte = Alphabet("all-bytes", tuple(range(256)))
+    by_name = {name: encode_part(every_byte, enwik8, name).ids.tolist() for name in ("valid", "dev")}
+    assert by_name["valid"] == by_name["dev"]
+    with pytest.raises(UserError, match="must be one of train, valid, test or all: got split='tset'"):
+        encode_part(every_byte, enwik8, "tset")
+
+
 class TestSaving:
     def test_an_alphabet_comes_back(self, tmp_path: Path) -> None:
         alphabet = Alphabet("characters", (10, 97, 233, 0x1F600))

@@ -331,6 +331,7 @@ class TestRefusals:
             write_training_page([tmp_path / "begun"], tmp_path / "out")
         paths = [*write_runs(tmp_path, {"a": result("xl")}), tmp_path / "begun"]
         assert "Not finished, and not shown: begun." in page_of(paths, tmp_path / "out").words
+        assert "Not finished, and not shown: begun." in invoke("train-report", *paths, "--out", tmp_path / "out")
 
 
 def test_odd_results_are_shown_as_far_as_they_go(tmp_path: Path) -> None:

@@ -166,6 +166,9 @@ def report_command(
     """
     from recurrify.report.scratch_page import PAGE, TEXT, write_training_page
 
-    for content in write_training_page(runs, out):
+    shown, warnings = write_training_page(runs, out)
+    for content in shown:
         show_table(content.caption, content.header, content.rows, content.text_columns)
+    for warning in warnings:
+        typer.echo(warning)
     typer.echo(f"page: {out / PAGE}, text: {out / TEXT}")

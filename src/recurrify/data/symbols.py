@@ -20,7 +20,7 @@ import numpy as np
 from recurrify.data.documents import load_documents
 from recurrify.data.packed import pack_documents
 from recurrify.data.records import Skipped
-from recurrify.data.splits import EVERYTHING, SPLITS
+from recurrify.data.splits import EVERYTHING, SPLITS, canonical_split
 from recurrify.data.token_cache import tokenize_cached
 from recurrify.data.tokenizers import load_tokenizer
 from recurrify.data.wikipedia import ENWIK8, TEXT8, part_of_dump, read_dump
@@ -216,6 +216,7 @@ def encode_part(
     symbols: Symbols, source: str, split: str, *, text_field: str = "text", cache_dir: Path | None = None
 ) -> SymbolStream:
     """One split of any source, in symbols that are there already."""
+    split = canonical_split(split)
     if isinstance(symbols, Alphabet):
         codes = _codes(symbols.kind, source, [split], text_field, [])[split]
         return symbols.encode(codes, f"the {split} part of {source!r}", in_training=False)

@@ -83,15 +83,16 @@ def _told_apart(folders: Sequence[Path]) -> list[str]:
     ]
 
 
-def write_training_page(paths: Sequence[Path], out: Path) -> list[Table]:
-    """Write index.html and report.md into `out`; returns the final tables for a terminal."""
+def write_training_page(paths: Sequence[Path], out: Path) -> tuple[list[Table], list[str]]:
+    """Write index.html and report.md into `out`; returns the final tables for a terminal, and what to warn of."""
     runs, unfinished = read_runs(paths, out)
     if not runs:
         raise UserError(
             f"None of these runs has finished ({', '.join(unfinished)}): give their commands again to go on with them."
         )
     groups = grouped(runs)
-    blocks: list[Block] = [*apart(groups), *_unfinished(unfinished), Terms(TERMS)]
+    warnings = [Paragraph(text, "warning") for text in _unfinished(unfinished)]
+    blocks: list[Block] = [*apart(groups), *warnings, Terms(TERMS)]
     for number, group in enumerate(groups, start=1):
         blocks.append(Section(_title(group), f"runs-{number}", 2, group_blocks(group, f"runs-{number}")))
     corpora = [corpus for corpus in CORPORA if any(group.conditions.data == corpus for group in groups)]
@@ -101,13 +102,11 @@ def write_training_page(paths: Sequence[Path], out: Path) -> list[Table]:
         )
     for name, text in ((PAGE, html_page(TITLE, blocks)), (TEXT, markdown_page(TITLE, blocks))):
         write_whole(out / name, text.encode("utf-8", errors="replace"))
-    return [short_table(group) for group in groups]
+    return [short_table(group) for group in groups], _unfinished(unfinished)
 
 
-def _unfinished(names: Sequence[str]) -> list[Block]:
-    if not names:
-        return []
-    return [Paragraph(f"Not finished, and not shown: {', '.join(names)}. Their commands go on with them.", "warning")]
+def _unfinished(names: Sequence[str]) -> list[str]:
+    return [f"Not finished, and not shown: {', '.join(names)}. Their commands go on with them."] if names else []
 
 
 def _title(group: Group) -> str:
