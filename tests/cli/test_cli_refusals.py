@@ -180,7 +180,7 @@ class TestModel:
         (tmp_path / "unfinished").mkdir()
         (tmp_path / "unfinished" / "run.json").write_text("{}")
         (tmp_path / "unfinished" / "checkpoint-3").mkdir()
-        assert "holds no model" in load(tmp_path / "unfinished")
+        assert "is not finished, and has no model yet: give its command again" in load(tmp_path / "unfinished")
 
     @pytest.fixture
     def trained(self, runs: dict[str, Path], tmp_path: Path) -> Path:
