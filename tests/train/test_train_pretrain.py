@@ -61,6 +61,17 @@ def result_of(run: Path) -> dict[str, Any]:
     return json.loads((run / "result.json").read_text())
 
 
+def test_a_tokenizer_that_lies_there_is_not_replaced(
+    settings_for: Callable[..., PretrainSettings], tmp_path: Path
+) -> None:
+    mine = tmp_path / "tokenizer" / "tokenizer.json"
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    with pytest.raises(UserError, match=r"has tokenizer/ but no run\.json"):
+        pretrain(settings_for(tmp_path), silent, show_progress=False)
+    assert mine.read_text() == "mine"
+
+
 class TestResult:
     def test_it_learns(self, whole: Path) -> None:
         result = result_of(whole)

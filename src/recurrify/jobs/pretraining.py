@@ -59,7 +59,7 @@ def pretrain(
     documents = [_load(source, "train", settings, say) for source in settings.data]
     settings = replace(settings, data_checksum=_checksum_of_all(documents))
     made_before = PretrainSettings.read(out) is not None
-    earlier = earlier_result(settings, say)
+    earlier = earlier_result(settings, say, also_written=(TOKENIZER_FOLDER,))
     if earlier is not None:
         return earlier
     tokenizer = _tokenizer(settings, documents, say, made_before=made_before)

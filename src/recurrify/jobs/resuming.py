@@ -1,6 +1,6 @@
 """A run's folder, when the same command is given again."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +23,22 @@ def last_step(out: Path) -> int | None:
 
 
 def earlier_result(
-    settings: RunRecord, say: Say, saved_step: Callable[[Path], int | None] = last_step
+    settings: RunRecord,
+    say: Say,
+    saved_step: Callable[[Path], int | None] = last_step,
+    also_written: Sequence[str] = (),
 ) -> dict[str, Any] | None:
     """The result that a finished run left in the folder; None where there is something to do.
 
     A folder that holds a run with other settings, whose model is gone, or that has somebody else's results, is refused.
-    `saved_step` says from where a run that was stopped goes on.
+    `saved_step` says from where a run that was stopped goes on, `also_written` names what only such runs leave.
     """
     out = Path(settings.out)
     if out.exists() and not out.is_dir():
         raise UserError(f"{settings.out!r} is a file, not a folder: choose another --out.")
     earlier = type(settings).read(out)
     if earlier is None:
-        _must_lose_nothing(out)
+        _must_lose_nothing(out, (*WRITTEN, *also_written))
         return None
     settings.check_same_run(earlier)
     if (out / RESULT_FILE).is_file():
@@ -52,9 +55,9 @@ def earlier_result(
     return None
 
 
-def _must_lose_nothing(out: Path) -> None:
+def _must_lose_nothing(out: Path, written: Sequence[str]) -> None:
     """Without a record of its own a run begins: what has the names that it writes, or goes on from, is not its own."""
-    found = [path for pattern in WRITTEN for path in sorted(out.glob(pattern)) if not _is_empty_folder(path)]
+    found = [path for pattern in written for path in sorted(out.glob(pattern)) if not _is_empty_folder(path)]
     if found:
         names = ", ".join(f"{path.name}/" if path.is_dir() else path.name for path in found[:3])
         raise UserError(

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from recurrify.errors import UserError
 from recurrify.interrupts import Interrupt
+from recurrify.products import quick_products
 from recurrify.results import write_whole
 from recurrify.train.lanes import Lanes, Score
 from recurrify.train.pretrain import WARM_STEPS
@@ -189,7 +190,8 @@ def fit(
     model.train()
     with interrupt.listening():
         while run.progress.step < settings.steps:
-            run.step()
+            with quick_products():
+                run.step()
             if tick is not None:
                 tick(1)
             last = run.progress.step == settings.steps
