@@ -9,6 +9,7 @@ import json
 import math
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -187,10 +188,12 @@ def fit(
     if tick is not None:
         tick(run.progress.step)
     interrupt = Interrupt()
+    # oneDNN has LSTM layers whole, which is worth more than its products cost.
+    recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
     model.train()
     with interrupt.listening():
         while run.progress.step < settings.steps:
-            with quick_products():
+            with nullcontext() if recurrent else quick_products():
                 run.step()
             if tick is not None:
                 tick(1)
