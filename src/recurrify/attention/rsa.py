@@ -53,11 +53,11 @@ def mix_recurrence(
     memory, truncation = value.shape[2] - queries, encoding.config.truncation
     rem_shape = (value.shape[0], encoding.rem_heads, *value.shape[2:])
     check_scan(rem_shape, encoding.dilations, truncation, causal, memory, state)
-    if kernels_run(truncation, value, attended, encoding.mu):
+    fused = kernels_run(value, attended, encoding.mu)
+    if fused and truncation is None:
         carry = None if state is None else state.carry
         output, next_carry = fused_mix(attended, value, encoding, causal=causal, memory=memory, carry=carry)
         return RSAResult(output, carry_state(next_carry) if causal else None)
-    fused = kernels_run(None, value, attended, encoding.mu)
     return chunked_mix(attended, value, encoding, causal=causal, memory=memory, state=state, fused=fused)
 
 

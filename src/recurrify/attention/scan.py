@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from recurrify.attention.encoding import Kernel
-from recurrify.attention.fused import fused_scan, fused_truncated, kernels_run
+from recurrify.attention.fused import fused_scan, kernels_run
 from recurrify.errors import UserError
 
 
@@ -70,11 +70,11 @@ def scan(
     if chunk < 1:
         raise UserError(f"`chunk` must be at least 1: got {chunk}.")
     check_scan(values.shape, kernel.dilations, kernel.truncation, causal, memory, state)
-    if kernels_run(kernel.truncation, values, kernel.decay):
+    fused = kernels_run(values, kernel.decay)
+    if fused and kernel.truncation is None:
         carry = None if state is None else state.carry
         output, next_carry = fused_scan(values, kernel, causal=causal, memory=memory, carry=carry)
         return ScanResult(output, carry_state(next_carry) if causal else None)
-    fused = kernels_run(None, values, kernel.decay)
     return chunked_scan(values, kernel, causal=causal, memory=memory, state=state, chunk=chunk, fused=fused)
 
 
@@ -169,10 +169,32 @@ def _truncated(values_BRTD: Tensor, kernel: Kernel, truncation: int, chunk: int,
         [_delayed(values_BRTD[:, head], truncation // d * d) for head, d in enumerate(kernel.dilations)], dim=1
     )
     if fused:
-        return fused_truncated(values_BRTD, late_BRTD, kernel, steps_R)
+        return _truncated_by_kernels(values_BRTD, late_BRTD, kernel, steps_R)
     carry = _empty_carry(values_BRTD, 2 * max(kernel.dilations))
     whole, _ = _recur(values_BRTD, kernel, carry, chunk)
     beyond, _ = _recur(late_BRTD, kernel, carry, chunk, extra_steps_R=steps_R)
+    return whole - beyond
+
+
+def _truncated_by_kernels(values_BRTD: Tensor, late_BRTD: Tensor, kernel: Kernel, steps_R: Tensor) -> Tensor:
+    """All in one launch: each head three times, the second and third for both parts of what z^k turns and shrinks."""
+    real, imaginary = torch.zeros_like(kernel.sine), torch.ones_like(kernel.sine)
+    thrice = Kernel(
+        sign=kernel.sign.repeat(3),
+        decay=kernel.decay.repeat(3),
+        angle=kernel.angle.repeat(3),
+        sine=torch.cat([kernel.sine, real, imaginary]),
+        dilation=kernel.dilation.repeat(3),
+        dilations=3 * kernel.dilations,
+        truncation=None,
+    )
+    all_values = torch.cat([values_BRTD, late_BRTD, late_BRTD], dim=1)
+    scanned, _ = fused_scan(all_values, thrice, causal=True, memory=0, carry=None)
+    whole, late_real, late_imaginary = scanned.chunk(3, dim=1)
+    steps_R11, sine_R11 = steps_R[:, None, None], kernel.sine[:, None, None]
+    a, b = _powers(kernel, steps_R11, torch.ones_like(sine_R11))
+    # (a + ib)(x + iy): a cosine head reads ax − by, a sine head bx + ay.
+    beyond = torch.where(sine_R11, b, a) * late_real + torch.where(sine_R11, a, -b) * late_imaginary
     return whole - beyond
 
 
