@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recurrify import UserError
+from recurrify import UserError, products
 from recurrify.models.language import language_model
 from recurrify.train import scratch, stepping
 from recurrify.train.lanes import Lanes, score_lanes
@@ -431,6 +431,19 @@ def test_the_learning_rate_of_the_optimiser_is_that_of_the_step() -> None:
     stepper = Stepper(model, Lanes(stream(200), 3, 8), settings)
     stepper(2)
     assert stepper.optimizer.param_groups[0]["lr"] == pytest.approx(0.75 * settings.learning_rate)
+
+
+@pytest.mark.parametrize(("arch", "kept"), [("xl", False), ("lstm", True)])
+def test_on_arm_only_layers_that_onednn_has_whole_are_left_to_it(
+    arch: str, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products, "ON_ARM", True)
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", True)
+    model = language_model(arch, VOCABULARY, **SHAPES[arch])
+    seen: list[bool] = []
+    model.register_forward_hook(lambda *_: seen.append(torch.backends.mkldnn.enabled))
+    fit(model, stream(200), replace(SETTINGS, arch=arch, steps=2))
+    assert set(seen) == {kept}
 
 
 def test_a_recurrence_may_have_a_learning_rate_of_its_own() -> None:
