@@ -94,6 +94,8 @@ def micro_beyond() -> Beyond:
         mechanisms={"carry-1": {"mechanism": "carry"}, "tail-3": tail(3), "memory-tokens-2": memory_tokens(2)},
         longer=(),
         untrained=("plain", "tail-3"),
+        ours="memory-tokens-2",
+        slots="tail-3",
         frozen=("memory-tokens-2",),
         frozen_candidates=(1e-2, 1e-1),
         token_counts=(100, 300),

@@ -8,6 +8,8 @@ import pytest
 
 from recurrify.errors import UserError
 from recurrify.experiments import SIZES, Lab, beyond_frozen, beyond_rotary, beyond_tokens
+from recurrify.experiments.catalogue import EXPERIMENTS
+from recurrify.experiments.pool import Outcome
 from recurrify.experiments.unit import Unit, do_unit
 from recurrify.results import load_result, save_result
 from support.made_up_runs import by_name, perplexity
@@ -59,11 +61,15 @@ def _base_as_run(lab: Lab) -> None:
 
 
 def test_each_length_is_a_run_of_its_own_beside_plain_of_the_same_length(lab: Lab, rounds: list[list[Unit]]) -> None:
+    # Ours has no runs before its learning rate has been chosen.
+    assert {unit.settings.recurrence["mechanism"] for unit in beyond_tokens.token_units(lab)} == {"none", "carry"}
+    lab.finish(EXPERIMENTS["tokens"].units(lab))
     units = beyond_tokens.token_units(lab)
     # The shorter ones have both seeds.
     assert [unit.settings.max_tokens for unit in units] == [300] * 3 + [100] * 6
     assert {unit.settings.schedule for unit in units} == {"cosine"}
-    lab.finish(units)
+    ours = [unit.settings for unit in units if unit.settings.recurrence["mechanism"] == "memory_tokens"]
+    assert {(one.learning_rate, one.added_learning_rate) for one in ours} == {(1e-2, 2e-2)}
     rows, missing = beyond_tokens.token_rows(lab)
     assert missing == []
     assert [(row["wanted_tokens"], row["kind"]) for row in rows] == [
@@ -73,16 +79,20 @@ def test_each_length_is_a_run_of_its_own_beside_plain_of_the_same_length(lab: La
     assert [row["gain"]["test"]["seeds"] for row in (rows[1], rows[4])] == [2, 1]
 
 
-def test_rows_tell_after_how_many_tokens_the_weights_were_kept(lab: Lab, rounds: list[list[Unit]]) -> None:
+def test_rows_tell_after_how_many_tokens_the_weights_were_kept(
+    lab: Lab, rounds: list[list[Unit]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The weights that validate best are kept: here those of step 2 of 4, and of equals the first."""
     lab.finish(beyond_tokens.token_units(lab))
     unit = beyond_tokens.counted_unit(lab, "carry", 300)
+    assert unit is not None
     run = load_result(unit.run_file)
     run["history"] = [{"step": 1, "eval_loss": 3.0}, {"step": 2, "eval_loss": 2.0}, {"step": 4, "eval_loss": 2.0}]
     save_result(unit.run_file, run)
     for split in ("valid", "test"):
         path = unit.score_file(lab.wanted(split, 0))
         save_result(path, load_result(path))
+    monkeypatch.setattr(Lab, "finish", lambda lab, units: Outcome(True, []))
     found = {(row["kind"], row["wanted_tokens"]): row for row in beyond_tokens.token_rows(lab)[0]}
     assert (found["carry", 300]["tokens"], found["carry", 300]["kept_tokens"]) == (80, 40)
     assert found["carry", 100]["kept_tokens"] == 80
@@ -97,7 +107,9 @@ def test_warm_ups_take_little_of_short_runs(lab: Lab) -> None:
 def test_a_curriculum_goes_on_with_what_it_has_with_as_many_tokens_in_a_step(
     lab: Lab, rounds: list[list[Unit]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    short = {name: beyond_tokens.STARTS[name] for name in ("plain", "carry-curriculum", "carry-rate-x20", "best-gated")}
+    short = {
+        name: beyond_tokens.STARTS[name] for name in ("plain", "carry-curriculum", "carry-rate-x20", "slots-gated")
+    }
     monkeypatch.setattr(beyond_tokens, "STARTS", short)
     first, second = beyond_tokens.stages(lab, "carry-curriculum")
     assert second.settings.model == str(first.run_folder / "model")

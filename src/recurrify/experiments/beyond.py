@@ -70,10 +70,10 @@ def tuning(lab: Lab, of: str) -> dict[float, Unit]:
     }
 
 
-def mechanism_unit(lab: Lab, corpus: str, name: str, seed: int) -> Unit | None:
+def mechanism_unit(lab: Lab, corpus: str, name: str, seed: int, **settings: Any) -> Unit | None:
     """A mechanism of the size's by its name, or plain windows; None before its learning rate has been chosen.
 
-    Those that the paper's tables have too are those very runs.
+    Those that the paper's tables have too are those very runs, unless `settings` say what sets them apart.
     """
     usual, more = usual_name(lab, name), longer_settings(lab, corpus, name)
     kind = kind_of(lab, usual)
@@ -83,10 +83,19 @@ def mechanism_unit(lab: Lab, corpus: str, name: str, seed: int) -> Unit | None:
         if rate is None:
             return None
         kind, more = "best", {**more, "label": usual, "recurrence": recurrence, "learning_rate": rate}
+    more |= settings
     unit = lab.unit(corpus, kind, seed=seed, **more)
     if name in untrained_names(lab):
         return lab.unit(corpus, kind, seed=seed, **more | untouched(unit, name))
     return unit
+
+
+def rates_of(lab: Lab, names: Iterable[str]) -> list[Unit]:
+    """The runs that choose the learning rates of these."""
+    families = dict.fromkeys(family(lab.size.beyond.mechanisms[name]) for name in names if name != PLAIN)
+    by_family = [list(tuning(lab, of).values()) for of in families]
+    # One of each first: what is compiled for it is there when the others begin.
+    return [unit for rates in zip(*by_family, strict=True) for unit in rates]
 
 
 def longer_names(lab: Lab) -> dict[str, str]:

@@ -16,6 +16,7 @@ from recurrify.experiments.beyond import (
     longer_names,
     mechanism_unit,
     memory_row,
+    rates_of,
     told_rates,
     tuning,
     untrained_names,
@@ -46,10 +47,7 @@ def units_of(lab: Lab, corpus: str, name: str) -> list[Unit]:
 
 
 def rate_units(lab: Lab) -> list[Unit]:
-    families = dict.fromkeys(family(recurrence) for recurrence in lab.size.beyond.mechanisms.values())
-    by_family = [list(tuning(lab, of).values()) for of in families]
-    # One of each first: what is compiled for it is there when the others begin.
-    return [unit for rates in zip(*by_family, strict=True) for unit in rates]
+    return rates_of(lab, lab.size.beyond.mechanisms)
 
 
 def units_by_name(lab: Lab, corpus: str) -> dict[str, list[Unit]]:

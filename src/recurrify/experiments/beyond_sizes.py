@@ -1,7 +1,7 @@
 """What goes beyond the papers, by size: which mechanisms at which sizes, how many tokens, which rotary model.
 
 Tokens of the small size, each run's own training tokens added up (16 M on books, 6 M on wiki text; scores come on top):
-`mechanisms` 992 M (90 M of them choose learning rates), `starts` 225 M, `frozen` 202 M, `tokens` 516 M: 1.94 G, at
+`mechanisms` 992 M (90 M of them choose learning rates), `starts` 255 M, `frozen` 202 M, `tokens` 516 M: 1.97 G, at
 0.8 to 1.2 M tokens per second side by side on one H200. Before them come the base, 100 M, learning rates of the
 paper's kinds, 45 M, and the choice of the best mechanism, 15 M. Rows of plain windows, the paper's carry and the best
 tail are those of `table1` and `table2`: where these have been run before, 198 M less. `unfamiliar` and `rotary` are
@@ -88,6 +88,10 @@ class Beyond:
     longer_window: int = 600
     untrained: tuple[str, ...] = ()
     """Names that are also scored as they start; plain windows must be among them, for these are what they gain over."""
+    ours: str = "lookback-256"
+    """The name of what is best here: its curves are drawn over tokens and for several starts, beside the paper's."""
+    slots: str = "tail-64"
+    """The name of the best that works by slots, which have starts of their own."""
     frozen: tuple[str, ...] = (
         "carry-1",
         "tail-16",
@@ -154,6 +158,8 @@ TINY = Beyond(
         "compress-8": compress(8),
     },
     longer=("plain", "tail-16"),
+    ours="lookback-16",
+    slots="tail-16",
     untrained=("plain", "lookback-16"),
     longer_window=96,
     frozen=("carry-1", "tail-16", "memory-tokens-4"),

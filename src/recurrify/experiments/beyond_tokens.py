@@ -4,8 +4,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from recurrify.evaluate.cost import validation_curve
-from recurrify.experiments.beyond import OURS, PLAIN, finish_in_turn, memory_row
-from recurrify.experiments.catalogue import KINDS, Experiment, Rows, register
+from recurrify.experiments.beyond import (
+    OURS,
+    PAPERS,
+    PLAIN,
+    finish_in_turn,
+    mechanism_unit,
+    memory_row,
+    rates_of,
+)
+from recurrify.experiments.catalogue import Experiment, Rows, register
 from recurrify.experiments.lab import Lab
 from recurrify.experiments.rows import SPLITS
 from recurrify.experiments.unit import Unit
@@ -28,19 +36,27 @@ def warm_up(lab: Lab, tokens: int) -> int:
     return max(1, min(lab.size.training.get("warmup_steps", 100), steps(lab, tokens) // WARM_UP_SHARE))
 
 
+def compared(lab: Lab) -> dict[str, str]:
+    """Names of mechanisms by kind."""
+    return {PLAIN: PLAIN, "carry": PAPERS, "best": lab.size.beyond.ours}
+
+
 def counted_units(lab: Lab, kind: str, tokens: int) -> list[Unit]:
-    """One for each seed; the longest runs have one alone."""
+    """One for each seed, none before its learning rate has been chosen; the longest runs have one alone."""
     few = tokens > lab.size.beyond.seeded_tokens
-    return [counted_unit(lab, kind, tokens, seed) for seed in (lab.size.seeds[:1] if few else lab.size.seeds)]
+    units = [counted_unit(lab, kind, tokens, seed) for seed in (lab.size.seeds[:1] if few else lab.size.seeds)]
+    return [unit for unit in units if unit is not None]
 
 
-def counted_unit(lab: Lab, kind: str, tokens: int, seed: int = 0) -> Unit:
+def counted_unit(lab: Lab, kind: str, tokens: int, seed: int = 0) -> Unit | None:
     """A run of its own for each length: its learning rate falls to nothing at its end."""
-    return lab.unit(
+    name = compared(lab)[kind]
+    return mechanism_unit(
+        lab,
         "books",
-        kind,
-        seed=seed,
-        label=f"{kind}-of-{tokens}-tokens",
+        name,
+        seed,
+        label=f"{name}-of-{tokens}-tokens",
         max_tokens=tokens,
         epochs=1000.0,
         schedule="cosine",
@@ -55,22 +71,27 @@ def token_units(lab: Lab) -> list[Unit]:
     wanted = [lab.wanted(split, 0) for split in SPLITS]
     counts = sorted(lab.size.beyond.token_counts, reverse=True)
     return [
-        unit.with_scores(wanted) for tokens in counts for kind in KINDS for unit in counted_units(lab, kind, tokens)
+        unit.with_scores(wanted)
+        for tokens in counts
+        for kind in compared(lab)
+        for unit in counted_units(lab, kind, tokens)
     ]
 
 
 def token_rows(lab: Lab) -> tuple[Rows, list[str]]:
+    failed = finish_in_turn(lab, [lambda: token_units(lab)])
     rows: Rows = []
     missing = []
     for tokens in lab.size.beyond.token_counts:
         plain = counted_units(lab, PLAIN, tokens)
-        for kind in KINDS:
-            row = memory_row("books", kind, counted_units(lab, kind, tokens), plain)
+        for kind, name in compared(lab).items():
+            units = counted_units(lab, kind, tokens)
+            row = memory_row("books", name, units, plain) if units else None
             if row is None:
-                missing.append(f"{kind}, {tokens:,} tokens")
+                missing.append(f"{name}, {tokens:,} tokens")
             else:
                 rows.append({**row, "kind": kind, "wanted_tokens": tokens})
-    return rows, missing
+    return rows, [*missing, *failed]
 
 
 register(
@@ -80,7 +101,7 @@ register(
         source=OURS,
         one_recipe=False,
         layout="tokens",
-        units=token_units,
+        units=lambda lab: [*rates_of(lab, compared(lab).values()), *token_units(lab)],
         rows=token_rows,
     )
 )
@@ -105,7 +126,7 @@ class Start:
 
 
 STARTS = {
-    "plain": Start("plain", "plain windows"),
+    "plain": Start(PLAIN, "plain windows"),
     "carry": Start("carry", "as in the paper, started neutral"),
     "carry-random-start": Start("carry", "started at random", {"neutral_start": False}),
     "carry-standardized": Start("carry", "inputs standardised", {"standardize": True}),
@@ -113,31 +134,42 @@ STARTS = {
     "carry-rate-x20": Start("carry", "added weights learn at 20 times the base's rate", added_rate=20.0),
     "carry-standardized-rate-x20": Start("carry", "both of these", {"standardize": True}, added_rate=20.0),
     "carry-curriculum": Start("carry", "training sequences grow", curriculum=True),
-    "best": Start("best", "the best found, started neutral"),
-    "best-copies": Start("best", "started as copies of what slots come from", {"neutral_start": False}),
-    "best-gated": Start("best", "with gates, which start closed", {"gated": True}, only="tail"),
-    "best-gated-half-open": Start(
-        "best", "with gates, which start half open", {"gated": True, "gate_start": 0.0}, only="tail"
-    ),
+    "slots": Start("slots", "a tail as slots, started neutral"),
+    "slots-copies": Start("slots", "started as copies of what slots come from", {"neutral_start": False}),
+    "slots-gated": Start("slots", "with gates, which start closed", {"gated": True}),
+    "slots-gated-half-open": Start("slots", "with gates, which start half open", {"gated": True, "gate_start": 0.0}),
+    "best": Start("best", "the best found, as it starts"),
+    "best-unmoved": Start("best", "keys start where they stood", {"moved_start": False}, only="lookback"),
     "best-rate-x1": Start("best", "added weights learn at the base's rate", added_rate=1.0),
     "best-rate-x20": Start("best", "added weights learn at 20 times the base's rate", added_rate=20.0),
     "best-curriculum": Start("best", "training sequences grow", curriculum=True),
 }
 
 
+def started(lab: Lab) -> dict[str, str]:
+    """Names of mechanisms by kind."""
+    return compared(lab) | {"slots": lab.size.beyond.slots}
+
+
 def starts(lab: Lab) -> dict[str, Start]:
-    best = lab.recurrence("best")["mechanism"]
-    return {name: start for name, start in STARTS.items() if start.only in (None, best)}
+    ours = lab.size.beyond.mechanisms[lab.size.beyond.ours]["mechanism"]
+    return {name: start for name, start in STARTS.items() if start.only in (None, ours)}
 
 
 def stages(lab: Lab, name: str, seed: int = 0) -> list[Unit]:
-    """One run; with a curriculum several, each going on with the model that the one before left."""
+    """One run; with a curriculum several, each going on with the model that the one before left. None before its
+    learning rate has been chosen."""
     start, beyond = STARTS[name], lab.size.beyond
+    mechanism = started(lab)[start.kind]
+    usual = mechanism_unit(lab, "books", mechanism, seed)
+    if usual is None:
+        return []
     plan = beyond.curriculum if start.curriculum else ((lab.size.training["windows"], 1.0),)
     units: list[Unit] = []
     for number, (windows, share) in enumerate(plan):
         tokens = round(share * beyond.start_tokens)
         settings: dict[str, Any] = {
+            "label": f"start-{name}-{number + 1}" if start.curriculum else f"start-{name}",
             "max_tokens": tokens,
             "epochs": 1000.0,
             "schedule": "constant_with_warmup",
@@ -149,12 +181,12 @@ def stages(lab: Lab, name: str, seed: int = 0) -> list[Unit]:
             "batch": max(1, lab.size.training["batch"] * lab.size.training["windows"] // windows),
         }
         if start.added_rate is not None:
-            settings["added_learning_rate"] = start.added_rate * lab.learning_rate(start.kind)
-        label = f"start-{name}-{number + 1}" if start.curriculum else f"start-{name}"
-        recurrence = lab.recurrence(start.kind) | start.changed
-        unit = lab.unit("books", start.kind, seed=seed, label=label, recurrence=recurrence, **settings).with_scores(
-            [lab.wanted("valid", 0)]
-        )
+            settings["added_learning_rate"] = start.added_rate * usual.settings.learning_rate
+        if start.changed:
+            settings["recurrence"] = beyond.mechanisms[mechanism] | start.changed
+        unit = mechanism_unit(lab, "books", mechanism, seed, **settings)
+        assert unit is not None
+        unit = unit.with_scores([lab.wanted("valid", 0)])
         if units:
             unit = replace(unit, settings=replace(unit.settings, model=str(units[-1].run_folder / "model")))
         units.append(unit)
@@ -175,8 +207,12 @@ def start_rows(lab: Lab) -> tuple[Rows, list[str]]:
     seeds = lab.size.seeds
     plain = [stages(lab, PLAIN, seed)[-1] for seed in seeds]
     for name, start in starts(lab).items():
-        every = {seed: stages(lab, name, seed) for seed in seeds}
-        row = memory_row("books", name, [units[-1] for units in every.values()], plain, splits=("valid",))
+        every = {seed: units for seed in seeds if (units := stages(lab, name, seed))}
+        row = (
+            memory_row("books", name, [units[-1] for units in every.values()], plain, splits=("valid",))
+            if every
+            else None
+        )
         missing += [f"{name}, seed {seed}" for seed in seeds if row is None or seed not in row["seeds"]]
         if row is None:
             continue
@@ -206,7 +242,7 @@ register(
         source=OURS,
         one_recipe=False,
         layout="starts",
-        units=lambda lab: start_round(lab, 0),
+        units=lambda lab: [*rates_of(lab, started(lab).values()), *start_round(lab, 0)],
         rows=start_rows,
     )
 )

@@ -51,6 +51,12 @@ def _kept(row: MemoryRow) -> str:
     return "all" if kept >= length else f"{numbers.tick(kept)} ({numbers.percent(kept / length)})"
 
 
+def _model(row: MemoryRow) -> str:
+    """Its kind, and which mechanism was the best found."""
+    kind, name = row.row.kind, row.row.label
+    return f"{kind_name(kind)} ({name})" if kind == "best" and name not in ("", kind) else kind_name(kind)
+
+
 def token_blocks(experiment: Experiment, linker: Linker) -> list[Block]:
     rows = [row for row in memory_rows(experiment) if row.perplexity is not None and _tokens(row) > 0]
     if not rows:
@@ -80,7 +86,7 @@ def token_blocks(experiment: Experiment, linker: Linker) -> list[Block]:
         ],
         [
             [
-                kind_name(row.row.kind),
+                _model(row),
                 numbers.tick(_tokens(row)),
                 str(row.row.seeds),
                 _kept(row),
