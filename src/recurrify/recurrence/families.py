@@ -320,7 +320,8 @@ def _enter(
     changes = (front, behind, cached, traffic.recall)
     if not traffic.maskless and all(change is None for change in changes):
         return None
-    recall = traffic.recall or (lambda _, inputs: inputs)
+    # Not `or`: the compiler of torch 2.10 cannot tell whether a function is true.
+    recall = _unchanged if traffic.recall is None else traffic.recall
     named = dict(zip(names, args, strict=False)) | kwargs
     hidden = named.pop("hidden_states")
     if traffic.maskless:
@@ -338,6 +339,10 @@ def _enter(
         named["position_ids"] = _longer(named["position_ids"], *counts)
     parts = [part.to(hidden.dtype) for part in (front, hidden, behind) if part is not None]
     return (recall(index, torch.cat(parts, dim=1)),), named
+
+
+def _unchanged(index: int, inputs: Tensor) -> Tensor:
+    return inputs
 
 
 def _leave(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, index: int) -> Any:
