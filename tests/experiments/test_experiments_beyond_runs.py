@@ -1,6 +1,7 @@
 """Frozen bases, other lengths and starts of training, rotary positions: which runs are made, and their rows from
 made-up runs."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -134,6 +135,27 @@ def test_a_second_stage_trains_the_model_of_the_first(lab: Lab) -> None:
     # Far nearer to the first stage's than one random start is to another.
     assert (after[name] - before[name]).abs().mean() < 0.2 * before[name].abs().mean()
     assert beyond_tokens.curve([first, second])[-1][0] > 150
+
+
+def test_a_stage_whose_weights_are_gone_is_trained_anew_for_the_next_alone(lab: Lab) -> None:
+    """Elsewhere results may be all that was kept of it."""
+    first, second = beyond_tokens.stages(lab, "carry-curriculum")
+    assert do_unit(first, lambda text: None, show_progress=False)
+    shutil.rmtree(first.run_folder)
+    assert not second.is_finished()
+    for stage in range(2):
+        unit = beyond_tokens.with_needed([first, second])[stage]
+        assert not unit.is_finished()
+        assert do_unit(unit, lambda text: None, show_progress=False)
+    shutil.rmtree(first.run_folder)
+    shutil.rmtree(second.run_folder)
+    assert all(unit.is_finished() for unit in beyond_tokens.with_needed([first, second]))
+
+
+def test_tokens_and_starts_begin_after_what_was_asked_for_before_them(lab: Lab, rounds: list[list[Unit]]) -> None:
+    """What experiments name as units is run before the rows of any: of these only what chooses learning rates."""
+    for name in ("tokens", "starts", "frozen", "mechanisms"):
+        assert {unit.settings.max_tokens for unit in EXPERIMENTS[name].units(lab)} == {lab.size.tuning_tokens}
 
 
 # ---- rotary ----------------------------------------------------------------------------------------------

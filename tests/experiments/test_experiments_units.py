@@ -1,6 +1,7 @@
 """One fine-tuning and its scores, alone and side by side."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from recurrify.experiments.running import STOPPED
 from recurrify.experiments.unit import Unit, Wanted, do_unit
 from recurrify.jobs import read_text, side_by_side
 from recurrify.recurrence import load_model
-from recurrify.results import load_result
+from recurrify.results import load_result, save_result
 from recurrify.train import TrainSettings
 
 
@@ -30,7 +31,8 @@ def quiet(text: str) -> None:
 
 def test_a_unit_survives_being_written_down(lab: Lab) -> None:
     one = lab.unit("books", "carry", overlap=3, seed=1).with_scores([lab.wanted("valid", 3), lab.wanted("test", 3)])
-    assert Unit.read(one.write()) == one
+    for each in (one, replace(one, needed=True)):
+        assert Unit.read(each.write()) == each
 
 
 def test_scores_are_those_of_the_model_that_was_trained(lab: Lab) -> None:
@@ -128,9 +130,34 @@ def test_scores_of_fewer_tokens_or_of_an_earlier_run_are_made_anew(lab: Lab) -> 
     assert not more.is_finished()
     do_unit(more, quiet, show_progress=False)
     assert more.is_finished()
+    run = load_result(one.run_file)
+    run["provenance"]["date_utc"] = "9999-01-01T00:00:00+00:00"
+    save_result(one.run_file, run)
+    assert not more.is_finished()
+
+
+def test_what_was_copied_in_another_order_is_still_finished(lab: Lab) -> None:
+    one = lab.unit("books", "plain").with_scores([lab.wanted("valid", 0)])
+    do_unit(one, quiet, show_progress=False)
     later = time.time_ns() + 10**9
     os.utime(one.run_file, ns=(later, later))
+    assert one.is_finished()
+    assert one.evaluation("valid", 0) is not None
+
+
+def test_a_run_whose_weights_are_gone_is_trained_anew_only_where_they_are_needed(lab: Lab) -> None:
+    """As where results were brought from elsewhere, without models."""
+    one = lab.unit("books", "plain").with_scores([lab.wanted("valid", 0)])
+    do_unit(one, quiet, show_progress=False)
+    shutil.rmtree(one.run_folder)
+    assert one.is_finished()
+    assert replace(one, needed=True).must_be_trained()
+    more = one.with_scores([lab.wanted("valid", 3)])
     assert not more.is_finished()
+    said: list[str] = []
+    assert do_unit(more, said.append, show_progress=False)
+    assert more.is_finished()
+    assert any("trained anew" in text for text in said)
 
 
 def test_ctrl_c_ends_everything_with_what_exists_written(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,7 +101,7 @@ register(
         source=OURS,
         one_recipe=False,
         layout="tokens",
-        units=lambda lab: [*rates_of(lab, compared(lab).values()), *token_units(lab)],
+        units=lambda lab: rates_of(lab, compared(lab).values()),
         rows=token_rows,
     )
 )
@@ -193,9 +193,17 @@ def stages(lab: Lab, name: str, seed: int = 0) -> list[Unit]:
     return units
 
 
+def with_needed(units: list[Unit]) -> list[Unit]:
+    """The stages of a start, those marked whose model the next has yet to go on with."""
+    told: list[Unit] = []
+    for unit in reversed(units):
+        told.insert(0, replace(unit, needed=bool(told) and told[0].must_be_trained()))
+    return told
+
+
 def start_round(lab: Lab, number: int) -> list[Unit]:
     """The stage of this number of every start that has one."""
-    every = [stages(lab, name, seed) for seed in lab.size.seeds for name in starts(lab)]
+    every = [with_needed(stages(lab, name, seed)) for seed in lab.size.seeds for name in starts(lab)]
     return [found[number] for found in every if len(found) > number]
 
 
@@ -242,7 +250,7 @@ register(
         source=OURS,
         one_recipe=False,
         layout="starts",
-        units=lambda lab: [*rates_of(lab, started(lab).values()), *start_round(lab, 0)],
+        units=lambda lab: rates_of(lab, started(lab).values()),
         rows=start_rows,
     )
 )

@@ -17,6 +17,7 @@ from recurrify.evaluate import Evaluation, evaluate_documents, full_flops_per_to
 from recurrify.evaluate.xlnet import score_xlnet
 from recurrify.jobs import Say, XLNetMemory, load_xlnet, pick_device, read_text, train_run, xlnet_run
 from recurrify.jobs.side_by_side import INTERRUPTED, held_alone
+from recurrify.records import MODEL_FOLDER
 from recurrify.recurrence import load_model, recurrence_config
 from recurrify.results import load_result, provenance, save_result, write_whole
 from recurrify.train import TrainSettings, uses_bf16
@@ -48,6 +49,8 @@ class Unit:
     folder: Path
     settings: TrainSettings
     wanted: tuple[Wanted, ...] = ()
+    needed: bool = False
+    """Whether another run has yet to go on with its model."""
 
     @property
     def run_folder(self) -> Path:
@@ -87,16 +90,29 @@ class Unit:
         left = [name for name in config.left_to_base if getattr(config, name) is None]
         return config.to_dict() | {name: trained.get(name) for name in left}
 
+    def must_be_trained(self) -> bool:
+        """Whether it has not been, or its weights are gone, as where only results were kept, and are needed still."""
+        if not self.is_trained():
+            return True
+        needed = self.needed or not all(self.is_scored(wanted) for wanted in self.wanted)
+        return needed and not (self.run_folder / MODEL_FOLDER).is_dir()
+
     def is_scored(self, wanted: Wanted) -> bool:
         path = self.score_file(wanted)
         return self.is_newer(path) and bool(load_result(path)["tokens"] == wanted.tokens)
 
     def is_newer(self, path: Path) -> bool:
-        """Whether a file was made after the run that it is about."""
-        return path.is_file() and path.stat().st_mtime_ns >= self.run_file.stat().st_mtime_ns
+        """Whether a file was made after the run that it is about: by the dates inside, for a copied file's own time is
+        that of its copying."""
+        if not path.is_file():
+            return False
+        theirs, ours = _date(path), _date(self.run_file)
+        if theirs is None or ours is None:
+            return path.stat().st_mtime_ns >= self.run_file.stat().st_mtime_ns
+        return theirs >= ours
 
     def is_finished(self) -> bool:
-        return self.is_trained() and all(self.is_scored(wanted) for wanted in self.wanted)
+        return not self.must_be_trained() and all(self.is_scored(wanted) for wanted in self.wanted)
 
     def evaluation(self, split: str, overlap: int, exchanged: bool = False) -> Evaluation | None:
         """What was found, or None where it has not been run."""
@@ -121,6 +137,7 @@ class Unit:
             "folder": str(self.folder),
             "settings": self.settings.to_dict(),
             "wanted": [list(wanted) for wanted in self.wanted],
+            "needed": self.needed,
         }
         write_whole(path, json.dumps(values, indent=1).encode())
         return path
@@ -133,7 +150,16 @@ class Unit:
             folder=Path(values["folder"]),
             settings=TrainSettings.from_dict(values["settings"]),
             wanted=tuple(Wanted(*wanted) for wanted in values["wanted"]),
+            needed=values["needed"],
         )
+
+
+def _date(path: Path) -> str | None:
+    """When a result was made, by its own account."""
+    if path.suffix != ".json":
+        return None
+    date: str | None = load_result(path).get("provenance", {}).get("date_utc")
+    return date
 
 
 def do_unit(unit: Unit, say: Say, show_progress: bool = True) -> bool:
@@ -143,7 +169,9 @@ def do_unit(unit: Unit, say: Say, show_progress: bool = True) -> bool:
 
 
 def _train_and_score(unit: Unit, say: Say, show_progress: bool) -> bool:
-    if not unit.is_trained():
+    if unit.must_be_trained():
+        if unit.is_trained():
+            say(f"{unit.name}: its weights are gone and needed once more, so it is trained anew, and scored")
         run = xlnet_run if unit.is_xlnet else train_run
         result = run(unit.settings, say, show_progress, unit.name)
         if not result["finished"]:
@@ -192,7 +220,7 @@ def _score(unit: Unit, waiting: list[Wanted], say: Say) -> None:
 
 
 def _load(unit: Unit) -> tuple[Any, Any]:
-    folder = str(unit.run_folder / "model")
+    folder = str(unit.run_folder / MODEL_FOLDER)
     if unit.is_xlnet:
         return load_xlnet(folder, XLNetMemory.of(unit.settings))
     return load_model(folder)
