@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -39,16 +40,11 @@ def interval(
     _check_same_documents([found])
     if len(found[0].names) == 1:
         return None
-    random = np.random.default_rng(seed)
     units = found[0].units(metric)
-    losses = np.stack([one.nll for one in found])
-    values = np.empty(samples)
-    for sample in range(samples):
-        drawn = _draw(random, len(units))
-        seeds = _draw(random, len(found)) if len(found) > 1 else [0]
-        total = int(units[drawn].sum())
-        values[sample] = np.mean([METRICS[metric].value(float(losses[one, drawn].sum()), total) for one in seeds])
-    return _quantiles(values, level)
+    documents, (seeds,) = _draws(seed, samples, len(units), (len(found),) if len(found) > 1 else ())
+    totals, losses = units[documents].sum(1), _drawn_sums(np.stack([one.nll for one in found]), documents, seeds)
+    of_seeds = [[METRICS[metric].value(loss, total) for loss, total in zip(one, totals, strict=True)] for one in losses]
+    return _quantiles(np.mean(of_seeds, axis=0), level)
 
 
 def relative_gain(
@@ -88,7 +84,7 @@ def gain_beyond(
     ratio of gains it has an interval even where the known gain is hardly any.
     """
 
-    def passed(losses: Sequence[np.ndarray], units: np.ndarray) -> float:
+    def passed(losses: Sequence[np.ndarray], units: np.ndarray) -> np.ndarray:
         of_plain, of_known, of_new = losses
         return _gain((of_plain, of_new), units) - times * _gain((of_plain, of_known), units)
 
@@ -96,7 +92,7 @@ def gain_beyond(
 
 
 def _resampled(
-    value: Callable[[Sequence[np.ndarray], np.ndarray], float],
+    value: Callable[[Sequence[np.ndarray], np.ndarray], np.ndarray],
     sides: Sequence[Sequence[Evaluation]],
     metric: str,
     samples: int,
@@ -104,7 +100,8 @@ def _resampled(
     level: float,
     paired_seeds: bool,
 ) -> Gain:
-    """What `value` makes of the sides' losses, and where it mostly lies for other documents and seeds."""
+    """What `value` makes of the sides' losses (seeds, samples) and units (samples,), documents added up, and where it
+    mostly lies for other documents and seeds."""
     _check(samples, level)
     _check_same_documents(sides)
     counts = [len(side) for side in sides]
@@ -112,37 +109,52 @@ def _resampled(
         raise UserError(f"Paired seeds need as many of each: got {' and '.join(map(str, counts))}.")
     units = sides[0][0].units(metric)
     losses = [np.stack([evaluation.nll for evaluation in side]) for side in sides]
-    found = value(losses, units)
+    found = float(value([side.sum(1, keepdims=True) for side in losses], units.sum(keepdims=True))[0])
     if len(units) == 1:
         return Gain(found, None, within_noise=True)
-    random = np.random.default_rng(seed)
-    values = np.empty(samples)
-    for sample in range(samples):
-        documents = _draw(random, len(units))
-        seeds = [_draw(random, len(side)) for side in losses]
-        if paired_seeds:
-            seeds = [seeds[0]] * len(sides)
-        drawn = [side[chosen][:, documents] for side, chosen in zip(losses, seeds, strict=True)]
-        values[sample] = value(drawn, units[documents])
-    low, high = _quantiles(values, level)
+    documents, seeds = _draws(seed, samples, len(units), tuple(counts))
+    if paired_seeds:
+        seeds = (seeds[0],) * len(sides)
+    drawn = [_drawn_sums(side, documents, chosen) for side, chosen in zip(losses, seeds, strict=True)]
+    low, high = _quantiles(value(drawn, units[documents].sum(1)), level)
     return Gain(found, (low, high), within_noise=low <= 0 <= high)
 
 
-def _gain(losses: Sequence[np.ndarray], units: np.ndarray) -> float:
-    """`losses`: (seeds, documents) of the plain side and of the recurrent one."""
+def _gain(losses: Sequence[np.ndarray], units: np.ndarray) -> np.ndarray:
+    """`losses`: (seeds, samples) of the plain side and of the recurrent one."""
     # In logarithms, so that perplexities too large for a float still compare; a sample of wordless documents
     # alone still needs something to divide by.
-    plain, recurrent = (_log_mean_perplexity(side.sum(1) / max(int(units.sum()), 1)) for side in losses)
+    plain, recurrent = (_log_mean_perplexity(side / np.maximum(units, 1)) for side in losses)
     with np.errstate(over="ignore"):
-        return float(-np.expm1(recurrent - plain))
+        gains: np.ndarray = -np.expm1(recurrent - plain)
+    return gains
 
 
-def _log_mean_perplexity(logs: np.ndarray) -> float:
-    return float(np.logaddexp.reduce(logs) - np.log(len(logs)))
+def _log_mean_perplexity(logs: np.ndarray) -> np.ndarray:
+    mean: np.ndarray = np.logaddexp.reduce(logs) - np.log(len(logs))
+    return mean
 
 
-def _draw(random: np.random.Generator, count: int) -> np.ndarray:
-    return random.integers(0, count, count)
+@lru_cache(maxsize=8)
+def _draws(
+    seed: int, samples: int, documents: int, counts: tuple[int, ...]
+) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
+    """Documents (samples, documents) and, of so many seeds on each side, seeds (samples, count). Kept, because tables
+    ask for the same ones hundreds of times; without counts there is one side of one seed."""
+    random = np.random.default_rng(seed)
+    drawn = np.empty((samples, documents), dtype=np.int32)
+    seeds = [np.zeros((samples, count), dtype=np.int32) for count in counts or (1,)]
+    for sample in range(samples):
+        drawn[sample] = random.integers(0, documents, documents)
+        for side, count in zip(seeds, counts, strict=False):
+            side[sample] = random.integers(0, count, count)
+    return drawn, tuple(seeds)
+
+
+def _drawn_sums(losses: np.ndarray, documents: np.ndarray, seeds: np.ndarray) -> np.ndarray:
+    """Losses (seeds, documents), of which each sample takes its own, added up over documents: (seeds, samples)."""
+    sums = np.stack([one[documents].sum(1) for one in losses])
+    return np.take_along_axis(sums, seeds.T, axis=0)
 
 
 def _quantiles(values: np.ndarray, level: float) -> tuple[float, float]:
