@@ -152,11 +152,22 @@ def test_memories_are_scored_as_they_start_too(lab: Lab, rounds: list[list[Unit]
     assert plain["memory_gain"] is None
     assert memory["rates"] == []
     assert memory["gain"]["test"]["relative_gain"] == pytest.approx(1 - perplexity(2.95) / perplexity(3.0))
+    assert {row["label"] for row in found.values() if not row["trained"]} == {plain["label"], memory["label"]}
     # They are no rivals, and cost the others no seed.
     assert (memory["rival"], memory["chosen"], plain["chosen"]) == (None, False, False)
     tail = found["tail-3", 0]
     assert "untrained" not in tail["rival"]["label"]
     assert [key for key, row in found.items() if row["chosen"]] == [("tail-3", 0)]
+
+
+def test_what_the_aims_are_judged_by_is_run_first_on_both_texts(lab: Lab, rounds: list[list[Unit]]) -> None:
+    lab.size = replace(lab.size, beyond=replace(lab.size.beyond, ours="memory-tokens-2"))
+    beyond_mechanisms.mechanism_rows(lab)
+    mechanisms = [unit.settings.recurrence["mechanism"] for unit in rounds[1]]
+    # Plain windows and the paper's mechanism have two seeds, ours has one; then come tails and what is not trained.
+    once = ["none"] * 2 + ["carry"] * 2 + ["memory_tokens"]
+    assert mechanisms[:10] == once * 2
+    assert set(mechanisms[10:]) == {"tail", "none"}
 
 
 def test_longer_windows_are_rivals_too(lab: Lab, rounds: list[list[Unit]]) -> None:

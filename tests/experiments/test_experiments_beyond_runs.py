@@ -9,6 +9,7 @@ import pytest
 
 from recurrify.errors import UserError
 from recurrify.experiments import SIZES, Lab, beyond_frozen, beyond_rotary, beyond_tokens
+from recurrify.experiments import lab as lab_module
 from recurrify.experiments.catalogue import EXPERIMENTS
 from recurrify.experiments.pool import Outcome
 from recurrify.experiments.unit import Unit, do_unit
@@ -181,6 +182,13 @@ def test_a_rotary_model_has_kept_keys_and_values_for_a_rival(lab: Lab, rounds: l
         pytest.approx(1 - perplexity(2.9) / perplexity(2.85)),
     )
     assert {unit.settings.max_tokens for unit in rounds[1] if "untouched" in unit.name} == {1}
+
+
+def test_a_rotary_comparison_that_is_stopped_or_fails_is_told(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    failure = "books-a ended with 'no numbers', see its log"
+    monkeypatch.setattr(lab_module, "do_units", lambda *_: Outcome(False, [failure]))
+    beyond_rotary.rotary_rows(lab)
+    assert (lab.failures, lab.stopped) == ([failure], True)
 
 
 def test_a_model_without_rotary_positions_is_refused(lab: Lab, tmp_path: Path) -> None:

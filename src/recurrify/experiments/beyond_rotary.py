@@ -196,6 +196,7 @@ def rotary_rows(outer: Lab) -> tuple[Rows, list[str]]:
     lab = rotary_lab(outer)
     model = outer.size.beyond.rotary_model or "a small Llama with random weights, to check the machinery"
     failed = finish_in_turn(lab, [lambda: rate_units(lab), lambda: main_units(lab), lambda: rival_units(lab)])
+    outer.failures, outer.stopped = lab.failures, lab.stopped  # what the command goes by
     tuned, lacking = tuned_rows(lab)
     bare, more = bare_rows(lab)
     return [{**row, "model": model} for row in (*tuned, *bare)], [*lacking, *more, *failed]
