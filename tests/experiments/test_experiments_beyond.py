@@ -152,6 +152,7 @@ def test_memories_are_scored_as_they_start_too(lab: Lab, rounds: list[list[Unit]
     assert plain["memory_gain"] is None
     assert memory["rates"] == []
     assert memory["gain"]["test"]["relative_gain"] == pytest.approx(1 - perplexity(2.95) / perplexity(3.0))
+    assert memory["shared"]["gain"]["test"]["relative_gain"] == memory["gain"]["test"]["relative_gain"]
     assert {row["label"] for row in found.values() if not row["trained"]} == {plain["label"], memory["label"]}
     # They are no rivals, and cost the others no seed.
     assert (memory["rival"], memory["chosen"], plain["chosen"]) == (None, False, False)

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from recurrify.evaluate import gain_beyond
-from recurrify.experiments.beyond import PAPERS, PLAIN, TEST, gain_over
+from recurrify.experiments.beyond import PAPERS, PLAIN, TEST, UNTRAINED, gain_over
 from recurrify.experiments.catalogue import Rows
 from recurrify.experiments.lab import Lab
 from recurrify.experiments.rows import SPLITS
@@ -114,8 +114,9 @@ def _held_against(other: dict[str, Any], gain: dict[str, Any] | None) -> dict[st
 
 
 def bare_row(rows: Rows) -> dict[str, Any] | None:
-    """Plain windows of the usual length, without overlap."""
-    return next((row for row in rows if row["label"] == PLAIN and row["overlap"] == 0), None)
+    """Plain windows of the usual length, without overlap; of rows that were not trained, those that were not."""
+    bare = (PLAIN, f"{PLAIN}{UNTRAINED}")
+    return next((row for row in rows if row["label"] in bare and row["overlap"] == 0), None)
 
 
 # ---- aims ------------------------------------------------------------------------------------------------
