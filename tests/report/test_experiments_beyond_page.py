@@ -95,6 +95,25 @@ def test_where_it_does_not_pay_that_is_said(tmp_path: Path) -> None:
     assert "The closest is tail-64 against plain at overlap 10: +0.3 % (−0.2 % to +0.8 %, 1 seed)." in words
 
 
+def test_memories_in_longer_windows_do_not_decide_that(tmp_path: Path) -> None:
+    """Their rivals overlap by what is usual, not by what costs as much."""
+    rows = mechanism_rows(95.0, 0.003)
+    rival = {"label": "plain-w600", "kind": "plain", "overlap": 30, "full_flops_per_token": 1.03e8}
+    longer = memory_row("tail", "tail-64-w600", 90.0, 1.2e8, window=600, rival={**rival, **gained(0.05)})
+    words = page_of(tmp_path, "mechanisms", [*rows, longer]).words.replace("\xa0", " ")
+    assert "Recurrence does not pay: no learned memory beats" in words
+
+
+def test_learning_rates_at_the_edge_of_what_was_tried_are_marked(tmp_path: Path) -> None:
+    rows = mechanism_rows(92.0, 0.042)
+    for row, losses in zip(rows[-2:], ((3.3, 3.1, 3.2), (3.3, 3.2, 3.1)), strict=True):
+        row["rates"] = [
+            {"learning_rate": rate, "valid_loss": loss} for rate, loss in zip((1e-4, 2e-4, 4e-4), losses, strict=True)
+        ]
+    told = [row["chosen"] for row in page_of(tmp_path, "mechanisms", rows).table("Learning rates of the base")]
+    assert told == ["", "✓ chosen", "", "", "", "✓ chosen, at the edge of what was tried"]
+
+
 @pytest.mark.parametrize(
     ("beyond", "told"),
     [

@@ -93,8 +93,9 @@ def _learned(rows: Sequence[MemoryRow]) -> list[MemoryRow]:
 
 
 def pays(rows: Sequence[MemoryRow]) -> str:
-    """Whether any learned memory beats, beyond noise, what needs none and costs no more."""
-    priced = [row for row in _learned(rows) if row.rival is not None]
+    """Whether any learned memory beats, beyond noise, what needs none and costs no more. Longer windows are left out:
+    no overlap of theirs was made to match it."""
+    priced = [row for row in _learned(rows) if row.rival is not None and not row.is_longer]
     if not priced:
         return "whether recurrence pays cannot be said yet: it has not been compared."
     best = max(priced, key=lambda row: row.rival.gain.relative if row.rival else 0.0)
@@ -261,13 +262,20 @@ def rival_table(rows: Sequence[MemoryRow]) -> Table | None:
     return Table(caption, header, cells, text_columns=4) if cells else None
 
 
+def _chosen(rate: float, losses: Mapping[float, float]) -> str:
+    if losses[rate] > min(losses.values()):
+        return ""
+    at_the_edge = len(losses) > 1 and rate in (min(losses), max(losses))
+    return "✓ chosen, at the edge of what was tried" if at_the_edge else "✓ chosen"
+
+
 def rate_table(rows: Sequence[MemoryRow]) -> Table | None:
     """What was tried for each kind of memory, the chosen one marked."""
     tried = {row.row.kind: row.rates for row in rows if row.rates}
     cells = [
         [
             kind.replace("_", " "),
-            "✓ chosen" if loss == min(loss for _, loss in rates) else "",
+            _chosen(rate, dict(rates)),
             numbers.rate(rate),
             numbers.fixed(loss, 4),
         ]

@@ -19,6 +19,7 @@ STYLES = {  # colour of the palette, line, marker
     "gated tail": ("best", ":", "v"),
     "lookback": ("best", "--", "*"),
     "memory_tokens": ("xlnet", "-.", "D"),
+    "gated memory_tokens": ("xlnet", "--", "p"),
     "summary": ("xlnet", ":", "P"),
     "compress": ("ink", "-", "X"),
     "kv": ("ink", "--", "h"),
