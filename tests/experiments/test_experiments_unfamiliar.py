@@ -1,10 +1,12 @@
 """A second base that never saw books: what it is made from, and which runs are compared."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from recurrify.errors import UserError
 from recurrify.experiments import Lab, Size, run_experiments, unfamiliar
 from recurrify.experiments import lab as lab_module
 from recurrify.experiments.pool import Outcome
@@ -70,6 +72,11 @@ def test_when_time_is_up_the_same_command_goes_on(lab: Lab, monkeypatch: pytest.
     assert not rows
     assert len(missing) == 8
     assert lab.stopped
+    # Finished runs are not taken for those of another base.
+    shutil.rmtree(lab.folder / "base")
+    with pytest.raises(UserError, match=r"base/model' is not there, but .*\.json' and others began with it"):
+        run_experiments(["learning-rates"], lab)
+    assert not (lab.folder / "base").exists()
 
 
 def test_a_base_from_elsewhere_has_no_second_one(size: Size, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from recurrify.experiments.pool import Outcome, do_units
 from recurrify.experiments.sizes import Size
 from recurrify.experiments.unit import Unit, Wanted
 from recurrify.jobs import Say, pretrain
+from recurrify.records import MODEL_FOLDER
 from recurrify.results import load_result
 from recurrify.train import PretrainSettings, TrainSettings
 
@@ -61,6 +62,12 @@ class Lab:
         """Pretrain a base where the size names none; False when time ran out before it was done."""
         if self.size.base is not None:
             return True
+        model = self.folder / folder / MODEL_FOLDER
+        if not model.is_dir() and (run := self._run_from(str(model))) is not None:
+            raise UserError(
+                f"{str(model)!r} is not there, but {str(run)!r} and others began with it, and a base pretrained anew "
+                "would be another one: bring it back, or choose another folder with --root."
+            )
         left = None if self.deadline is None else max((self.deadline - time.monotonic()) / 60, 0.01)
         settings = PretrainSettings(
             data=[self.source(corpus) for corpus in corpora],
@@ -73,6 +80,11 @@ class Lab:
         if result["interrupted"]:
             raise KeyboardInterrupt  # so that nothing else is begun either
         return bool(result["finished"])
+
+    def _run_from(self, model: str) -> Path | None:
+        """The record of a fine-tuning that began with this model."""
+        records = sorted((self.folder / "runs").glob("*.json"))
+        return next((one for one in records if load_result(one)["provenance"]["config"]["model"] == model), None)
 
     # ---- fine-tunings -------------------------------------------------------------------------------------
 
