@@ -24,12 +24,13 @@ def in_half_precision(how: str, family: str, **settings: Any) -> tuple[Recurrent
 @pytest.mark.parametrize("family", [*DECODERS, *ENCODERS])
 def test_runs_trains_and_goes_on(family: str, how: str) -> None:
     model, context = in_half_precision(how, family, standardize=True)
+    # Apart: what torch 2.10 casts without gradients it does not cast again within the same context.
+    with context, torch.no_grad():
+        output = model(IDS)
+        expected = answer(recurrent(family, overlap=3, standardize=True)(IDS))
+        assert (answer(output).float() - expected).abs().mean() < 0.05 * expected.abs().mean()
+        state = output.state.reset([1])
     with context:
-        with torch.no_grad():
-            output = model(IDS)
-            expected = answer(recurrent(family, overlap=3, standardize=True)(IDS))
-            assert (answer(output).float() - expected).abs().mean() < 0.05 * expected.abs().mean()
-            state = output.state.reset([1])
         # Once for each way to count positions.
         for checkpoint in (False, True) if family in ("gpt2", "llama", "bert", "roberta") else (True,):
             model.train().set_recurrence(checkpoint=checkpoint)
