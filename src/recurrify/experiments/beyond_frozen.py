@@ -12,9 +12,9 @@ from recurrify.experiments.beyond import (
     gain_by_memory,
     mechanism_unit,
     memory_row,
+    rates_of,
     shorter,
     told_rates,
-    tuning,
     untouched,
 )
 from recurrify.experiments.catalogue import Experiment, Rows, register
@@ -55,11 +55,8 @@ def frozen_tuning(lab: Lab, name: str) -> dict[float, Unit]:
 
 def rate_units(lab: Lab) -> list[Unit]:
     """For a frozen base, and for one that is trained too; mechanisms of a family share theirs."""
-    units: list[Unit] = []
-    for name in lab.size.beyond.frozen:
-        trained = tuning(lab, family(lab.size.beyond.mechanisms[name]))
-        units += [*frozen_tuning(lab, name).values(), *trained.values()]
-    return units
+    names = lab.size.beyond.frozen
+    return [*rates_of(lab, names), *(unit for name in names for unit in frozen_tuning(lab, name).values())]
 
 
 def base_unit(lab: Lab) -> Unit:

@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -156,8 +157,12 @@ class Unit:
 
 def _date(path: Path) -> str | None:
     """When a result was made, by its own account."""
-    if path.suffix != ".json":
-        return None
+    return _date_inside(path, path.stat().st_mtime_ns) if path.suffix == ".json" else None
+
+
+@cache
+def _date_inside(path: Path, written: int) -> str | None:
+    """Kept, for hundreds of files are asked for it again and again; `written` tells a file from its successor."""
     date: str | None = load_result(path).get("provenance", {}).get("date_utc")
     return date
 
