@@ -12,6 +12,7 @@ from recurrify.errors import UserError
 from recurrify.windows import Window, schedule
 
 if TYPE_CHECKING:
+    from recurrify.attention import RSAConfig
     from recurrify.recurrence import (
         CarryConfig,
         CompressConfig,
@@ -47,6 +48,7 @@ __all__ = [
     "LookbackConfig",
     "MemoryTokensConfig",
     "NoRecurrence",
+    "RSAConfig",
     "RSARecurrenceConfig",
     "RecurrentConfig",
     "RecurrentForCausalLM",
@@ -75,7 +77,7 @@ def _load(name: str) -> Any:
         return _import_module(f"{__name__}.{name}")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = "state" if name == "State" else "recurrence"
+    home = {"State": "state", "RSAConfig": "attention"}.get(name, "recurrence")
     value = globals()[name] = getattr(_import_module(f"{__name__}.{home}"), name)
     return value
 

@@ -1,5 +1,6 @@
 """What `add_recurrence` makes, and what it refuses with a sentence."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -48,13 +49,15 @@ def assert_refused(model: Any, settings: Any, *words: str) -> None:
     assert message.endswith("."), message
 
 
-def test_the_config_of_one_layer_is_refused_with_that_of_a_model() -> None:
-    layer = RSAConfig(heads=4, counts=(0, 0, 0, 0, 1, 1), dilations=(2, 3))
-    with pytest.raises(UserError) as caught:
-        add_recurrence(tiny("gpt2", "causal"), layer)  # type: ignore[arg-type]
-    way_out = str(caught.value).partition("pass recurrify.")[2].rstrip(".")
-    asked = eval(way_out, {"RSARecurrenceConfig": RSARecurrenceConfig})
-    assert asked == RSARecurrenceConfig(window=300, counts=layer.counts, dilations=layer.dilations)
+def test_the_config_of_one_layer_stands_for_that_of_a_model() -> None:
+    layer = RSAConfig(heads=2, counts=(0, 0, 0, 0, 1, 1), dilations=(2, 3), sharing="none")
+    base = tiny("gpt2", "causal")
+    model = add_recurrence(base, layer)
+    wanted = RSARecurrenceConfig(window=base.config.n_positions, counts=layer.counts, dilations=(2, 3), sharing="none")
+    assert model.recurrence == wanted  # the gate nearly closed, in windows that fit
+    assert add_recurrence(tiny("gpt2"), replace(layer, gate_start=1.0)).recurrence == replace(wanted, gate_start=1.0)
+    assert_refused(tiny("gpt2"), replace(layer, heads=6), "heads=2", "6")
+    assert_refused(tiny("gpt2"), replace(layer, truncation=5), "truncation", "5")
 
 
 @pytest.mark.parametrize("kind", KINDS, ids="-".join)

@@ -28,6 +28,7 @@ from recurrify.recurrence.families import check_attention, family_of
 from recurrify.recurrence.generation import RecurrentCache, one_step
 from recurrify.recurrence.mechanism import RecurrenceConfig
 from recurrify.recurrence.model import RecurrentOutput, RecurrentPreTrainedModel
+from recurrify.recurrence.rsa import RSARecurrenceConfig
 from recurrify.recurrence.task_heads import (
     RecurrentForQuestionAnswering,
     RecurrentForSequenceClassification,
@@ -182,8 +183,10 @@ _LABELLED = (RecurrentForTokenClassification, RecurrentForSequenceClassification
 _ENCODERS_ONLY = (RecurrentForMaskedLM, RecurrentForTokenClassification, RecurrentForQuestionAnswering)
 
 
-def add_recurrence(model: PreTrainedModel, config: RecurrenceConfig) -> Any:
+def add_recurrence(model: PreTrainedModel, config: RecurrenceConfig | RSAConfig) -> Any:
     """Give a pretrained Hugging Face model a memory.
+
+    An `RSAConfig`, which knows nothing of windows, stands for an `RSARecurrenceConfig` with all its defaults.
 
     The result holds `model` itself (its weights are trained along) and is a `PreTrainedModel` of its own. A model
     that only runs in plain windows has none yet: it gives its base.
@@ -194,14 +197,11 @@ def add_recurrence(model: PreTrainedModel, config: RecurrenceConfig) -> Any:
         raise UserError("This model is recurrent already: pass its base, `model.base`, to add something else.")
     if not isinstance(model, PreTrainedModel):
         raise UserError(f"`model` must be a transformers PreTrainedModel: got {type(model).__name__}.")
+    family = family_of(model.config)
     if isinstance(config, RSAConfig):
-        raise UserError(
-            "`config` is an RSAConfig, which describes one attention layer: for a pretrained model pass "
-            f"recurrify.RSARecurrenceConfig(window=300, counts={config.counts}, dilations={config.dilations})."
-        )
+        config = RSARecurrenceConfig.of_layer(config, model.config)
     if not isinstance(config, RecurrenceConfig):
         raise UserError(f"`config` must be a config such as CarryConfig(window=300): got {type(config).__name__}.")
-    family = family_of(model.config)
     check_attention(model.config)
     kind = _task_of(model, family.causal)
     full = RecurrentConfig(

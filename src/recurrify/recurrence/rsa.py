@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from recurrify.attention import RecurrenceEncoding, RSAConfig, ScanState, mix_recurrence
 from recurrify.errors import UserError
@@ -60,6 +60,27 @@ class RSARecurrenceConfig(RecurrenceConfig):
         _whole_numbers("layers", self.layers, 1, "or 'all'; layers are counted from 1")
         if not self.layers or len(set(self.layers)) < len(self.layers):
             raise UserError(f"`layers` must be 'all' or different numbers of layers: got {self.layers!r}.")
+
+    @classmethod
+    def of_layer(cls, layer: RSAConfig, base: PretrainedConfig) -> "RSARecurrenceConfig":
+        """The config of one attention layer for all layers of a decoder, in windows of the usual length."""
+        heads = base.num_attention_heads
+        if layer.heads != heads:
+            raise UserError(
+                f"`heads` of the RSAConfig is {layer.heads}, but the model has {heads} heads: choose heads={heads}."
+            )
+        if layer.truncation is not None:
+            raise UserError(
+                f"`truncation` is {layer.truncation}, but inside a pretrained model the recurrence goes on from window "
+                "to window: leave it out."
+            )
+        return cls(
+            window=min(cls.window, family_of(base).positions(base) or cls.window),
+            counts=layer.counts,
+            dilations=layer.dilations,
+            sharing=layer.sharing,
+            gate_start=cls.gate_start if layer.gate_start is None else layer.gate_start,
+        )
 
     def for_heads(self, heads: int) -> RSAConfig:
         """The same for attention of so many heads, which refuses what does not fit."""
