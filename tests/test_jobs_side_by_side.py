@@ -153,6 +153,43 @@ def test_a_folder_is_trained_in_by_one_at_a_time(tmp_path: Path, monkeypatch: py
         pass
 
 
+def test_processes_that_train_together_share_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(side_by_side, "LOCK_SECONDS", 0.0)
+    with held_alone(tmp_path):
+        monkeypatch.setenv("RANK", "1")
+        with held_alone(tmp_path):
+            pass
+        monkeypatch.setenv("RANK", "0")
+        assert not is_free(tmp_path, monkeypatch)
+
+
+def test_where_nothing_was_begun_no_folder_is_left(tmp_path: Path) -> None:
+    there, new = tmp_path / "there", tmp_path / "new"
+    there.mkdir()
+    for folder in (there, new):
+        with pytest.raises(UserError), held_alone(folder):
+            raise UserError("no such model")
+    assert there.is_dir()
+    assert not list(there.iterdir())
+    assert not new.exists()
+    with held_alone(new):
+        (new / "run.json").touch()
+    assert [path.name for path in new.iterdir()] == ["run.json"]
+
+
+def test_many_that_want_one_folder_have_it_one_after_another(tmp_path: Path) -> None:
+    """Though each takes away the file that it held, while others wait for it."""
+    code = (
+        "import sys, time; from pathlib import Path; from recurrify.jobs import side_by_side as s; "
+        "s.LOCK_SECONDS, s.POLL_SECONDS = 60, 0.001; folder = Path(sys.argv[1]); mark = folder / 'inside'\n"
+        "for _ in range(30):\n"
+        "    with s.held_alone(folder):\n"
+        "        mark.touch(exist_ok=False); time.sleep(0.001); mark.unlink()"
+    )
+    others = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path)]) for _ in range(4)]
+    assert [other.wait() for other in others] == [0] * 4
+
+
 def is_free(folder: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether it can be had at once."""
     with monkeypatch.context() as patch, suppress(UserError):

@@ -144,6 +144,7 @@ def train_command(
         scratch.train_architecture(context)
         return
     from recurrify.jobs import train_run
+    from recurrify.jobs.side_by_side import held_alone
     from recurrify.recurrence import own_memory, recurrence_config
     from recurrify.train import TrainSettings
 
@@ -153,7 +154,9 @@ def train_command(
     same = own.get("mechanism") == recurrence["mechanism"]
     recurrence_config((own if same else {}) | recurrence)  # refuses what cannot be, before anything is loaded
     run = TrainSettings.from_options(given, out=str(out), recurrence=recurrence)
-    _report_training(train_run(run, say), out)
+    with held_alone(out):
+        result = train_run(run, say)
+    _report_training(result, out)
 
 
 def _report_training(result: dict[str, Any], out: Path) -> None:

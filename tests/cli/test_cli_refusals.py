@@ -13,8 +13,9 @@ from transformers import BertConfig, BloomConfig, BloomForCausalLM, T5Config
 
 from recurrify import cli
 from recurrify.jobs import side_by_side
+from recurrify.jobs.side_by_side import held_alone
 from recurrify.recurrence import NoRecurrence, load_model, loading
-from support.commands import TRAINING
+from support.commands import TRAINING, Command
 from support.runs import model_folder
 from support.words import word_tokenizer
 
@@ -436,3 +437,21 @@ def test_two_demos_in_one_folder(refused: Refused, tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("recurrify.demo.run_demo", lambda *_, **__: pytest.fail("a second one was begun"))
     with side_by_side.held_alone(tmp_path):
         assert "is being trained by another process" in refused("demo", "--out", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("train", "--model", "tiny", "--data", "stdlib"),
+        ("train", "--arch", "lstm", "--data", "stdlib"),
+        ("pretrain", "--data", "stdlib"),
+        ("forecast", "train", "--data", "some.csv"),
+    ],
+    ids=lambda command: "-".join(command[:3]),
+)
+def test_commands_that_train_do_not_share_a_folder(
+    command: tuple[str, ...], refused: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(side_by_side, "LOCK_SECONDS", 0.0)
+    with held_alone(tmp_path):
+        assert "is being trained by another process" in refused(*command, "--out", tmp_path)

@@ -168,6 +168,7 @@ def train(
     from recurrify.forecast import ForecastSettings, train_run
     from recurrify.forecast.settings import recurrence_rate
     from recurrify.jobs import pick_device
+    from recurrify.jobs.side_by_side import held_alone
 
     changed: dict[str, Any] = {
         "data": str(data),
@@ -184,7 +185,9 @@ def train(
         "device": str(pick_device(device)),
     }
     settings = ForecastSettings.from_options(given, **changed)
-    _tell_training(train_run(settings, say, _say_epoch), epochs, out)
+    with held_alone(out):
+        result = train_run(settings, say, _say_epoch)
+    _tell_training(result, epochs, out)
 
 
 def _tell_training(result: dict[str, Any], epochs: int, out: Path) -> None:

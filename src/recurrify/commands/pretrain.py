@@ -79,10 +79,12 @@ def pretrain_command(
     """
     given = locals()
     from recurrify.jobs import pretrain
+    from recurrify.jobs.side_by_side import held_alone
     from recurrify.train import PretrainSettings
 
     settings = PretrainSettings.from_options(given, out=str(out))
-    result = pretrain(settings, say)
+    with held_alone(out):
+        result = pretrain(settings, say)
     found = result["validation"]
     if is_first() and found["loss_per_token"] is not None:
         told = f"loss {found['loss_per_token']:.4f} per token"

@@ -65,6 +65,7 @@ def train_architecture(context: typer.Context) -> None:
     if arch not in ARCHITECTURES:
         raise UserError(f"`--arch` must be one of {', '.join(ARCHITECTURES)}: got {arch!r}.")
     from recurrify.jobs.scratch import train_scratch
+    from recurrify.jobs.side_by_side import held_alone
     from recurrify.models.language import parse_settings
     from recurrify.train.scratch_settings import ScratchSettings
 
@@ -72,7 +73,8 @@ def train_architecture(context: typer.Context) -> None:
         given[name] = parse_settings(arch, given.get(name) or [])
     out = Path(given["out"])
     settings = ScratchSettings.from_options(given, out=str(out))
-    result = train_scratch(settings, say)
+    with held_alone(out):
+        result = train_scratch(settings, say)
     if not result["finished"]:
         raise typer.Exit(130 if result["interrupted"] else 0)
     for part in ("validation", "test"):

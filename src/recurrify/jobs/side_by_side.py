@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -164,35 +164,55 @@ def _start(task: Task, jobs: int) -> _Running:
 
 @contextmanager
 def held_alone(folder: Path) -> Iterator[None]:
-    """No other process that asks for it trains in `folder` meanwhile; the system lets go of what a killed one held."""
-    with _lock_file(folder) as file:
-        if file is not None and fcntl is not None:
-            _lock(file, folder)
+    """No other process that asks for it trains in `folder` meanwhile; the system lets go of what a killed one held.
+    Processes that train one model together are let in with their first. Nothing of it is left in the end, nor a folder
+    where nothing was begun."""
+    if int(os.environ.get("RANK", "0")) > 0:
         yield
+        return
+    is_new = not folder.exists()
+    with _locked(folder) as file:
+        try:
+            yield
+        finally:
+            if file is not None:
+                with suppress(OSError):
+                    (folder / LOCK_FILE).unlink()
+                    if is_new:
+                        folder.rmdir()  # refused where there is anything in it
 
 
-def _lock_file(folder: Path) -> IO[bytes] | nullcontext[None]:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        return (folder / LOCK_FILE).open("ab")
-    except OSError:  # the training that cannot write there tells it better
-        return nullcontext()
-
-
-def _lock(file: IO[bytes], folder: Path) -> None:
+def _locked(folder: Path) -> IO[bytes] | nullcontext[None]:
     end = time.monotonic() + LOCK_SECONDS
     while True:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
+            folder.mkdir(parents=True, exist_ok=True)
+            file = (folder / LOCK_FILE).open("ab")
+        except OSError:  # the training that cannot write there tells it better
+            return nullcontext()
+        try:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(file, folder / LOCK_FILE):
+                return file
         except BlockingIOError as error:
             if time.monotonic() > end:
+                file.close()
                 raise UserError(
                     f"{str(folder)!r} is being trained by another process: wait for it or end it, then run this again."
                 ) from error
-            time.sleep(POLL_SECONDS)
         except OSError:  # a file system without locks
-            return
+            return file
+        file.close()
+        time.sleep(POLL_SECONDS)
+
+
+def _is_at(file: IO[bytes], path: Path) -> bool:
+    """Whether an open file still has its name: who held it before takes the name away, and others make a new one."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _stop(running: Sequence[_Running]) -> None:
