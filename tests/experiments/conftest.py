@@ -79,6 +79,7 @@ def micro_size(base: Path, texts: Path) -> Size:
             "layers": 2,
             "width": 16,
             "small_widths": (8,),
+            "smallest": None,
             "head_width": 4,
             "inner": 16,
             "block": 4,

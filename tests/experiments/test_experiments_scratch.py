@@ -16,7 +16,7 @@ from recurrify.commands import experiment as commands
 from recurrify.experiments import SIZES, Lab, Size, run_experiments, scratch
 from recurrify.experiments import sizes as size_module
 from recurrify.experiments.running import STOPPED
-from recurrify.experiments.scratch import ScratchStudy, protocol, protocol_rows, runs_of, small, small_rows
+from recurrify.experiments.scratch import ScratchStudy, protocol, protocol_rows, runs_of, small, small_rows, smallest
 from recurrify.jobs import side_by_side
 from recurrify.jobs.side_by_side import Outcome, Task
 from recurrify.models.language import count_parameters, language_model
@@ -72,10 +72,24 @@ def test_the_small_models_have_half_the_layers_and_both_widths(lab: Lab) -> None
         "xl-small-8": ("xl", 7, 8),
         "rsa-xl-small-8": ("rsa-xl", 7, 8),
         "rsa-xl-small-256-own-rate": ("rsa-xl", 7, 256),
+        "xl-smallest": ("xl", 7, 8),
+        "rsa-xl-smallest": ("rsa-xl", 7, 8),
     }
     runs = {run.name: run.settings for run in runs_of(lab, small(ScratchStudy()), ScratchStudy())}
     rates = {name: one.recurrence_learning_rate for name, one in runs.items()}
     assert {name: rate for name, rate in rates.items() if rate is not None} == {"rsa-xl-small-256-own-rate-s0": 1e-2}
+
+
+def test_the_smallest_are_as_small_as_in_the_reproductions_scripts(lab: Lab) -> None:
+    """The reproduction's log has 24,000 parameters; five for each of seven layers are the recurrence's here, as in all
+    other models of ours."""
+    runs = {run.name: run.settings for run in runs_of(lab, smallest(ScratchStudy()), ScratchStudy())}
+    one = runs["rsa-xl-smallest-s0"]
+    with torch.device("meta"):
+        assert count_parameters(language_model("rsa-xl", 204, **one.settings)) == 24_007
+        assert count_parameters(language_model("xl", 204, **runs["xl-smallest-s0"].settings)) == 24_007 - 35
+    assert (one.length, one.settings["memory_length"], one.batch, one.steps) == (32, 32, 22, 20_000)
+    assert one.valid_every == 2_000 * 22 * 32
 
 
 @pytest.mark.parametrize("name", ["paper", "small"])
