@@ -137,7 +137,8 @@ def train_command(
 
     With `--arch` a language model is trained from scratch on one stream of characters, bytes or tokens, its state
     carried from batch to batch. Defaults then are Transformer-XL's: --batch 22, --learning-rate 2.5e-4, a cosine
-    without warm-up.
+    without warm-up. Its curves are in `result.json` (`recurrify train-report` draws them), and it is saved every five
+    minutes until it is finished.
     """
     given = locals()
     if scratch.is_from_scratch(context):

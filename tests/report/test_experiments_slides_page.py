@@ -45,6 +45,21 @@ def test_it_is_said_who_knows_a_rule_beyond_its_training(page: Page) -> None:
     assert models[0]["learning rate"] == "Parity 1e-3, Dyck-2 1e-3"
 
 
+@pytest.mark.parametrize(
+    ("rates", "told"),
+    [
+        ([3e-4, 1e-3, 3e-3], "up to length 40, of 3e-4, 1e-3, 3e-3."),
+        ([3e-4, 1e-3], "of 3e-4, 1e-3; for 4 of 4 it is at the edge of these, and others might serve better."),
+        ([1e-3], "up to length 40, of 1e-3."),
+        (None, "up to length 40."),
+    ],
+)
+def test_rates_at_the_edge_are_told(rates: list[float] | None, told: str, tmp_path: Path) -> None:
+    rows = [{**row, "rates": rates} for row in length_rows()]
+    save_result(tmp_path / "root" / "small" / "a.json", experiment("a", "lengths", "Lengths", rows))
+    assert told in written(tmp_path / "root", tmp_path / "out").words.replace("\xa0", " ")
+
+
 def test_nobody_is_called_the_best_of_those_who_guess(tmp_path: Path) -> None:
     rows = [row for row in length_rows() if row["arch"] == "transformer"]
     save_result(tmp_path / "root" / "small" / "a.json", experiment("a", "lengths", "Lengths", rows))

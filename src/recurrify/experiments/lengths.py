@@ -204,6 +204,7 @@ class Contest:
             "training_length": self.study.training_length,
             "seeds": list(found),
             "learning_rate": rate,
+            "rates": list(self.study.rates),
             "parameters": first["parameters"],
             "reads": CONTESTANTS[self.arch].reads,
             "valid_accuracy": statistics.mean(one["valid"]["accuracy"] for one in found.values()),

@@ -228,9 +228,20 @@ def _tasks(rows: Sequence[LengthRow]) -> list[tuple[str, list[LengthRow]]]:
 def _about_rates(rows: Sequence[LengthRow]) -> Paragraph:
     trained = _trained_to(rows)
     length = "training length" if trained is None else f"length {trained}"
-    return Paragraph(
-        f"Each took the learning rate with the lowest loss on validation sequences up to {length}.", "note"
-    )
+    told = f"Each took the learning rate with the lowest loss on validation sequences up to {length}"
+    chosen = {
+        (row.arch, row.task): (numbers.finite(row.content.get("learning_rate")), rates)
+        for row in rows
+        if (rates := [rate for one in row.content.get("rates") or () if (rate := numbers.finite(one)) is not None])
+    }
+    if not chosen:
+        return Paragraph(f"{told}.", "note")
+    tried = sorted({rate for _, rates in chosen.values() for rate in rates})
+    at_the_edge = sum(len(rates) > 1 and rate in (min(rates), max(rates)) for rate, rates in chosen.values())
+    told += f", of {', '.join(numbers.rate(rate) for rate in tried)}"
+    if at_the_edge:
+        told += f"; for {at_the_edge} of {len(chosen)} it is at the edge of these, and others might serve better"
+    return Paragraph(f"{told}.", "note")
 
 
 def finding(task: str, rows: Sequence[LengthRow]) -> str:
