@@ -98,6 +98,8 @@ def test_every_option_reaches_the_settings(text: Path, tmp_path: Path) -> None:
     result = json.loads((out / "result.json").read_text())
     assert [entry["step"] for entry in result["history"]["validation"]] == [2, 4]
     assert result["validation"]["symbols"] == result["test"]["symbols"] == 29
+    assert result["test"]["bits_per_character"] == pytest.approx(result["test"]["bits_per_symbol"], rel=1e-12)
+    assert result["test"]["bits_per_byte"] is None
     assert result["provenance"]["config"] == settings.to_dict()
     assert result["provenance"]["arithmetic"] == {
         "autocast": None,
@@ -191,6 +193,21 @@ class TestEvaluate:
         assert (row["loss"], row["symbols"]) == (pytest.approx(expected.loss, rel=1e-6), 19)
         assert "19 scored" in said
         assert found["provenance"]["config"]["tokens_per_document"] == 20
+        # A byte is a symbol, so that these are known; how many characters they spell nobody has counted.
+        assert row["bits_per_byte"] == pytest.approx(row["bits_per_symbol"], rel=1e-12)
+        assert row["bits_per_character"] is None
+        assert "bits per byte (per character not known, for only the beginning was scored), perplexity" in said
+
+    def test_characters_of_several_bytes(self, tmp_path: Path) -> None:
+        text = tmp_path / "text.txt"
+        text.write_text("".join(f"Zeile {number % 10} ähnelt Zeile {number // 10 % 10}.\n" for number in range(60)))
+        out = tmp_path / "run"
+        said = invoke("train", "--arch", "gru", "--data", text, "--out", out, *MORE["gru"], *BUDGET)
+        scored = json.loads((out / "result.json").read_text())["test"]
+        both = f"{scored['bits_per_byte']:.4f} bits per byte ({scored['bits_per_character']:.4f} per character)"
+        assert scored["bits_per_character"] > scored["bits_per_byte"] + 0.01
+        assert f"test: {both}, perplexity" in said
+        assert f"(gru): {both}, perplexity" in invoke("evaluate", out, "--data", text)
 
     def test_other_kinds_and_their_options_are_refused(
         self, runs: dict[str, Path], text: Path, refused: Refused

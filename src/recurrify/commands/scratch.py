@@ -28,7 +28,7 @@ ONLY_HERE = (
 OPTION_OF = {"settings": "--set", "eval_settings": "--eval-set"}
 INSTEAD = {"compile": "--speed", "epochs": "--steps", "max_tokens": "--steps", "windows": "--length"}
 """What does the same here as an option of fine-tuning."""
-SPELT_IN: dict[str, tuple[str, ...]] = {"byte": (), "character": ("byte",), "token": ("character", "byte")}
+SPELT_IN: dict[str, tuple[str, ...]] = {"byte": ("character",), "character": ("byte",), "token": ("character", "byte")}
 """What a score is given by besides, for each kind of symbol."""
 
 
@@ -134,12 +134,14 @@ def evaluate_architectures(context: typer.Context) -> None:
 
 
 def _scored(found: dict[str, Any], unit: str) -> str:
-    others = [(other, found[f"bits_per_{other}"]) for other in SPELT_IN[unit]]
-    spelt = ", ".join(f"{bits:.4f} per {other}" for other, bits in others if bits is not None)
-    return (
-        f"{found['bits_per_symbol']:.4f} bits per {unit}{f' ({spelt})' if spelt else ''}, "
-        f"perplexity {found['perplexity_per_symbol']:.3f}, {found['symbols']:,} scored"
-    )
+    own = f"{found['bits_per_symbol']:.4f}"
+    others = {other: found[f"bits_per_{other}"] for other in SPELT_IN[unit]}
+    told = [f"{bits:.4f} per {other}" for other, bits in others.items() if bits is not None and f"{bits:.4f}" != own]
+    unknown = " and ".join(f"per {other}" for other, bits in others.items() if bits is None)
+    if unknown:
+        told.append(f"{unknown} not known, for only the beginning was scored")
+    spelt = f" ({', '.join(told)})" if told else ""
+    return f"{own} bits per {unit}{spelt}, perplexity {found['perplexity_per_symbol']:.3f}, {found['symbols']:,} scored"
 
 
 def _named(context: typer.Context) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def train_scratch(settings: ScratchSettings, say: Say, show_progress: bool = Tru
         # Before it is scored, which may take long: whoever stops that has a model.
         _leave(settings, model, data, out)
         for part in ("valid", "test"):
-            stream = _beginning(data.streams[part], settings.test_tokens)
+            stream = _beginning(data.streams[part], settings.test_tokens, data.symbols.unit)
             shown = progress_bar(f"scoring {part}", len(stream.ids) - 1) if show_progress else nullcontext()
             with shown as tick:
                 found = scorer(model, _on_device(stream, device), tick)
@@ -144,7 +144,8 @@ def score_run(
     segments, `symbols` for the first so many of the text."""
     where, folder = pick_device(device), _model_folder(run)
     model = load_language_model(folder).to(where)
-    stream = _beginning(stream_for(run, source, split, text_field=text_field), symbols)
+    unit = load_symbols(folder).unit
+    stream = _beginning(stream_for(run, source, split, text_field=text_field), symbols, unit)
     config: Any = model.config
     made = ScratchSettings.read(folder.parent) if folder.name == MODEL_FOLDER else None
     settings = made or ScratchSettings(out="", arch=architecture_name(model), data=source, eval_batch=1)
@@ -161,7 +162,6 @@ def score_run(
     shown = progress_bar(f"scoring {run}", len(stream.ids) - 1) if show_progress else nullcontext()
     with shown as tick:
         found = scorer(model, _on_device(stream, where), tick)
-    unit = load_symbols(folder).unit
     return {"model": str(run), "arch": architecture_name(model), "unit": unit, **found.described(stream)}
 
 
@@ -265,10 +265,12 @@ def _on_device(stream: SymbolStream, device: torch.device) -> Tensor:
     return torch.from_numpy(stream.ids).to(device)
 
 
-def _beginning(stream: SymbolStream, symbols: int | None) -> SymbolStream:
-    """How many characters and bytes a part of a stream spells is not known."""
-    whole = symbols is None or symbols >= len(stream.ids)
-    return stream if whole else SymbolStream(stream.ids[:symbols], 0, 0)
+def _beginning(stream: SymbolStream, symbols: int | None, unit: str) -> SymbolStream:
+    """How many characters and bytes a part of a stream spells is not known, but where each is a symbol."""
+    if symbols is None or symbols >= len(stream.ids):
+        return stream
+    spelt = {unit: symbols - 1}  # all but the first, as in a whole stream
+    return SymbolStream(stream.ids[:symbols], spelt.get("character", 0), spelt.get("byte", 0))
 
 
 def _describe(settings: ScratchSettings, model: nn.Module, data: SymbolData) -> str:
