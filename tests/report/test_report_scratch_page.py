@@ -148,13 +148,89 @@ class TestSentences:
             "RSA-XL has 1.2240 bits per byte on the test part, 0.0300 lower than Transformer-XL with 1.2540 (3 seeds, "
             "lower in 3 of them, standard deviation 0.0000)."
         ) in protocol[0].words
-        assert "Lowest on the test part: RSA-XL with 1.2240 bits per byte." in protocol[0].words
+        assert (
+            "Lowest on the test part: RSA-XL with 1.2240 ± 0.0040 bits per byte; next is Transformer-XL with "
+            "1.2540 ± 0.0040 (further off than their seeds spread)."
+        ) in protocol[0].words
         assert "Block-Recurrent: 1.314, higher than the reproduction's 1.29" in protocol[0].words
 
     def test_one_seed_claims_nothing(self, tmp_path: Path) -> None:
         paths = write_runs(tmp_path, {"a": result("xl"), "b": result("rsa-xl", bits=1.27)})
         words = page_of(paths, tmp_path / "out").words
         assert "0.0200 higher than Transformer-XL with 1.2500 (one seed, which cannot tell this from chance)" in words
+        assert (
+            "Lowest on the test part: Transformer-XL with 1.2500 bits per byte; next is RSA-XL with 1.2700 (one seed "
+            "each, which cannot tell them apart)."
+        ) in words
+
+    def test_seeds_that_spread_as_far_as_the_next_model_claim_nothing(self, tmp_path: Path) -> None:
+        """Means 0.007 apart, with standard deviations of 0.004 on either side."""
+        bits = {"xl": 1.25, "rsa-xl": 1.257}
+        runs = {f"{arch}-{seed}": result(arch, seed, bits[arch]) for arch in bits for seed in (0, 1, 2)}
+        words = page_of(write_runs(tmp_path, runs), tmp_path / "out").words
+        assert "with 1.2610 ± 0.0040 (the spreads of their seeds overlap, and cannot tell them apart)." in words
+
+    def test_variants_that_nobody_published(self, tmp_path: Path) -> None:
+        """They are held against the baseline of their shape, and against no published number."""
+        closed = {"settings": {"rsa.gate_start": -3.0}, "recurrence_learning_rate": 0.01}
+        runs = {
+            "xl": result("xl"),
+            "rsa": result("rsa-xl"),
+            "closed": result("rsa-xl", bits=1.2504, **closed),
+            "rate": result("rsa-xl", bits=1.24, recurrence_learning_rate=0.01),
+            "faster": result("xl", bits=1.24, learning_rate=1e-3),
+        }
+        page = page_of(write_runs(tmp_path, runs), tmp_path / "out")
+        assert (
+            "RSA-XL, gate start −3, recurrence learning rate 0.01 has 1.2504 bits per byte on the test part, 0.0004 "
+            "higher than Transformer-XL, learning rate 0.00025 with 1.2500 (one seed, which cannot tell this from "
+            "chance)."
+        ) in page.words
+        assert "RSA-XL, recurrence learning rate 0.01 has 1.2400 bits per byte on the test part, 0.0100 lower" in (
+            page.words
+        )
+        assert {row["model"]: row["published"] for row in page.table("At the end")} == {
+            "Transformer-XL, learning rate 0.00025": "1.26",
+            "Transformer-XL, learning rate 0.001": "–",
+            "RSA-XL": "5.07",
+            "RSA-XL, gate start −3, recurrence learning rate 0.01": "–",
+            "RSA-XL, recurrence learning rate 0.01": "–",
+        }
+        assert page.words.count("reproduction's 5.07") == 1
+
+    def test_the_dilations_of_text8_are_published(self, tmp_path: Path) -> None:
+        published = {}
+        for dilations in ([6, 6, 12, 12], [3, 6, 9, 12]):
+            run = result("rsa-xl", data="text8", settings={"rsa.dilations": dilations})
+            rows = page_of(write_runs(tmp_path / str(dilations), {"a": run}), tmp_path / "out").table("At the end")
+            published[tuple(dilations)] = rows[0].get("published")
+        assert published == {(6, 6, 12, 12): "4.1", (3, 6, 9, 12): None}
+
+    def test_small_models_have_their_own_baselines(self, tmp_path: Path) -> None:
+        """The smallest is small in everything, and reads other segments."""
+        common = {"layers": 7, "head_width": 64, "inner": 2048, "memory_length": 512}
+        wide, narrow = common | {"width": 256}, common | {"width": 8}
+        smallest = {"layers": 7, "width": 8, "head_width": 8, "inner": 32, "memory_length": 32}
+        runs = {}
+        for arch, more in (("xl", 0.0), ("rsa-xl", 0.01)):
+            runs[f"{arch}-256"] = result(arch, bits=1.38 + more, settings=wide)
+            runs[f"{arch}-8"] = result(arch, bits=3.56 - more, settings=narrow)
+            runs[f"{arch}-smallest"] = result(arch, bits=3.9 + 2 * more, settings=smallest, length=32)
+        page = page_of(write_runs(tmp_path, runs), tmp_path / "out")
+        for told in (
+            "RSA-XL, width 256, inner 2048 has 1.3900 bits per byte on the test part, 0.0100 higher than "
+            "Transformer-XL, width 256, inner 2048 with 1.3800",
+            "RSA-XL, width 8, inner 2048 has 3.5500 bits per byte on the test part, 0.0100 lower than "
+            "Transformer-XL, width 8, inner 2048 with 3.5600",
+            "RSA-XL, width 8, inner 32 has 3.9200 bits per byte on the test part, 0.0200 higher than "
+            "Transformer-XL, width 8, inner 32 with 3.9000",
+        ):
+            assert told in page.words
+        published = {row["model"]: row["published"] for number in (0, 1) for row in page.table("At the end", number)}
+        assert {label for label, bits in published.items() if bits != "–"} == {
+            "RSA-XL, width 256, inner 2048",
+            "RSA-XL, width 8, inner 32",
+        }
 
     def test_a_baseline_of_another_shape_is_none(self, tmp_path: Path) -> None:
         paths = write_runs(tmp_path, {"a": result("xl", settings={"width": 256}), "b": result("rsa-xl")})
@@ -254,6 +330,43 @@ class TestOtherSymbols:
         page = page_of(write_runs(tmp_path, {"a": run}), tmp_path / "out")
         assert set(page.table("At the end")[0]).isdisjoint({"published", "test, bits per character"})
         assert "reproduction's" not in page.words
+
+    @pytest.mark.usefixtures("undrawn")
+    def test_tokens_of_any_text_are_spelt_both_ways(self, tmp_path: Path) -> None:
+        """And bits per byte are what compares with a run of bytes."""
+        tokens = self.tokens("token", {"bits_per_byte": 1.1111, "bits_per_character": 1.1222}, "/books/one.txt")
+        tokens["provenance"]["config"]["data_checksum"] = "cd34"  # of the tokens
+        plain = result("xl", bits=1.5, data="/books/one.txt", symbols="bytes")
+        page = page_of(write_runs(tmp_path, {"a": tokens, "b": plain}), tmp_path / "out")
+        row, other = (page.table("At the end", number)[0] for number in (0, 1))
+        assert (row["test, bits per character"], row["test, bits per byte"]) == ("1.1222", "1.1111")
+        assert other["test, bits per byte"] == "1.5000"
+        assert "nothing about those of another, but for bits per byte, where all of the same text was tested" in (
+            page.words
+        )
+        assert "the text itself, under one name" not in page.words
+
+    @pytest.mark.usefixtures("undrawn")
+    @pytest.mark.parametrize(
+        ("unit", "note"),
+        [
+            ("token", "first 1,000 symbols, whose bits per character and per byte are not known"),
+            ("character", "first 1,000 symbols, whose bits per byte are not known"),
+            ("byte", "first 1,000 symbols"),
+        ],
+    )
+    def test_a_part_of_the_text_says_what_is_not_known(self, unit: str, note: str, tmp_path: Path) -> None:
+        run = self.tokens(unit, {"bits_per_byte": None, "bits_per_character": None}, "/books/one.txt")
+        run["provenance"]["config"]["test_tokens"] = 1000
+        paths = write_runs(tmp_path, {"a": run})
+        (shown,), _ = write_training_page(paths, tmp_path / "out")
+        assert shown.caption.endswith(note)
+        assert shown.header[:3] == ["model", f"test, bits per {unit}", "ms per step"]
+
+    @pytest.mark.usefixtures("undrawn")
+    def test_bytes_of_a_part_of_text8_stand_beside_the_published(self, tmp_path: Path) -> None:
+        run = self.tokens("byte", {"bits_per_byte": None, "bits_per_character": None}, "text8")
+        assert page_of(write_runs(tmp_path, {"a": run}), tmp_path / "out").table("At the end")[0]["published"] == "1.28"
 
     @pytest.mark.usefixtures("undrawn")
     def test_characters_of_text8_are_what_papers_count(self, tmp_path: Path) -> None:
@@ -365,7 +478,18 @@ def test_a_part_of_the_test_text_is_not_compared_with_all_of_it(
     assert "lower than Transformer-XL" not in page
 
 
-def test_a_seed_given_twice_is_refused(tmp_path: Path) -> None:
-    write_runs(tmp_path / "runs", {"one": result("xl", bits=1.2), "copy": result("xl", bits=1.4)})
-    with pytest.raises(UserError, match=r"same settings and the same seed, 0: give one"):
-        write_training_page([tmp_path / "runs"], tmp_path / "page")
+@pytest.mark.usefixtures("undrawn")
+def test_a_seed_given_twice_has_two_rows(tmp_path: Path) -> None:
+    runs = {"one": result("xl", bits=1.2), "copy": result("xl", bits=1.4), "other": result("xl", 1, bits=1.3)}
+    write_runs(tmp_path / "runs", runs)
+    said = invoke("train-report", tmp_path / "runs", "--out", tmp_path / "page")
+    told = "copy and one have the same settings and the same seed, 0: each has a row"
+    assert told in said.replace("\n", " ")
+    page = Page((tmp_path / "page" / "index.html").read_text(encoding="utf-8"))
+    assert told in page.words
+    rows = page.table("At the end")
+    assert [(row["model"], row["seeds"]) for row in rows] == [
+        ("Transformer-XL (copy, other)", "2"),
+        ("Transformer-XL (one)", "1"),
+    ]
+    assert rows[1]["test, bits per byte"] == "1.2000"

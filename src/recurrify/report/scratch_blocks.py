@@ -12,8 +12,9 @@ from recurrify.report.experiments_statement import listed
 from recurrify.report.experiments_tables import Linker
 from recurrify.report.html_parts import Link
 from recurrify.report.plots import Draw, svg
-from recurrify.report.scratch_published import CORPORA, SHORT, SYMBOLS, Published, published_for, published_on
-from recurrify.report.scratch_runs import PARTNERS, Group, TrainingRun, Variant, differing, grouped, traits
+from recurrify.report.scratch_origins import origin_remarks, times_compare
+from recurrify.report.scratch_published import CORPORA, SHORT, SYMBOLS, Published, published_on
+from recurrify.report.scratch_runs import PARTNERS, Group, TrainingRun, Variant, differing, grouped, traits, twins
 from recurrify.report.tables import Table
 
 DRAWINGS: dict[tuple[str, str], Draw] = {
@@ -22,6 +23,8 @@ DRAWINGS: dict[tuple[str, str], Draw] = {
     ("validation", "steps"): plots.draw_validation_by_step,
     ("validation", "time"): plots.draw_validation_by_time,
 }
+SPELT_IN: dict[str, tuple[str, ...]] = {"character": ("byte",), "token": ("character", "byte")}
+"""What a table gives scores by besides, so that those of other symbols compare."""
 
 
 def scratch_blocks(experiment: Experiment, linker: Linker) -> list[Block]:
@@ -45,13 +48,22 @@ def apart(groups: Sequence[Group]) -> list[Block]:
     """That some of the runs do not compare with others, and why."""
     if len(groups) < 2:
         return []
+    but = ", but for bits per byte, where all of the same text was tested" if _spell_alike(groups) else ""
     return [
         Paragraph(
             f"These runs are of {len(groups)} kinds, told apart below; numbers of one kind say nothing about those of "
-            f"another. They differ in {listed(differing(groups))}.",
+            f"another{but}. They differ in {listed(differing(groups))}.",
             "warning",
         )
     ]
+
+
+def _spell_alike(groups: Sequence[Group]) -> bool:
+    """Whether some read the same text in other symbols, all of which spell it whole."""
+    whole = [group for group in groups if group.conditions.symbols != SYMBOLS and group.conditions.tested == "all"]
+    return any(
+        one.unit != other.unit and one.conditions.data == other.conditions.data for one in whole for other in whole
+    )
 
 
 def group_blocks(group: Group, anchor: str) -> list[Block]:
@@ -74,7 +86,10 @@ def _plot(group: Group, which: str, along: str, anchor: str) -> Plot | None:
     }
     drawn_levels = which == "validation" and group.published_unit == "symbol" and _is_published(group)
     levels = " Thin lines: published levels within the plot." if drawn_levels else ""
-    time = " Time of training alone: compiling counts, validating and saving do not." if along == "time" else ""
+    time = ""
+    if along == "time":
+        time = " Time of training alone: compiling counts, validating and saving do not."
+        time += "" if times_compare(group) else " Not all lines compare: see the notes below the table."
     seeds = " One line for each seed." if any(len(variant.runs) > 1 for variant in group.variants) else ""
     return Plot(drawn, plots.describe_curves(group, which, along), captions[which] + levels + time + seeds)
 
@@ -88,15 +103,31 @@ def findings(group: Group) -> list[str]:
     if not scored:
         return ["No run of this kind has been scored yet."]
     told = [_against_partner(variant, scored, group.unit) for variant in scored if variant.first.arch in PARTNERS]
-    best = min(scored, key=lambda variant: variant.mean("test") or 0.0)
     if len(scored) > 1:
-        told.append(f"Lowest on the test part: {best.label} with {_bits(best)} bits per {group.unit}.")
+        told.append(_lowest(scored, group.unit))
     told += [_against_published(variant, group) for variant in scored]
     return [sentence for sentence in told if sentence]
 
 
 def _bits(variant: Variant) -> str:
     return numbers.fixed(variant.mean("test"), 4)
+
+
+def _lowest(scored: Sequence[Variant], unit: str) -> str:
+    best, following = sorted(scored, key=lambda variant: variant.mean("test") or 0.0)[:2]
+    spreads = [variant.spread("test") for variant in (best, following)]
+    gap = (following.mean("test") or 0.0) - (best.mean("test") or 0.0)
+    if None in spreads:
+        few = "one seed each" if spreads == [None, None] else "one seed of one of them"
+        sure = f"{few}, which cannot tell them apart"
+    elif gap <= sum(spread or 0.0 for spread in spreads):
+        sure = "the spreads of their seeds overlap, and cannot tell them apart"
+    else:
+        sure = "further off than their seeds spread"
+    return (
+        f"Lowest on the test part: {best.label} with {_score(best, 'test')} bits per {unit}; next is "
+        f"{following.label} with {_score(following, 'test')} ({sure})."
+    )
 
 
 def _against_partner(variant: Variant, scored: Sequence[Variant], unit: str) -> str:
@@ -156,13 +187,13 @@ def _published(variant: Variant, group: Group) -> tuple[Published | None, float 
     corpus = group.conditions.data
     if not group.published_unit or variant.mean("test", group.published_unit) is None:
         return None, None
-    known = published_for(variant.first.arch, variant.first.shape, corpus)
+    known = variant.first.published
     return known, None if known is None else known.bits(corpus)
 
 
 def remarks(group: Group) -> list[str]:
     """What a reader has to know before comparing."""
-    told = []
+    told = twins(group)
     corpus, symbols = group.conditions.data, group.conditions.symbols
     if corpus not in CORPORA:
         told.append("Nothing was published for this text: numbers on enwik8 or text8 cannot be held against these.")
@@ -171,12 +202,7 @@ def remarks(group: Group) -> list[str]:
             "Published numbers on enwik8 leave newlines out, with 204 symbols; these runs read "
             f"{symbols.replace('-', ' ')}."
         )
-    devices = list(dict.fromkeys(filter(None, (run.device for run in group.runs))))
-    if devices:
-        where = f"Speed and memory on {listed(devices)}"
-        share = "; runs that went on side by side shared it, and are slower for that."
-        told.append(f"{where}{share}" if len(devices) == 1 else f"{where}: do not compare them across these{share}")
-    return told
+    return [*told, " ".join(origin_remarks(group))]
 
 
 # ---- tables ----------------------------------------------------------------------------------------------
@@ -186,12 +212,12 @@ def score_table(group: Group) -> Table:
     """One row for each model, over its seeds."""
     unit, variants = group.unit, group.variants
     known = [_published(variant, group) for variant in variants]
-    spelt = group.published_unit
+    spelt = _spelt_columns(group)
     on_gpu = any(run.gpu_bytes is not None for run in group.runs)
     columns = [
         ("model", [variant.label for variant in variants]),
         (f"test, bits per {unit}", [_score(variant, "test") for variant in variants]),
-        *([(f"test, bits per {spelt}", _spelt(variants, spelt))] if spelt not in ("", "symbol") else []),
+        *spelt,
         ("published", [numbers.MISSING if bits is None else f"{bits:g}" for _, bits in known]),
         ("after steps", [numbers.MISSING if entry is None else entry.steps for entry, _ in known]),
         (f"validation, bits per {unit}", [_score(variant, "validation") for variant in variants]),
@@ -207,7 +233,8 @@ def score_table(group: Group) -> Table:
     several = any(len(variant.runs) > 1 for variant in variants)
     over = "mean ± standard deviation over seeds" if several else "one seed"
     cells = [list(line) for line in zip(*(cells for _, cells in kept), strict=True)]
-    return Table(f"At the end, {over}; {group.conditions.told}", [name for name, _ in kept], cells, text_columns=1)
+    caption = f"At the end, {over}; {group.conditions.told}{_not_known(group)}"
+    return Table(caption, [name for name, _ in kept], cells, text_columns=1)
 
 
 def short_table(group: Group) -> Table:
@@ -222,15 +249,27 @@ def short_table(group: Group) -> Table:
     return Table(whole.caption, [whole.header[index] for index in kept], cells, text_columns=1)
 
 
-def _score(variant: Variant, part: str) -> str:
-    mean, spread = variant.mean(part), variant.spread(part)
+def _score(variant: Variant, part: str, per: str = "symbol") -> str:
+    mean, spread = variant.mean(part, per), variant.spread(part, per)
     told = numbers.fixed(mean, 4)
     return told if spread is None else f"{told} ± {numbers.fixed(spread, 4)}"
 
 
-def _spelt(variants: Sequence[Variant], unit: str) -> list[str]:
-    """The test score by what published ones are of."""
-    return [numbers.fixed(variant.mean("test", unit), 4) for variant in variants]
+def _spelt_columns(group: Group) -> list[tuple[str, list[str]]]:
+    """The test score by what other symbols spell; last by what published ones are of, which stand beside it."""
+    units = sorted(SPELT_IN.get(group.unit, ()), key=lambda unit: unit == group.published_unit)
+    own = [_score(variant, "test") for variant in group.variants]
+    columns = [(unit, [_score(variant, "test", unit) for variant in group.variants]) for unit in units]
+    return [(f"test, bits per {unit}", cells) for unit, cells in columns if cells != own]
+
+
+def _not_known(group: Group) -> str:
+    """Why such a column is missing."""
+    scored = [variant for variant in group.variants if variant.mean("test") is not None]
+    units = [unit for unit in SPELT_IN.get(group.unit, ()) if all(one.mean("test", unit) is None for one in scored)]
+    if not units or not scored or group.conditions.tested == "all":
+        return ""
+    return f", whose bits {' and '.join(f'per {unit}' for unit in units)} are not known"
 
 
 def _seconds_per_symbol(variant: Variant) -> float | None:

@@ -12,7 +12,7 @@ from recurrify.report.experiments_markdown import markdown_page
 from recurrify.report.html_parts import Link
 from recurrify.report.scratch_blocks import apart, group_blocks, published_blocks, short_table
 from recurrify.report.scratch_published import CORPORA
-from recurrify.report.scratch_runs import Group, TrainingRun, grouped
+from recurrify.report.scratch_runs import Group, TrainingRun, grouped, twins
 from recurrify.report.tables import Table
 from recurrify.results import load_result, write_whole
 
@@ -102,7 +102,8 @@ def write_training_page(paths: Sequence[Path], out: Path) -> tuple[list[Table], 
         )
     for name, text in ((PAGE, html_page(TITLE, blocks)), (TEXT, markdown_page(TITLE, blocks))):
         write_whole(out / name, text.encode("utf-8", errors="replace"))
-    return [short_table(group) for group in groups], _unfinished(unfinished)
+    warned = [*_unfinished(unfinished), *(sentence for group in groups for sentence in twins(group))]
+    return [short_table(group) for group in groups], warned
 
 
 def _unfinished(names: Sequence[str]) -> list[str]:

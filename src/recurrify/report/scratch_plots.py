@@ -10,7 +10,6 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 from recurrify.report import numbers
 from recurrify.report.experiments_plots import shown
 from recurrify.report.plots import Draw, Palette, dress
-from recurrify.report.scratch_published import published_for
 from recurrify.report.scratch_runs import Group, Point, Variant
 
 STYLES = {  # colour of the palette, line, marker
@@ -79,7 +78,7 @@ def _draw_published(axes: Axes, group: Group, palette: Palette) -> None:
         return
     low, high = axes.get_ylim()
     for variant in group.variants:
-        known = published_for(variant.first.arch, variant.first.shape, corpus)
+        known = variant.first.published
         bits = None if known is None else known.bits(corpus)
         if known is not None and bits is not None and low - (high - low) / 3 <= bits <= high:
             colour = palette.models.get(_style(group, variant)[0], palette.ink)

@@ -32,13 +32,17 @@ class Published(NamedTuple):
         return value
 
 
+LEARNING_RATE = 2.5e-4
+"""All models of the reproduction have it."""
+_DILATIONS = {"enwik8": [3, 6, 9, 12], "text8": [6, 6, 12, 12]}
 _FULL = {"layers": 14, "width": 512}
+_SMALLEST = {"layers": 7, "width": 8, "head_width": 8, "inner": 32, "memory_length": 32}
 PUBLISHED = (
     Published("Transformer-XL", REPRODUCTION, 1.26, 1.28, "20,000", "xl", _FULL),
     Published("RSA-XL", REPRODUCTION, 5.07, 4.10, "10,000", "rsa-xl", _FULL),
     # The text has a width of 8; the script that it names for enwik8 has 256, others have 8 and are small in all else.
     Published("RSA-XL-Small", REPRODUCTION, 3.93, 3.19, "20,000", "rsa-xl", {"layers": 7, "width": 256}),
-    Published("RSA-XL-Small", REPRODUCTION, 3.93, 3.19, "20,000", "rsa-xl", {"layers": 7, "width": 8, "inner": 32}),
+    Published("RSA-XL-Small", REPRODUCTION, 3.93, 3.19, "20,000", "rsa-xl", _SMALLEST),
     Published("Block-Recurrent", REPRODUCTION, 1.29, 1.30, "10 % of 400,000", "brt", {"layers": 14}),
     Published("Transformer-XL, 12 layers", XL_PAPER, 1.06, None, "400,000"),
     Published("Transformer-XL", XL_PAPER, None, 1.08, "400,000"),
@@ -54,6 +58,19 @@ def published_for(arch: str, shape: Mapping[str, Any], corpus: str) -> Published
         if fits and entry.bits(corpus) is not None:
             return entry
     return None
+
+
+def has_published_settings(config: Mapping[str, Any], corpus: str) -> bool:
+    """Whether a run of a published shape was trained as that one, too: a variant that nobody published, in its
+    recurrence or its rates, has no number to stand beside."""
+    known = {"rsa.counts": [0, 0, 0, 0, 2, 2], "rsa.dilations": _DILATIONS.get(corpus)}
+    settings = config.get("settings")
+    own = settings.items() if isinstance(settings, Mapping) else ()
+    return (
+        config.get("recurrence_learning_rate") is None
+        and config.get("learning_rate") in (None, LEARNING_RATE)
+        and all(value is None or value == known.get(name) for name, value in own if name.startswith("rsa."))
+    )
 
 
 def published_on(corpus: str) -> list[Published]:

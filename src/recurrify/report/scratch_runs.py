@@ -9,18 +9,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from recurrify.data.wikipedia import verified_corpus
-from recurrify.errors import UserError
 from recurrify.report import numbers
 from recurrify.report.experiments_data import entries, facts, words
 from recurrify.report.html_parts import Link
-from recurrify.report.scratch_published import UNITS
+from recurrify.report.scratch_published import UNITS, Published, has_published_settings, published_for
 
 MODELS = {
     "xl": "Transformer-XL",
     "rsa-xl": "RSA-XL",
     "brt": "Block-Recurrent",
     "rsa-brt": "RSA-BRT",
-    "transformer": "transformer",
+    "transformer": "Transformer",
     "rsa": "RSA",
     "lstm": "LSTM",
     "gru": "GRU",
@@ -40,6 +39,9 @@ OTHERWISE_ALIKE = (
     "precision",
 )
 """What makes another row of a table, beside the architecture and its settings."""
+OF_RECURRENCE = "recurrence_learning_rate"
+SIZES = ("layers", "width", "inner", "head_width", "heads", "memory_length", "length")
+"""What a label tells of the size: of several that change together, only the first."""
 
 
 class Point(NamedTuple):
@@ -83,12 +85,15 @@ class TrainingRun:
         return words(self.config.get("seed"))
 
     @property
-    def device(self) -> str:
-        machine = facts(facts(self.content.get("provenance")).get("machine"))
-        return words(machine.get("gpu") or machine.get("cpu"))
+    def published(self) -> Published | None:
+        """What stands beside it: nothing beside settings that nobody published."""
+        if not has_published_settings(self.config, self.corpus):
+            return None
+        return published_for(self.arch, self.shape, self.corpus)
 
     def score(self, part: str, per: str = "symbol") -> float | None:
-        return numbers.finite(facts(self.content.get(part)).get(f"bits_per_{per}"))
+        # Its own unit is known even where a part of the text was scored and nothing else was counted.
+        return numbers.finite(facts(self.content.get(part)).get(f"bits_per_{'symbol' if per == self.unit else per}"))
 
     def number(self, key: str) -> float | None:
         return numbers.finite(self.content.get(key))
@@ -144,8 +149,8 @@ class Variant:
         scores = list(self.scores(part, per).values())
         return statistics.mean(scores) if scores else None
 
-    def spread(self, part: str) -> float | None:
-        scores = list(self.scores(part).values())
+    def spread(self, part: str, per: str = "symbol") -> float | None:
+        scores = list(self.scores(part, per).values())
         return statistics.stdev(scores) if len(scores) > 1 else None
 
     def average(self, values: Iterable[float | None]) -> float | None:
@@ -195,6 +200,8 @@ class Group:
 
     conditions: Conditions
     variants: Sequence[Variant]
+    page: Sequence[TrainingRun] = ()
+    """All runs of the page, those of other groups too."""
 
     @property
     def first(self) -> TrainingRun:
@@ -222,7 +229,7 @@ def grouped(runs: Sequence[TrainingRun]) -> list[Group]:
     by_conditions: dict[Conditions, list[TrainingRun]] = {}
     for run in runs:
         by_conditions.setdefault(Conditions.of(run), []).append(run)
-    return [Group(conditions, _variants(own)) for conditions, own in by_conditions.items()]
+    return [Group(conditions, _variants(own, runs), runs) for conditions, own in by_conditions.items()]
 
 
 def differing(groups: Sequence[Group]) -> list[str]:
@@ -234,47 +241,81 @@ def differing(groups: Sequence[Group]) -> list[str]:
         values = list(dict.fromkeys(getattr(group.conditions, key) for group in groups))
         if len(values) > 1:
             told.append(f"{name} ({', '.join(values)})")
-    names_alike = len({group.conditions.data for group in groups}) == 1
-    checksums = list(dict.fromkeys(group.conditions.checksum for group in groups))
-    if names_alike and len(checksums) > 1:
-        told.append(f"the text itself, under one name (checksums {', '.join(checksums)})")
+    # A checksum is that of the symbols: others of the same text have another.
+    texts: dict[tuple[str, str], list[str]] = {}
+    for group in groups:
+        texts.setdefault((group.conditions.data, group.conditions.symbols), []).append(group.conditions.checksum)
+    for checksums in map(dict.fromkeys, texts.values()):
+        if len(checksums) > 1:
+            told.append(f"the text itself, under one name (checksums {', '.join(checksums)})")
     return told
 
 
-def _variants(runs: Sequence[TrainingRun]) -> list[Variant]:
-    found: dict[str, list[TrainingRun]] = {}
+def _variants(runs: Sequence[TrainingRun], page: Sequence[TrainingRun]) -> list[Variant]:
+    """A seed that comes twice begins another row, told apart by the folders."""
+    found: dict[str, list[list[TrainingRun]]] = {}
     for run in runs:
-        alike = found.setdefault(repr(sorted(traits(run).items())), [])
-        twin = next((other for other in alike if other.seed == run.seed), None)
-        if twin is not None:
-            raise UserError(
-                f"{twin.name} and {run.name} have the same settings and the same seed, {run.seed}: give one of them."
-            )
-        alike.append(run)
+        rows = found.setdefault(_identity(run), [])
+        row = next((row for row in rows if run.seed not in [other.seed for other in row]), None)
+        if row is None:
+            rows.append([run])
+        else:
+            row.append(run)
     order = list(MODELS)
-    kept = sorted(found.values(), key=lambda own: order.index(own[0].arch) if own[0].arch in order else len(order))
-    return [Variant(_label(own[0], [one[0] for one in kept]), own) for own in kept]
+    kept = sorted(
+        found.values(), key=lambda rows: order.index(arch) if (arch := rows[0][0].arch) in order else len(order)
+    )
+    return [
+        Variant(_label(row[0], page) + (f" ({', '.join(run.name for run in row)})" if len(rows) > 1 else ""), row)
+        for rows in kept
+        for row in rows
+    ]
+
+
+def twins(group: Group) -> list[str]:
+    """That runs are there twice, which a reader may not have meant."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for run in group.runs:
+        alike.setdefault((_identity(run), run.seed), []).append(run.name)
+    return [
+        f"{' and '.join(names)} have the same settings and the same seed, {seed}: each has a row with its own name."
+        for (_, seed), names in alike.items()
+        if len(names) > 1
+    ]
 
 
 def traits(run: TrainingRun, without_recurrence: bool = False) -> dict[str, Any]:
     """All of a run's settings that its scores may depend on but for its seed and its group's conditions."""
-    settings = facts(run.config.get("settings"))
-    own = {name: value for name, value in settings.items() if not (without_recurrence and name.startswith("rsa."))}
-    shared = {name: run.config.get(name) for name in OTHERWISE_ALIKE}
-    return ({} if without_recurrence else {"arch": run.arch}) | own | shared
+    own = {**facts(run.config.get("settings")), **{name: run.config.get(name) for name in OTHERWISE_ALIKE}}
+    if without_recurrence:
+        return {name: value for name, value in own.items() if not (name.startswith("rsa.") or name == OF_RECURRENCE)}
+    return {"arch": run.arch} | own
 
 
-def _label(run: TrainingRun, others: Sequence[TrainingRun]) -> str:
-    """The model's name, and what sets it apart from the others of that name."""
+def _identity(run: TrainingRun) -> str:
+    return repr(sorted(traits(run).items()))
+
+
+def _label(run: TrainingRun, page: Sequence[TrainingRun]) -> str:
+    """The model's name, and what sets it apart from all others of that name on the page."""
     name = MODELS.get(run.arch, run.arch or "unnamed")
-    rivals = [traits(other) for other in others if other is not run and other.arch == run.arch]
-    mine = traits(run)
+    alike = [{**traits(other), "length": other.config.get("length")} for other in page if other.arch == run.arch]
+    mine = {**traits(run), "length": run.config.get("length")}
     # Not what was left to its default: that nobody set it sets nobody apart from a rival whose own label says so.
-    apart = [key for key in mine if mine[key] is not None and any(rival.get(key) != mine[key] for rival in rivals)]
-    return ", ".join([name, *(f"{key.replace('_', ' ')} {_value(mine[key])}" for key in apart)])
+    apart = [key for key in mine if mine[key] is not None and any(other.get(key) != mine[key] for other in alike)]
+    told_already = set()
+    for key in SIZES:
+        values = [other.get(key) for other in alike]
+        division = tuple(values.index(value) for value in values)
+        if key in apart and division in told_already:
+            apart.remove(key)
+        elif key in apart:
+            told_already.add(division)
+    return ", ".join([name, *(f"{key.removeprefix('rsa.').replace('_', ' ')} {_value(mine[key])}" for key in apart)])
 
 
 def _value(value: Any) -> str:
     if isinstance(value, list):
         return "(" + ", ".join(_value(one) for one in value) + ")"
-    return f"{value:g}" if isinstance(value, float) else words(value) or "none"
+    told = f"{value:g}" if isinstance(value, float) else words(value) or "none"
+    return told.replace("-", "−", 1) if numbers.finite(value) is not None and value < 0 else told
