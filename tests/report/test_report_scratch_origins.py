@@ -79,12 +79,12 @@ def test_side_by_side(tmp_path: Path) -> None:
     runs = {"one": made("xl", 0, 9), "two": made("rsa-xl", 1, 10), "three": made("brt", 11, 20)}
     words = told(tmp_path / "some", **runs)
     assert (
-        "Some runs went on side by side, and slower for sharing the machine: with 1 other (Transformer-XL; RSA-XL), "
-        "with no other (Block-Recurrent)."
+        "Some runs went on side by side, and are slower for sharing the machine: with 1 other (Transformer-XL; "
+        "RSA-XL), with no other (Block-Recurrent)."
     ) in words
     assert NOT_COMPARED in words
     words = told(tmp_path / "all", one=runs["one"], two=runs["two"])
-    assert "Each run went on side by side with 1 other, and slower for sharing the machine." in words
+    assert "Each run went on side by side with 1 other: all are slower for sharing the machine." in words
     assert NOT_COMPARED not in words
 
 

@@ -86,10 +86,9 @@ def _company_remarks(by_company: Mapping[str, Sequence[str]]) -> list[str]:
         return ["As far as these results tell, one run went on at a time."]
     if set(by_company) == {UNKNOWN}:
         return ["Whether runs went on side by side is not recorded: those that did shared the machine, and are slower."]
-    slower = "and slower for sharing the machine"
     if len(by_company) == 1:
-        return [f"Each run went on side by side {next(iter(by_company))}, {slower}."]
-    return [f"Some runs went on side by side, {slower}: {_told(by_company)}."]
+        return [f"Each run went on side by side {next(iter(by_company))}: all are slower for sharing the machine."]
+    return [f"Some runs went on side by side, and are slower for sharing the machine: {_told(by_company)}."]
 
 
 def times_compare(group: Group) -> bool:
