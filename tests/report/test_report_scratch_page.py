@@ -364,11 +364,6 @@ class TestOtherSymbols:
         assert shown.header[:3] == ["model", f"test, bits per {unit}", "ms per step"]
 
     @pytest.mark.usefixtures("undrawn")
-    def test_bytes_of_a_part_of_text8_stand_beside_the_published(self, tmp_path: Path) -> None:
-        run = self.tokens("byte", {"bits_per_byte": None, "bits_per_character": None}, "text8")
-        assert page_of(write_runs(tmp_path, {"a": run}), tmp_path / "out").table("At the end")[0]["published"] == "1.28"
-
-    @pytest.mark.usefixtures("undrawn")
     def test_characters_of_text8_are_what_papers_count(self, tmp_path: Path) -> None:
         run = self.tokens("character", {"bits_per_symbol": 1.2}, "text8")
         page = page_of(write_runs(tmp_path, {"a": run}), tmp_path / "out")

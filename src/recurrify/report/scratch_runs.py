@@ -92,8 +92,7 @@ class TrainingRun:
         return published_for(self.arch, self.shape, self.corpus)
 
     def score(self, part: str, per: str = "symbol") -> float | None:
-        # Its own unit is known even where a part of the text was scored and nothing else was counted.
-        return numbers.finite(facts(self.content.get(part)).get(f"bits_per_{'symbol' if per == self.unit else per}"))
+        return numbers.finite(facts(self.content.get(part)).get(f"bits_per_{per}"))
 
     def number(self, key: str) -> float | None:
         return numbers.finite(self.content.get(key))
