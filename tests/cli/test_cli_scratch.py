@@ -341,6 +341,10 @@ class TestRefusals:
                 "`heads` is 1, but the default `rsa.counts` (0,0,0,0,2,2) gives 4 heads a recurrence: give others with "
                 "--set rsa.counts=1,0,0,0,0,0, or more heads.",
             ),
+            (
+                ["--arch", "xl", "--set", "width=64", "--set", "heads=3"],
+                "got width=64, heads=3; choose heads that divide",
+            ),
             (["--eval-set", "target_length=8", *MORE["lstm"], *BUDGET], "give --eval-length instead"),
             (["--eval-length", "0"], "`eval_length` must be at least 1"),
             (

@@ -276,6 +276,13 @@ class TestApart:
             "Transformer-XL, width 512, learning rate 0.001",
         ]
 
+    def test_a_head_width_that_an_older_run_left_out_sets_nobody_apart(self, tmp_path: Path) -> None:
+        runs = {"older": result("xl"), "newer": result("xl", seed=1, settings={"head_width": 64})}
+        runs["older"]["model"] = runs["newer"]["model"]
+        runs["wide"] = result("xl", settings={"head_width": 128})
+        rows = page_of(write_runs(tmp_path, runs), tmp_path / "out").table("At the end")
+        assert [row["model"] for row in rows] == ["Transformer-XL, head width 64", "Transformer-XL, head width 128"]
+
     @pytest.mark.parametrize(
         "data",
         ["/books/one.txt", "/dump/text8", "./enwik8", "text8-from:/dump/enwik8", "hf:someone/enwik8", "enwik8:"],

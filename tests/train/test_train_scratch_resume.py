@@ -254,6 +254,37 @@ def test_other_settings_in_evaluation(text: Path, tmp_path: Path) -> None:
     assert again["loss"] == pytest.approx(other["test"]["loss"], rel=1e-6)
 
 
+class TestHeadWidth:
+    def without(self, **own: Any) -> dict[str, Any]:
+        return {name: value for name, value in SHAPES["xl"].items() if name != "head_width"} | own
+
+    def test_the_record_holds_the_number(self, text: Path, tmp_path: Path) -> None:
+        run = settings(text, tmp_path / "run", settings=self.without(), steps=2, max_minutes=1e-9)
+        train(run)
+        assert json.loads((tmp_path / "run" / "run.json").read_text())["settings"]["head_width"] == 8
+        result = train(run)
+        assert result["finished"]
+        assert result["provenance"]["config"]["settings"]["head_width"] == result["model"]["head_width"] == 8
+        # Whether it is told or left out, it is the same run.
+        assert train(settings(text, tmp_path / "run", steps=2)) == train(run) == result
+
+    def test_a_run_that_does_not_say_has_heads_of_64(self, text: Path, tmp_path: Path) -> None:
+        """Written when that was the default, whatever the width: it is scored, and goes on, with them."""
+        asked = {"memory_length": 30}
+        wide = settings(text, tmp_path / "run", settings=self.without(head_width=64), steps=2, eval_settings=asked)
+        train(replace(wide, max_minutes=1e-9))
+        record = tmp_path / "run" / "run.json"
+        written = json.loads(record.read_text())
+        del written["settings"]["head_width"]
+        record.write_text(json.dumps(written))
+        with pytest.raises(UserError, match=r"settings\.head_width=64 there, 8 now"):
+            train(replace(wide, settings=self.without()))
+        result = train(wide)
+        record.write_text(json.dumps(written))
+        again = score_run(tmp_path / "run", str(text), show_progress=False)
+        assert again["loss"] == pytest.approx(result["test"]["loss"], rel=1e-6)
+
+
 def test_segments_of_another_length_in_evaluation(text: Path, tmp_path: Path) -> None:
     result = train(settings(text, tmp_path / "run", steps=3, eval_length=8))
     stream = stream_for(tmp_path / "run", str(text))

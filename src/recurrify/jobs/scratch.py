@@ -51,6 +51,7 @@ def train_scratch(settings: ScratchSettings, say: Say, show_progress: bool = Tru
     data = _read(settings, say)
     settings = replace(settings, data_checksum=data.checksum)
     model = _new_model(settings, data.symbols.size)
+    settings = settings.as_built(model.config)
     scorer = Scorer(settings, data.symbols.size, model, device)
     ids_T = _on_device(data.streams["train"], device)
     Lanes(ids_T, settings.batch, settings.length)  # refuses a text that is too short

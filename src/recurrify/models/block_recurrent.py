@@ -26,6 +26,7 @@ from torch.nn import functional
 from recurrify.attention import RecurrenceEncoding, RSAConfig, mix_recurrence
 from recurrify.attention.relative import relative_attention, relative_kernels_run
 from recurrify.errors import UserError
+from recurrify.models.head_widths import HeadWidths
 
 START_SPREAD = 0.02
 """The standard deviation of the first weights."""
@@ -40,7 +41,7 @@ and steps of Adam are as long as the learning rate: at 2.5e-4 the model would st
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlockRecurrentConfig:
+class BlockRecurrentConfig(HeadWidths):
     """The defaults are about as large as the published 14-layer Transformer-XL for characters."""
 
     vocabulary: int
@@ -51,8 +52,8 @@ class BlockRecurrentConfig:
     """Width of the hidden states and of the state vectors."""
     heads: int = 8
     """Attention heads."""
-    head_width: int = 64
-    """Width of a head."""
+    head_width: int | None = None
+    """Width of a head; None: width / heads."""
     inner: int = 2048
     """Width inside the feed-forward part."""
     dropout: float = 0.1
@@ -76,9 +77,10 @@ class BlockRecurrentConfig:
     """Adds recurrence to the window attention of every layer, cut at the window; None is the plain model."""
 
     def __post_init__(self) -> None:
-        for name in ("vocabulary", "layers", "width", "heads", "head_width", "inner", "block", "states"):
+        for name in ("vocabulary", "layers", "width", "heads", "inner", "block", "states"):
             if getattr(self, name) < 1:
                 raise UserError(f"`{name}` must be at least 1: got {getattr(self, name)}.")
+        self.settle_head_width()
         if self.window < 2:
             raise UserError(f"`window` must be at least 2, or nobody sees a neighbour: got {self.window}.")
         if not 0 <= self.dropout < 1:
@@ -192,8 +194,8 @@ class WindowAttention(nn.Module):
 
     def __init__(self, config: BlockRecurrentConfig) -> None:
         super().__init__()
-        self.window, self.head_width = config.window, config.head_width
-        self.projection = nn.Linear(config.width, 3 * config.heads * config.head_width, bias=False)
+        self.window, self.head_width = config.window, config.each_head
+        self.projection = nn.Linear(config.width, 3 * config.all_heads, bias=False)
         self.bias = DistanceBias(config)
         self.encoding = None if config.recurrence is None else RecurrenceEncoding(config.recurrence)
 
@@ -253,7 +255,7 @@ class WindowLayer(nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(config.width)
         self.attention = WindowAttention(config)
-        self.output = nn.Linear(config.heads * config.head_width, config.width, bias=False)
+        self.output = nn.Linear(config.all_heads, config.width, bias=False)
         self.dropout = nn.Dropout(config.dropout)
         self.feed_forward = FeedForward(config)
 
@@ -288,8 +290,8 @@ class StateCell(nn.Module):
 
     def __init__(self, config: BlockRecurrentConfig) -> None:
         super().__init__()
-        self.head_width = config.head_width
-        inside = config.heads * config.head_width
+        self.head_width = config.each_head
+        inside = config.all_heads
         # Without names of their own all states would start alike and stay so.
         self.ids = nn.Parameter(torch.empty(config.states, config.width))
         self.norm = nn.LayerNorm(config.width)
@@ -330,8 +332,8 @@ class RecurrentLayer(nn.Module):
 
     def __init__(self, config: BlockRecurrentConfig) -> None:
         super().__init__()
-        self.block, self.head_width = config.block, config.head_width
-        inside = config.heads * config.head_width
+        self.block, self.head_width = config.block, config.each_head
+        inside = config.all_heads
         self.norm = nn.LayerNorm(config.width)
         self.attention = WindowAttention(config)
         self.state_query = nn.Linear(config.width, inside, bias=False)
@@ -383,7 +385,7 @@ class BlockRecurrentTransformer(nn.Module):
     def first_state(self, batch: int) -> BlockRecurrentState:
         """The state of those who have read nothing: no memory, and states of zeros, told apart by their ids alone."""
         config, weight = self.config, self.embedding.weight
-        nothing = (2, batch, config.heads, 0, config.head_width)
+        nothing = (2, batch, config.heads, 0, config.each_head)
         return BlockRecurrentState(
             memory=weight.new_empty(config.layers, *nothing),
             states=weight.new_zeros(batch, config.states, config.width),

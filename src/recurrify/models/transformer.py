@@ -18,13 +18,14 @@ from torch.nn import functional
 
 from recurrify.attention import RecurrenceEncoding, RSAConfig, ScanState, mix_recurrence
 from recurrify.errors import UserError
+from recurrify.models.head_widths import HeadWidths
 
 START_SPREAD = 0.02
 """The standard deviation of the first weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransformerConfig:
+class TransformerConfig(HeadWidths):
     """The defaults are as deep and wide as the published 14-layer Transformer-XL for characters."""
 
     vocabulary: int
@@ -35,8 +36,8 @@ class TransformerConfig:
     """Width of the hidden states; even, for the sines and cosines of the positions."""
     heads: int = 8
     """Attention heads."""
-    head_width: int = 64
-    """Width of a head."""
+    head_width: int | None = None
+    """Width of a head; None: width / heads."""
     inner: int = 2048
     """Width inside the feed-forward part."""
     dropout: float = 0.1
@@ -49,13 +50,14 @@ class TransformerConfig:
     """Let the recurrence of RSA run on from one segment to the next, while attention starts anew."""
 
     def __post_init__(self) -> None:
-        for name in ("vocabulary", "layers", "width", "heads", "head_width", "inner", "target_length"):
+        for name in ("vocabulary", "layers", "width", "heads", "inner", "target_length"):
             if getattr(self, name) < 1:
                 raise UserError(f"`{name}` must be at least 1: got {getattr(self, name)}.")
         if not 0 <= self.dropout < 1:
             raise UserError(f"`dropout` must be at least 0 and below 1: got {self.dropout}.")
         if self.width % 2 == 1:
             raise UserError(f"`width` must be even, for its sines and cosines: got {self.width}.")
+        self.settle_head_width()
         if self.rsa is not None and self.rsa.heads != self.heads:
             raise UserError(
                 f"the heads of `rsa` must be those of the model: got rsa.heads={self.rsa.heads}, heads={self.heads}."
@@ -85,8 +87,8 @@ class TransformerOutput(NamedTuple):
 class CausalAttention(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.head_width = config.head_width
-        inside = config.heads * config.head_width
+        self.head_width = config.each_head
+        inside = config.all_heads
         self.projection = nn.Linear(config.width, 3 * inside, bias=False)
         self.output = nn.Linear(inside, config.width, bias=False)
         self.encoding = None if config.rsa is None else RecurrenceEncoding(config.rsa)
@@ -139,8 +141,8 @@ class Transformer(nn.Module):
             slots = 0 if self.config.carried.truncation else 2 * max(self.config.carried.dilations, default=1)
         new_zeros = self.embedding.weight.new_zeros
         return TransformerState(
-            carry=new_zeros(layers, batch, heads, slots, self.config.head_width),
-            history=new_zeros(layers, batch, heads, 0, self.config.head_width),
+            carry=new_zeros(layers, batch, heads, slots, self.config.each_head),
+            history=new_zeros(layers, batch, heads, 0, self.config.each_head),
         )
 
     def forward(self, ids_BQ: Tensor, state: TransformerState | None = None) -> TransformerOutput:

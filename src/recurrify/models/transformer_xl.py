@@ -15,13 +15,14 @@ from torch.nn import functional
 from recurrify.attention import RecurrenceEncoding, RSAConfig, mix_recurrence
 from recurrify.attention.relative import relative_attention, relative_kernels_run
 from recurrify.errors import UserError
+from recurrify.models.head_widths import HeadWidths
 
 START_SPREAD = 0.02
 """The standard deviation of the first weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransformerXLConfig:
+class TransformerXLConfig(HeadWidths):
     """The defaults are the published 14-layer model for characters."""
 
     vocabulary: int
@@ -32,8 +33,8 @@ class TransformerXLConfig:
     """Width of the hidden states; even, for the sines and cosines of the positions."""
     heads: int = 8
     """Attention heads."""
-    head_width: int = 64
-    """Width of a head."""
+    head_width: int | None = None
+    """Width of a head; None: width / heads."""
     inner: int = 2048
     """Width inside the feed-forward part."""
     dropout: float = 0.1
@@ -53,7 +54,7 @@ class TransformerXLConfig:
     """Adds recurrence to the attention of every layer; None is Transformer-XL itself."""
 
     def __post_init__(self) -> None:
-        for name in ("vocabulary", "layers", "width", "heads", "head_width", "inner", "target_length"):
+        for name in ("vocabulary", "layers", "width", "heads", "inner", "target_length"):
             if getattr(self, name) < 1:
                 raise UserError(f"`{name}` must be at least 1: got {getattr(self, name)}.")
         for name in ("dropout", "attention_dropout"):
@@ -61,6 +62,7 @@ class TransformerXLConfig:
                 raise UserError(f"`{name}` must be at least 0 and below 1: got {getattr(self, name)}.")
         if self.width % 2 == 1:
             raise UserError(f"`width` must be even, for its sines and cosines: got {self.width}.")
+        self.settle_head_width()
         if self.memory_length < 0:
             raise UserError(f"`memory_length` must be 0, for no memory, or more: got {self.memory_length}.")
         if self.same_length and self.memory_length < 2:
@@ -118,10 +120,10 @@ class RelativeAttention(nn.Module):
 
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__()
-        self.heads, self.head_width = config.heads, config.head_width
+        self.heads, self.head_width = config.heads, config.each_head
         self.attention_dropout = config.attention_dropout
         self.span = config.memory_length if config.same_length else None
-        inside = config.heads * config.head_width
+        inside = config.all_heads
         self.query = nn.Linear(config.width, inside, bias=False)
         self.key = nn.Linear(config.width, inside, bias=False)
         self.value = nn.Linear(config.width, inside, bias=False)
@@ -191,8 +193,8 @@ class TransformerXL(nn.Module):
         self.config = config
         self.embedding = nn.Embedding(config.vocabulary, config.width)
         # u and v of the paper, one of each for all layers: the published sizes leave room for no more.
-        self.content_bias = nn.Parameter(torch.empty(config.heads, config.head_width))
-        self.position_bias = nn.Parameter(torch.empty(config.heads, config.head_width))
+        self.content_bias = nn.Parameter(torch.empty(config.heads, config.each_head))
+        self.position_bias = nn.Parameter(torch.empty(config.heads, config.each_head))
         self.layers = nn.ModuleList(TransformerXLLayer(config) for _ in range(config.layers))
         self.output_bias = nn.Parameter(torch.zeros(config.vocabulary))
         self.dropout = nn.Dropout(config.dropout)

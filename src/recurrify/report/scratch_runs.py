@@ -285,7 +285,11 @@ def twins(group: Group) -> list[str]:
 
 def traits(run: TrainingRun, without_recurrence: bool = False) -> dict[str, Any]:
     """All of a run's settings that its scores may depend on but for its seed and its group's conditions."""
-    own = {**facts(run.config.get("settings")), **{name: run.config.get(name) for name in OTHERWISE_ALIKE}}
+    settings = facts(run.config.get("settings"))
+    if "head_width" in run.shape:
+        # Older runs wrote it among their settings only where it was set.
+        settings = {**settings, "head_width": run.shape["head_width"]}
+    own = {**settings, **{name: run.config.get(name) for name in OTHERWISE_ALIKE}}
     if without_recurrence:
         return {name: value for name, value in own.items() if not (name.startswith("rsa.") or name == OF_RECURRENCE)}
     return {"arch": run.arch} | own

@@ -2,8 +2,9 @@
 
 import json
 import math
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self
 
 from recurrify.data.wikipedia import is_text8
 from recurrify.errors import UserError
@@ -18,6 +19,8 @@ MORE_WITHOUT_GRADIENTS = 4
 MOST_LOGITS = 2**28
 """Scored at once, where that is more than in a training step: 1 GB, which a vocabulary of words would soon exceed."""
 MEMORIES_IN_A_LANE = 20
+UNTOLD_HEAD_WIDTH = 64
+"""Of runs that do not say theirs: they were written when a head was so wide, whatever the width of the model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +110,20 @@ class ScratchSettings(RunRecord):
         for name, known in choices.items():
             if getattr(self, name) not in known:
                 raise UserError(f"`{name}` must be one of {', '.join(known)}: got {getattr(self, name)!r}.")
+
+    @classmethod
+    def read(cls, folder: str | Path) -> Self | None:
+        found = super().read(folder)
+        known = ARCHITECTURES.get(found.arch) if found is not None else None
+        if found is None or known is None or "head_width" not in known.settings():
+            return found
+        return replace(found, settings={"head_width": UNTOLD_HEAD_WIDTH} | found.settings)
+
+    def as_built(self, config: Any) -> Self:
+        """With the number that a `head_width` left to the width came to: the run keeps it, whatever the default."""
+        if not hasattr(config, "head_width"):
+            return self
+        return replace(self, settings=self.settings | {"head_width": config.head_width})
 
     @property
     def symbols_per_step(self) -> int:
