@@ -93,6 +93,15 @@ def test_compiles_whole_and_goes_on_from_its_state(arch):
 
 
 @ALL
+@pytest.mark.parametrize("wrong", [VOCABULARY, -1])
+def test_an_id_that_no_symbol_has_is_refused_with_a_sentence(arch, wrong):
+    tokens = ids(8)
+    tokens[1, 3] = wrong
+    with pytest.raises(UserError, match=f"Id {wrong} is not in the model's vocabulary of {VOCABULARY}, .* 0 to 10: "):
+        tiny(arch)(tokens)
+
+
+@ALL
 def test_rows_of_a_batch_know_nothing_of_each_other(arch):
     model = tiny(arch).double().eval()
     state = model(ids(8)).state

@@ -49,6 +49,30 @@ def assert_refused(model: Any, settings: Any, *words: str) -> None:
     assert message.endswith("."), message
 
 
+class TestIdsThatNoTokenHas:
+    @pytest.mark.parametrize("wrong", [VOCABULARY, -1])
+    @pytest.mark.parametrize(("kind", "head"), [("gpt2", "causal"), ("bert", "masked"), ("llama", "bare")])
+    def test_they_are_refused_with_a_sentence(self, kind: str, head: str, wrong: int) -> None:
+        model, ids = recurrent(kind, head), text(2, 2 * WINDOW)
+        ids[1, -1] = wrong
+        with pytest.raises(UserError, match=rf"^Id {wrong} is not in the model's vocabulary of {VOCABULARY}, "):
+            model(ids)
+
+    def test_padding_may_have_any(self) -> None:
+        model, ids = recurrent("gpt2", "causal"), text(2, WINDOW + 3)
+        mask = torch.ones_like(ids)
+        mask[1, :4] = 0
+        padded = ids.masked_fill(mask == 0, -100)
+        assert torch.equal(model(padded, mask).logits[0], model(ids, mask).logits[0])
+
+    def test_in_the_midst_of_generating(self) -> None:
+        model = recurrent("gpt2", "causal")
+        cache = model(text(1, 3), use_cache=True).past_key_values
+        with pytest.raises(UserError, match=f"^Id {VOCABULARY} is not in"):
+            model(torch.tensor([[VOCABULARY]]), past_key_values=cache)
+        assert cache.state.lengths.tolist() == [3]
+
+
 def test_the_config_of_one_layer_stands_for_that_of_a_model() -> None:
     layer = RSAConfig(heads=2, counts=(0, 0, 0, 0, 1, 1), dilations=(2, 3), sharing="none")
     base = tiny("gpt2", "causal")

@@ -27,6 +27,7 @@ from recurrify.attention import RecurrenceEncoding, RSAConfig, mix_recurrence
 from recurrify.attention.relative import relative_attention, relative_kernels_run
 from recurrify.errors import UserError
 from recurrify.models.head_widths import HeadWidths
+from recurrify.vocabulary import embed
 
 START_SPREAD = 0.02
 """The standard deviation of the first weights."""
@@ -401,7 +402,7 @@ class BlockRecurrentTransformer(nn.Module):
                 f"got memory of shape {tuple(memory_L2BHMD.shape)}."
             )
         states_BSW, pending_2BHPD = states_BSW.detach(), pending_2BHPD.detach()
-        hidden_BQW = self.dropout(self.embedding(ids_BQ))
+        hidden_BQW = self.dropout(embed(self.embedding, ids_BQ))
         kept = []
         for layer, past_2BHMD in zip(self.layers, memory_L2BHMD.detach(), strict=True):
             if isinstance(layer, RecurrentLayer):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recurrify.errors import UserError
+from recurrify.vocabulary import embed
 
 START_RANGE = 0.1
 """The first embeddings lie this far from 0 at most."""
@@ -91,7 +92,7 @@ class RecurrentLanguageModel(nn.Module):
                 f"got a hidden state of shape {tuple(hidden_LBW.shape)}."
             )
         hidden_LBW, cell_LBW = hidden_LBW.detach(), cell_LBW.detach()
-        embedded_BQW = self.dropout(self.embedding(ids_BQ))
+        embedded_BQW = self.dropout(embed(self.embedding, ids_BQ))
         if self.config.cell == "lstm":
             output_BQW, (hidden_LBW, cell_LBW) = self.cell(embedded_BQW, (hidden_LBW, cell_LBW))
         else:

@@ -19,6 +19,7 @@ from torch.nn import functional
 from recurrify.attention import RecurrenceEncoding, RSAConfig, ScanState, mix_recurrence
 from recurrify.errors import UserError
 from recurrify.models.head_widths import HeadWidths
+from recurrify.vocabulary import embed
 
 START_SPREAD = 0.02
 """The standard deviation of the first weights."""
@@ -155,7 +156,7 @@ class Transformer(nn.Module):
                 f"got a carry of shape {tuple(state.carry.shape)}."
             )
         # As in the original, embeddings are scaled up to the size of the positions' sines and cosines.
-        embedded_BQW = self.embedding(ids_BQ) * math.sqrt(self.config.width)
+        embedded_BQW = embed(self.embedding, ids_BQ) * math.sqrt(self.config.width)
         hidden_BQW = self.dropout(embedded_BQW + position_waves(queries, like=embedded_BQW))
         left = []
         for index, layer in enumerate(self.layers):

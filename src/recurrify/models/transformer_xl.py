@@ -16,6 +16,7 @@ from recurrify.attention import RecurrenceEncoding, RSAConfig, mix_recurrence
 from recurrify.attention.relative import relative_attention, relative_kernels_run
 from recurrify.errors import UserError
 from recurrify.models.head_widths import HeadWidths
+from recurrify.vocabulary import embed
 
 START_SPREAD = 0.02
 """The standard deviation of the first weights."""
@@ -217,7 +218,7 @@ class TransformerXL(nn.Module):
             )
         keys = memory_LBMW.shape[2] + queries
         # As in the original, embeddings are scaled up to the size of the positions' sines and cosines.
-        hidden_BQW = self.dropout(self.embedding(ids_BQ) * math.sqrt(self.config.width))
+        hidden_BQW = self.dropout(embed(self.embedding, ids_BQ) * math.sqrt(self.config.width))
         waves_KW = distance_waves(keys, self.config.clamp, like=hidden_BQW)
         hidden_keys_QK = self._hidden_keys(queries, keys, ids_BQ.device)
         shared = _Shared(self.dropout(waves_KW), hidden_keys_QK, self.content_bias, self.position_bias)

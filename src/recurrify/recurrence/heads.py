@@ -36,6 +36,7 @@ from recurrify.recurrence.task_heads import (
     labels_of,
 )
 from recurrify.state import State
+from recurrify.vocabulary import check_ids
 
 
 class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):
@@ -82,6 +83,7 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):
             cache.widen(len(input_ids))
             state = cache.state
         if cache is not None and not labelled and self._is_one_step(input_ids, attention_mask):
+            check_ids(input_ids, self.get_input_embeddings())
             logits = self.family.head(self.base, one_step(self, input_ids, cache))
             return RecurrentOutput(logits=logits, state=cache.state if return_state else None, past_key_values=cache)
         keeps = self.returns_logits(labelled, return_logits, logits_to_keep)

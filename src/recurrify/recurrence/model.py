@@ -24,6 +24,7 @@ from recurrify.recurrence.neutral import neutral_inputs
 from recurrify.recurrence.packing import Packed, open_windows, pack
 from recurrify.recurrence.saving import SavingMixin
 from recurrify.state import State
+from recurrify.vocabulary import check_ids
 from recurrify.windows import Window, completed, schedule
 
 FEW_LOGITS = 2**24
@@ -392,6 +393,7 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         if attention_mask is not None:
             attention_mask = attention_mask[:, -input_ids.shape[1] :]
         packed = pack(input_ids, attention_mask, state)
+        check_ids(packed.tokens, self.get_input_embeddings())  # without padding, of which any id is right
         targets = None if labels is None else packed.spread(labels, IGNORE)
         if targets is not None and shift:
             targets = shift_left(targets)

@@ -1,0 +1,31 @@
+"""Ids that no symbol or token has, told in a sentence where torch says `index out of range in self`."""
+
+import torch
+from torch import Tensor, nn
+
+from recurrify.errors import UserError
+
+
+def embed(embedding: nn.Embedding, ids: Tensor) -> Tensor:
+    """`embedding(ids)`. Torch has looked at every id anyway, so only a failure is looked into."""
+    try:
+        return embedding(ids)
+    except IndexError:
+        check_ids(ids, embedding)
+        raise
+
+
+def check_ids(ids: Tensor, embedding: nn.Module) -> None:
+    """Refuse ids that the embedding has no vector for. On a GPU, a look at them would wait for it; while a model is
+    traced, there is nothing to look at; and some embeddings do not say how many they know."""
+    known = getattr(embedding, "num_embeddings", None)
+    traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    if known is None or traced or ids.device.type != "cpu" or ids.numel() == 0:
+        return
+    lowest, highest = (int(end) for end in ids.aminmax())
+    wrong = lowest if lowest < 0 else highest
+    if not 0 <= wrong < known:
+        raise UserError(
+            f"Id {wrong} is not in the model's vocabulary of {known}, which has the ids 0 to {known - 1}: encode the "
+            "text with the model's own symbols or tokenizer."
+        )
