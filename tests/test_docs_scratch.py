@@ -1,6 +1,9 @@
-"""docs/scratch.md: its tables are the settings and defaults that the architectures have."""
+"""docs/scratch.md: its tables are the settings and defaults that the architectures have, and its examples run."""
 
+import json
+import math
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +11,7 @@ import pytest
 
 from recurrify.attention import RSAConfig
 from recurrify.models.language import ARCHITECTURES, RSA_PREFIX, Architecture
+from support.commands import invoke
 
 PAGE = Path(__file__).parent.parent / "docs" / "scratch.md"
 ABSENT = "–"
@@ -57,3 +61,71 @@ def test_every_architecture_is_described() -> None:
     first = PAGE.read_text(encoding="utf-8").split("## ")[0]
     rows = [line.split("|")[1] for line in first.splitlines() if line.startswith("| `")]
     assert {name for row in rows for name in re.findall(r"`([a-z-]+)`", row)} - {"--arch"} == set(ARCHITECTURES)
+
+
+def shown_in(section: str, language: str = "") -> list[str]:
+    """The blocks of code below a heading."""
+    _, found, rest = PAGE.read_text(encoding="utf-8").partition(f"\n## {section}\n")
+    assert found, f"{PAGE.name} has no section {section!r}"
+    return re.findall(rf"^```{language}\n(.*?)^```", rest.split("\n## ")[0], re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the page's first command was given, for two steps of another text."""
+    folder = tmp_path_factory.mktemp("scratch")
+    text = folder / "text.txt"
+    text.write_text("".join(f"{number} times {number} is {number * number}.\n" for number in range(1000)))
+    (command,) = shown_in("A small one, for a CPU")
+    arguments = shlex.split(command.replace("runs/small", str(folder / "runs" / "small")))[1:]
+    # Of an option that is given twice the last counts.
+    other = {"--data": text, "--steps": 2, "--valid-tokens": 40, "--test-tokens": 40}
+    invoke(*arguments, *(part for option in other.items() for part in option))
+    return folder
+
+
+def test_the_small_model_is_as_large_as_the_page_says(small_run: Path) -> None:
+    result = json.loads((small_run / "runs" / "small" / "result.json").read_text())
+    assert f"\n{result['parameters']:,} parameters" in PAGE.read_text(encoding="utf-8")
+
+
+class TestPython:
+    def run(self, number: int) -> dict[str, Any]:
+        names: dict[str, Any] = {}
+        exec(compile(shown_in("In Python", "python")[number], f"{PAGE} {number}", "exec"), names)
+        return names
+
+    def test_all_examples_are_run_here(self) -> None:
+        assert len(shown_in("In Python", "python")) == 4
+
+    def test_attention(self) -> None:
+        found = self.run(0)
+        without = found["rsa_attention"](
+            found["query"][:, :, 32:], found["key"][:, :, 32:], found["value"][:, :, 32:], found["encoding"]
+        )
+        assert not found["second"].output.allclose(without.output)
+
+    def test_transformer_xl(self) -> None:
+        found = self.run(1)
+        assert found["logits"].shape == (2, 32, 256)
+        assert found["state"].memory.shape == (2, 2, 32, 64)
+        alone = found["model"](found["ids"][:, 32:]).logits
+        assert not found["logits"].allclose(alone)
+
+    def test_a_trained_run(
+        self, small_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.chdir(small_run)
+        found = self.run(2)
+        assert found["score"].symbols == len(Path("other.txt").read_bytes()) - 1
+        nats, bits = (float(line.split()[0]) for line in capsys.readouterr().out.splitlines())
+        # After two steps hardly better than to guess one byte of 256.
+        assert math.log(256) - 2 < nats < math.log(256) + 1
+        assert bits == found["score"].bits_per_symbol < 10
+
+    def test_a_pretrained_decoder(self) -> None:
+        found = self.run(3)
+        model, ids = found["model"], found["ids"]
+        assert model.recurrence.window == 64
+        assert found["out"].state is not None
+        assert found["out"].loss != model(ids, labels=ids).loss
