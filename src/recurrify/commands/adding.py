@@ -37,6 +37,7 @@ def add_command(
     import torch
 
     from recurrify.evaluate import memory_cost
+    from recurrify.jobs import pick_device
     from recurrify.recurrence import LookbackConfig, load_model, own_memory, recurrence_config
     from recurrify.recurrence.lookback import LEAST_ROOM
 
@@ -47,7 +48,7 @@ def add_command(
             f"{model!r} has a memory already, {has['mechanism']!r}: add one to its base instead, or train this one."
         )
     torch.manual_seed(seed)
-    loaded, tokenizer = load_model(model, recurrence)
+    loaded, tokenizer = load_model(model, recurrence, device=pick_device())
     loaded.save_pretrained(out)
     tokenizer.save_pretrained(out)
     say(str(memory_cost(loaded)))

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import set_seed
 
 from recurrify.data import TokenizedDocument, TrainingSequences
@@ -28,7 +29,7 @@ def train_run(
     out = Path(settings.out)
     started = time.time()
     set_seed(settings.seed)
-    model, tokenizer = load_model(settings.model, settings.recurrence)
+    model, tokenizer = load_model(settings.model, settings.recurrence, device=_own_gpu())
     texts, text_sum = read_text(settings.data, "train", tokenizer, say, settings.text_field)
     # What is written down is what the model has, whatever was left to defaults.
     settings = replace(settings, recurrence=model.recurrence.to_dict(), data_checksum=text_sum)
@@ -83,6 +84,12 @@ def train_run(
             raise explain_full_disk(error, settings.out) from error
         save_result(out / RESULT_FILE, result)
     return result
+
+
+def _own_gpu() -> torch.device | None:
+    """That of this process among those that train together; a memory that begins with what a base computes takes a
+    minute to add on a CPU."""
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if torch.cuda.is_available() else None
 
 
 def check_vocabulary(model: RecurrentForCausalLM, documents: Sequence[TokenizedDocument], name: str) -> None:

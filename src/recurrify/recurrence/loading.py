@@ -31,21 +31,25 @@ def shipped_names() -> list[str]:
 
 
 def load_model(
-    name: str, recurrence: RecurrenceConfig | dict[str, Any] | None = None, dtype: torch.dtype | None = None
+    name: str,
+    recurrence: RecurrenceConfig | dict[str, Any] | None = None,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
 ) -> tuple[RecurrentForCausalLM, Any]:
     """A recurrent (or plain, windowed) causal language model and its tokenizer.
 
     `recurrence` may be a config or just the settings that matter to the caller, such as {"mechanism": "carry",
     "window": 300}. A base model gets it. A model that recurrify saved keeps its own mechanism and takes over the
     window settings; asking it for another make-up than it has is an error. Without `recurrence`, a base model runs in
-    plain windows as long as its positions allow, up to 1,024 tokens.
+    plain windows as long as its positions allow, up to 1,024 tokens. What is added may first look at what the base
+    computes, on `device` if one is given.
     """
     wanted = recurrence.to_dict() if isinstance(recurrence, RecurrenceConfig) else recurrence
     source, kwargs = resolve_name(name)
     tokenizer = tokenizer_of(name, source, kwargs)
     if not kwargs:
         _must_be_causal(name, source)
-    model = _load_weights(name, source, dtype, kwargs)
+    model = _load_weights(name, source, dtype, kwargs).to(device)
     if isinstance(model, RecurrentForCausalLM):
         return (model if wanted is None else with_settings(model, wanted, name)), tokenizer
     if wanted is None:
