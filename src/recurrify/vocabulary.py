@@ -8,6 +8,8 @@ from recurrify.errors import UserError
 
 def embed(embedding: nn.Embedding, ids: Tensor) -> Tensor:
     """`embedding(ids)`. Torch has looked at every id anyway, so only a failure is looked into."""
+    if torch.compiler.is_compiling():  # a block that waits for errors may break the graph
+        return embedding(ids)
     try:
         return embedding(ids)
     except IndexError:
