@@ -10,6 +10,8 @@ from recurrify.errors import UserError
 from recurrify.results import write_whole
 
 RUN_FILE, MODEL_FOLDER, CONFIG_FILE = "run.json", "model", "config.json"
+LOCK_FILE = ".training.lock"
+"""In the folder of a run while it is trained."""
 
 
 @dataclass(frozen=True, kw_only=True)

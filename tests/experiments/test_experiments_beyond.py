@@ -273,7 +273,7 @@ def test_the_small_size_takes_as_many_tokens_as_is_said(lab: Lab, monkeypatch: p
     rotary = beyond_rotary.rotary_lab(lab)
     assert rotary.size.window == 300
     own = {unit.name: unit for unit in (*beyond_rotary.rate_units(rotary), *beyond_rotary.main_units(rotary))}
-    assert sum(unit.settings.max_tokens or 0 for unit in own.values()) == pytest.approx(126e6, rel=1e-3)
+    assert sum(unit.settings.max_tokens or 0 for unit in own.values()) == pytest.approx(117e6, rel=1e-3)
 
 
 def test_groups_of_names_are_spelled_out_once() -> None:

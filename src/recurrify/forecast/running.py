@@ -28,6 +28,7 @@ from recurrify.forecast.seasons import with_season
 from recurrify.forecast.settings import ForecastSettings
 from recurrify.forecast.shapes import recurrence_shapes
 from recurrify.forecast.training import Outcome, Watch, fit, how_far, precision_context, steps_per_epoch
+from recurrify.records import LOCK_FILE
 from recurrify.results import load_result, provenance, save_result
 
 Say = Callable[[str], None]
@@ -135,7 +136,7 @@ def train_run(settings: ForecastSettings, say: Say, watch: Watch | None = None) 
     earlier = ForecastSettings.read(folder)
     if earlier is not None:
         settings.check_same_run(earlier)
-    elif folder.is_dir() and any(folder.iterdir()):
+    elif folder.is_dir() and any(path.name != LOCK_FILE for path in folder.iterdir()):
         raise UserError(f"{settings.out!r} holds other files: choose a new output folder.")
     there = _finished_result(folder) if earlier is not None else None
     if there is not None:

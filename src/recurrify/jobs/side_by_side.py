@@ -24,6 +24,7 @@ from recurrify import ending_with_parent
 from recurrify.console import err_console
 from recurrify.errors import UserError
 from recurrify.jobs.texts import Say
+from recurrify.records import LOCK_FILE
 
 INTERRUPTED = 130
 """What a task exits with that was stopped before its end and is ready to go on."""
@@ -34,7 +35,6 @@ NO_ROOM = ("out of memory", "ALLOC_FAILED", "mha_graph.execute")
 """What a log's last lines say where the device's memory was full; the last is how cuDNN's attention puts it."""
 LAST_LINES = 8
 """As many as CUDA's errors take with the advice behind them."""
-LOCK_FILE = ".training.lock"
 LOCK_SECONDS = 3.0
 """How long a process that was killed may take to let go of its folder."""
 
