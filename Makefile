@@ -8,7 +8,7 @@ demo: $(VENV)/.ready  ## set up, then run the whole story offline: minutes on tw
 	$(BIN)/recurrify demo
 
 test: $(VENV)/.ready lint  ## set up, then lint, types, import directions and all tests
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .

@@ -31,34 +31,42 @@ def test_an_unknown_name_is_refused() -> None:
         _ = recurrify.carry_config
 
 
-def test_before_anything_is_loaded_all_names_are_there() -> None:
+TELL_AUTO_CLASSES = """
+from transformers import AutoConfig, AutoModelForCausalLM
+print(type(AutoConfig.from_pretrained(sys.argv[1])).__name__)
+print(type(AutoModelForCausalLM.from_pretrained(sys.argv[1])).__name__)
+"""
+AUTO_CLASSES = ["RecurrentConfig", "RecurrentForCausalLM"]
+
+
+def test_before_anything_is_loaded_all_names_are_there(tmp_path: Path) -> None:
+    """And when transformers is loaded later, its Auto classes know recurrent models."""
+    recurrent("gpt2").save_pretrained(tmp_path)
     program = """
 import sys
 import recurrify
 listed = dir(recurrify)
 assert sorted(listed) == sorted(recurrify.__all__)
 print("torch" in sys.modules, "transformers" in sys.modules)
+import transformers
+"""
+    program += TELL_AUTO_CLASSES
+    program += """
 print(recurrify.kernels.__name__, recurrify.recurrence.load_model.__name__)
 names = {}
 exec("from recurrify import *", names)
 print(sorted(set(listed) - set(names)))
 print(names["State"] is recurrify.State is sys.modules["recurrify.state"].State)
 """
-    assert fresh(program) == ["False False", "recurrify.kernels load_model", "[]", "True"]
+    assert fresh(program, tmp_path) == ["False False", *AUTO_CLASSES, "recurrify.kernels load_model", "[]", "True"]
 
 
-@pytest.mark.parametrize("imports", ["recurrify, transformers", "transformers, recurrify", "recurrify.data"])
+@pytest.mark.parametrize("imports", ["transformers, recurrify", "recurrify.data"])
 def test_auto_classes_know_recurrent_models(imports: str, tmp_path: Path) -> None:
     """In whichever order; of recurrify nothing else was asked for."""
     recurrent("gpt2").save_pretrained(tmp_path)
-    program = f"""
-import sys
-import {imports}
-from transformers import AutoConfig, AutoModelForCausalLM
-print(type(AutoConfig.from_pretrained(sys.argv[1])).__name__)
-print(type(AutoModelForCausalLM.from_pretrained(sys.argv[1])).__name__)
-"""
-    assert fresh(program, tmp_path) == ["RecurrentConfig", "RecurrentForCausalLM"]
+    program = f"import sys, {imports}{TELL_AUTO_CLASSES}"
+    assert fresh(program, tmp_path) == AUTO_CLASSES
 
 
 def test_what_was_pickled_is_read_where_nothing_was_imported(tmp_path: Path) -> None:
