@@ -183,18 +183,21 @@ def test_many_that_want_one_folder_have_it_one_after_another(tmp_path: Path, mon
     whoever opens the file locks it for himself."""
     monkeypatch.setattr(side_by_side, "LOCK_SECONDS", 60.0)
     monkeypatch.setattr(side_by_side, "POLL_SECONDS", 0.0005)
-    mark = tmp_path / "inside"
+    inside: list[int] = []
+    together: list[int] = []
 
-    def enter_often() -> None:
-        for _ in range(30):
+    def enter_often(who: int) -> None:
+        for _ in range(100):
             with held_alone(tmp_path):
-                mark.touch(exist_ok=False)
+                inside.append(who)
+                together.append(len(inside))
                 time.sleep(0.001)
-                mark.unlink()
+                together.append(len(inside))
+                inside.remove(who)
 
     with ThreadPoolExecutor(4) as pool:
-        for done in [pool.submit(enter_often) for _ in range(4)]:
-            done.result()
+        list(pool.map(enter_often, range(4)))
+    assert together == [1] * 800
 
 
 def is_free(folder: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
