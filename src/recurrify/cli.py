@@ -143,15 +143,19 @@ def train_command(
     given = locals()
     if scratch.is_from_scratch(context):
         scratch.train_architecture(context)
-        return
+    else:
+        _fine_tune(given)
+
+
+def _fine_tune(given: dict[str, Any]) -> None:
+    """As the options of `train` say."""
     from recurrify.jobs import train_run
     from recurrify.jobs.side_by_side import held_alone
     from recurrify.recurrence import own_memory, recurrence_config
     from recurrify.train import TrainSettings
 
-    assert model is not None, "refused above"
-    own = own_memory(model)
-    recurrence = asked_recurrence({**given, "mechanism": mechanism or own.get("mechanism", "carry")})
+    out, own = given["out"], own_memory(given["model"])
+    recurrence = asked_recurrence({**given, "mechanism": given["mechanism"] or own.get("mechanism", "carry")})
     same = own.get("mechanism") == recurrence["mechanism"]
     recurrence_config((own if same else {}) | recurrence)  # refuses what cannot be, before anything is loaded
     run = TrainSettings.from_options(given, out=str(out), recurrence=recurrence)
