@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers import set_seed
 
+from recurrify.console import is_first
 from recurrify.data import TokenizedDocument, TrainingSequences
 from recurrify.errors import UserError
 from recurrify.evaluate import evaluate_documents, memory_cost
@@ -76,7 +77,7 @@ def train_run(
     if not outcome.finished:
         say(f"stopped and saved after {outcome.tokens:,} tokens: run the same command again to go on")
         return result
-    if int(os.environ.get("RANK", "0")) == 0:
+    if is_first():
         try:
             model.save_pretrained(out / "model")
             tokenizer.save_pretrained(out / "model")

@@ -21,7 +21,7 @@ except ImportError:  # not on Windows: there, nobody holds a folder
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from recurrify import ending_with_parent
-from recurrify.console import err_console
+from recurrify.console import err_console, is_first
 from recurrify.errors import UserError
 from recurrify.jobs.texts import Say
 from recurrify.records import LOCK_FILE
@@ -167,7 +167,7 @@ def held_alone(folder: Path) -> Iterator[None]:
     """No other process that asks for it trains in `folder` meanwhile; the system lets go of what a killed one held.
     Processes that train one model together are let in with their first. Nothing of it is left in the end, nor a folder
     where nothing was begun."""
-    if int(os.environ.get("RANK", "0")) > 0:
+    if not is_first():
         yield
         return
     is_new = not folder.exists()
