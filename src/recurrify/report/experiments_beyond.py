@@ -265,8 +265,7 @@ def rival_table(rows: Sequence[MemoryRow]) -> Table | None:
 def _chosen(rate: float, losses: Mapping[float, float]) -> str:
     if losses[rate] > min(losses.values()):
         return ""
-    at_the_edge = len(losses) > 1 and rate in (min(losses), max(losses))
-    return "✓ chosen, at the edge of what was tried" if at_the_edge else "✓ chosen"
+    return "✓ chosen, at the edge of what was tried" if numbers.is_at_the_edge(rate, losses) else "✓ chosen"
 
 
 def rate_table(rows: Sequence[MemoryRow]) -> Table | None:

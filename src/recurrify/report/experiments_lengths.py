@@ -237,7 +237,7 @@ def _about_rates(rows: Sequence[LengthRow]) -> Paragraph:
     if not chosen:
         return Paragraph(f"{told}.", "note")
     tried = sorted({rate for _, rates in chosen.values() for rate in rates})
-    at_the_edge = sum(len(rates) > 1 and rate in (min(rates), max(rates)) for rate, rates in chosen.values())
+    at_the_edge = sum(numbers.is_at_the_edge(rate, rates) for rate, rates in chosen.values())
     told += f", of {', '.join(numbers.rate(rate) for rate in tried)}"
     if at_the_edge:
         told += f"; for {at_the_edge} of {len(chosen)} it is at the edge of these, and others might serve better"

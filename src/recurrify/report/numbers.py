@@ -1,7 +1,7 @@
 """How numbers are written everywhere in a report. What is missing or not finite is a dash, never a crash."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 MISSING = "–"
@@ -13,6 +13,11 @@ def finite(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return float(value)
+
+
+def is_at_the_edge(chosen: float | None, tried: Collection[float]) -> bool:
+    """Whether what was chosen is the least or the most of several: something beyond it might be better."""
+    return len(tried) > 1 and chosen in (min(tried), max(tried))
 
 
 def finite_pair(value: Any) -> tuple[float, float] | None:
