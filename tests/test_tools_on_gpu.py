@@ -65,7 +65,8 @@ def test_only_what_runs_side_by_side_shares_the_device(tmp_path: Path, monkeypat
     [
         ("small", ["rsa-small"]),
         ("mechanisms", ["mechanisms"]),
-        ("questions", ["starts frozen", "tokens", "unfamiliar"]),
+        ("questions", ["starts frozen tokens"]),
+        ("unfamiliar", ["unfamiliar"]),
         ("rotary", ["rotary"]),
     ],
 )

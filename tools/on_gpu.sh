@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Repeats what was measured on one large GPU, part by part. Finished work is skipped, stopped work goes on.
 #
-#   DATA=FOLDER bash tools/on_gpu.sh tests tune speed kernels forecasts protocol small rules mechanisms questions rotary
+#   DATA=FOLDER bash tools/on_gpu.sh tests tune speed kernels forecasts protocol small rules mechanisms questions unfamiliar rotary
 #
 # DATA holds enwik8, novels/, ETTh1.csv, ETTh2.csv, ETTm1.csv, WTH.csv and, if it is there, stories15M/, the model that
 # `rotary` starts from. OUT (default: runs/gpu) gets the results, and a log for each command. With MINUTES, no part begins
@@ -100,10 +100,11 @@ mechanisms() {
 }
 
 questions() {
-    local names
-    for names in "starts frozen" tokens unfamiliar; do
-        sharing experiments "$JOBS" $names # two names are two arguments
-    done
+    sharing experiments "$JOBS" starts frozen tokens
+}
+
+unfamiliar() { # a second base
+    sharing experiments "$JOBS" unfamiliar
 }
 
 rotary() {
@@ -112,7 +113,7 @@ rotary() {
     sharing experiments "$JOBS" rotary "${model[@]}"
 }
 
-PARTS="tests tune speed kernels forecasts protocol small rules mechanisms questions rotary"
+PARTS="tests tune speed kernels forecasts protocol small rules mechanisms questions unfamiliar rotary"
 for part in "$@"; do
     case " $PARTS " in
         *" $part "*) "$part" ;;

@@ -93,6 +93,7 @@ def micro_size(base: Path, texts: Path) -> Size:
 def micro_beyond() -> Beyond:
     return Beyond(
         mechanisms={"carry-1": {"mechanism": "carry"}, "tail-3": tail(3), "memory-tokens-2": memory_tokens(2)},
+        seeded=("tail-3",),
         longer=(),
         untrained=("plain", "tail-3"),
         ours="memory-tokens-2",

@@ -58,7 +58,7 @@ def test_mechanisms_take_the_rate_that_validates_best_and_share_the_tables_runs(
         (name, 0) for name in ("carry-1", "tail-3", "memory-tokens-2", "plain-untrained", "tail-3-untrained")
     }
     assert found["carry-1", 0]["runs"] == ["books-carry-w8-o0-s0", "books-carry-w8-o0-s1"]
-    assert found["tail-3", 0]["runs"] == ["books-best-w8-o0-s0", "books-best-w8-o0-s1"]
+    assert found["tail-3", 0]["runs"] == ["books-tail-3-w8-o0-s0-lr0.01", "books-tail-3-w8-o0-s1-lr0.01"]
     memory = found["memory-tokens-2", 0]
     assert memory["runs"] == ["books-memory-tokens-2-w8-o0-s0-lr0.01"]
     assert (memory["learning_rate"], memory["added_learning_rate"]) == (BEST_RATE, 2 * BEST_RATE)
@@ -165,10 +165,13 @@ def test_what_the_aims_are_judged_by_is_run_first_on_both_texts(lab: Lab, rounds
     lab.size = replace(lab.size, beyond=replace(lab.size.beyond, ours="memory-tokens-2"))
     beyond_mechanisms.mechanism_rows(lab)
     mechanisms = [unit.settings.recurrence["mechanism"] for unit in rounds[1]]
-    # Plain windows and the paper's mechanism have two seeds, ours has one; then come tails and what is not trained.
+    # Plain windows and the paper's mechanism have two seeds, ours has one; then come tails and what is not trained,
+    # and last the tails' other seeds.
     once = ["none"] * 2 + ["carry"] * 2 + ["memory_tokens"]
     assert mechanisms[:10] == once * 2
-    assert set(mechanisms[10:]) == {"tail", "none"}
+    assert set(mechanisms[10:-2]) == {"tail", "none"}
+    assert [(unit.settings.recurrence["mechanism"], unit.settings.seed) for unit in rounds[1][-2:]] == [("tail", 1)] * 2
+    assert {unit.settings.seed for unit in rounds[1][10:-2]} == {0}
 
 
 def test_longer_windows_are_rivals_too(lab: Lab, rounds: list[list[Unit]]) -> None:
@@ -181,8 +184,8 @@ def test_longer_windows_are_rivals_too(lab: Lab, rounds: list[list[Unit]]) -> No
         ("tail-3-w16", 0),
     }
     plain, memory = found["plain-w16", 0], found["tail-3-w16", 0]
-    assert plain["runs"] == ["books-plain-w16-o0-s0", "books-plain-w16-o0-s1"]
-    assert memory["runs"] == ["books-best-w16-o0-s0", "books-best-w16-o0-s1"]
+    assert plain["runs"] == ["books-plain-w16-o0-s0"]
+    assert memory["runs"] == ["books-tail-3-w16-o0-s0-lr0.01"]
     trained = next(unit.settings for round in rounds for unit in round if unit.name == plain["runs"][0])
     assert (trained.windows, lab.size.training["windows"]) == (2, 3)
     # The same loss as in the usual windows, and 50 FLOPs more.
@@ -266,8 +269,8 @@ def test_the_small_size_takes_as_many_tokens_as_is_said(lab: Lab, monkeypatch: p
         new = {unit.name: unit.settings.max_tokens or 0 for unit in own if unit.name not in seen}
         seen |= set(new)
         counts[name] = round(sum(new.values()) / 1e6)
-    assert counts == {"mechanisms": 992, "tokens": 516, "starts": 255, "frozen": 202}
-    assert max(992, 516 + 255 + 202) * 1e6 / 0.8e6 < 25 * 60
+    assert counts == {"mechanisms": 904, "tokens": 516, "starts": 153, "frozen": 202}
+    assert max(904, 516 + 153 + 202) * 1e6 / 0.8e6 < 25 * 60
     monkeypatch.setattr(beyond_rotary, "positions", lambda name: 1024)
     monkeypatch.setattr(beyond_rotary, "chosen_rate", lambda tried: min(tried))
     rotary = beyond_rotary.rotary_lab(lab)

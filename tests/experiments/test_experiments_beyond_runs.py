@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from recurrify.errors import UserError
-from recurrify.experiments import SIZES, Lab, beyond_frozen, beyond_rotary, beyond_tokens
+from recurrify.experiments import SIZES, Lab, beyond, beyond_frozen, beyond_rotary, beyond_tokens
 from recurrify.experiments import lab as lab_module
 from recurrify.experiments.catalogue import EXPERIMENTS
 from recurrify.experiments.pool import Outcome
 from recurrify.experiments.unit import Unit, do_unit
 from recurrify.results import load_result, save_result
-from support.made_up_runs import by_name, perplexity
+from support.made_up_runs import by_name, perplexity, pretend
 from support.runs import model_folder, weights_of
 
 pytestmark = pytest.mark.usefixtures("few_samples")
@@ -113,6 +113,8 @@ def test_a_curriculum_goes_on_with_what_it_has_with_as_many_tokens_in_a_step(
         name: beyond_tokens.STARTS[name] for name in ("plain", "carry-curriculum", "carry-rate-x20", "slots-gated")
     }
     monkeypatch.setattr(beyond_tokens, "STARTS", short)
+    for unit in beyond.rates_of(lab, ["tail-3"]):
+        pretend(unit)
     first, second = beyond_tokens.stages(lab, "carry-curriculum")
     assert second.settings.model == str(first.run_folder / "model")
     assert [(one.settings.windows, one.settings.batch) for one in (first, second)] == [(2, 6), (3, 4)]

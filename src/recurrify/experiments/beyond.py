@@ -121,11 +121,11 @@ def longer_settings(lab: Lab, corpus: str, name: str) -> dict[str, Any]:
 
 
 def kind_of(lab: Lab, name: str) -> str | None:
-    """The kind of the paper's tables that this is."""
+    """The kind of the paper's tables that this is. The best of these tables is none: which one that is, runs of theirs
+    would have to decide first, three alone on a device."""
     if name == PLAIN:
         return PLAIN
-    recurrence = lab.size.beyond.mechanisms[name]
-    return "carry" if recurrence == CARRY else "best" if recurrence == lab.recurrence("best") else None
+    return "carry" if lab.size.beyond.mechanisms[name] == CARRY else None
 
 
 # ---- runs ------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from recurrify.experiments.beyond import (
     told_rates,
     untouched,
 )
-from recurrify.experiments.catalogue import Experiment, Rows, register
+from recurrify.experiments.catalogue import Experiment, Rows, Stage, register
 from recurrify.experiments.lab import Lab
 from recurrify.experiments.rows import SPLITS
 from recurrify.experiments.unit import Unit
@@ -132,5 +132,6 @@ register(
         units=rate_units,
         early=rate_units,
         rows=frozen_rows,
+        after=Stage.RATES,
     )
 )

@@ -24,7 +24,7 @@ from recurrify.experiments.beyond import (
     usual_name,
 )
 from recurrify.experiments.beyond_rivals import matched_overlaps, overlaps_by_seed, plain_units, with_rivals
-from recurrify.experiments.catalogue import Experiment, Rows, register
+from recurrify.experiments.catalogue import Experiment, Rows, Stage, register
 from recurrify.experiments.lab import Lab
 from recurrify.experiments.rows import SPLITS
 from recurrify.experiments.unit import Unit, Wanted
@@ -34,11 +34,9 @@ PLAIN_UNTRAINED = f"{PLAIN}{UNTRAINED}"
 
 
 def seeds_of(lab: Lab, name: str) -> tuple[int, ...]:
-    """Main rows take every seed."""
-    if name in untrained_names(lab):
-        return lab.size.seeds[:1]
-    every = kind_of(lab, usual_name(lab, name)) is not None or usual_name(lab, name) in lab.size.beyond.seeded
-    return lab.size.seeds if every else lab.size.seeds[:1]
+    """Main rows take every seed; what is longer or not trained stands beside them."""
+    main = name == usual_name(lab, name) and (kind_of(lab, name) is not None or name in lab.size.beyond.seeded)
+    return lab.size.seeds if main else lab.size.seeds[:1]
 
 
 def units_of(lab: Lab, corpus: str, name: str) -> list[Unit]:
@@ -68,10 +66,16 @@ def main_units(lab: Lab) -> list[Unit]:
             return [*wanted, control(lab)]
         return wanted if name in untrained_names(lab) else overlaps
 
-    # If time runs out, the aims can be judged on both texts: plain windows, the paper's and the best are there.
+    # If time runs out, the aims can be judged on both texts: plain windows, the paper's and the best are there. Then
+    # everything once, and other seeds last.
     first = {PLAIN, PAPERS, lab.size.beyond.ours, *longer_plain(lab)}
+
+    def turn(pair: tuple[str, Unit]) -> tuple[bool, bool]:
+        name, unit = pair
+        return name not in first, name not in first and unit.settings.seed != lab.size.seeds[0]
+
     found = [(name, unit) for corpus in CORPORA for name, own in units_by_name(lab, corpus).items() for unit in own]
-    return [unit.with_scores(scores(name)) for name, unit in sorted(found, key=lambda pair: pair[0] not in first)]
+    return [unit.with_scores(scores(name)) for name, unit in sorted(found, key=turn)]
 
 
 def rival_units(lab: Lab) -> list[Unit]:
@@ -154,5 +158,6 @@ register(
         units=rate_units,
         early=rate_units,
         rows=mechanism_rows,
+        after=Stage.RATES,
     )
 )

@@ -13,7 +13,7 @@ from recurrify.experiments.beyond import (
     memory_row,
     rates_of,
 )
-from recurrify.experiments.catalogue import Experiment, Rows, register
+from recurrify.experiments.catalogue import Experiment, Rows, Stage, register
 from recurrify.experiments.lab import Lab
 from recurrify.experiments.rows import SPLITS
 from recurrify.experiments.unit import Unit
@@ -103,6 +103,7 @@ register(
         layout="tokens",
         units=lambda lab: rates_of(lab, compared(lab).values()),
         rows=token_rows,
+        after=Stage.RATES,
     )
 )
 
@@ -252,5 +253,6 @@ register(
         layout="starts",
         units=lambda lab: rates_of(lab, started(lab).values()),
         rows=start_rows,
+        after=Stage.RATES,
     )
 )
