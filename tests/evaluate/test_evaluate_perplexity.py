@@ -62,6 +62,10 @@ def carrying(base: Any, **settings: Any) -> Any:
     return model
 
 
+def plain(overlap: int) -> Any:
+    return add_recurrence(gpt2(), NoRecurrence(window=WINDOW, overlap=overlap))
+
+
 @torch.no_grad()
 def naive_losses(base: Any, ids: np.ndarray, window: int, overlap: int) -> list[float]:
     """Each token's loss, given what stands before it in the first window that holds its predecessor."""
@@ -140,8 +144,11 @@ def test_carried_state_equals_one_call_over_the_whole_document(settings: Any, ov
 
 @pytest.mark.parametrize("overlap", [0, 3])
 @pytest.mark.parametrize(("rows", "windows_per_call"), [(1, 1), (1, 100), (2, 3), (4, 1), (100, 2)])
-def test_rows_and_windows_per_call_change_nothing(rows: int, windows_per_call: int, overlap: int) -> None:
-    model = carrying(gpt2(), overlap=overlap)
+@pytest.mark.parametrize("remembers", [True, False])
+def test_rows_and_windows_per_call_change_nothing(
+    rows: int, windows_per_call: int, overlap: int, remembers: bool
+) -> None:
+    model = carrying(gpt2(), overlap=overlap) if remembers else plain(overlap)
     expected = evaluate_documents(model, DOCUMENTS)
     found = evaluate_documents(model, DOCUMENTS, rows=rows, windows_per_call=windows_per_call)
     np.testing.assert_allclose(found.nll, expected.nll, rtol=1e-5)
@@ -230,8 +237,9 @@ def test_the_order_of_documents_changes_nothing_but_the_order() -> None:
 
 @pytest.mark.parametrize("overlap", [0, 1, 5, WINDOW - 1])
 @pytest.mark.parametrize("windows_per_call", [1, 2, 50])
+@pytest.mark.parametrize("remembers", [True, False])
 def test_every_token_is_scored_once_and_every_window_run_once(
-    monkeypatch: pytest.MonkeyPatch, overlap: int, windows_per_call: int
+    monkeypatch: pytest.MonkeyPatch, overlap: int, windows_per_call: int, remembers: bool
 ) -> None:
     seen: list[tuple[int, int]] = []
     keep = Tally.add
@@ -241,7 +249,7 @@ def test_every_token_is_scored_once_and_every_window_run_once(
         keep(tally, document, first, losses)
 
     monkeypatch.setattr(Tally, "add", add)
-    model = carrying(gpt2(), overlap=overlap)
+    model = carrying(gpt2(), overlap=overlap) if remembers else plain(overlap)
     windows_run = []
     model.base.base_model.register_forward_hook(lambda *_: windows_run.append(1))
     reported: list[int] = []

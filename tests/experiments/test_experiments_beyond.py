@@ -10,7 +10,7 @@ import pytest
 
 from recurrify.commands.experiment import _chosen, _size
 from recurrify.errors import UserError
-from recurrify.evaluate import full_flops_per_token, paper_flops_per_token
+from recurrify.evaluate import full_flops_per_token
 from recurrify.experiments import (
     BEYOND,
     SIZES,
@@ -29,7 +29,7 @@ from recurrify.experiments.pool import Outcome
 from recurrify.experiments.running import run_experiments
 from recurrify.experiments.unit import Unit
 from recurrify.recurrence import load_model
-from recurrify.results import load_result, save_result
+from recurrify.results import load_result
 from support import made_up_runs
 from support.made_up_runs import BEST_RATE, LOSSES, by_name, perplexity, pretend
 
@@ -198,20 +198,23 @@ def test_longer_windows_are_rivals_too(lab: Lab, rounds: list[list[Unit]]) -> No
 
 @pytest.mark.parametrize("window", [8, 31])
 def test_no_larger_overlap_is_as_cheap(lab: Lab, window: int) -> None:
-    """By FLOPs counted of real models, each overlap for itself."""
+    """By FLOPs counted of the models that are trained, each overlap for itself."""
     lab.size = replace(lab.size, window=window)
-    names = {"none": {}, "carry": {"slots": 2}, "tail": {"tail": 3}, "memory_tokens": {"tokens": 2}}
-    units, models = {}, {}
-    for name, more in names.items():
-        recurrence = {"mechanism": name, **more}
-        unit = lab.unit("books", "best", label=name, recurrence=recurrence).with_scores([lab.wanted("test", 0)])
-        pretend(unit)
-        models[name] = load_model(lab.base(), unit.settings.recurrence)[0]
-        path = unit.score_file(unit.wanted[0])
-        counted = {"flops_per_token": paper_flops_per_token, "full_flops_per_token": full_flops_per_token}
-        save_result(path, load_result(path) | {key: count(models[name]) for key, count in counted.items()})
-        units[name] = [unit]
-    found = {name: beyond_rivals.dearest_overlap(units[name], units["none"]) for name in names}
+    names = {
+        "none": {},
+        "carry": {"slots": 2},
+        "tail": {"tail": 3},
+        "memory_tokens": {"tokens": 2},
+        "lookback": {"keep": 4},
+        "summary": {"tokens": 2},
+        "compress": {"size": 4},
+    }
+    units = {
+        name: lab.unit("books", "best", label=name, recurrence={"mechanism": name, **more})
+        for name, more in names.items()
+    }
+    models = {name: load_model(lab.base(), unit.settings.recurrence)[0] for name, unit in units.items()}
+    found = {name: beyond_rivals.dearest_overlap(unit, units["none"]) for name, unit in units.items()}
     costs = [full_flops_per_token(models["none"], overlap=overlap) for overlap in range(window)]
     assert found == {
         name: sum(cost <= full_flops_per_token(model) for cost in costs) - 1 for name, model in models.items()
@@ -250,6 +253,7 @@ def test_the_small_size_takes_as_many_tokens_as_is_said(lab: Lab, monkeypatch: p
     """And `mechanisms` alone, or the others together, fit into 25 minutes at 0.8 M tokens per second."""
     monkeypatch.setattr(beyond, "chosen_rate", lambda tried: min(tried))
     monkeypatch.setattr(beyond_frozen, "chosen_rate", lambda tried: min(tried))
+    monkeypatch.setattr(beyond_rivals, "costs", lambda unit: (1.0, 1.0))
     lab.size = replace(SIZES["small"], base="gpt2", best_from=(), best=tail(64))
     kinds = {unit.name for of in ("carry", "tail") for unit in beyond.tuning(lab, of).values()}  # of `learning-rates`
     units = {

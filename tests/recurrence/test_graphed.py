@@ -48,23 +48,45 @@ def steps(model: RecurrentForCausalLM, ids: torch.Tensor, number: int = 1, **mor
     return out
 
 
-def test_a_shape_is_replayed_once_it_has_come_often_enough(model: RecurrentForCausalLM, replayed: list[str]) -> None:
+def test_every_shape_is_replayed_as_long_as_there_is_room(
+    model: RecurrentForCausalLM, replayed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graphed, "MOST_GRAPHS", 2)
     steps(model, text(2, 24), 2)
-    assert len(replayed) == 2  # the first one at once
-    steps(model, text(2, 32), graphed.SEEN_BEFORE)
-    assert len(replayed) == 2
     steps(model, text(2, 32), 2)
     assert len(replayed) == 4
+    steps(model, text(2, 40), 5)
     steps(model, text(3, 24), 5)  # no such batch is compiled
     assert len(replayed) == 4
+    steps(model, text(2, 32))
+    assert len(replayed) == 5
+
+
+def test_other_steps_are_compiled_once_there_were_many(
+    model: RecurrentForCausalLM, replayed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graphed, "WORTH_COMPILING", 2)
+    compiled: list[int] = []
+    run = OneWindow.__call__
+    monkeypatch.setattr(OneWindow, "takes", lambda *_: torch.is_grad_enabled())
+    monkeypatch.setattr(OneWindow, "__call__", lambda self, *inputs: compiled.append(1) or run(self, *inputs))
+    steps(model, text(2, 24))
+    assert compiled  # for the graph
+    one_window = text(2, 8)
+    for expected in (0, 0, 1):
+        compiled.clear()
+        with torch.no_grad():
+            steps(model, one_window)  # no training step
+        steps(model, one_window)
+        assert len(compiled) == expected
 
 
 def test_what_differs_from_such_a_step_runs_as_it_is(model: RecurrentForCausalLM, replayed: list[str]) -> None:
     ids = text(2, 24)
     out = steps(model, ids)
     before = len(replayed)
-    steps(model, text(1, 24), graphed.SEEN_BEFORE + 1)  # no such batch is compiled
-    steps(model, text(2, 8), graphed.SEEN_BEFORE + 1)  # a single window
+    steps(model, text(1, 24))  # no such batch is compiled
+    steps(model, text(2, 8))  # a single window
     steps(model, ids, state=out.state)
     steps(model, ids, return_logits=True)
     model(ids)
@@ -106,7 +128,7 @@ def test_what_cannot_be_captured_runs_as_it_is(
         out = steps(model, ids)
     assert graphed.as_built(model) == own
     torch.testing.assert_close(out.loss, steps(twin, ids).loss)
-    steps(model, ids, graphed.SEEN_BEFORE + 2).loss.backward()  # a second warning would be an error
+    steps(model, ids, 2).loss.backward()  # a second warning would be an error
     assert not replayed
     assert model.base.transformer.wte.weight.grad is not None
 
@@ -216,7 +238,7 @@ def test_where_nothing_is_trained_nothing_is_captured(model: RecurrentForCausalL
     steps(model, text(2, 24))
     assert not replayed
     model.requires_grad_(True)
-    steps(model, text(2, 24), graphed.SEEN_BEFORE + 1)
+    steps(model, text(2, 24))
     assert replayed
 
 
@@ -241,10 +263,10 @@ def test_few_numbers_of_windows_serve_all(model: RecurrentForCausalLM) -> None:
         *(1, 2, 5, 7, 8, 10, 14, 16, 20, 24, 40)
     ]
     ids, mask = ragged(17 * 8, 3)
-    steps(model, ids, graphed.SEEN_BEFORE + 1, attention_mask=mask)
+    steps(model, ids, attention_mask=mask)
     steps(model, text(2, 19 * 8), 1)
-    steps(model, ids, graphed.SEEN_BEFORE + 1, attention_mask=mask)  # never more than the longest batch has
-    assert sorted(key.windows for key in model.graphed_steps.steps) == [17, 19]
+    steps(model, ids, attention_mask=mask)  # never more than the longest batch has
+    assert {(key.windows, key.filled_up) for key in model.graphed_steps.steps} == {(17, True), (19, False), (19, True)}
 
 
 def exchange(module: torch.nn.Module, name: str) -> None:
@@ -254,7 +276,7 @@ def exchange(module: torch.nn.Module, name: str) -> None:
 
 def test_weights_that_moved_are_captured_anew(model: RecurrentForCausalLM) -> None:
     ids = text(2, 24)
-    steps(model, ids, graphed.SEEN_BEFORE + 1)
+    steps(model, ids)
     (old,) = model.graphed_steps.steps.values()
     weight = model.base.transformer.wte.weight
     weight.data = weight.data.clone()
@@ -277,7 +299,7 @@ def test_steps_on_a_cpu_are_never_captured() -> None:
     model = add_recurrence(tiny("gpt2"), CarryConfig(window=8)).train()
     graph_steps(model)
     ids = text(2, 24)
-    for _ in range(graphed.SEEN_BEFORE + 2):
+    for _ in range(2):
         assert not model.graphed_steps.takes(pack(ids, None, State.fresh(2)), State.fresh(2))
 
 
@@ -316,7 +338,7 @@ def test_a_backward_pass_that_comes_too_late_is_refused() -> None:
     model = add_recurrence(tiny("gpt2"), CarryConfig(window=8)).cuda().train()
     graph_steps(model)
     ids = text(2, 24).cuda()
-    for _ in range(graphed.SEEN_BEFORE + 1):
+    for _ in range(2):
         model(ids, labels=ids).loss.backward()
     first = model(ids, labels=ids).loss
     model(ids, labels=ids)

@@ -92,6 +92,7 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> list[list[Unit]]:
         return Outcome(True, [])
 
     monkeypatch.setattr(Lab, "finish", finish)
+    monkeypatch.setattr(beyond_rivals, "costs", lambda unit: tuple(flops_of(unit, 0).values()))
     return seen
 
 

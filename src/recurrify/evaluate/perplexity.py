@@ -21,6 +21,7 @@ from recurrify.recurrence import (
     add_recurrence,
 )
 from recurrify.state import State
+from recurrify.windows import schedule
 
 
 class NamedTokens(Protocol):
@@ -72,7 +73,8 @@ def evaluate_documents(
                 tally.add(lane.document, lane.start, scored)
             return state
 
-        read_side_by_side(recurrent, documents, read, rows, windows_per_call, progress)
+        in_order = read_side_by_side if recurrent.mechanism is not None else read_in_pieces
+        in_order(recurrent, documents, read, rows, windows_per_call, progress)
     return tally.evaluation()
 
 
@@ -218,6 +220,40 @@ def read_side_by_side(
         if progress is not None:
             progress(sum(lane.stop - lane.start for lane in lanes))
         lanes, state = _next_lanes(lanes, waiting, state)
+
+
+def read_in_pieces(
+    model: RecurrentForCausalLM,
+    documents: Sequence[NamedTokens],
+    read: Callable[[Sequence[Lane], State], State],
+    rows: int,
+    windows_per_call: int,
+    progress: Callable[[int], None] | None,
+) -> None:
+    """The same windows for a model without memory, in any order: documents are cut where windows begin, so that no row
+    waits for a longer document to end."""
+    pieces: list[tuple[Lane, np.ndarray]] = []
+    for index, document in enumerate(documents):
+        ids = np.asarray(document.ids)
+        spans = schedule(len(ids) - 1, model.recurrence.window, model.recurrence.overlap)
+        for at in range(0, len(spans), windows_per_call):
+            first, last = spans[at], spans[min(at + windows_per_call, len(spans)) - 1]
+            pieces.append((Lane(index, ids, first.first, last.stop), ids[first.start : first.first]))
+    pieces.sort(key=lambda piece: piece[0].start - piece[0].stop)  # the longest first: calls of one length
+    for at in range(0, len(pieces), rows):
+        lanes, shared = zip(*pieces[at : at + rows], strict=True)
+        read(lanes, _behind(shared, model.device))
+        if progress is not None:
+            progress(sum(lane.stop - lane.start for lane in lanes))
+
+
+def _behind(shared: Sequence[np.ndarray], device: torch.device) -> State:
+    """The state of rows that stand in windows whose first tokens, already scored, are `shared` with the one before."""
+    lengths = [len(ids) for ids in shared]
+    tokens = np.zeros((len(shared), max(lengths)), dtype=np.int64)
+    for row, ids in enumerate(shared):
+        tokens[row, : len(ids)] = ids
+    return State.fresh(len(shared))._replace(tokens=torch.from_numpy(tokens).to(device), lengths=torch.tensor(lengths))
 
 
 class Batch(NamedTuple):

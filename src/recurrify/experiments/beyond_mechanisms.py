@@ -23,10 +23,9 @@ from recurrify.experiments.beyond import (
     untrained_names,
     usual_name,
 )
-from recurrify.experiments.beyond_rivals import matched_overlaps, overlaps_by_seed, plain_units, with_rivals
+from recurrify.experiments.beyond_rivals import at_overlaps, matched_overlaps, overlaps_by_seed, with_rivals
 from recurrify.experiments.catalogue import Experiment, Rows, Stage, register
 from recurrify.experiments.lab import Lab
-from recurrify.experiments.rows import SPLITS
 from recurrify.experiments.unit import Unit, Wanted
 
 CORPORA = ("books", "wiki")
@@ -57,36 +56,33 @@ def units_by_name(lab: Lab, corpus: str) -> dict[str, list[Unit]]:
 
 
 def main_units(lab: Lab) -> list[Unit]:
-    """Memories, and plain windows at all overlaps but those that match a memory, which are told by its scores."""
-    wanted = [lab.wanted(split, 0) for split in SPLITS]
-    overlaps = [lab.wanted(split, overlap) for overlap in all_overlaps(lab) for split in SPLITS]
+    """Memories, and plain windows at every overlap that something is held against."""
+    by_corpus = {corpus: units_by_name(lab, corpus) for corpus in CORPORA}
+    matching = {corpus: plain_overlaps(lab, units) for corpus, units in by_corpus.items()}
+    wanted = at_overlaps(lab, [0])
 
-    def scores(name: str) -> list[Wanted]:
+    def scores(corpus: str, name: str, seed: int) -> list[Wanted]:
         if usual_name(lab, name) != PLAIN:
             return [*wanted, control(lab)]
-        return wanted if name in untrained_names(lab) else overlaps
+        if name in untrained_names(lab):
+            return wanted
+        return at_overlaps(lab, matching[corpus][seed] if name == PLAIN else all_overlaps(lab))
 
     # If time runs out, the aims can be judged on both texts: plain windows, the paper's and the best are there. Then
     # everything once, and other seeds last.
     first = {PLAIN, PAPERS, lab.size.beyond.ours, *longer_plain(lab)}
 
-    def turn(pair: tuple[str, Unit]) -> tuple[bool, bool]:
-        name, unit = pair
+    def turn(of: tuple[str, Unit]) -> tuple[bool, bool]:
+        name, unit = of
         return name not in first, name not in first and unit.settings.seed != lab.size.seeds[0]
 
-    found = [(name, unit) for corpus in CORPORA for name, own in units_by_name(lab, corpus).items() for unit in own]
-    return [unit.with_scores(scores(name)) for name, unit in sorted(found, key=turn)]
-
-
-def rival_units(lab: Lab) -> list[Unit]:
-    """Plain windows at every overlap that something is held against: nothing is trained for it."""
-    found = []
-    for corpus in CORPORA:
-        units = units_by_name(lab, corpus)
-        found += plain_units(lab, units[PLAIN], plain_overlaps(lab, units))
-        for name in longer_plain(lab):
-            found += plain_units(lab, units[name], dict.fromkeys(lab.size.seeds, all_overlaps(lab)))
-    return found
+    found = [
+        (name, unit.with_scores(scores(corpus, name, unit.settings.seed)))
+        for corpus, units in by_corpus.items()
+        for name, own in units.items()
+        for unit in own
+    ]
+    return [unit for _, unit in sorted(found, key=turn)]
 
 
 def longer_plain(lab: Lab) -> list[str]:
@@ -99,7 +95,7 @@ def plain_overlaps(lab: Lab, units: dict[str, list[Unit]]) -> dict[int, list[int
 
 
 def mechanism_rows(lab: Lab) -> tuple[Rows, list[str]]:
-    failed = finish_in_turn(lab, [lambda: rate_units(lab), lambda: main_units(lab), lambda: rival_units(lab)])
+    failed = finish_in_turn(lab, [lambda: rate_units(lab), lambda: main_units(lab)])
     rows: Rows = []
     missing: list[str] = []
     for corpus in CORPORA:

@@ -4,18 +4,24 @@ Plain windows of T inputs that share o of them cost T / (T − o) times their la
 each memory an overlap at which plain windows are just not dearer, and that one is scored beside the usual ones.
 """
 
+import json
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from functools import cache
 from typing import Any
 
-from recurrify.evaluate import gain_beyond
+import torch
+from transformers import PretrainedConfig
+
+from recurrify.evaluate import full_flops_per_token, gain_beyond, paper_flops_per_token
 from recurrify.experiments.beyond import PAPERS, PLAIN, TEST, UNTRAINED, gain_over
 from recurrify.experiments.catalogue import Rows
 from recurrify.experiments.lab import Lab
 from recurrify.experiments.rows import SPLITS
 from recurrify.experiments.unit import Unit, Wanted
-from recurrify.results import load_result
+from recurrify.recurrence import RecurrentForCausalLM, load_model, recurrence_config
+from recurrify.recurrence.config import RecurrentConfig
 
 Units = Mapping[str, Sequence[Unit]]
 DOUBLE = 2.0
@@ -25,32 +31,39 @@ DOUBLE = 2.0
 # ---- overlaps --------------------------------------------------------------------------------------------
 
 
-def dearest_overlap(units: Sequence[Unit], plain: Sequence[Unit]) -> int | None:
-    """The largest overlap at which plain windows cost no more than these units, all counted; None before both have
-    been scored."""
-    ours, theirs = _costs(units), _costs(plain)
-    if ours is None or theirs is None:
-        return None
-    (_, most), (layers, whole) = ours, theirs
-    window = int(plain[0].settings.recurrence["window"])
+def dearest_overlap(unit: Unit, plain: Unit) -> int:
+    """The largest overlap at which plain windows cost no more than this unit, all counted."""
+    (_, most), (layers, whole) = costs(unit), costs(plain)
+    window = int(plain.settings.recurrence["window"])
     affordable = (o for o in range(window) if layers * window / (window - o) + whole - layers <= most)
     return max(affordable, default=0)
 
 
-def _costs(units: Sequence[Unit]) -> tuple[float, float] | None:
-    """FLOPs per token without overlap: of the layers alone, and all counted."""
-    done = next((unit for unit in units if unit.evaluation(TEST, 0) is not None), None)
-    if done is None:
-        return None
-    found = load_result(done.score_file(Wanted(TEST, 0, None)))
-    return found["flops_per_token"], found["full_flops_per_token"]
+def costs(unit: Unit) -> tuple[float, float]:
+    """FLOPs per token without overlap: of the layers alone, and all counted. Shapes decide, so that they are known
+    before anything is trained."""
+    return _counted_costs(unit.settings.model, json.dumps(unit.settings.recurrence))
+
+
+@cache
+def _counted_costs(base: str, recurrence: str) -> tuple[float, float]:
+    config = RecurrentConfig(text_config=_config(base), recurrence=recurrence_config(json.loads(recurrence)).to_dict())
+    with torch.device("meta"):
+        model = RecurrentForCausalLM(config)
+    return paper_flops_per_token(model), full_flops_per_token(model)
+
+
+@cache
+def _config(base: str) -> PretrainedConfig:
+    config: PretrainedConfig = load_model(base)[0].base.config
+    return config
 
 
 def matched_overlaps(units: Units) -> dict[int, list[str]]:
     """By overlap, the memories among `units`, by name, whose cost it comes closest to from below."""
     found: dict[int, list[str]] = {}
     for name, own in units.items():
-        overlap = dearest_overlap(own, units[PLAIN]) if name != PLAIN else None
+        overlap = dearest_overlap(own[0], units[PLAIN][0])
         if overlap:
             found.setdefault(overlap, []).append(name)
     return found
@@ -72,12 +85,9 @@ def overlaps_by_seed(units: Units, usual: Iterable[int], learned: Iterable[str])
     return found
 
 
-def plain_units(lab: Lab, plain: Sequence[Unit], overlaps: Mapping[int, Sequence[int]]) -> list[Unit]:
-    """Plain windows with the scores they need beside those of other tables."""
-    return [
-        unit.with_scores([lab.wanted(split, o) for o in overlaps[unit.settings.seed] for split in SPLITS])
-        for unit in plain
-    ]
+def at_overlaps(lab: Lab, overlaps: Iterable[int]) -> list[Wanted]:
+    """The scores of plain windows that share so many tokens."""
+    return [lab.wanted(split, overlap) for overlap in overlaps for split in SPLITS]
 
 
 # ---- rows ------------------------------------------------------------------------------------------------

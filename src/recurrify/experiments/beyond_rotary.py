@@ -23,11 +23,10 @@ from recurrify.experiments.beyond import (
     told_rates,
     untouched,
 )
-from recurrify.experiments.beyond_rivals import matched_overlaps, overlaps_by_seed, plain_units, with_rivals
+from recurrify.experiments.beyond_rivals import at_overlaps, matched_overlaps, overlaps_by_seed, with_rivals
 from recurrify.experiments.beyond_sizes import WHOLE_WINDOW, Recurrence
 from recurrify.experiments.catalogue import Experiment, Rows, Stage, register
 from recurrify.experiments.lab import Lab
-from recurrify.experiments.rows import SPLITS
 from recurrify.experiments.unit import Unit
 from recurrify.recurrence import KVConfig, load_model
 from recurrify.recurrence.families import family_of
@@ -156,19 +155,19 @@ def needs_no_training(lab: Lab) -> list[str]:
 
 
 def main_units(lab: Lab) -> list[Unit]:
-    wanted = [lab.wanted(split, 0) for split in SPLITS]
-    units = [unit for name in entrants(lab) for unit in units_of(lab, name)]
-    units += [untouched_unit(lab, name) for name in needs_no_training(lab)]
-    return [unit.with_scores(wanted) for unit in units]
-
-
-def rival_units(lab: Lab) -> list[Unit]:
-    """Plain windows at every overlap that something is held against, and of the base as it is at the usual ones:
-    nothing is trained for it."""
+    """Plain windows at every overlap that something is held against, those of the base as it is at the usual ones."""
     units = units_by_name(lab)
-    bare = [lab.wanted(split, overlap) for overlap in overlaps(lab) for split in SPLITS]
-    tuned = plain_units(lab, units[PLAIN], plain_overlaps(lab, units)) if PLAIN in units else []
-    return [*tuned, untouched_unit(lab, PLAIN).with_scores(bare)]
+    at = plain_overlaps(lab, units) if PLAIN in units else {}
+    tuned = [
+        unit.with_scores(at_overlaps(lab, at[unit.settings.seed] if name == PLAIN else [0]))
+        for name, own in units.items()
+        for unit in own
+    ]
+    bare = [
+        untouched_unit(lab, name).with_scores(at_overlaps(lab, overlaps(lab) if name == PLAIN else [0]))
+        for name in needs_no_training(lab)
+    ]
+    return [*tuned, *bare]
 
 
 def units_by_name(lab: Lab) -> dict[str, list[Unit]]:
@@ -195,7 +194,7 @@ def learned(lab: Lab, units: dict[str, list[Unit]]) -> list[str]:
 def rotary_rows(outer: Lab) -> tuple[Rows, list[str]]:
     lab = rotary_lab(outer)
     model = outer.size.beyond.rotary_model or "a small Llama with random weights, to check the machinery"
-    failed = finish_in_turn(lab, [lambda: rate_units(lab), lambda: main_units(lab), lambda: rival_units(lab)])
+    failed = finish_in_turn(lab, [lambda: rate_units(lab), lambda: main_units(lab)])
     outer.failures, outer.stopped = lab.failures, lab.stopped  # what the command goes by
     tuned, lacking = tuned_rows(lab)
     bare, more = bare_rows(lab)

@@ -1,5 +1,6 @@
 """Where experiments of one size are run: the base model, the fine-tunings that rows share, and their scores."""
 
+import gc
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -77,6 +78,7 @@ class Lab:
             **self.size.pretraining,
         )
         result = pretrain(settings, self.say)
+        _let_go_of_device()
         if result["interrupted"]:
             raise KeyboardInterrupt  # so that nothing else is begun either
         return bool(result["finished"])
@@ -186,6 +188,14 @@ class Lab:
         others = [failure for failure in self.failures if failure.split(" ended with ")[0] not in known]
         self.failures = others + outcome.failures
         self.stopped = not outcome.finished
+
+
+def _let_go_of_device() -> None:
+    """What pretraining leaves in this process, captured steps above all, is room that runs beside it need."""
+    torch.compiler.reset()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def chosen_rates(rows: Iterable[dict[str, Any]]) -> dict[str, float]:

@@ -3,12 +3,11 @@
 A window is some hundred kernels, and twenty windows go one after another: launching them one by one takes several times
 as long as they run. A graph is captured once for a number of windows and then replayed. Only what training repeats is
 captured: batches of the usual number of rows that begin their documents. Rows may end early: what is filled up after
-them is not scored, and nothing that is looks ahead. Everything else runs as it is. Checkpointed steps are captured by
-the window, in `graphed_windows`.
+them is not scored, and nothing that is looks ahead. Everything else runs as it is, and is compiled once there has been
+much of it. Checkpointed steps are captured by the window, in `graphed_windows`.
 """
 
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -41,8 +40,9 @@ from recurrify.windows import Window, completed, schedule
 
 WARM_UPS = 3
 """Steps before a capture: the first ones compile and choose kernels, which a graph cannot hold."""
-SEEN_BEFORE = 2
-"""How often a shape must have come before it is worth a graph; the very first is."""
+WORTH_COMPILING = 100
+"""After so many other steps these are compiled. Graphs have no use for what is compiled for them, which takes as long
+as hundreds of steps do."""
 KEPT_OF_MODEL = 2
 """Times its weights: what these and their gradients take."""
 MOST_GRAPHS = 16
@@ -64,11 +64,10 @@ def graph_steps(model: RecurrentPreTrainedModel, rows: int | None = None, memory
 
 
 class GraphedSteps:
-    """The shapes of batch that a model's training repeats, each captured when it has come often enough."""
+    """The shapes of batch that a model's training repeats, each captured when it comes first."""
 
     def __init__(self, model: RecurrentPreTrainedModel) -> None:
         self.model = model
-        self.seen: Counter[Key] = Counter()
         self.most_windows = 0
         self.built: tuple[Any, ...] = ()
         self.steps: dict[Key, GraphedStep | CheckpointedStep] = {}
@@ -76,9 +75,21 @@ class GraphedSteps:
         self.clock = Clock()
         self.refused = False
         """Whether a step could not be captured: then all run as they are."""
+        self.others = 0
+        """Training steps that were not replayed."""
+
+    def compiles_others(self) -> bool:
+        """Whether steps that are not replayed are compiled."""
+        return self.refused or self.others > WORTH_COMPILING
 
     def takes(self, packed: Packed, state: State, summed: bool = False) -> bool:
-        """Whether this batch is replayed; counts how often its shape has come."""
+        """Whether this batch is replayed; counts those that are not."""
+        taken = self._takes(packed, state, summed)
+        if not taken and self.model.training and torch.is_grad_enabled():
+            self.others += 1
+        return taken
+
+    def _takes(self, packed: Packed, state: State, summed: bool) -> bool:
         model = self.model
         if not (model.training and torch.is_grad_enabled() and packed.tokens.is_cuda):
             return False
@@ -99,11 +110,7 @@ class GraphedSteps:
             self.weights.clear()
             self.built = built
         self.most_windows = max(self.most_windows, self._windows(packed))
-        key = self._key(packed, summed)
-        self.seen[key] += 1
-        # Had the first to wait, windows would be compiled for it in a way that graphs have no use for.
-        often = self.seen[key] > SEEN_BEFORE or (self.seen[key] == 1 and not self.steps)
-        return key in self.steps or (often and len(self.steps) < MOST_GRAPHS)
+        return self._key(packed, summed) in self.steps or len(self.steps) < MOST_GRAPHS
 
     def _windows(self, packed: Packed) -> int:
         return len(schedule(packed.tokens.shape[1], self.model.recurrence.window, self.model.recurrence.overlap))

@@ -269,7 +269,8 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         first = span.first - span.start
 
         compiled = self.compiled_window
-        repeated = (wanted is not None or compiles) and token_types is None
+        others = self.graphed_steps is None or self.graphed_steps.compiles_others()
+        repeated = ((wanted is not None and others) or compiles) and token_types is None
         if not repeated or compiled is None or not compiled.takes(tokens, live):
             compiled = None
 
