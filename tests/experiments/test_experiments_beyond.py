@@ -23,7 +23,6 @@ from recurrify.experiments import (
     beyond_tokens,
 )
 from recurrify.experiments import lab as lab_module
-from recurrify.experiments.beyond_sizes import tail
 from recurrify.experiments.catalogue import EXPERIMENTS, Experiment, Stage
 from recurrify.experiments.pool import Outcome
 from recurrify.experiments.running import run_experiments
@@ -39,13 +38,11 @@ pytestmark = pytest.mark.usefixtures("few_samples")
 # ---- mechanisms ------------------------------------------------------------------------------------------
 
 
-def test_mechanisms_take_the_rate_that_validates_best_and_share_the_tables_runs(
-    lab: Lab, rounds: list[list[Unit]]
-) -> None:
+def test_mechanisms_take_the_rate_that_validates_best(lab: Lab, rounds: list[list[Unit]]) -> None:
     rows, missing = beyond_mechanisms.mechanism_rows(lab)
     assert missing == []
     assert {unit.settings.data for unit in rounds[0]} == {lab.source("wiki")}
-    assert {unit.settings.max_tokens for unit in rounds[0]} == {lab.size.tuning_tokens}
+    assert len(rounds[0]) == 8  # two rates of plain windows and of three mechanisms
     found = by_name(rows, corpus="books")
     # Overlap 1 is what the memory tokens' cost pays for, overlap 3 what the tail's does.
     assert {o: found["plain", o]["matches"] for o in (0, 1, 3, 5)} == {
@@ -57,10 +54,13 @@ def test_mechanisms_take_the_rate_that_validates_best_and_share_the_tables_runs(
     assert set(found) == {("plain", o) for o in (0, 1, 3, 5)} | {
         (name, 0) for name in ("carry-1", "tail-3", "memory-tokens-2", "plain-untrained", "tail-3-untrained")
     }
-    assert found["carry-1", 0]["runs"] == ["books-carry-w8-o0-s0", "books-carry-w8-o0-s1"]
-    assert found["tail-3", 0]["runs"] == ["books-tail-3-w8-o0-s0-lr0.01", "books-tail-3-w8-o0-s1-lr0.01"]
+    assert found["carry-1", 0]["runs"] == [f"books-beyond-carry-1-w8-o0-s{seed}-lr0.01" for seed in (0, 1)]
+    assert found["tail-3", 0]["runs"] == [f"books-beyond-tail-3-w8-o0-s{seed}-lr0.01" for seed in (0, 1)]
+    # On wiki text the run that was chosen is the row's own.
+    (run,) = by_name(rows, corpus="wiki")["memory-tokens-2", 0]["runs"]
+    assert run in [unit.name for unit in rounds[0]]
     memory = found["memory-tokens-2", 0]
-    assert memory["runs"] == ["books-memory-tokens-2-w8-o0-s0-lr0.01"]
+    assert memory["runs"] == ["books-beyond-memory-tokens-2-w8-o0-s0-lr0.01"]
     assert (memory["learning_rate"], memory["added_learning_rate"]) == (BEST_RATE, 2 * BEST_RATE)
     assert [one["learning_rate"] for one in memory["rates"]] == [1e-3, 1e-2]
     # The tail has both seeds, the memory tokens have one; overlap 5 is one of the usual.
@@ -143,7 +143,7 @@ def test_memories_are_scored_as_they_start_too(lab: Lab, rounds: list[list[Unit]
     found = by_name(rows, corpus="wiki")
     plain, memory = found["plain-untrained", 0], found["memory-tokens-2-untrained", 0]
     assert (plain["kind"], memory["kind"]) == ("plain", "memory_tokens")
-    assert plain["runs"] == ["wiki-plain-untrained-w8-o0-s0"]
+    assert plain["runs"] == ["wiki-beyond-plain-untrained-w8-o0-s0-lr0.01"]
     run = next(unit for round in rounds for unit in round if unit.name == memory["runs"][0])
     assert run.settings.recurrence["tokens"] == 2
     assert run.settings.max_tokens == 1
@@ -184,8 +184,8 @@ def test_longer_windows_are_rivals_too(lab: Lab, rounds: list[list[Unit]]) -> No
         ("tail-3-w16", 0),
     }
     plain, memory = found["plain-w16", 0], found["tail-3-w16", 0]
-    assert plain["runs"] == ["books-plain-w16-o0-s0"]
-    assert memory["runs"] == ["books-tail-3-w16-o0-s0-lr0.01"]
+    assert plain["runs"] == ["books-beyond-plain-w16-o0-s0-lr0.01"]
+    assert memory["runs"] == ["books-beyond-tail-3-w16-o0-s0-lr0.01"]
     trained = next(unit.settings for round in rounds for unit in round if unit.name == plain["runs"][0])
     assert (trained.windows, lab.size.training["windows"]) == (2, 3)
     # The same loss as in the usual windows, and 50 FLOPs more.
@@ -228,7 +228,7 @@ def test_without_a_learning_rate_a_row_is_missing_and_what_failed_is_told(
 ) -> None:
     def finish(lab: Lab, units: Iterable[Unit]) -> Outcome:
         for unit in units:
-            if "rate-memory-tokens-2" not in unit.name:
+            if "memory-tokens-2" not in unit.name:
                 pretend(unit)
         return Outcome(True, ["books-x failed"])
 
@@ -250,12 +250,10 @@ def test_rounds_end_where_time_does(lab: Lab, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_small_size_takes_as_many_tokens_as_is_said(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And `mechanisms` alone, or the others together, fit into 25 minutes at 0.8 M tokens per second."""
     monkeypatch.setattr(beyond, "chosen_rate", lambda tried: min(tried))
     monkeypatch.setattr(beyond_frozen, "chosen_rate", lambda tried: min(tried))
     monkeypatch.setattr(beyond_rivals, "costs", lambda unit: (1.0, 1.0))
-    lab.size = replace(SIZES["small"], base="gpt2", best_from=(), best=tail(64))
-    kinds = {unit.name for of in ("carry", "tail") for unit in beyond.tuning(lab, of).values()}  # of `learning-rates`
+    lab.size = replace(SIZES["small"], base="gpt2")
     units = {
         "mechanisms": [*beyond_mechanisms.rate_units(lab), *beyond_mechanisms.main_units(lab)],
         "tokens": beyond_tokens.token_units(lab),
@@ -268,13 +266,12 @@ def test_the_small_size_takes_as_many_tokens_as_is_said(lab: Lab, monkeypatch: p
         "frozen": [*beyond_frozen.rate_units(lab), *beyond_frozen.main_units(lab)],
     }
     counts = {}
-    seen = set(kinds)
+    seen: set[str] = set()
     for name, own in units.items():
         new = {unit.name: unit.settings.max_tokens or 0 for unit in own if unit.name not in seen}
         seen |= set(new)
         counts[name] = round(sum(new.values()) / 1e6)
-    assert counts == {"mechanisms": 904, "tokens": 516, "starts": 153, "frozen": 202}
-    assert max(904, 516 + 153 + 202) * 1e6 / 0.8e6 < 25 * 60
+    assert counts == {"mechanisms": 571, "tokens": 516, "starts": 153, "frozen": 146}
     monkeypatch.setattr(beyond_rotary, "positions", lambda name: 1024)
     monkeypatch.setattr(beyond_rotary, "chosen_rate", lambda tried: min(tried))
     rotary = beyond_rotary.rotary_lab(lab)
@@ -323,8 +320,8 @@ def test_failures_of_later_rounds_fail_the_command(lab: Lab, monkeypatch: pytest
     assert written["hyperparameters"] == []
 
 
-def test_rates_of_mechanisms_are_tried_beside_those_of_the_papers_kinds(lab: Lab, monkeypatch: Any) -> None:
-    """Each family's first rate before any second one, which finds what the first had to compile."""
+def test_each_family_has_a_run_before_any_has_a_second(lab: Lab, monkeypatch: Any) -> None:
+    """Which then finds what the first had to compile."""
     rounds: list[list[str]] = []
 
     def do_units(units: Any, *_: Any) -> Outcome:
@@ -333,8 +330,7 @@ def test_rates_of_mechanisms_are_tried_beside_those_of_the_papers_kinds(lab: Lab
 
     monkeypatch.setattr(lab_module, "do_units", do_units)
     assert run_experiments(["mechanisms"], lab) == []
-    assert len(rounds) == 1
     tried, families = rounds[0], {beyond.family(one) for one in lab.size.beyond.mechanisms.values()}
     assert len(tried) == len(set(tried)) == len(lab.size.candidates) * len({*families, "none"})
-    own = [name.rpartition("-lr")[0] for name in tried if "rate-" in name]
-    assert len(set(own[: len(own) // 2])) == len(own) // 2  # two candidates
+    runs = [name.rpartition("-lr")[0] for name in tried]
+    assert len(set(runs[: len(runs) // 2])) == len(runs) // 2  # two candidates

@@ -63,8 +63,7 @@ def _base_as_run(lab: Lab) -> None:
 
 
 def test_each_length_is_a_run_of_its_own_beside_plain_of_the_same_length(lab: Lab, rounds: list[list[Unit]]) -> None:
-    # Ours has no runs before its learning rate has been chosen.
-    assert {unit.settings.recurrence["mechanism"] for unit in beyond_tokens.token_units(lab)} == {"none", "carry"}
+    assert beyond_tokens.token_units(lab) == []  # before learning rates have been chosen
     lab.finish(EXPERIMENTS["tokens"].units(lab))
     units = beyond_tokens.token_units(lab)
     # The shorter ones have both seeds.
@@ -85,6 +84,7 @@ def test_rows_tell_after_how_many_tokens_the_weights_were_kept(
     lab: Lab, rounds: list[list[Unit]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The weights that validate best are kept: here those of step 2 of 4, and of equals the first."""
+    lab.finish(EXPERIMENTS["tokens"].units(lab))
     lab.finish(beyond_tokens.token_units(lab))
     unit = beyond_tokens.counted_unit(lab, "carry", 300)
     assert unit is not None
@@ -102,7 +102,7 @@ def test_rows_tell_after_how_many_tokens_the_weights_were_kept(
 
 def test_warm_ups_take_little_of_short_runs(lab: Lab) -> None:
     lab.size = replace(SIZES["small"], best_from=())
-    # 4 sequences of 20 windows of 300 tokens: 42 steps in a million tokens, 417 in ten.
+    # 8 sequences of 10 windows of 300 tokens: 42 steps in a million tokens, 417 in ten.
     assert [beyond_tokens.warm_up(lab, tokens) for tokens in (1_000_000, 10_000_000, 100_000_000)] == [4, 41, 50]
 
 
@@ -113,8 +113,7 @@ def test_a_curriculum_goes_on_with_what_it_has_with_as_many_tokens_in_a_step(
         name: beyond_tokens.STARTS[name] for name in ("plain", "carry-curriculum", "carry-rate-x20", "slots-gated")
     }
     monkeypatch.setattr(beyond_tokens, "STARTS", short)
-    for unit in beyond.rates_of(lab, ["tail-3"]):
-        pretend(unit)
+    choose_rates(lab, "carry-1", "tail-3")
     first, second = beyond_tokens.stages(lab, "carry-curriculum")
     assert second.settings.model == str(first.run_folder / "model")
     assert [(one.settings.windows, one.settings.batch) for one in (first, second)] == [(2, 6), (3, 4)]
@@ -126,10 +125,16 @@ def test_a_curriculum_goes_on_with_what_it_has_with_as_many_tokens_in_a_step(
     assert found["plain"]["curves"] == [[[40, 3.0], [80, 2.5]]] * 2
     assert found["carry-curriculum"]["curves"] == [[[40, 3.0], [80, 2.5], [120, 3.0], [160, 2.5]]] * 2
     assert found["carry-curriculum"]["seeds"] == [0, 1]
-    assert found["carry-rate-x20"]["added_learning_rate"] == pytest.approx(20 * lab.learning_rate("carry"))
+    assert found["carry-rate-x20"]["added_learning_rate"] == pytest.approx(20 * 1e-2)
+
+
+def choose_rates(lab: Lab, *names: str) -> None:
+    for unit in beyond.rates_of(lab, names):
+        pretend(unit)
 
 
 def test_a_second_stage_trains_the_model_of_the_first(lab: Lab) -> None:
+    choose_rates(lab, "carry-1")
     first, second = beyond_tokens.stages(lab, "carry-curriculum")
     assert all(do_unit(unit, lambda text: None, show_progress=False) for unit in (first, second))
     before, after = weights_of(first.run_folder), weights_of(second.run_folder)
@@ -142,6 +147,7 @@ def test_a_second_stage_trains_the_model_of_the_first(lab: Lab) -> None:
 
 def test_a_stage_whose_weights_are_gone_is_trained_anew_for_the_next_alone(lab: Lab) -> None:
     """Elsewhere results may be all that was kept of it."""
+    choose_rates(lab, "carry-1")
     first, second = beyond_tokens.stages(lab, "carry-curriculum")
     assert do_unit(first, lambda text: None, show_progress=False)
     shutil.rmtree(first.run_folder)
@@ -158,7 +164,9 @@ def test_a_stage_whose_weights_are_gone_is_trained_anew_for_the_next_alone(lab: 
 def test_tokens_and_starts_begin_after_what_was_asked_for_before_them(lab: Lab, rounds: list[list[Unit]]) -> None:
     """What experiments name as units is run before the rows of any: of these only what chooses learning rates."""
     for name in ("tokens", "starts", "frozen", "mechanisms"):
-        assert {unit.settings.max_tokens for unit in EXPERIMENTS[name].units(lab)} == {lab.size.tuning_tokens}
+        units = EXPERIMENTS[name].units(lab)
+        assert len({(unit.settings.learning_rate, unit.settings.freeze_base) for unit in units}) > 1
+        assert {unit.settings.data for unit in units} == {lab.source("wiki")}
 
 
 # ---- rotary ----------------------------------------------------------------------------------------------

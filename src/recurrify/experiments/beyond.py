@@ -7,10 +7,8 @@ from typing import Any
 
 from recurrify.evaluate import relative_gain
 from recurrify.evaluate.cost import validation_curve
-from recurrify.experiments.catalogue import tuning_unit
 from recurrify.experiments.lab import Lab
 from recurrify.experiments.rows import SPLITS, perplexity_row
-from recurrify.experiments.sizes import CARRY
 from recurrify.experiments.unit import Unit, Wanted
 from recurrify.results import load_result
 
@@ -52,50 +50,76 @@ def valid_losses(tried: Mapping[float, Unit]) -> dict[float, float]:
 
 
 def shorter(lab: Lab) -> dict[str, Any]:
-    """What makes a run one of those that choose learning rates."""
+    """What makes a run one of those that only choose learning rates."""
     return {} if lab.size.tuning_tokens is None else {"max_tokens": lab.size.tuning_tokens}
 
 
 def tuning(lab: Lab, of: str) -> dict[float, Unit]:
-    """The runs that choose a family's learning rate: as for the kinds of the paper's tables, on wiki text."""
-    known = {family(CARRY): "carry", family(lab.size.best): "best"}
-    if of in known:
-        return {rate: tuning_unit(lab, known[of], rate) for rate in lab.size.candidates}
-    mechanisms = lab.size.beyond.mechanisms
-    name = next(name for name, recurrence in mechanisms.items() if family(recurrence) == of)
-    settings = {"label": f"rate-{name}", "recurrence": mechanisms[name], **shorter(lab)}
+    """The runs that choose a family's learning rate: as for the kinds of the paper's tables, on wiki text. The one that
+    is chosen is a row's own."""
+    name = next(name for name in (PLAIN, *lab.size.beyond.mechanisms) if family(memory_of(lab, name)) == of)
+    wanted = [*(lab.wanted(split, 0) for split in SPLITS), *([] if name == PLAIN else [control(lab)])]
     return {
-        rate: lab.unit("wiki", "best", learning_rate=rate, **settings).with_scores([lab.wanted("valid", 0)])
+        rate: beyond_unit(lab, "wiki", name, rate, lab.size.seeds[0]).with_scores(wanted)
         for rate in lab.size.candidates
     }
 
 
-def mechanism_unit(lab: Lab, corpus: str, name: str, seed: int, **settings: Any) -> Unit | None:
-    """A mechanism of the size's by its name, or plain windows; None before its learning rate has been chosen.
-
-    Those that the paper's tables have too are those very runs, unless `settings` say what sets them apart.
-    """
-    usual, more = usual_name(lab, name), longer_settings(lab, corpus, name)
-    kind = kind_of(lab, usual)
-    if kind is None:
-        recurrence = lab.size.beyond.mechanisms[usual]
-        rate = chosen_rate(tuning(lab, family(recurrence)))
-        if rate is None:
-            return None
-        kind, more = "best", {**more, "label": usual, "recurrence": recurrence, "learning_rate": rate}
-    more |= settings
-    unit = lab.unit(corpus, kind, seed=seed, **more)
-    if name in untrained_names(lab):
-        return lab.unit(corpus, kind, seed=seed, **more | untouched(unit, name))
-    return unit
-
-
 def rates_of(lab: Lab, names: Iterable[str]) -> list[Unit]:
-    """The runs that choose the learning rates of these."""
-    families = dict.fromkeys(family(lab.size.beyond.mechanisms[name]) for name in names if name != PLAIN)
+    """The runs that choose the learning rates of these, and of plain windows, which all are held against."""
+    families = dict.fromkeys(family(memory_of(lab, name)) for name in (PLAIN, *names))
     by_family = [list(tuning(lab, of).values()) for of in families]
     # One of each first: what is compiled for it is there when the others begin.
     return [unit for rates in zip(*by_family, strict=True) for unit in rates]
+
+
+# ---- runs ------------------------------------------------------------------------------------------------
+
+
+def memory_of(lab: Lab, name: str) -> Mapping[str, Any]:
+    return {"mechanism": "none"} if name == PLAIN else lab.size.beyond.mechanisms[name]
+
+
+def training_of(lab: Lab, corpus: str = "books") -> dict[str, Any]:
+    """Settings of every run, which need not be those of the paper's tables."""
+    size, beyond = lab.size, lab.size.beyond
+    wiki = {} if corpus == "books" else size.wiki_training | beyond.wiki_training
+    return size.training | beyond.training | wiki
+
+
+def beyond_unit(
+    lab: Lab,
+    corpus: str,
+    name: str,
+    rate: float,
+    seed: int,
+    label: str | None = None,
+    changed: Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> Unit:
+    """A run of a mechanism of the size's by its name, `changed` or not, or of plain windows."""
+    return lab.unit(
+        corpus,
+        PLAIN if name == PLAIN else "best",
+        seed=seed,
+        label=f"beyond-{label or name}",
+        recurrence={**memory_of(lab, name), **(changed or {})},
+        learning_rate=rate,
+        **training_of(lab, corpus) | settings,
+    )
+
+
+def mechanism_unit(lab: Lab, corpus: str, name: str, seed: int, **settings: Any) -> Unit | None:
+    """The same at its own learning rate, also in longer windows or as it starts; None before the rate is chosen."""
+    usual = usual_name(lab, name)
+    rate = chosen_rate(tuning(lab, family(memory_of(lab, usual))))
+    if rate is None:
+        return None
+    settings = {"label": usual, **longer_settings(lab, corpus, name), **settings}
+    unit = beyond_unit(lab, corpus, usual, rate, seed, **settings)
+    if name in untrained_names(lab):
+        return beyond_unit(lab, corpus, usual, rate, seed, **settings | untouched(unit, name))
+    return unit
 
 
 def longer_names(lab: Lab) -> dict[str, str]:
@@ -115,20 +139,14 @@ def usual_name(lab: Lab, name: str) -> str:
 
 
 def longer_settings(lab: Lab, corpus: str, name: str) -> dict[str, Any]:
-    """What sets a run in longer windows apart."""
+    """What sets a run in longer windows apart: sequences stay as long in tokens."""
+    if name not in longer_names(lab):
+        return {}
     window = lab.size.beyond.longer_window
-    return {"window": window, "windows": lab.windows_of(corpus, window)} if name in longer_names(lab) else {}
-
-
-def kind_of(lab: Lab, name: str) -> str | None:
-    """The kind of the paper's tables that this is. The best of these tables is none: which one that is, runs of theirs
-    would have to decide first, three alone on a device."""
-    if name == PLAIN:
-        return PLAIN
-    return "carry" if lab.size.beyond.mechanisms[name] == CARRY else None
-
-
-# ---- runs ------------------------------------------------------------------------------------------------
+    return {
+        "window": window,
+        "windows": max(1, round(training_of(lab, corpus)["windows"] * lab.size.window / window)),
+    }
 
 
 def finish_in_turn(lab: Lab, rounds: Iterable[Callable[[], list[Unit]]]) -> list[str]:

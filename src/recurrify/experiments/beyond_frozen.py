@@ -5,6 +5,7 @@ from typing import Any
 from recurrify.experiments.beyond import (
     OURS,
     PLAIN,
+    beyond_unit,
     chosen_rate,
     control,
     family,
@@ -27,17 +28,8 @@ BYTES = 4
 
 
 def frozen_unit(lab: Lab, corpus: str, name: str, rate: float, label: str, **settings: Any) -> Unit:
-    return lab.unit(
-        corpus,
-        "best",
-        seed=lab.size.seeds[0],
-        label=label,
-        recurrence=lab.size.beyond.mechanisms[name],
-        learning_rate=rate,
-        added_learning_rate=rate,
-        freeze_base=True,
-        **settings,
-    )
+    seed = lab.size.seeds[0]
+    return beyond_unit(lab, corpus, name, rate, seed, label, added_learning_rate=rate, freeze_base=True, **settings)
 
 
 def frozen_tuning(lab: Lab, name: str) -> dict[float, Unit]:
@@ -61,8 +53,9 @@ def rate_units(lab: Lab) -> list[Unit]:
 
 def base_unit(lab: Lab) -> Unit:
     """The base as it is, in plain windows."""
-    plain = lab.unit("books", PLAIN, seed=lab.size.seeds[0])
-    return lab.unit("books", PLAIN, seed=lab.size.seeds[0], **untouched(plain, "untouched"))
+    rate, seed = lab.size.candidates[0], lab.size.seeds[0]
+    plain = beyond_unit(lab, "books", PLAIN, rate, seed)
+    return beyond_unit(lab, "books", PLAIN, rate, seed, **untouched(plain, "untouched"))
 
 
 def pair(lab: Lab, name: str) -> dict[str, Unit]:
@@ -95,8 +88,9 @@ def frozen_rows(lab: Lab) -> tuple[Rows, list[str]]:
         units = pair(lab, name)
         gains: dict[str, Any] = {}
         for how in ("base", "trained") if name == PLAIN else ("trained", "frozen"):
-            partner = against["base" if how in ("base", "frozen") else "trained"]
-            row = memory_row("books", name, [units[how]], [partner]) if how in units else None
+            partner = "base" if how in ("base", "frozen") else "trained"
+            ready = how in units and partner in against
+            row = memory_row("books", name, [units[how]], [against[partner]]) if ready else None
             if row is None:
                 missing.append(f"{name}, {how}")
                 continue
@@ -130,8 +124,7 @@ register(
         one_recipe=False,
         layout="frozen",
         units=rate_units,
-        early=rate_units,
         rows=frozen_rows,
-        after=Stage.RATES,
+        after=Stage.BASE,
     )
 )

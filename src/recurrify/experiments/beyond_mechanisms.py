@@ -13,9 +13,9 @@ from recurrify.experiments.beyond import (
     family,
     finish_in_turn,
     gain_by_memory,
-    kind_of,
     longer_names,
     mechanism_unit,
+    memory_of,
     memory_row,
     rates_of,
     told_rates,
@@ -34,8 +34,7 @@ PLAIN_UNTRAINED = f"{PLAIN}{UNTRAINED}"
 
 def seeds_of(lab: Lab, name: str) -> tuple[int, ...]:
     """Main rows take every seed; what is longer or not trained stands beside them."""
-    main = name == usual_name(lab, name) and (kind_of(lab, name) is not None or name in lab.size.beyond.seeded)
-    return lab.size.seeds if main else lab.size.seeds[:1]
+    return lab.size.seeds if name in (PLAIN, PAPERS, *lab.size.beyond.seeded) else lab.size.seeds[:1]
 
 
 def units_of(lab: Lab, corpus: str, name: str) -> list[Unit]:
@@ -106,7 +105,7 @@ def mechanism_rows(lab: Lab) -> tuple[Rows, list[str]]:
         overlaps = plain_overlaps(lab, found)
         matched = matched_overlaps({name: own for name, own in found.items() if name not in untrained_names(lab)})
         for name, overlap in rows_of(lab, overlaps):
-            plain = found.get(PLAIN_UNTRAINED, []) if name in untrained_names(lab) else found[PLAIN]
+            plain = found.get(PLAIN_UNTRAINED, []) if name in untrained_names(lab) else found.get(PLAIN, [])
             row = memory_row(corpus, name, found[name], plain, overlap) if name in found and plain else None
             if row is None:
                 missing.append(f"{corpus}, {name}, overlap {overlap}")
@@ -129,7 +128,8 @@ def mechanism_rows(lab: Lab) -> tuple[Rows, list[str]]:
 
 def rows_of(lab: Lab, overlaps: dict[int, list[int]]) -> Iterator[tuple[str, int]]:
     """Names and overlaps, plain windows with all that they have at some seed."""
-    yield from ((PLAIN, overlap) for overlap in sorted({o for own in overlaps.values() for o in own}))
+    known = {overlap for own in overlaps.values() for overlap in own}
+    yield from ((PLAIN, overlap) for overlap in sorted(known or all_overlaps(lab)))
     yield from ((name, 0) for name in lab.size.beyond.mechanisms)
     yield from ((name, 0) for name in untrained_names(lab))
     for name in longer_names(lab):
@@ -137,11 +137,10 @@ def rows_of(lab: Lab, overlaps: dict[int, list[int]]) -> Iterator[tuple[str, int
 
 
 def rates_tried(lab: Lab, name: str) -> list[dict[str, Any]]:
-    """What the learning rate was chosen from; plain windows' is in the experiment on the paper's kinds."""
-    trained, name = name not in untrained_names(lab), usual_name(lab, name)
-    if name == PLAIN or not trained:
+    """What the learning rate was chosen from."""
+    if name in untrained_names(lab):
         return []
-    return told_rates(tuning(lab, family(lab.size.beyond.mechanisms[name])))
+    return told_rates(tuning(lab, family(memory_of(lab, usual_name(lab, name)))))
 
 
 register(
@@ -152,8 +151,7 @@ register(
         one_recipe=False,
         layout="mechanisms",
         units=rate_units,
-        early=rate_units,
         rows=mechanism_rows,
-        after=Stage.RATES,
+        after=Stage.BASE,
     )
 )

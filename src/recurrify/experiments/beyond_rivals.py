@@ -63,7 +63,7 @@ def matched_overlaps(units: Units) -> dict[int, list[str]]:
     """By overlap, the memories among `units`, by name, whose cost it comes closest to from below."""
     found: dict[int, list[str]] = {}
     for name, own in units.items():
-        overlap = dearest_overlap(own[0], units[PLAIN][0])
+        overlap = dearest_overlap(own[0], units[PLAIN][0]) if PLAIN in units else 0
         if overlap:
             found.setdefault(overlap, []).append(name)
     return found
@@ -72,9 +72,9 @@ def matched_overlaps(units: Units) -> dict[int, list[str]]:
 def overlaps_by_seed(units: Units, usual: Iterable[int], learned: Iterable[str]) -> dict[int, list[int]]:
     """At which overlaps plain windows of each seed are scored: the usual ones, and those that match a learned memory
     that has this seed."""
-    matched = matched_overlaps({PLAIN: units[PLAIN], **{name: units[name] for name in learned}})
+    matched = matched_overlaps({name: units[name] for name in (PLAIN, *learned) if name in units})
     found = {}
-    for unit in units[PLAIN]:
+    for unit in units.get(PLAIN, []):
         seed = unit.settings.seed
         own = {
             overlap

@@ -157,7 +157,7 @@ def needs_no_training(lab: Lab) -> list[str]:
 def main_units(lab: Lab) -> list[Unit]:
     """Plain windows at every overlap that something is held against, those of the base as it is at the usual ones."""
     units = units_by_name(lab)
-    at = plain_overlaps(lab, units) if PLAIN in units else {}
+    at = plain_overlaps(lab, units)
     tuned = [
         unit.with_scores(at_overlaps(lab, at[unit.settings.seed] if name == PLAIN else [0]))
         for name, own in units.items()
@@ -207,8 +207,8 @@ def tuned_rows(lab: Lab) -> tuple[Rows, list[str]]:
     missing: list[str] = []
     units: dict[str, list[Unit]] = {}
     found = units_by_name(lab)
-    at = plain_overlaps(lab, found) if PLAIN in found else {}
-    matched = matched_overlaps({name: found[name] for name in (PLAIN, *learned(lab, found))}) if at else {}
+    at = plain_overlaps(lab, found)
+    matched = matched_overlaps({name: found[name] for name in (PLAIN, *learned(lab, found)) if name in found})
     every = sorted({overlap for own in at.values() for overlap in own} or overlaps(lab))
     for name, overlap in [(PLAIN, overlap) for overlap in every] + [(one, 0) for one in entrants(lab) if one != PLAIN]:
         row = memory_row("books", name, found[name], found[PLAIN], overlap) if {name, PLAIN} <= set(found) else None

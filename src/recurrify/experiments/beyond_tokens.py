@@ -12,6 +12,7 @@ from recurrify.experiments.beyond import (
     mechanism_unit,
     memory_row,
     rates_of,
+    training_of,
 )
 from recurrify.experiments.catalogue import Experiment, Rows, Stage, register
 from recurrify.experiments.lab import Lab
@@ -27,13 +28,13 @@ WARM_UP_SHARE = 10
 
 
 def steps(lab: Lab, tokens: int) -> int:
-    training = lab.size.training
+    training = training_of(lab)
     return max(1, tokens // (training["batch"] * training.get("accumulate", 1) * training["windows"] * lab.size.window))
 
 
 def warm_up(lab: Lab, tokens: int) -> int:
     """The size's own, but for runs so short that it would take much of them."""
-    return max(1, min(lab.size.training.get("warmup_steps", 100), steps(lab, tokens) // WARM_UP_SHARE))
+    return max(1, min(training_of(lab).get("warmup_steps", 100), steps(lab, tokens) // WARM_UP_SHARE))
 
 
 def compared(lab: Lab) -> dict[str, str]:
@@ -103,7 +104,7 @@ register(
         layout="tokens",
         units=lambda lab: rates_of(lab, compared(lab).values()),
         rows=token_rows,
-        after=Stage.RATES,
+        after=Stage.BASE,
     )
 )
 
@@ -165,7 +166,8 @@ def stages(lab: Lab, name: str, seed: int = 0) -> list[Unit]:
     usual = mechanism_unit(lab, "books", mechanism, seed)
     if usual is None:
         return []
-    plan = beyond.curriculum if start.curriculum else ((lab.size.training["windows"], 1.0),)
+    usually = training_of(lab)
+    plan = beyond.curriculum if start.curriculum else ((usually["windows"], 1.0),)
     units: list[Unit] = []
     for number, (windows, share) in enumerate(plan):
         tokens = round(share * beyond.start_tokens)
@@ -179,12 +181,12 @@ def stages(lab: Lab, name: str, seed: int = 0) -> list[Unit]:
             "patience": 0,
             "windows": windows,
             # The same tokens in a step.
-            "batch": max(1, lab.size.training["batch"] * lab.size.training["windows"] // windows),
+            "batch": max(1, usually["batch"] * usually["windows"] // windows),
         }
         if start.added_rate is not None:
             settings["added_learning_rate"] = start.added_rate * usual.settings.learning_rate
         if start.changed:
-            settings["recurrence"] = beyond.mechanisms[mechanism] | start.changed
+            settings["changed"] = start.changed
         unit = mechanism_unit(lab, "books", mechanism, seed, **settings)
         assert unit is not None
         unit = unit.with_scores([lab.wanted("valid", 0)])
@@ -214,7 +216,7 @@ def start_rows(lab: Lab) -> tuple[Rows, list[str]]:
     rows: Rows = []
     missing = []
     seeds = lab.size.seeds
-    plain = [stages(lab, PLAIN, seed)[-1] for seed in seeds]
+    plain = [unit for seed in seeds for unit in stages(lab, PLAIN, seed)]
     for name, start in starts(lab).items():
         every = {seed: units for seed in seeds if (units := stages(lab, name, seed))}
         row = (
@@ -253,6 +255,6 @@ register(
         layout="starts",
         units=lambda lab: rates_of(lab, started(lab).values()),
         rows=start_rows,
-        after=Stage.RATES,
+        after=Stage.BASE,
     )
 )

@@ -46,9 +46,6 @@ class Experiment:
     """The rows, and the names of those that are missing."""
     after: Stage = Stage.BEST
     """What has to be there before it can run."""
-    early: Callable[[Lab], list[Unit]] = lambda _: []
-    """Those of its units that need the base alone: they are done beside the runs that choose learning rates, which do
-    not fill a device."""
     differences: tuple[str, ...] | None = None
     """How it differs from what was published; None: as the size says."""
     one_recipe: bool = True

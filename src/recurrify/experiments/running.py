@@ -51,7 +51,7 @@ def _prepare(chosen: Sequence[Experiment], lab: Lab, started: float) -> bool:
         # Finished runs are only looked at; what was chosen is worked out anew, in case the candidates have changed.
         units = EXPERIMENTS[CHOICE].units(lab)
         lab.say(f"learning rates first, on {lab.source('wiki')}: {len(units)} short runs")
-        choice = lab.finish([*units, *(unit for experiment in chosen for unit in experiment.early(lab))])
+        choice = lab.finish(units)
         if not all(unit.is_finished() for unit in units):
             _check(choice)  # others may fail without stopping what does not need them
             return False
