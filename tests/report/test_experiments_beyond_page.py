@@ -81,8 +81,8 @@ def test_it_is_said_whether_recurrence_pays_and_by_how_much_the_paper_is_passed(
     page = page_of(tmp_path, "mechanisms", mechanism_rows(92.0, 0.042))
     words = page.words.replace("\xa0", " ")
     assert (
-        "Recurrence pays: 1 of 2 learned memories beat the best rival that costs no more FLOPs. The furthest ahead is "
-        "tail-64 against plain at overlap 10: +4.2 % (+3.7 % to +4.7 %, 1 seed)."
+        "Recurrence pays: tail-64, the best memory that is learned, beats the best rival that costs no more FLOPs, "
+        "plain at overlap 10: +4.2 % (+3.7 % to +4.7 %, 1 seed). "
     ) in words
     rivals = page.table("Drop of perplexity per word")
     assert [(row["model"], row["verdict"]) for row in rivals] == [("carry-1", "worse"), ("tail-64", "better")]
@@ -91,8 +91,17 @@ def test_it_is_said_whether_recurrence_pays_and_by_how_much_the_paper_is_passed(
 def test_where_it_does_not_pay_that_is_said(tmp_path: Path) -> None:
     page = page_of(tmp_path, "mechanisms", mechanism_rows(95.0, 0.003))
     words = page.words.replace("\xa0", " ")
-    assert "Recurrence does not pay: no learned memory beats, beyond noise, the best rival" in words
-    assert "The closest is tail-64 against plain at overlap 10: +0.3 % (−0.2 % to +0.8 %, 1 seed)." in words
+    assert "Recurrence does not pay: tail-64, the best memory that is learned, does not beat, beyond noise" in words
+    assert "costs no more FLOPs, plain at overlap 10: +0.3 % (−0.2 % to +0.8 %, 1 seed)." in words
+
+
+def test_a_small_memory_that_is_ahead_of_its_own_rival_does_not_make_it_pay(tmp_path: Path) -> None:
+    """Nearly nothing is as cheap."""
+    rows = mechanism_rows(95.0, -0.09)
+    rows[-2]["rival"] |= gained(0.006)
+    words = page_of(tmp_path, "mechanisms", rows).words.replace("\xa0", " ")
+    assert "Recurrence does not pay: tail-64" in words
+    assert "plain at overlap 10: −9.0 % (−9.5 % to −8.5 %, 1 seed). Ahead of theirs: carry-1 against plain at" in words
 
 
 def test_memories_in_longer_windows_do_not_decide_that(tmp_path: Path) -> None:
@@ -101,7 +110,7 @@ def test_memories_in_longer_windows_do_not_decide_that(tmp_path: Path) -> None:
     rival = {"label": "plain-w600", "kind": "plain", "overlap": 30, "full_flops_per_token": 1.03e8}
     longer = memory_row("tail", "tail-64-w600", 90.0, 1.2e8, window=600, rival={**rival, **gained(0.05)})
     words = page_of(tmp_path, "mechanisms", [*rows, longer]).words.replace("\xa0", " ")
-    assert "Recurrence does not pay: no learned memory beats" in words
+    assert "Recurrence does not pay: tail-64, the best" in words
 
 
 def test_learning_rates_at_the_edge_of_what_was_tried_are_marked(tmp_path: Path) -> None:

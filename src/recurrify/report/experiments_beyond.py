@@ -19,6 +19,8 @@ PAPERS = "carry-1"
 """The paper's own mechanism, by its name in the rows."""
 NOT_LEARNED = (PLAIN, "kv", "sliding kv")
 """Kinds of rows without a memory that is learned."""
+NAMED = 3
+"""More than so many memories are only counted."""
 
 
 def beyond_makers(experiment: Experiment, linker: Linker) -> dict[str, Callable[[], list[Block]]]:
@@ -93,28 +95,37 @@ def _learned(rows: Sequence[MemoryRow]) -> list[MemoryRow]:
 
 
 def pays(rows: Sequence[MemoryRow]) -> str:
-    """Whether any learned memory beats, beyond noise, what needs none and costs no more. Longer windows are left out:
-    no overlap of theirs was made to match it."""
+    """Whether the learned memory that validates best beats, beyond noise, what needs none and costs no more. Longer
+    windows are left out: no overlap of theirs was made to match it."""
     priced = [row for row in _learned(rows) if row.rival is not None and not row.is_longer]
     if not priced:
         return "whether recurrence pays cannot be said yet: it has not been compared."
-    best = max(priced, key=lambda row: row.rival.gain.relative if row.rival else 0.0)
-    rival = best.rival
+    best = next((row for row in priced if row.chosen), priced[0])
+    others = [row for row in priced if row is not best and is_ahead(row)]
+    also = ""
+    if others:
+        each = [f"{row.row.label} against {_told_rival(row)}" for row in others]
+        told = listed(each) if len(each) <= NAMED else f"{len(each)} of the {len(priced) - 1} others"
+        also = f" {'Also ahead' if is_ahead(best) else 'Ahead'} of theirs: {told}."
+    if is_ahead(best):
+        verdict, beats = "recurrence pays", "beats"
+    else:
+        verdict, beats = "recurrence does not pay", "does not beat, beyond noise,"
+    name, rival = f"{best.row.label}, the best memory that is learned,", _told_rival(best)
+    return f"{verdict}: {name} {beats} the best rival that costs no more FLOPs, {rival}.{also}"
+
+
+def is_ahead(row: MemoryRow) -> bool:
+    return row.rival is not None and row.rival.gain.relative > 0 and not row.rival.gain.within_noise
+
+
+def _told_rival(row: MemoryRow) -> str:
+    rival = row.rival
     assert rival is not None
     noise = numbers.percent_range(rival.gain.interval, signed=True)
     if rival.gain.seeds is not None:
         noise += f", {rival.gain.seeds} seed{'' if rival.gain.seeds == 1 else 's'}"
-    ahead = f"{best.row.label} against {rival.name}: {numbers.percent(rival.gain.relative, signed=True)} ({noise})"
-    winners = [
-        row.row.label for row in priced if row.rival and row.rival.gain.relative > 0 and not row.rival.gain.within_noise
-    ]
-    if not winners:
-        return (
-            "recurrence does not pay: no learned memory beats, beyond noise, the best rival that costs no more FLOPs. "
-            f"The closest is {ahead}."
-        )
-    share = f"{len(winners)} of {len(priced)} learned memories"
-    return f"recurrence pays: {share} beat the best rival that costs no more FLOPs. The furthest ahead is {ahead}."
+    return f"{rival.name}: {numbers.percent(rival.gain.relative, signed=True)} ({noise})"
 
 
 def compared(rows: Sequence[MemoryRow]) -> str | None:
