@@ -169,7 +169,9 @@ TokensPerDocument = Annotated[
         min=2, help="Score only the first so many of a document; for models from scratch, the first so many symbols."
     ),
 ]
-Rows = Annotated[int, typer.Option(min=1, help="Documents read side by side.")]
+Rows = Annotated[
+    int, typer.Option(min=1, help="Documents, or pieces of them where there is no memory, read side by side.")
+]
 ScoredLength = Annotated[
     int | None,
     typer.Option("--eval-length", min=1, help="Symbols of a segment, for models from scratch; default: the run's own."),

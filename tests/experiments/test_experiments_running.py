@@ -185,7 +185,7 @@ def test_topics_and_metrics_have_a_row_for_each_kind(done: Lab) -> None:
 def test_what_starts_from_no_base_waits_for_none(done: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Lab, "make_base", lambda lab: pytest.fail("a base was made"))
     run_experiments(["slides-lengths"], done)
-    assert result(done, "slides-lengths")["differences"] == list(EXPERIMENTS["slides-lengths"].differences or ())
+    assert result(done, "slides-lengths")["differences"] == list(EXPERIMENTS["slides-lengths"].differences(done))
     assert result(done, "table2")["differences"] == ["everything"]
 
 

@@ -72,6 +72,7 @@ def test_other_steps_are_compiled_once_there_were_many(
     monkeypatch.setattr(OneWindow, "__call__", lambda self, *inputs: compiled.append(1) or run(self, *inputs))
     steps(model, text(2, 24))
     assert compiled  # for the graph
+    steps(model, text(3, 24), 5)  # no such batch is compiled, nor counted
     one_window = text(2, 8)
     for expected in (0, 0, 1):
         compiled.clear()
@@ -79,6 +80,13 @@ def test_other_steps_are_compiled_once_there_were_many(
             steps(model, one_window)  # no training step
         steps(model, one_window)
         assert len(compiled) == expected
+
+
+def test_within_a_memory_budget_other_steps_are_compiled_at_once(model: RecurrentForCausalLM) -> None:
+    """The budget is of what is compiled."""
+    assert not model.graphed_steps.compiles_others()
+    model.compiled_window.memory_budget = 0.5
+    assert model.graphed_steps.compiles_others()
 
 
 def test_what_differs_from_such_a_step_runs_as_it_is(model: RecurrentForCausalLM, replayed: list[str]) -> None:
@@ -266,7 +274,14 @@ def test_few_numbers_of_windows_serve_all(model: RecurrentForCausalLM) -> None:
     steps(model, ids, attention_mask=mask)
     steps(model, text(2, 19 * 8), 1)
     steps(model, ids, attention_mask=mask)  # never more than the longest batch has
-    assert {(key.windows, key.filled_up) for key in model.graphed_steps.steps} == {(17, True), (19, False), (19, True)}
+    assert {(key.windows, key.filled_up) for key in model.graphed_steps.steps} == {(19, False), (19, True)}
+
+
+def test_ever_longer_batches_leave_no_graph_that_nobody_can_use(model: RecurrentForCausalLM) -> None:
+    for windows in range(2, 26):
+        ids, mask = ragged(windows * 8, 3)
+        steps(model, ids, attention_mask=mask)
+    assert [key.windows for key in model.graphed_steps.steps] == [2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 25]
 
 
 def exchange(module: torch.nn.Module, name: str) -> None:

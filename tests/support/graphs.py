@@ -88,6 +88,7 @@ class OneWindow:
     """What would be compiled."""
 
     rows = 2
+    memory_budget = 1.0
 
     def __init__(self, model: Any) -> None:
         self.model = model

@@ -1,9 +1,10 @@
-"""Losses of whole documents, read side by side, each from its first token to its last with carried state."""
+"""Losses of whole documents, read side by side, each from its first token to its last with carried state, or, where
+nothing is carried, in pieces."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -21,7 +22,6 @@ from recurrify.recurrence import (
     add_recurrence,
 )
 from recurrify.state import State
-from recurrify.windows import schedule
 
 
 class NamedTokens(Protocol):
@@ -49,8 +49,8 @@ def evaluate_documents(
 
     - `model` is a recurrent causal model, or a plain one, which then runs over windows without memory.
     - `window` and `overlap` are the model's own unless given; every setting scores the same tokens.
-    - `rows` documents are read side by side, at most `windows_per_call` windows of each in one forward pass:
-      the two bound the memory and do not change the result.
+    - `rows` documents, or pieces of them where there is no memory, are read side by side, at most `windows_per_call`
+      windows of each in one forward pass: the two bound the memory and do not change the result.
     - `bf16` computes in bfloat16 where the model is on a CUDA device; elsewhere it does nothing.
     - `exchange_memories` lets every window read what another document's window left: a control, which shows how much
       of a gain is memory.
@@ -232,16 +232,17 @@ def read_in_pieces(
 ) -> None:
     """The same windows for a model without memory, in any order: documents are cut where windows begin, so that no row
     waits for a longer document to end."""
-    pieces: list[tuple[Lane, np.ndarray]] = []
+    window, overlap, stride = model.recurrence.window, model.recurrence.overlap, model.recurrence.stride
+    pieces: list[Lane] = []
     for index, document in enumerate(documents):
-        ids = np.asarray(document.ids)
-        spans = schedule(len(ids) - 1, model.recurrence.window, model.recurrence.overlap)
-        for at in range(0, len(spans), windows_per_call):
-            first, last = spans[at], spans[min(at + windows_per_call, len(spans)) - 1]
-            pieces.append((Lane(index, ids, first.first, last.stop), ids[first.start : first.first]))
-    pieces.sort(key=lambda piece: piece[0].start - piece[0].stop)  # the longest first: calls of one length
+        lane = Lane(index, np.asarray(document.ids))
+        while not lane.ended:
+            lane.advance(window, stride, windows_per_call)
+            pieces.append(replace(lane))
+    pieces.sort(key=lambda piece: piece.start - piece.stop)  # the longest first: calls of one length
     for at in range(0, len(pieces), rows):
-        lanes, shared = zip(*pieces[at : at + rows], strict=True)
+        lanes = pieces[at : at + rows]
+        shared = [lane.ids[lane.start - overlap : lane.start] if lane.start else lane.ids[:0] for lane in lanes]
         read(lanes, _behind(shared, model.device))
         if progress is not None:
             progress(sum(lane.stop - lane.start for lane in lanes))

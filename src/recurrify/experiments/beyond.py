@@ -58,9 +58,8 @@ def tuning(lab: Lab, of: str) -> dict[float, Unit]:
     """The runs that choose a family's learning rate: as for the kinds of the paper's tables, on wiki text. The one that
     is chosen is a row's own."""
     name = next(name for name in (PLAIN, *lab.size.beyond.mechanisms) if family(memory_of(lab, name)) == of)
-    wanted = [*(lab.wanted(split, 0) for split in SPLITS), *([] if name == PLAIN else [control(lab)])]
     return {
-        rate: beyond_unit(lab, "wiki", name, rate, lab.size.seeds[0]).with_scores(wanted)
+        rate: beyond_unit(lab, "wiki", name, rate, lab.size.seeds[0]).with_scores([lab.wanted("valid", 0)])
         for rate in lab.size.candidates
     }
 
@@ -74,6 +73,11 @@ def rates_of(lab: Lab, names: Iterable[str]) -> list[Unit]:
 
 
 # ---- runs ------------------------------------------------------------------------------------------------
+
+
+def differences(lab: Lab) -> Sequence[str]:
+    """How these experiments differ from what was published."""
+    return lab.size.beyond.differences or lab.size.differences
 
 
 def memory_of(lab: Lab, name: str) -> Mapping[str, Any]:

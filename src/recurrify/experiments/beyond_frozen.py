@@ -8,6 +8,7 @@ from recurrify.experiments.beyond import (
     beyond_unit,
     chosen_rate,
     control,
+    differences,
     family,
     finish_in_turn,
     gain_by_memory,
@@ -126,5 +127,6 @@ register(
         units=rate_units,
         rows=frozen_rows,
         after=Stage.BASE,
+        differences=differences,
     )
 )

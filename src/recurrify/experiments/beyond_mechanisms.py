@@ -10,6 +10,7 @@ from recurrify.experiments.beyond import (
     UNTRAINED,
     all_overlaps,
     control,
+    differences,
     family,
     finish_in_turn,
     gain_by_memory,
@@ -153,5 +154,6 @@ register(
         units=rate_units,
         rows=mechanism_rows,
         after=Stage.BASE,
+        differences=differences,
     )
 )

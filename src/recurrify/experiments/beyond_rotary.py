@@ -249,6 +249,6 @@ register(
         units=lambda lab: [],
         rows=rotary_rows,
         after=Stage.NOTHING,
-        differences=("The papers' models have absolute positions; model, mechanisms and budgets are ours.",),
+        differences=lambda _: ("The papers' models have absolute positions; model, mechanisms and budgets are ours.",),
     )
 )

@@ -8,6 +8,7 @@ from recurrify.experiments.beyond import (
     OURS,
     PAPERS,
     PLAIN,
+    differences,
     finish_in_turn,
     mechanism_unit,
     memory_row,
@@ -105,6 +106,7 @@ register(
         units=lambda lab: rates_of(lab, compared(lab).values()),
         rows=token_rows,
         after=Stage.BASE,
+        differences=differences,
     )
 )
 
@@ -256,5 +258,6 @@ register(
         units=lambda lab: rates_of(lab, started(lab).values()),
         rows=start_rows,
         after=Stage.BASE,
+        differences=differences,
     )
 )

@@ -4,7 +4,7 @@ An `Experiment` is two small functions: `units` names the fine-tunings and score
 once), `rows` makes its table out of what is there. `recurrify experiment list` prints this file's register.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -46,8 +46,8 @@ class Experiment:
     """The rows, and the names of those that are missing."""
     after: Stage = Stage.BEST
     """What has to be there before it can run."""
-    differences: tuple[str, ...] | None = None
-    """How it differs from what was published; None: as the size says."""
+    differences: Callable[[Lab], Sequence[str]] = lambda lab: lab.size.differences
+    """How it differs from what was published."""
     one_recipe: bool = True
     """Whether its runs share settings that can be told beside the published ones."""
     alone: bool = False

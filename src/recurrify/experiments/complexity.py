@@ -452,7 +452,7 @@ register(
         units=lambda lab: [],
         rows=complexity_rows,
         after=Stage.NOTHING,
-        differences=("The slides give orders of growth alone; sizes are those that fit the device.",),
+        differences=lambda _: ("The slides give orders of growth alone; sizes are those that fit the device.",),
         alone=True,
     )
 )

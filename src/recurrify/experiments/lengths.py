@@ -303,7 +303,7 @@ register(
         units=lambda lab: [],
         rows=length_rows,
         after=Stage.NOTHING,
-        differences=("The slides claim and print no numbers: rules, lengths, models and budgets are ours.",),
+        differences=lambda _: ("The slides claim and print no numbers: rules, lengths, models and budgets are ours.",),
         alone=True,
         keeps_runs=True,
     )

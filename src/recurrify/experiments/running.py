@@ -156,7 +156,7 @@ def _write(experiment: Experiment, lab: Lab, started: float) -> list[Path]:
         "size": lab.size.name,
         "title": experiment.title,
         "source": experiment.source,
-        "differences": list(lab.size.differences if experiment.differences is None else experiment.differences),
+        "differences": list(experiment.differences(lab)),
         "hyperparameters": hyperparameters(lab, experiment, units, rows) if units else [],
         "layout": experiment.layout,
         "rows": rows,

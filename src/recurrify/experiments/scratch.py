@@ -282,7 +282,7 @@ register(
         units=lambda lab: [],
         rows=protocol_rows,
         after=Stage.NOTHING,
-        differences=(
+        differences=lambda _: (
             "All models see the same text in the same order for as many steps; the reproduction gave RSA-XL half of "
             "its baseline's steps, and the Block-Recurrent Transformer a tenth of 400,000.",
             "How many states the Block-Recurrent Transformer had, how wide its inner layers were and when it wrote its "
@@ -305,7 +305,7 @@ register(
         units=lambda lab: [],
         rows=small_rows,
         after=Stage.NOTHING,
-        differences=(
+        differences=lambda _: (
             "The report says that the width was lowered to 8. The script that it names for enwik8 has 256; the one for "
             "text8, and another for enwik8, have 8, and heads of 8, inner layers of 32, segments and memories of 32: "
             "the smallest here. A width of 8 with all else as at 256 is ours. Which of them its 3.93 belongs to is not "

@@ -142,8 +142,6 @@ SIZES = {
                 "novels used here are 0.65 of an epoch, 6 M of enwik8 0.23, and runs that choose rates or mechanisms "
                 "are shorter still; a cosine schedule instead of a constant rate.",
                 "Added weights learn at five times the base's rate: the base has seen this text, they have not.",
-                "What goes beyond the papers is trained on 8 M tokens of novels and 5 M of enwik8, with 8 sequences of "
-                "10 windows in a step.",
             ),
             training={
                 "batch": 4,

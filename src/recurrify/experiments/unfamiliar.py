@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from recurrify.experiments.beyond import finish_in_turn
-from recurrify.experiments.catalogue import PAIR, Experiment, Rows, register
+from recurrify.experiments.catalogue import PAIR, Experiment, Rows, Stage, register
 from recurrify.experiments.lab import Lab
 from recurrify.experiments.rows import best_on_validation, perplexity_row
 from recurrify.experiments.sizes import LABELS
@@ -86,8 +86,9 @@ register(
         layout="variants",
         units=lambda lab: [],
         rows=unfamiliar_rows,
+        after=Stage.BASE,
         one_recipe=False,
-        differences=(
+        differences=lambda _: (
             "Both bases read as many tokens in pretraining: the one of wiki text alone goes over it more often.",
             "Learning rates are chosen on books here, from the same candidates for both bases and both models.",
             "Two epochs are the paper's length, of far fewer books.",

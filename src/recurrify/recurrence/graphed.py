@@ -74,22 +74,23 @@ class GraphedSteps:
         self.weights: dict[torch.dtype | None, StandIns] = {}
         self.clock = Clock()
         self.refused = False
-        """Whether a step could not be captured: then all run as they are."""
+        """Whether a step could not be captured: then all run compiled."""
         self.others = 0
-        """Training steps that were not replayed."""
+        """Training steps that could be compiled and were not replayed."""
 
     def compiles_others(self) -> bool:
-        """Whether steps that are not replayed are compiled."""
-        return self.refused or self.others > WORTH_COMPILING
+        """Whether steps that are not replayed are compiled: uncompiled, they would know no memory budget."""
+        return self.refused or self.others > WORTH_COMPILING or self.model.compiled_window.memory_budget < 1
 
     def takes(self, packed: Packed, state: State, summed: bool = False) -> bool:
         """Whether this batch is replayed; counts those that are not."""
-        taken = self._takes(packed, state, summed)
-        if not taken and self.model.training and torch.is_grad_enabled():
-            self.others += 1
+        if not self._is_training_step(packed):
+            return False
+        taken = self._begins_texts(packed, state) and self._has_room(packed, summed)
+        self.others += not taken
         return taken
 
-    def _takes(self, packed: Packed, state: State, summed: bool) -> bool:
+    def _is_training_step(self, packed: Packed) -> bool:
         model = self.model
         if not (model.training and torch.is_grad_enabled() and packed.tokens.is_cuda):
             return False
@@ -98,19 +99,31 @@ class GraphedSteps:
         model.compiled_window.rows = model.compiled_window.rows or len(packed.lengths)
         if model.compiled_window.rows != len(packed.lengths):
             return False  # such windows are not compiled
-        if packed.tokens.shape[1] <= model.recurrence.window:
-            return False  # a single window may have nothing to learn from
-        if bool(state.live.any()) or bool(state.lengths.any()):
-            return False
-        if not any(weight.requires_grad for weight in model.parameters()):
-            return False
-        built = as_built(model)
+        return any(weight.requires_grad for weight in model.parameters())
+
+    def _begins_texts(self, packed: Packed, state: State) -> bool:
+        """And goes on: a single window may have nothing to learn from."""
+        fresh = not (bool(state.live.any()) or bool(state.lengths.any()))
+        return fresh and packed.tokens.shape[1] > self.model.recurrence.window
+
+    def _has_room(self, packed: Packed, summed: bool) -> bool:
+        """Whether there is a graph for it, or may be one."""
+        built = as_built(self.model)
         if built != self.built:  # weights have moved or were exchanged, others are trained, dropout was switched
             self.steps.clear()
             self.weights.clear()
             self.built = built
-        self.most_windows = max(self.most_windows, self._windows(packed))
+        windows = self._windows(packed)
+        if windows > self.most_windows:
+            self._forget_former_most()
+            self.most_windows = windows
         return self._key(packed, summed) in self.steps or len(self.steps) < MOST_GRAPHS
+
+    def _forget_former_most(self) -> None:
+        """From now on batches that were filled up to that number, and no further, are filled up to a rounder one."""
+        most = self.most_windows
+        if round_up(most) != most:
+            self.steps = {key: step for key, step in self.steps.items() if not (key.filled_up and key.windows == most)}
 
     def _windows(self, packed: Packed) -> int:
         return len(schedule(packed.tokens.shape[1], self.model.recurrence.window, self.model.recurrence.overlap))
