@@ -278,10 +278,10 @@ def test_few_numbers_of_windows_serve_all(model: RecurrentForCausalLM) -> None:
 
 
 def test_ever_longer_batches_leave_no_graph_that_nobody_can_use(model: RecurrentForCausalLM) -> None:
-    for windows in range(2, 26):
+    for windows in (8, 9, 11, 9):
         ids, mask = ragged(windows * 8, 3)
         steps(model, ids, attention_mask=mask)
-    assert [key.windows for key in model.graphed_steps.steps] == [2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 25]
+    assert [key.windows for key in model.graphed_steps.steps] == [8, 11, 10]
 
 
 def exchange(module: torch.nn.Module, name: str) -> None:
