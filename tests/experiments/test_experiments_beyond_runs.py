@@ -67,7 +67,7 @@ def test_each_length_is_a_run_of_its_own_beside_plain_of_the_same_length(lab: La
     lab.finish(EXPERIMENTS["tokens"].units(lab))
     units = beyond_tokens.token_units(lab)
     # The shorter ones have both seeds.
-    assert [unit.settings.max_tokens for unit in units] == [300] * 3 + [100] * 6
+    assert [unit.settings.max_tokens for unit in units] == [100] * 6 + [300] * 3
     assert {unit.settings.schedule for unit in units} == {"cosine"}
     ours = [unit.settings for unit in units if unit.settings.recurrence["mechanism"] == "memory_tokens"]
     assert {(one.learning_rate, one.added_learning_rate) for one in ours} == {(1e-2, 2e-2)}
