@@ -36,6 +36,17 @@ def test_reset(state: State, rows: list[int] | torch.Tensor) -> None:
     assert state.live.tolist() == [True, True, False]
 
 
+def test_reset_forgets_what_is_not_a_number(state: State) -> None:
+    """A model multiplies what a row without memory holds by nothing, which would not do."""
+    assert state.memory is not None
+    state.memory[0] = torch.nan
+    after = state.reset([0])
+    assert after.memory is not None
+    assert (after.memory[0] == 0).all()
+    assert torch.equal(after.memory[1], state.memory[1])
+    assert state.memory[0].isnan().all(), "the state it was called on has changed"
+
+
 def test_reset_of_a_mask_given_as_a_list(state: State) -> None:
     assert state.reset([True, False, True]).lengths.tolist() == [0, 1, 0]
 

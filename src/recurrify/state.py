@@ -50,8 +50,13 @@ class State(NamedTuple):
         fresh = torch.zeros(self.rows, dtype=torch.bool)
         fresh[_index(rows)] = True
         live, lengths = self.live & ~fresh, self.lengths.masked_fill(fresh, 0)
+        memory = self.memory if live.any() else None
+        if memory is not None:
+            # Numbers that are not finite would get past what masks a row without memory.
+            over = fresh.to(memory.device).view(-1, *[1] * (memory.dim() - 1))
+            memory = memory.masked_fill(over, 0.0)
         return self._replace(
-            memory=self.memory if live.any() else None,
+            memory=memory,
             live=live,
             tokens=self.tokens[:, : int(lengths.max())],
             lengths=lengths,

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model, LlamaConfig, LlamaForCausalLM
 
-from recurrify import CarryConfig, NoRecurrence, UserError, add_recurrence
+from recurrify import CarryConfig, NoRecurrence, SummaryConfig, UserError, add_recurrence
 from recurrify.data import TokenizedDocument
 from recurrify.evaluate import Evaluation, evaluate_documents, exchange
 from recurrify.evaluate.evaluation import Tally
@@ -60,6 +60,21 @@ def carrying(base: Any, **settings: Any) -> Any:
         for weight in model.mechanism.parameters():
             weight.normal_(std=0.5)
     return model
+
+
+def summing() -> Any:
+    """Its memory goes on holding what older windows wrote."""
+    torch.manual_seed(1)
+    model = add_recurrence(gpt2(), SummaryConfig(window=WINDOW, tokens=2, limit=4))
+    with torch.no_grad():
+        for weight in model.mechanism.parameters():
+            weight.normal_(std=0.5)
+    return model
+
+
+def having(memory: torch.Tensor | None) -> State:
+    state = State.fresh(1)
+    return state if memory is None else state._replace(memory=memory, live=torch.ones(1, dtype=torch.bool))
 
 
 def plain(overlap: int) -> Any:
@@ -156,9 +171,11 @@ def test_rows_and_windows_per_call_change_nothing(
     assert found.loss_by_position[overlap:] == pytest.approx(expected.loss_by_position[overlap:], rel=1e-5)
 
 
-def test_exchanged_memories_are_those_of_the_other_documents() -> None:
-    """Window by window; the longer document is alone in the end, with what the other one had when it was last read."""
-    model = carrying(gpt2()).eval()
+@pytest.mark.parametrize("mechanism", ["carry", "summary"])
+def test_exchanged_memories_are_those_of_the_other_documents(mechanism: str) -> None:
+    """Window by window; the longer document is alone in the end, with what the other one had when it was last read.
+    Each goes on with its own memory, of which nothing comes back to it by way of the other."""
+    model = carrying(gpt2()).eval() if mechanism == "carry" else summing().eval()
     both = [document("long", 4 * WINDOW + 1), document("short", 2 * WINDOW + 1)]
     found = evaluate_documents(model, both, exchange_memories=True)
     nll, given = np.zeros(2), [None, None]
@@ -168,14 +185,14 @@ def test_exchanged_memories_are_those_of_the_other_documents() -> None:
             ids = torch.from_numpy(one.ids.astype(np.int64))[None, window * WINDOW : (window + 1) * WINDOW + 1]
             if ids.shape[1] <= WINDOW:
                 continue
-            other, state = given[1 - index], State.fresh(1)
-            if other is not None:
-                state = state._replace(memory=other, live=torch.ones(1, dtype=torch.bool))
             with torch.no_grad():
-                out = model(ids[:, :-1], targets=ids[:, 1:], state=state, return_losses=True)
-            nll[index] += float(out.token_losses.double().sum())
+                others, own = (
+                    model(ids[:, :-1], targets=ids[:, 1:], state=having(memory), return_losses=True)
+                    for memory in (given[1 - index], given[index])
+                )
+            nll[index] += float(others.token_losses.double().sum())
             if (window + 2) * WINDOW < len(one.ids):
-                left[index] = out.state.memory
+                left[index] = own.state.memory
         given = left
     assert found.nll == pytest.approx(nll, rel=1e-5)
     assert abs(found.nll - evaluate_documents(model, both).nll).max() > 1e-3

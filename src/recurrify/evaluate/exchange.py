@@ -13,7 +13,7 @@ from recurrify.state import State
 
 
 class Exchange:
-    """Before each window, every document gets the memory of another one that is read beside it."""
+    """Before each window, every document gets the memory that another one has, which is read beside it."""
 
     def __init__(self) -> None:
         self.spare: dict[int, Tensor] = {}

@@ -64,14 +64,15 @@ def evaluate_documents(
         tally = Tally(documents, recurrent.recurrence.window, recurrent.recurrence.overlap)
 
         def read(lanes: Sequence[Lane], state: State) -> State:
+            losses, after = _losses(recurrent, lanes, state)
             if exchange is not None:
-                state = exchange([lane.document for lane in lanes], state)
-            losses, state = _losses(recurrent, lanes, state)
+                # What is passed on stays a document's own: written by windows that read another's, it would be both.
+                losses, _ = _losses(recurrent, lanes, exchange([lane.document for lane in lanes], state))
             for lane, row in zip(lanes, losses, strict=True):
                 scored = row[: lane.stop - lane.start]
                 check_finite(scored, documents[lane.document], lane.start, "loss")
                 tally.add(lane.document, lane.start, scored)
-            return state
+            return after
 
         in_order = read_side_by_side if recurrent.mechanism is not None else read_in_pieces
         in_order(recurrent, documents, read, rows, windows_per_call, progress)

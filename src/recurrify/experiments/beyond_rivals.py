@@ -136,8 +136,13 @@ def chosen_row(memories: Rows, bare: dict[str, Any] | None) -> dict[str, Any] | 
     """The best memory by validation, of those in windows of the usual length that have all seeds."""
     if bare is None:
         return None
-    able = [row for row in memories if row["window"] == bare["window"] and set(bare["seeds"]) <= set(row["seeds"])]
-    return min(able, key=lambda row: row["scores"]["valid"]["perplexity_per_word"], default=None)
+    seeds = bare["seeds"]
+    able = [row for row in memories if row["window"] == bare["window"] and set(seeds) <= set(row["seeds"])]
+
+    def validated(row: dict[str, Any]) -> float:
+        return statistics.mean(row["scores"]["valid"]["per_seed"][row["seeds"].index(seed)] for seed in seeds)
+
+    return min(able, key=validated, default=None)
 
 
 def beyond_papers(row: dict[str, Any], bare: dict[str, Any], rows: Rows, units: Units) -> dict[str, Any] | None:

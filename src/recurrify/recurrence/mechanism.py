@@ -29,7 +29,7 @@ class RecurrenceConfig:
     """Tokens that a window shares with the one before it."""
     bptt_windows: int | None = None
     """Backpropagate through at most this many consecutive windows, counted in groups from a call's first; None goes
-    through all of them. 1 keeps gradients inside their window: what was added then learns nothing."""
+    through all of them. 1 keeps gradients inside their window: what writes the memory then learns nothing."""
     checkpoint: bool = False
     """Keep only what passes between windows and recompute each window in the backward pass."""
 
