@@ -38,6 +38,7 @@ def test_reset(state: State, rows: list[int] | torch.Tensor) -> None:
 
 def test_reset_forgets_what_is_not_a_number(state: State) -> None:
     """A model multiplies what a row without memory holds by nothing, which would not do."""
+    state = state.detach()
     assert state.memory is not None
     state.memory[0] = torch.nan
     after = state.reset([0])

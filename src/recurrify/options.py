@@ -62,7 +62,8 @@ EncoderMechanism = Annotated[
 ]
 TaskWindow = Annotated[int | None, _recurrence("Tokens in a window; default: the model's positions, at most 512.")]
 Window = Annotated[
-    int | None, _recurrence("Tokens in a window; default: 300, or the model's positions if it has fewer.")
+    int | None,
+    _recurrence("Tokens in a window; default: 300, or what the model's positions leave room for if they are fewer."),
 ]
 Overlap = Annotated[int, _recurrence("Tokens shared by neighbouring windows.")]
 Windows = Annotated[int, _recurrence("Windows in a training sequence.")]

@@ -52,3 +52,9 @@ def test_refusals(refused: Command, base: Path, tmp_path: Path) -> None:
     assert f"'{out}' has a memory already, 'lookback'" in sentence
     sentence = refused("evaluate", out, "--data", "stdlib", "--window", 9)
     assert "made for windows of 8" in sentence
+    # Before anything is scored: stdlib would take minutes.
+    sentence = refused("evaluate", base, out, "--data", "stdlib", "--window", 8, "--overlap", 0, "--overlap", 6)
+    assert "`keep` is 3" in sentence
+    (out / "tokenizer.json").unlink()
+    (out / "tokenizer_config.json").unlink()
+    assert f"save one there with tokenizer.save_pretrained('{out}')" in refused("evaluate", out, "--data", "stdlib")

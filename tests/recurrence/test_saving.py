@@ -127,6 +127,28 @@ class TestAddedOnly:
         narrow = AutoModelForCausalLM.from_pretrained(added, dtype=torch.bfloat16)
         assert {value.dtype for value in narrow.parameters()} == {torch.bfloat16}
 
+    def test_a_base_that_was_trained_along_is_not_left_behind(
+        self, saved: tuple[Any, Path, Path], tmp_path: Path
+    ) -> None:
+        model, _, added = saved
+        for trained in (False, True):
+            model.base.requires_grad_(trained)
+            optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=0.1)
+            model(IDS, labels=IDS).loss.backward()
+            optimizer.step()
+            if not trained:
+                model.to(torch.float64).to(torch.float32).save_pretrained(added, added_only=True)
+                check_same(AutoModelForCausalLM.from_pretrained(added), model)
+        with pytest.raises(UserError, match="weights have changed since it got a memory"):
+            model.save_pretrained(tmp_path / "lost", added_only=True)
+        assert not (tmp_path / "lost").exists()
+
+    def test_it_comes_back_in_as_many_bits_as_it_had(self, tmp_path: Path) -> None:
+        tiny("llama").to(torch.bfloat16).save_pretrained(tmp_path / "base")
+        model = add_recurrence(AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32), config())
+        model.save_pretrained(tmp_path / "added", added_only=True)
+        check_same(AutoModelForCausalLM.from_pretrained(tmp_path / "added"), model)
+
     def test_the_whole_model_can_be_saved_afterwards(self, saved: tuple[Any, Path, Path], tmp_path: Path) -> None:
         model, _, added = saved
         AutoModelForCausalLM.from_pretrained(added).save_pretrained(tmp_path / "whole")
@@ -275,8 +297,9 @@ class TestFailedSave:
                 real(self, folder, **kwargs)
             raise OSError(errno.ENOSPC, "No space left on device")
 
+        changed = next(model.mechanism.parameters()) if added_only else model.get_input_embeddings().weight
         with torch.no_grad():
-            model.get_input_embeddings().weight.add_(1.0)
+            changed.add_(1.0)
         monkeypatch.setattr(PreTrainedModel, "save_pretrained", full)
         with pytest.raises(UserError, match="No space left on device") as caught:
             model.save_pretrained(tmp_path, added_only=added_only)

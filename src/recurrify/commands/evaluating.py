@@ -1,6 +1,7 @@
 """What `recurrify evaluate` does with pretrained models: each scores the same tokens."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from recurrify.console import out_console, progress_bar, say
 from recurrify.errors import UserError
 from recurrify.evaluate import Evaluation, memory_cost
 from recurrify.jobs import evaluation_rows, gain_row, pick_device, read_text
-from recurrify.recurrence import load_model, own_windows
+from recurrify.recurrence import load_model, own_recurrence
 from recurrify.results import provenance, save_result
 from recurrify.train import uses_bf16
 from recurrify.windows import check_window
@@ -67,16 +68,21 @@ def evaluate_models(
 
 def _common_windows(models: list[str], window: int | None, overlap: list[int] | None) -> tuple[int, list[int]]:
     """One window and the same overlaps for all models, or their perplexities could not be compared."""
-    own = [windows for windows in map(own_windows, models) if windows is not None]
-    if window is None and len({one for one, _ in own}) > 1:
-        raise UserError(f"The models were made for windows of {_list(one for one, _ in own)}: choose with --window.")
-    if overlap is None and len({one for _, one in own}) > 1:
-        raise UserError(f"The models were made for overlaps of {_list(one for _, one in own)}: choose with --overlap.")
+    own = [recurrence for recurrence in map(own_recurrence, models) if recurrence is not None]
+    if window is None and len({one.window for one in own}) > 1:
+        raise UserError(
+            f"The models were made for windows of {_list(one.window for one in own)}: choose with --window."
+        )
+    if overlap is None and len({one.overlap for one in own}) > 1:
+        told = _list(one.overlap for one in own)
+        raise UserError(f"The models were made for overlaps of {told}: choose with --overlap.")
     if window is None:
-        window = own[0][0] if own else load_model(models[0])[0].recurrence.window
-    overlaps = overlap or [own[0][1] if own else 0]
+        window = own[0].window if own else load_model(models[0])[0].recurrence.window
+    overlaps = overlap or [own[0].overlap if own else 0]
     for one in overlaps:
         check_window(window, one)
+        for recurrence in own:
+            replace(recurrence, window=window, overlap=one)  # a memory that does not fit is told before any is scored
     return window, overlaps
 
 

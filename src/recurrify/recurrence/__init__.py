@@ -13,7 +13,7 @@ from recurrify.recurrence.heads import (
     register_with_transformers,
 )
 from recurrify.recurrence.kv import KVConfig
-from recurrify.recurrence.loading import load_model, model_tokenizer, own_memory, own_windows, shipped_names
+from recurrify.recurrence.loading import load_model, model_tokenizer, own_memory, own_recurrence, shipped_names
 from recurrify.recurrence.lookback import LookbackConfig
 from recurrify.recurrence.mechanism import NoRecurrence, RecurrenceConfig, mechanism_names, recurrence_config
 from recurrify.recurrence.memory_tokens import MemoryTokensConfig
@@ -63,7 +63,7 @@ __all__ = [
     "mechanism_names",
     "model_tokenizer",
     "own_memory",
-    "own_windows",
+    "own_recurrence",
     "recurrence_config",
     "register_family",
     "register_with_transformers",

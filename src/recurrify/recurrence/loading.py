@@ -83,13 +83,13 @@ def own_memory(name: str) -> dict[str, Any]:
     return {} if isinstance(recurrence, NoRecurrence) else recurrence.to_dict()
 
 
-def own_windows(name: str) -> tuple[int, int] | None:
-    """The window and overlap that a model saved by recurrify was made for; None for a base model."""
+def own_recurrence(name: str) -> RecurrenceConfig | None:
+    """What a model saved by recurrify was made with; None for a base model."""
     source, _ = resolve_name(name)
     if not (Path(source).is_dir() and is_recurrent(source)):
         return None
-    recurrence = RecurrentConfig.from_pretrained(source).recurrence_config
-    return recurrence.window, recurrence.overlap
+    recurrence: RecurrenceConfig = RecurrentConfig.from_pretrained(source).recurrence_config
+    return recurrence
 
 
 def with_settings(model: RecurrentForCausalLM, wanted: dict[str, Any], name: str) -> RecurrentForCausalLM:
@@ -199,7 +199,15 @@ def _must_be_causal(name: str, source: str) -> None:
         )
 
 
+TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "spiece*", "merges.txt", "*.gguf")
+
+
 def tokenizer_of(name: str, source: str, kwargs: dict[str, Any]) -> Any:
+    folder = Path(source)
+    if folder.is_dir() and not any(next(folder.glob(files), None) for files in TOKENIZER_FILES):
+        raise UserError(
+            f"{name!r} has no tokenizer beside the model: save one there with tokenizer.save_pretrained({name!r})."
+        )
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, **kwargs)
     except Exception as error:  # whatever a stranger's files make transformers raise

@@ -98,6 +98,8 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
             if settled != self.recurrence:
                 self.recurrence, config.recurrence = settled, settled.to_dict()
         self._check_fits(self.recurrence)
+        self.versions_of_base = versions_of(base)
+        """Of its weights when it got a memory."""
         self.compiled_window: Any = None
         """What `recurrify.recurrence.compiled` puts here runs the windows that training repeats."""
         self.graphed_steps: Any = None
@@ -338,6 +340,11 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
             additive=self.base.config._attn_implementation == "eager",
         )
 
+    def base_has_changed(self) -> bool:
+        """Whether weights of the base have been written to since it got a memory; copies of a model do not know."""
+        now = versions_of(self.base)
+        return any(now[name] > before for name, before in self.versions_of_base.items() if name in now)
+
     def _has_few_logits(self, tokens: Tensor) -> bool:
         if self.recurrence.checkpoint or self.compiled_window is not None:
             return False  # nothing of all windows is to be kept, or windows are compiled with their head
@@ -496,3 +503,8 @@ def _overwrite(memory: Tensor | None, written: Tensor, finished: Tensor) -> Tens
     old = torch.zeros_like(written) if memory is None else memory.to(written.dtype)
     rows = finished.to(written.device).view(-1, *[1] * (written.ndim - 1))
     return torch.where(rows, written, old)
+
+
+def versions_of(base: torch.nn.Module) -> dict[str, int]:
+    """How often each weight has been written to, as torch counts."""
+    return {name: weight._version for name, weight in base.named_parameters()}

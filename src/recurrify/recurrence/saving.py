@@ -35,6 +35,12 @@ class SavingMixin:
                     "Saving the added weights alone needs to know where the base model comes from: "
                     "set model.config.base_name_or_path to its name or folder, or save the whole model."
                 )
+            if self.base_has_changed():  # type: ignore[attr-defined]
+                raise UserError(
+                    "The base's own weights have changed since it got a memory, as they do when it is trained along, "
+                    "and would be lost: save the whole model, or freeze the base before training with "
+                    "model.base.requires_grad_(False)."
+                )
             weights = kwargs.pop("state_dict", None) or self.state_dict()  # type: ignore[attr-defined]
             kwargs["state_dict"] = {k: v for k, v in weights.items() if k.startswith("mechanism.")}
         if kwargs.get("push_to_hub"):
@@ -84,6 +90,8 @@ class SavingMixin:
     @classmethod
     def _load_on_base(cls, source: str, config: RecurrentConfig, **kwargs: Any) -> Any:
         kwargs = {k: v for k, v in kwargs.items() if k in {"dtype", "device_map", "attn_implementation"}}
+        if kwargs.get("dtype") in (None, "auto") and config.dtype is not None:
+            kwargs["dtype"] = config.dtype  # a base may be stored in fewer bits than it was trained in
         base = load_base(cls.auto_base, config.base_name_or_path, **kwargs)  # type: ignore[attr-defined]
         model = cls(config, base)  # type: ignore[call-arg]
         model.config.added_only = False  # type: ignore[attr-defined]

@@ -135,7 +135,8 @@ def compared(rows: Sequence[MemoryRow]) -> str | None:
     gain = None if best is None else best.row.gains.get(best.split)
     if best is None or gain is None:
         return None
-    told = f"the best on validation is {best.row.label}, {told_gain(gain)} over plain windows without overlap"
+    told = f"of learned memories the best on validation is {best.row.label}, {told_gain(gain)} over plain windows "
+    told += "without overlap"
     papers = next((row for row in learned if row.row.label == PAPERS), None)
     theirs = None if papers is best or papers is None else papers.row.gains.get(papers.split)
     if theirs is not None:
