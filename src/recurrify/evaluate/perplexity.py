@@ -74,8 +74,13 @@ def evaluate_documents(
                 tally.add(lane.document, lane.start, scored)
             return after
 
-        in_order = read_side_by_side if recurrent.mechanism is not None else read_in_pieces
-        in_order(recurrent, documents, read, rows, windows_per_call, progress)
+        if recurrent.mechanism is not None:
+            read_side_by_side(recurrent, documents, read, rows, windows_per_call, progress)
+        else:
+            for lanes, state in pieces(recurrent, documents, rows, windows_per_call):
+                read(lanes, state)
+                if progress is not None:
+                    progress(count_inputs(lanes))
     return tally.evaluation()
 
 
@@ -219,34 +224,32 @@ def read_side_by_side(
             lane.advance(window, stride, windows_per_call)
         state = read(lanes, state)
         if progress is not None:
-            progress(sum(lane.stop - lane.start for lane in lanes))
+            progress(count_inputs(lanes))
         lanes, state = _next_lanes(lanes, waiting, state)
 
 
-def read_in_pieces(
-    model: RecurrentForCausalLM,
-    documents: Sequence[NamedTokens],
-    read: Callable[[Sequence[Lane], State], State],
-    rows: int,
-    windows_per_call: int,
-    progress: Callable[[int], None] | None,
-) -> None:
-    """The same windows for a model without memory, in any order: documents are cut where windows begin, so that no row
-    waits for a longer document to end."""
+def count_inputs(lanes: Sequence[Lane]) -> int:
+    """Of the coming call."""
+    return sum(lane.stop - lane.start for lane in lanes)
+
+
+def pieces(
+    model: RecurrentForCausalLM, documents: Sequence[NamedTokens], rows: int, windows_per_call: int
+) -> Iterator[tuple[Sequence[Lane], State]]:
+    """Calls that read all windows of a model without memory, in any order: documents are cut where windows begin, so
+    that no row waits for a longer document to end."""
     window, overlap, stride = model.recurrence.window, model.recurrence.overlap, model.recurrence.stride
-    pieces: list[Lane] = []
+    found: list[Lane] = []
     for index, document in enumerate(documents):
         lane = Lane(index, np.asarray(document.ids))
         while not lane.ended:
             lane.advance(window, stride, windows_per_call)
-            pieces.append(replace(lane))
-    pieces.sort(key=lambda piece: piece.start - piece.stop)  # the longest first: calls of one length
-    for at in range(0, len(pieces), rows):
-        lanes = pieces[at : at + rows]
+            found.append(replace(lane))
+    found.sort(key=lambda lane: -count_inputs([lane]))  # the longest first: calls of one length
+    for at in range(0, len(found), rows):
+        lanes = found[at : at + rows]
         shared = [lane.ids[lane.start - overlap : lane.start] if lane.start else lane.ids[:0] for lane in lanes]
-        read(lanes, _behind(shared, model.device))
-        if progress is not None:
-            progress(sum(lane.stop - lane.start for lane in lanes))
+        yield lanes, _behind(shared, model.device)
 
 
 def _behind(shared: Sequence[np.ndarray], device: torch.device) -> State:
