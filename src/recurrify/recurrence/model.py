@@ -22,7 +22,7 @@ from recurrify.recurrence.head_loss import IGNORE, product_dtype, summed_losses
 from recurrify.recurrence.mechanism import Mechanism, Notes, Past, RecurrenceConfig, build_mechanism
 from recurrify.recurrence.neutral import neutral_inputs
 from recurrify.recurrence.packing import Packed, open_windows, pack
-from recurrify.recurrence.saving import SavingMixin
+from recurrify.recurrence.saving import SavingMixin, versions_of
 from recurrify.state import State
 from recurrify.vocabulary import check_ids
 from recurrify.windows import Window, completed, schedule
@@ -340,11 +340,6 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
             additive=self.base.config._attn_implementation == "eager",
         )
 
-    def base_has_changed(self) -> bool:
-        """Whether weights of the base have been written to since it got a memory; copies of a model do not know."""
-        now = versions_of(self.base)
-        return any(now[name] > before for name, before in self.versions_of_base.items() if name in now)
-
     def _has_few_logits(self, tokens: Tensor) -> bool:
         if self.recurrence.checkpoint or self.compiled_window is not None:
             return False  # nothing of all windows is to be kept, or windows are compiled with their head
@@ -503,8 +498,3 @@ def _overwrite(memory: Tensor | None, written: Tensor, finished: Tensor) -> Tens
     old = torch.zeros_like(written) if memory is None else memory.to(written.dtype)
     rows = finished.to(written.device).view(-1, *[1] * (written.ndim - 1))
     return torch.where(rows, written, old)
-
-
-def versions_of(base: torch.nn.Module) -> dict[str, int]:
-    """How often each weight has been written to, as torch counts."""
-    return {name: weight._version for name, weight in base.named_parameters()}

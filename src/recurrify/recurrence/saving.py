@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers.utils.hub import cached_file
@@ -35,7 +36,7 @@ class SavingMixin:
                     "Saving the added weights alone needs to know where the base model comes from: "
                     "set model.config.base_name_or_path to its name or folder, or save the whole model."
                 )
-            if self.base_has_changed():  # type: ignore[attr-defined]
+            if self._base_has_changed():
                 raise UserError(
                     "The base's own weights have changed since it got a memory, as they do when it is trained along, "
                     "and would be lost: save the whole model, or freeze the base before training with "
@@ -60,6 +61,12 @@ class SavingMixin:
             ) from error
         finally:
             config.added_only = False
+
+    def _base_has_changed(self) -> bool:
+        """Whether weights of the base have been written to since it got a memory; copies of a model do not know."""
+        now = versions_of(self.base)  # type: ignore[attr-defined]
+        before: dict[str, int] = self.versions_of_base  # type: ignore[attr-defined]
+        return any(now[name] > version for name, version in before.items() if name in now)
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
@@ -103,6 +110,11 @@ class SavingMixin:
         except (SafetensorError, RuntimeError) as error:
             raise _damaged(source, " ".join(str(error).split())) from error
         return model.eval()  # type: ignore[attr-defined]
+
+
+def versions_of(base: torch.nn.Module) -> dict[str, int]:
+    """How often each weight has been written to, as torch counts."""
+    return {name: weight._version for name, weight in base.named_parameters()}
 
 
 def load_base(auto: Any, source: Any, **kwargs: Any) -> Any:
