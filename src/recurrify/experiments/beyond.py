@@ -143,14 +143,11 @@ def usual_name(lab: Lab, name: str) -> str:
 
 
 def longer_settings(lab: Lab, corpus: str, name: str) -> dict[str, Any]:
-    """What sets a run in longer windows apart: sequences stay as long in tokens."""
+    """What sets a run in longer windows apart."""
     if name not in longer_names(lab):
         return {}
     window = lab.size.beyond.longer_window
-    return {
-        "window": window,
-        "windows": max(1, round(training_of(lab, corpus)["windows"] * lab.size.window / window)),
-    }
+    return {"window": window, "windows": lab.windows_of(training_of(lab, corpus), window)}
 
 
 def finish_in_turn(lab: Lab, rounds: Iterable[Callable[[], list[Unit]]]) -> list[str]:

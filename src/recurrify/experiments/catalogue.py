@@ -209,7 +209,9 @@ PAIR = ("plain", "carry")
 
 
 def window_unit(lab: Lab, kind: str, window: int) -> Unit:
-    return lab.unit("books", kind, window=window, seed=lab.size.seeds[0], windows=lab.windows_of("books", window))
+    return lab.unit(
+        "books", kind, window=window, seed=lab.size.seeds[0], windows=lab.windows_of(lab.size.training, window)
+    )
 
 
 def window_units(lab: Lab) -> list[Unit]:

@@ -2,7 +2,7 @@
 
 import gc
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -134,10 +134,9 @@ class Lab:
         )
         return Unit(name, self.folder, run)
 
-    def windows_of(self, corpus: str, window: int) -> int:
+    def windows_of(self, training: Mapping[str, Any], window: int) -> int:
         """In a training sequence: it stays as long in tokens whatever the window, so that every model sees as much
         before each token."""
-        training = {**self.size.training, **({} if corpus == "books" else self.size.wiki_training)}
         return max(1, round(training["windows"] * self.size.window / window))
 
     def recurrence(self, kind: str) -> dict[str, Any]:
