@@ -205,9 +205,7 @@ TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "spiece*", "merges.txt", "
 def tokenizer_of(name: str, source: str, kwargs: dict[str, Any]) -> Any:
     folder = Path(source)
     if folder.is_dir() and not any(next(folder.glob(files), None) for files in TOKENIZER_FILES):
-        raise UserError(
-            f"{name!r} has no tokenizer beside the model: save one there with tokenizer.save_pretrained({name!r})."
-        )
+        raise _no_tokenizer(name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, **kwargs)
     except Exception as error:  # whatever a stranger's files make transformers raise
@@ -217,8 +215,14 @@ def tokenizer_of(name: str, source: str, kwargs: dict[str, Any]) -> Any:
         raise UserError(told) from error
     # Where the files are missing, transformers makes some tokenizers up, with an empty vocabulary.
     if len(tokenizer) <= len(tokenizer.all_special_ids):
-        raise UserError(f"{name!r} has no tokenizer beside the model: save one in the same folder.")
+        raise _no_tokenizer(name)
     return tokenizer
+
+
+def _no_tokenizer(name: str) -> UserError:
+    return UserError(
+        f"{name!r} has no tokenizer beside the model: save one there with tokenizer.save_pretrained({name!r})."
+    )
 
 
 def _load_weights(name: str, source: str, dtype: torch.dtype | None, kwargs: dict[str, Any]) -> Any:
