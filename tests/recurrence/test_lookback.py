@@ -14,7 +14,7 @@ from recurrify import RecurrentForCausalLM, UserError, add_recurrence
 from recurrify.evaluate import evaluate_documents, full_flops_per_token, memory_cost
 from recurrify.jobs import read_text
 from recurrify.recurrence import load_model
-from recurrify.recurrence.neutral import mean_keys
+from recurrify.recurrence.neutral import mean_keys_and_values
 from support.checks import (
     ABSOLUTE,
     LOOKBACKS,
@@ -39,14 +39,16 @@ def run(w: dict[str, Tensor], s: Settings, c: Any, ids: Tensor) -> tuple[Tensor,
         logits.append(norm(w, "base.transformer.ln_f", x)[:, done - start :] @ w["base.transformer.wte.weight"].T)
         if piece.shape[1] == s.window:
             span = slice(s.window - s.overlap - s.keep, s.window - s.overlap)
-            shift = w["mechanism.shifts"][0 if memory is None else 1]
-            memory = torch.stack(
-                [
-                    torch.stack([k[:, :, span] @ maps[0] + moved, v[:, :, span] @ maps[1]], 1)
-                    for k, v, maps, moved in zip(keys, values, w["mechanism.maps"], shift, strict=True)
-                ],
-                1,
-            )
+            which = 0 if memory is None else 1
+            kept = []
+            for layer, (k, v, maps) in enumerate(zip(keys, values, w["mechanism.maps"], strict=True)):
+                k = k[:, :, span] @ maps[0] + w["mechanism.shifts"][which, layer]
+                v = v[:, :, span] @ maps[1] + w["mechanism.value_shifts"][which, layer]
+                both = torch.stack([k, v], 1)
+                if s.sink:
+                    both = torch.cat([w["mechanism.sink"][layer][None].expand(len(ids), -1, -1, -1, -1), both], 3)
+                kept.append(both)
+            memory = torch.stack(kept, 1)
         done, start = start + piece.shape[1], start + s.window - s.overlap
     assert memory is not None
     return torch.cat(logits, 1), memory
@@ -95,7 +97,7 @@ def test_where_positions_say_nothing_two_windows_are_one_text(family: str) -> No
     base = tiny(family)
     (table,) = (module for name, module in base.named_modules() if name.endswith(("wpe", "embed_positions")))
     table.weight.zero_()
-    model = add_recurrence(base, config("lookback", keep=WINDOW, moved_start=False)).eval()
+    model = add_recurrence(base, config("lookback", keep=WINDOW, sink=False, moved_start=False)).eval()
     ids = text(2, 2 * WINDOW)
     assert_close(model(ids).logits, model.base(ids).logits)
 
@@ -106,9 +108,12 @@ def test_keys_that_only_tell_their_place_are_moved_to_where_they_are_taken_to_st
     base = tiny("gpt2")
     base.transformer.wte.weight.zero_()
     model = add_recurrence(base, config("lookback", keep=4, room=5)).eval()
-    expected = mean_keys(base, WINDOW + 5)[0][:, 1:5]
+    keys, values = mean_keys_and_values(base, WINDOW + 5)[0]
     for windows in (1, 2, 3):
-        assert_close(model(text(1, windows * WINDOW)).state.memory[0, 0, 0], expected)
+        found_keys, found_values = model(text(1, windows * WINDOW)).state.memory[0, 0]
+        assert_close(found_keys, keys[:, :5])
+        assert_close(found_values[:, :1], values[:, :1])
+        assert_close(found_values[:, 1:].mean(1), values[:, 1:5].mean(1))
 
 
 @pytest.fixture(scope="module")
@@ -125,20 +130,20 @@ def loss_of() -> Any:
 
 
 def test_it_remembers_before_anything_is_trained(loss_of: Any) -> None:
-    """Better than plain windows that share half of their tokens, which take far more operations."""
+    """Better than plain windows that share a quarter of their tokens, which take more operations."""
     plain, _ = loss_of(mechanism="none")
-    shared, dear = loss_of(mechanism="none", overlap=32)
+    shared, dear = loss_of(mechanism="none", overlap=16)
     ours, cheap = loss_of(mechanism="lookback", keep=64)
     unmoved, _ = loss_of(mechanism="lookback", keep=64, moved_start=False)
     assert plain > shared > ours
     assert ours < plain - 0.1
     assert unmoved > plain
-    assert cheap < 0.7 * dear
+    assert cheap < 0.9 * dear
 
 
-def test_room_is_half_of_what_is_kept_or_what_the_base_has_left() -> None:
+def test_room_is_for_all_that_is_kept_or_what_the_base_has_left() -> None:
     base = {"max_position_embeddings": 12}
-    assert recurrent("gpt2", mechanism="lookback", keep=6).mechanism.room == 3
+    assert recurrent("gpt2", mechanism="lookback", keep=6).mechanism.room == 7
     assert recurrent("gpt2", base=base, mechanism="lookback", keep=6, window=10).mechanism.room == 2
     assert recurrent("gpt2", base=base, mechanism="lookback", keep=6, window=12).mechanism.room == 0
     assert recurrent("gpt2", mechanism="lookback", keep=6, room=0).mechanism.room == 0
@@ -163,7 +168,7 @@ def test_room_is_saved_and_not_decided_anew(added_only: bool, tmp_path: Path) ->
 def test_the_default_window_leaves_room() -> None:
     """The shipped base has 256 positions, fewer than the usual window."""
     model, _ = load_model("shipped:base", {"mechanism": "lookback", "keep": 64})
-    assert (model.recurrence.window, model.mechanism.room) == (224, 32)
+    assert (model.recurrence.window, model.mechanism.room) == (191, 65)
     assert load_model("shipped:base", {"mechanism": "lookback", "keep": 64, "room": 6})[0].recurrence.window == 250
     assert load_model("shipped:base", {"mechanism": "tail"})[0].recurrence.window == 256
 
@@ -172,10 +177,11 @@ def test_what_it_takes() -> None:
     """Pairs of a token and a key, and the maps; a tail of as many takes its way through the layers besides."""
     model = recurrent("gpt2", mechanism="lookback", keep=6)
     cost, layers, width, size = memory_cost(model), 3, 16, 8
-    pairs, maps = 4 * WINDOW * 6 * layers * width, 2 * 2 * layers * 6 * width * size
+    pairs, maps = 4 * WINDOW * (6 + 1) * layers * width, 2 * 2 * layers * 6 * width * size
     assert cost.extra_flops_per_token == pytest.approx((pairs + maps) / WINDOW)
     assert cost.state_floats == model(text(1, WINDOW)).state.memory.numel()
-    assert cost.added_parameters == 2 * layers * width * size + 2 * layers * width * 6
+    shifts, sink = 2 * layers * width * (6 + 1), 2 * layers * width
+    assert cost.added_parameters == 2 * layers * width * size + shifts + sink
 
 
 @pytest.mark.parametrize("how", ["half", "autocast"])
@@ -195,6 +201,7 @@ class TestRefusals:
         [
             ({"keep": 0}, "keep=0"),
             ({"room": -1}, "room=-1"),
+            ({"sink": 1}, "`sink` must be True or False"),
             ({"moved_start": 1}, "`moved_start` must be True or False"),
             ({"keep": 9}, "`keep` is 9, .* only 8 positions .*keep=8 or less"),
             ({"overlap": 6}, "`keep` is 3, .* only 2 positions .*overlap=6.*keep=2 or less"),

@@ -48,7 +48,7 @@ KEPT: dict[str, dict[str, Any]] = {
 LOOKBACKS: dict[str, dict[str, Any]] = {
     "lookback": {"mechanism": "lookback", "overlap": 3},
     "lookback_whole": {"mechanism": "lookback", "keep": WINDOW, "room": 5},
-    "lookback_no_room": {"mechanism": "lookback", "room": 0},
+    "lookback_no_room": {"mechanism": "lookback", "room": 0, "sink": False},
 }
 RSA: dict[str, dict[str, Any]] = {
     "rsa": {"mechanism": "rsa", "overlap": 3, "counts": (0, 0, 0, 0, 1, 1), "dilations": (2, 3), "sharing": "pair"},

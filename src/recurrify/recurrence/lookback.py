@@ -3,9 +3,11 @@ positions are absolute.
 
 Such a model's keys tell where they stood, and kept as they are they would stand among the window's own tokens. But most
 of what a key says of its place is the same for all tokens there. So the mean key of the old place is taken away, and
-that of a place in front of the window put in its stead: a window that has a memory begins some positions later. That
-alone remembers, before anything is trained; what is learned are the shifts, and a map for each head. Shapes: B rows, L
-layers, H heads, D size of a head, C positions kept, N positions.
+that of a place in front of the window put in its stead: a window that has a memory begins some positions later. Values
+tell early places from late ones, and are moved by one vector for all. In front of what is kept stands a sink: what such
+models make of a first token, to which they give the attention that they have no use for. That alone remembers, before
+anything is trained; what is learned are the shifts, a map for each head, and the sink. Shapes: B rows, L layers, H
+heads, D size of a head, C positions kept, N positions.
 """
 
 from dataclasses import dataclass, replace
@@ -27,10 +29,10 @@ from recurrify.recurrence.mechanism import (
     whole_number,
     yes_or_no,
 )
-from recurrify.recurrence.neutral import mean_keys
+from recurrify.recurrence.neutral import mean_keys_and_values
 
-FAINTER = 0.75
-"""How loud kept keys are at first: what their new place says of them is a mean, and a good deal less sure."""
+FAINTER = 0.85
+"""How loud is at first what sets kept keys and values apart: what their new place says of them is less sure."""
 LEAST_ROOM = 2
 EARLY = slice(2, 10)
 """Where what is kept is taken to stand in a base that has no positions left."""
@@ -46,16 +48,19 @@ class LookbackConfig(RecurrenceConfig):
     keep: int = 64
     """How many of the last positions that the next window does not see it looks back at."""
     room: int | None = None
-    """How many positions are left in front of a window that has a memory, for what is kept; None takes half of `keep`,
-    or as many as the base has besides the window. With fewer than two it does harm until it is trained."""
+    """How many positions are left in front of a window that has a memory, for what is kept; None takes one more than
+    `keep`, or as many as the base has besides the window. With fewer than two it does harm until it is trained."""
+    sink: bool = True
+    """Whether a first token, as the base knows it, stands in front of what is kept."""
     moved_start: bool = True
-    """Start with keys that are moved to where they are taken to stand; False starts with keys as they were."""
+    """Start with keys and values that are moved to where they are taken to stand; False starts with those that were."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         whole_number("keep", self.keep, 1)
         if self.room is not None:
             whole_number("room", self.room, 0, "or None")
+        yes_or_no("sink", self.sink)
         yes_or_no("moved_start", self.moved_start)
         if self.keep > self.stride:
             raise UserError(
@@ -65,18 +70,20 @@ class LookbackConfig(RecurrenceConfig):
 
 
 def wanted_room(keep: int) -> int:
-    """How many positions in front serve best: two of what is kept stand at one of them."""
-    return max(LEAST_ROOM, keep // 2)
+    """How many positions in front serve best: one for the sink, and one for each that is kept."""
+    return keep + 1
 
 
 class Lookback(Mechanism):
-    """memory (B, L, 2, H, C, D): key · map + shift and value · map of each position that is kept."""
+    """memory (B, L, 2, H, 1 + C, D): the sink, then key · map + shift and value · map + shift of each position that is
+    kept."""
 
     keys_only: ClassVar[bool] = True
 
     def __init__(self, config: LookbackConfig, layers: int, width: int) -> None:
         super().__init__()
         self.config, self.layers, self.room = config, layers, config.room or 0
+        self.slots_kept = config.keep + config.sink
 
     def fit(self, base: PreTrainedModel) -> None:
         config = base.config
@@ -89,14 +96,17 @@ class Lookback(Mechanism):
             )
         if self.config.room is None:
             positions = family.positions(config)
-            left = self.config.keep if positions is None else positions - self.config.window
-            self.room = max(0, min(wanted_room(self.config.keep), left))
+            wanted = wanted_room(self.config.keep)
+            self.room = wanted if positions is None else max(0, min(wanted, positions - self.config.window))
         heads = config.num_attention_heads
         size = config.hidden_size // heads
         self.maps = nn.Parameter(torch.eye(size).repeat(self.layers, 2, heads, 1, 1))
         # The first is for what a document's first window leaves, which stood elsewhere. The second learns only where
         # training sequences have three windows or more.
         self.shifts = nn.Parameter(torch.zeros(2, self.layers, heads, self.config.keep, size))
+        self.value_shifts = nn.Parameter(torch.zeros(2, self.layers, heads, 1, size))
+        if self.config.sink:
+            self.sink = nn.Parameter(torch.zeros(self.layers, 2, heads, 1, size))
 
     def settled(self, config: RecurrenceConfig) -> RecurrenceConfig:
         assert isinstance(config, LookbackConfig)
@@ -111,30 +121,39 @@ class Lookback(Mechanism):
 
     @torch.no_grad()
     def learn_from(self, base: PreTrainedModel) -> None:
+        window, keep, stride = self.config.window, self.config.keep, self.config.stride
+        if not self.config.sink and not self.config.moved_start:
+            return
+        means = mean_keys_and_values(base, window + self.room).to(self.shifts)
+        if self.config.sink:
+            self.sink.copy_(means[:, :, :, :1])
         if not self.config.moved_start:
             return
-        window, keep, stride = self.config.window, self.config.keep, self.config.stride
-        means = mean_keys(base, window + self.room).to(self.shifts)
+        keys, values = means.unbind(1)
         if self.room >= LEAST_ROOM:
             # Not at the very first, to which models give their attention for want of anything better.
             places = torch.linspace(max(1, self.room - keep), self.room - 1, keep).long()
-            there = means[:, :, places]
         else:
-            there = means[:, :, min(EARLY.start, window - 1) : EARLY.stop].mean(2, keepdim=True)
-        self.maps[:, 0].mul_(FAINTER)
-        for shift, first in zip(self.shifts, (0, self.room), strict=True):
-            last = first + stride
-            shift.copy_(there - FAINTER * means[:, :, last - keep : last])
+            places = torch.arange(min(EARLY.start, window - 1), min(EARLY.stop, window))
+        keys_there, values_there = keys[:, :, places], values[:, :, places].mean(2, keepdim=True)
+        if self.room < LEAST_ROOM:
+            keys_there = keys_there.mean(2, keepdim=True)
+        self.maps.mul_(FAINTER)
+        for which, first in enumerate((0, self.room)):
+            old = slice(first + stride - keep, first + stride)
+            self.shifts[which] = keys_there - FAINTER * keys[:, :, old]
+            self.value_shifts[which] = values_there - FAINTER * values[:, :, old].mean(2, keepdim=True)
 
     def slots(self) -> dict[int, int]:
-        return dict.fromkeys(range(self.layers), self.config.keep)
+        return dict.fromkeys(range(self.layers), self.slots_kept)
 
     def kept_flops(self) -> int:
         _, _, heads, size, _ = self.maps.shape
         return 2 * self.layers * 2 * heads * self.config.keep * size * size
 
     def floats(self) -> int:
-        return 2 * self.shifts[0].numel()
+        _, _, heads, size, _ = self.maps.shape
+        return self.layers * 2 * heads * self.slots_kept * size
 
     def read(self, memory: Tensor) -> dict[int, Tensor]:
         return {}
@@ -150,7 +169,7 @@ class Lookback(Mechanism):
     def prepare(self, base: PreTrainedModel, inputs: dict[str, Any], past: Past, notes: Notes | None) -> dict[str, Any]:
         ids: Tensor = inputs["input_ids"]
         cache = with_kept(inputs.get("past_key_values"), past)
-        mask = mask_of_kept(past, ids, self.config.keep)
+        mask = mask_of_kept(past, ids, self.slots_kept)
         if notes is not None:
             assert isinstance(notes, WindowCache)
             notes.cache = cache
@@ -162,11 +181,17 @@ class Lookback(Mechanism):
 
     def write(self, notes: Notes, past: Past, statistics: tuple[Tensor, ...]) -> Tensor:
         assert isinstance(notes, WindowCache)
-        keys, values = notes.last(self.config.keep, 0 if past.memory is None else self.config.keep)
-        first, later = self.shifts.to(keys.dtype)
-        shift = Past(None if past.memory is None else later.expand_as(keys), past.live).otherwise(first.expand_as(keys))
-        maps = self.maps.to(keys.dtype)
-        return torch.stack([keys @ maps[:, 0] + shift, values @ maps[:, 1]], dim=2)
+        keys, values = notes.last(self.config.keep, 0 if past.memory is None else self.slots_kept)
+
+        def moved(kept: Tensor, which: int, shifts: Tensor) -> Tensor:
+            first, later = shifts.to(kept.dtype)
+            last = Past(None if past.memory is None else later.expand_as(kept), past.live)
+            return kept @ self.maps[:, which].to(kept.dtype) + last.otherwise(first.expand_as(kept))
+
+        memory = torch.stack([moved(keys, 0, self.shifts), moved(values, 1, self.value_shifts)], dim=2)
+        if not self.config.sink:
+            return memory
+        return torch.cat([self.sink.to(keys.dtype).expand(len(keys), -1, -1, -1, -1, -1), memory], dim=4)
 
 
 class WindowCache(Notes):

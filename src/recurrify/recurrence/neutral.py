@@ -45,15 +45,16 @@ def neutral_inputs(base: PreTrainedModel) -> list[Tensor] | None:
 
 
 @torch.no_grad()
-def mean_keys(base: PreTrainedModel, length: int) -> Tensor:
-    """(layers, heads, length, size): the mean key at each position of texts of tokens drawn at random."""
+def mean_keys_and_values(base: PreTrainedModel, length: int) -> Tensor:
+    """(layers, 2, heads, length, size): the means at each position of texts of tokens drawn at random."""
     drawn = torch.Generator().manual_seed(0)
     means: Tensor | float = 0.0
     for _ in range(0, TEXTS, AT_ONCE):
         ids = torch.randint(base.config.vocab_size, (AT_ONCE, length), generator=drawn).to(base.device)
         cache = DynamicCache()
         _run(base, ids, past_key_values=cache, use_cache=True)
-        means = means + torch.stack([layer.keys.float().sum(0) for layer in cache.layers]) / TEXTS
+        sums = [torch.stack([layer.keys.float().sum(0), layer.values.float().sum(0)]) for layer in cache.layers]
+        means = means + torch.stack(sums) / TEXTS
     assert isinstance(means, Tensor)
     return means
 
