@@ -36,7 +36,7 @@ def whole_context(positions: int) -> Iterator[dict[str, Any]]:
     yield from ({"mechanism": "none", "window": positions, "overlap": overlap} for overlap in overlaps)
     for eighths in (7, 6):
         window = eighths * positions // 8
-        yield {"mechanism": "lookback", "window": window, "keep": positions - window - 1}
+        yield {"mechanism": "lookback", "window": window, "keep": 2 * (positions - window)}
 
 
 def measure(
