@@ -57,7 +57,7 @@ def test_a_run_whose_base_decided_a_setting_is_known_again(lab: Lab) -> None:
     assert do_unit(one, quiet, show_progress=False)
     assert one.is_trained()
     other = {**one.settings.recurrence, "room": 1}
-    with pytest.raises(UserError, match=r"recurrence\.room=2 there, 1 now"):
+    with pytest.raises(UserError, match=r"recurrence\.room=5 there, 1 now"):
         replace(one, settings=replace(one.settings, recurrence=other)).is_trained()
 
 

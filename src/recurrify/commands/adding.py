@@ -39,21 +39,23 @@ def add_command(
     from recurrify.evaluate import memory_cost
     from recurrify.jobs import pick_device
     from recurrify.recurrence import LookbackConfig, load_model, own_memory, recurrence_config
-    from recurrify.recurrence.lookback import LEAST_ROOM
+    from recurrify.recurrence.lookback import enough_room
 
     recurrence_config(recurrence)  # refuses what cannot be, before anything is loaded
-    has = own_memory(model)
-    if has:
+    already = own_memory(model)
+    if already:
         raise UserError(
-            f"{model!r} has a memory already, {has['mechanism']!r}: add one to its base instead, or train this one."
+            f"{model!r} has a memory already, {already['mechanism']!r}: add one to its base instead, or train this one."
         )
     torch.manual_seed(seed)
     loaded, tokenizer = load_model(model, recurrence, device=pick_device())
     loaded.save_pretrained(out)
     tokenizer.save_pretrained(out)
     say(str(memory_cost(loaded)))
-    if isinstance(loaded.recurrence, LookbackConfig) and (loaded.recurrence.room or 0) < LEAST_ROOM:
+    has = loaded.recurrence
+    if isinstance(has, LookbackConfig) and (has.room or 0) < enough_room(has.keep):
         say(
-            "Windows leave no positions in front of them: this memory does harm until it is trained. Shorter ones help."
+            f"Windows leave {has.room or 0} positions in front of them for the {has.keep} that are kept: this memory "
+            "may do harm until it is trained. Shorter windows help."
         )
     typer.echo(f"model: {out}")

@@ -143,7 +143,7 @@ STARTS = {
     "slots-gated": Start("slots", "with gates, which start closed", {"gated": True}),
     "slots-gated-half-open": Start("slots", "with gates, which start half open", {"gated": True, "gate_start": 0.0}),
     "best": Start("best", "the best found, as it starts"),
-    "best-unmoved": Start("best", "keys start where they stood", {"moved_start": False}, only="lookback"),
+    "best-unmoved": Start("best", "keys and values start where they stood", {"moved_start": False}, only="lookback"),
     "best-rate-x1": Start("best", "added weights learn at the base's rate", added_rate=1.0),
     "best-rate-x20": Start("best", "added weights learn at 20 times the base's rate", added_rate=20.0),
     "best-curriculum": Start("best", "training sequences grow", curriculum=True),

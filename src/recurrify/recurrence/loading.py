@@ -17,7 +17,7 @@ from recurrify.records import check_has_model
 from recurrify.recurrence.config import RecurrentConfig
 from recurrify.recurrence.families import family_of
 from recurrify.recurrence.heads import RecurrentForCausalLM, add_recurrence
-from recurrify.recurrence.lookback import LookbackConfig, wanted_room
+from recurrify.recurrence.lookback import LookbackConfig, enough_room
 from recurrify.recurrence.mechanism import NoRecurrence, RecurrenceConfig, recurrence_config
 from recurrify.recurrence.saving import is_recurrent, load_base
 
@@ -68,10 +68,14 @@ def model_tokenizer(name: str) -> Any:
 def default_window(config: Any, recurrence: Mapping[str, Any]) -> int:
     """The paper's window, or all positions of a model that has fewer, but for those that a memory needs."""
     positions = family_of(config).positions(config)
-    if positions is not None and recurrence["mechanism"] == LookbackConfig.mechanism:
-        room = recurrence.get("room")
-        positions -= wanted_room(int(recurrence.get("keep", LookbackConfig.keep))) if room is None else room
-    return max(1, min(RecurrenceConfig.window, positions or RecurrenceConfig.window))
+    if positions is None:
+        return RecurrenceConfig.window
+    if recurrence["mechanism"] == LookbackConfig.mechanism:
+        keep, room = int(recurrence.get("keep", LookbackConfig.keep)), recurrence.get("room")
+        # What is kept has been in a window, however little room that leaves.
+        least = min(positions, keep + int(recurrence.get("overlap", 0)))
+        positions = max(least, positions - enough_room(keep)) if room is None else positions - room
+    return max(1, min(RecurrenceConfig.window, positions))
 
 
 def own_memory(name: str) -> dict[str, Any]:

@@ -40,7 +40,10 @@ EARLY = slice(2, 10)
 
 @dataclass(frozen=True, kw_only=True)
 class LookbackConfig(RecurrenceConfig):
-    """Windows that look back at what all layers computed in the window before."""
+    """Windows that look back at what all layers computed in the window before.
+
+    It is made for its own windows and overlap: set to others later, it takes what is kept to have stood elsewhere than
+    it did, and gains less until it is trained."""
 
     mechanism: ClassVar[str] = "lookback"
     left_to_base: ClassVar[tuple[str, ...]] = ("room",)
@@ -49,11 +52,13 @@ class LookbackConfig(RecurrenceConfig):
     """How many of the last positions that the next window does not see it looks back at."""
     room: int | None = None
     """How many positions are left in front of a window that has a memory, for what is kept; None takes one more than
-    `keep`, or as many as the base has besides the window. With fewer than two it does harm until it is trained."""
+    `keep`, or as many as the base has besides the window. With fewer than half of `keep` it may do harm until it is
+    trained."""
     sink: bool = True
     """Whether a first token, as the base knows it, stands in front of what is kept."""
     moved_start: bool = True
-    """Start with keys and values that are moved to where they are taken to stand; False starts with those that were."""
+    """Start with keys and values that are moved to where they are taken to stand; False starts with them as they were,
+    behind the sink all the same."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -70,20 +75,25 @@ class LookbackConfig(RecurrenceConfig):
 
 
 def wanted_room(keep: int) -> int:
-    """How many positions in front serve best: one for the sink, and one for each that is kept."""
+    """How many positions in front to take where there are enough: one for the sink, and one for each that is kept."""
     return keep + 1
 
 
+def enough_room(keep: int) -> int:
+    """With fewer positions in front, more than two of what is kept stand at one of them, which may do harm."""
+    return max(LEAST_ROOM, keep // 2)
+
+
 class Lookback(Mechanism):
-    """memory (B, L, 2, H, 1 + C, D): the sink, then key · map + shift and value · map + shift of each position that is
-    kept."""
+    """memory (B, L, 2, H, C, D): key · map + shift and value · map + shift of each position that is kept. The sink, a
+    weight like others, comes in front when it is read."""
 
     keys_only: ClassVar[bool] = True
 
     def __init__(self, config: LookbackConfig, layers: int, width: int) -> None:
         super().__init__()
         self.config, self.layers, self.room = config, layers, config.room or 0
-        self.slots_kept = config.keep + config.sink
+        self.seen = config.keep + config.sink
 
     def fit(self, base: PreTrainedModel) -> None:
         config = base.config
@@ -132,7 +142,8 @@ class Lookback(Mechanism):
         keys, values = means.unbind(1)
         if self.room >= LEAST_ROOM:
             # Not at the very first, to which models give their attention for want of anything better.
-            places = torch.linspace(max(1, self.room - keep), self.room - 1, keep).long()
+            first = max(1, self.room - keep)
+            places = first + torch.arange(keep) * (self.room - 1 - first) // max(1, keep - 1)
         else:
             places = torch.arange(min(EARLY.start, window - 1), min(EARLY.stop, window))
         keys_there, values_there = keys[:, :, places], values[:, :, places].mean(2, keepdim=True)
@@ -145,15 +156,14 @@ class Lookback(Mechanism):
             self.value_shifts[which] = values_there - FAINTER * values[:, :, old].mean(2, keepdim=True)
 
     def slots(self) -> dict[int, int]:
-        return dict.fromkeys(range(self.layers), self.slots_kept)
+        return dict.fromkeys(range(self.layers), self.seen)
 
     def kept_flops(self) -> int:
         _, _, heads, size, _ = self.maps.shape
         return 2 * self.layers * 2 * heads * self.config.keep * size * size
 
     def floats(self) -> int:
-        _, _, heads, size, _ = self.maps.shape
-        return self.layers * 2 * heads * self.slots_kept * size
+        return 2 * self.shifts[0].numel()
 
     def read(self, memory: Tensor) -> dict[int, Tensor]:
         return {}
@@ -168,30 +178,33 @@ class Lookback(Mechanism):
 
     def prepare(self, base: PreTrainedModel, inputs: dict[str, Any], past: Past, notes: Notes | None) -> dict[str, Any]:
         ids: Tensor = inputs["input_ids"]
-        cache = with_kept(inputs.get("past_key_values"), past)
-        mask = mask_of_kept(past, ids, self.slots_kept)
+        cache = with_kept(inputs.get("past_key_values"), self._behind_sink(past))
+        mask = mask_of_kept(past, ids, self.seen)
         if notes is not None:
             assert isinstance(notes, WindowCache)
             notes.cache = cache
         places = torch.arange(ids.shape[1], device=ids.device)[None].expand(len(ids), -1) + self.first_positions(past)
         return {**inputs, "position_ids": places, "attention_mask": mask, "past_key_values": cache, "use_cache": True}
 
+    def _behind_sink(self, past: Past) -> Past:
+        if past.memory is None or not self.config.sink:
+            return past
+        sink = self.sink.to(past.memory.dtype).expand(len(past.memory), -1, -1, -1, -1, -1)
+        return Past(torch.cat([sink, past.memory], dim=4), past.live)
+
     def start_window(self, stride: int) -> "WindowCache":
         return WindowCache(stride)
 
     def write(self, notes: Notes, past: Past, statistics: tuple[Tensor, ...]) -> Tensor:
         assert isinstance(notes, WindowCache)
-        keys, values = notes.last(self.config.keep, 0 if past.memory is None else self.slots_kept)
+        keys, values = notes.last(self.config.keep, 0 if past.memory is None else self.seen)
 
         def moved(kept: Tensor, which: int, shifts: Tensor) -> Tensor:
             first, later = shifts.to(kept.dtype)
             last = Past(None if past.memory is None else later.expand_as(kept), past.live)
             return kept @ self.maps[:, which].to(kept.dtype) + last.otherwise(first.expand_as(kept))
 
-        memory = torch.stack([moved(keys, 0, self.shifts), moved(values, 1, self.value_shifts)], dim=2)
-        if not self.config.sink:
-            return memory
-        return torch.cat([self.sink.to(keys.dtype).expand(len(keys), -1, -1, -1, -1, -1), memory], dim=4)
+        return torch.stack([moved(keys, 0, self.shifts), moved(values, 1, self.value_shifts)], dim=2)
 
 
 class WindowCache(Notes):

@@ -17,8 +17,8 @@ from recurrify.recurrence.families import family_of
 PROBES = 64
 """First tokens to average over."""
 TEXTS, AT_ONCE = 64, 4
-"""Texts to average keys over, and how many are run at a time: the keys of all would take gigabytes. A quarter of them
-leaves so much noise that a tenth of the gain is lost."""
+"""Texts to average keys and values over, and how many are run at a time: those of all would take gigabytes. A quarter
+of them leaves so much noise that a tenth of the gain is lost."""
 
 
 @torch.no_grad()
