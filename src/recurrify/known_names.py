@@ -1,5 +1,7 @@
 """What the pages of help list, for they are shown without loading what has it; tests hold each against that."""
 
+BEST = "best"
+"""In place of a mechanism's name: what served best for models of its kind."""
 MECHANISMS = ("carry", "compress", "kv", "lookback", "memory_tokens", "none", "rsa", "summary", "tail")
 SHIPPED = ("shipped:base", "shipped:plain", "shipped:recurrent")
 CORPORA = ("stdlib", "wikitext-103", "pg19", "enwik8", "text8")

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from recurrify.errors import UserError
-from recurrify.known_names import ALPHABETS, ARCHITECTURES, CORPORA, MECHANISMS, SHIPPED
+from recurrify.known_names import ALPHABETS, ARCHITECTURES, BEST, CORPORA, MECHANISMS, SHIPPED
 
 DECODERS_ONLY = ("kv", "lookback", "rsa")
 """Mechanisms that no encoder can have."""
@@ -51,6 +51,13 @@ RunFolder = Annotated[Path, typer.Option(help="Folder of this run. The same comm
 Valid = Annotated[str | None, typer.Option(help="Validation text, all of it, instead of the data's own split.")]
 
 Mechanism = Annotated[str, _recurrence(f"How to remember: {', '.join(MECHANISMS)} (none: plain windows).")]
+AddedMechanism = Annotated[
+    str,
+    _recurrence(
+        f"How to remember: {BEST} (kv for rotary positions, else lookback where windows leave positions free, else "
+        f"tail), {', '.join(name for name in MECHANISMS if name != 'none')}."
+    ),
+]
 TrainedMechanism = Annotated[
     str | None,
     _recurrence(

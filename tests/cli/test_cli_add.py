@@ -39,10 +39,12 @@ def test_refusals(refused: Command, base: Path, tmp_path: Path) -> None:
     assert f"'{there}' is there already" in sentence
     assert [path.name for path in there.iterdir()] == ["mine.txt"]
     out = tmp_path / "new"
-    assert "`keep` is 64" in refused("add", "--model", base, "--window", 8, "--out", out)
+    assert "`keep` is 64" in refused("add", "--model", base, "--mechanism", "lookback", "--window", 8, "--out", out)
     assert "'telepathy'" in refused("add", "--model", base, "--mechanism", "telepathy", "--out", out)
     llama = model_folder(tmp_path / "llama", "llama")
-    sentence = refused("add", "--model", llama, "--window", 8, "--set", "keep=3", "--out", out)
+    sentence = refused(
+        "add", "--model", llama, "--mechanism", "lookback", "--window", 8, "--set", "keep=3", "--out", out
+    )
     assert "choose 'kv', which can turn their keys" in sentence
     assert "give --window 8" in refused("add", "--model", base, "--set", "window=8", "--out", out)
     assert "is no memory" in refused("add", "--model", base, "--mechanism", "none", "--out", out)

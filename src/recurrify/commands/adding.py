@@ -8,12 +8,13 @@ import typer
 from recurrify import options
 from recurrify.console import say
 from recurrify.errors import UserError
+from recurrify.known_names import BEST
 
 
 def add_command(
     model: options.Model,
     out: Annotated[Path, typer.Option(help="Folder of the new model: one that is empty, or not there yet.")],
-    mechanism: options.Mechanism = "lookback",
+    mechanism: options.AddedMechanism = BEST,
     window: options.Window = None,
     overlap: options.Overlap = 0,
     settings: options.MechanismSet = None,
@@ -21,11 +22,11 @@ def add_command(
 ) -> None:
     """Add a memory to a model and save it, without any training.
 
-    Of use by itself are `lookback`, for models with absolute positions such as GPT-2 and OPT whose windows leave some
-    of them free, and `kv`, for those with rotary ones: what they remember, they remember from the start. The others
-    must be trained: `recurrify train` adds and trains in one go, and goes on with what was saved here. What was saved
-    is a model as any other for `evaluate`, `generate`, `inspect` and `probe`, and for transformers' Auto classes once
-    recurrify is imported.
+    Left to itself it takes what served best for models of this kind. Of use without training are `lookback`, for
+    models with absolute positions such as GPT-2 and OPT whose windows leave some of them free, and `kv`, for those
+    with rotary ones: what they remember, they remember from the start. The others must be trained: `recurrify train`
+    adds and trains in one go, and goes on with what was saved here. What was saved is a model as any other for
+    `evaluate`, `generate`, `inspect` and `probe`, and for transformers' Auto classes once recurrify is imported.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{str(out)!r} is there already: choose another folder with --out, or empty this one.")
@@ -41,7 +42,8 @@ def add_command(
     from recurrify.recurrence import LookbackConfig, load_model, own_memory, recurrence_config
     from recurrify.recurrence.lookback import enough_room
 
-    recurrence_config(recurrence)  # refuses what cannot be, before anything is loaded
+    if mechanism != BEST:
+        recurrence_config(recurrence)  # refuses what cannot be, before anything is loaded
     already = own_memory(model)
     if already:
         raise UserError(
@@ -51,8 +53,8 @@ def add_command(
     loaded, tokenizer = load_model(model, recurrence, device=pick_device())
     loaded.save_pretrained(out)
     tokenizer.save_pretrained(out)
-    say(str(memory_cost(loaded)))
     has = loaded.recurrence
+    say(f"windows of {has.window}, overlap {has.overlap}; {memory_cost(loaded)}")
     if isinstance(has, LookbackConfig) and (has.room or 0) < enough_room(has.keep):
         say(
             f"Windows leave {has.room or 0} positions in front of them for the {has.keep} that are kept: this memory "

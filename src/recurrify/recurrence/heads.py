@@ -23,10 +23,11 @@ from transformers.utils import can_return_tuple
 
 from recurrify.attention import RSAConfig
 from recurrify.errors import UserError
+from recurrify.recurrence.best import best_settings
 from recurrify.recurrence.config import RecurrentConfig
 from recurrify.recurrence.families import check_attention, family_of
 from recurrify.recurrence.generation import RecurrentCache, one_step
-from recurrify.recurrence.mechanism import RecurrenceConfig
+from recurrify.recurrence.mechanism import RecurrenceConfig, recurrence_config
 from recurrify.recurrence.model import RecurrentOutput, RecurrentPreTrainedModel
 from recurrify.recurrence.rsa import RSARecurrenceConfig
 from recurrify.recurrence.task_heads import (
@@ -185,8 +186,8 @@ _LABELLED = (RecurrentForTokenClassification, RecurrentForSequenceClassification
 _ENCODERS_ONLY = (RecurrentForMaskedLM, RecurrentForTokenClassification, RecurrentForQuestionAnswering)
 
 
-def add_recurrence(model: PreTrainedModel, config: RecurrenceConfig | RSAConfig) -> Any:
-    """Give a pretrained Hugging Face model a memory.
+def add_recurrence(model: PreTrainedModel, config: RecurrenceConfig | RSAConfig | None = None) -> Any:
+    """Give a pretrained Hugging Face model a memory: without a config, the one that served best for its kind.
 
     An `RSAConfig`, which knows nothing of windows, stands for an `RSARecurrenceConfig` with all its defaults.
 
@@ -200,6 +201,8 @@ def add_recurrence(model: PreTrainedModel, config: RecurrenceConfig | RSAConfig)
     if not isinstance(model, PreTrainedModel):
         raise UserError(f"`model` must be a transformers PreTrainedModel: got {type(model).__name__}.")
     family = family_of(model.config)
+    if config is None:
+        config = recurrence_config(best_settings(model.config, {}))
     if isinstance(config, RSAConfig):
         config = RSARecurrenceConfig.of_layer(config, model.config)
     if not isinstance(config, RecurrenceConfig):

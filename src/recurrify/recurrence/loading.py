@@ -13,7 +13,9 @@ from huggingface_hub.utils import validate_repo_id
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from recurrify.errors import UserError
+from recurrify.known_names import BEST
 from recurrify.records import check_has_model
+from recurrify.recurrence.best import best_settings
 from recurrify.recurrence.config import RecurrentConfig
 from recurrify.recurrence.families import family_of
 from recurrify.recurrence.heads import RecurrentForCausalLM, add_recurrence
@@ -39,10 +41,10 @@ def load_model(
     """A recurrent (or plain, windowed) causal language model and its tokenizer.
 
     `recurrence` may be a config or just the settings that matter to the caller, such as {"mechanism": "carry",
-    "window": 300}. A base model gets it. A model that recurrify saved keeps its own mechanism and takes over the
-    window settings; asking it for another make-up than it has is an error. Without `recurrence`, a base model runs in
-    plain windows as long as its positions allow, up to 1,024 tokens. What is added may first look at what the base
-    computes, on `device` if one is given.
+    "window": 300}, or {"mechanism": "best"} for what served best for its kind. A base model gets it. A model that
+    recurrify saved keeps its own mechanism and takes over the window settings; asking it for another make-up than it
+    has is an error. Without `recurrence`, a base model runs in plain windows as long as its positions allow, up to
+    1,024 tokens. What is added may first look at what the base computes, on `device` if one is given.
     """
     wanted = recurrence.to_dict() if isinstance(recurrence, RecurrenceConfig) else recurrence
     source, kwargs = resolve_name(name)
@@ -55,6 +57,8 @@ def load_model(
     if wanted is None:
         positions = getattr(model.config, "max_position_embeddings", None) or 1024
         return add_recurrence(model, NoRecurrence(window=min(positions, 1024))), tokenizer
+    if wanted.get("mechanism") == BEST:
+        wanted = best_settings(model.config, wanted)
     if "window" not in wanted:
         wanted = {**wanted, "window": default_window(model.config, wanted)}
     return add_recurrence(model, recurrence_config(wanted)), tokenizer

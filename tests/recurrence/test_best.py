@@ -1,0 +1,45 @@
+"""What is added where no mechanism is named."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from recurrify import KVConfig, LookbackConfig, TailConfig, UserError, add_recurrence
+from recurrify.recurrence import load_model
+from support.checks import ABSOLUTE, ROTARY
+from support.models import DECODERS, ENCODERS, text, tiny
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", [*DECODERS, *ENCODERS])
+def test_every_family_gets_one_that_suits_its_positions(family: str) -> None:
+    model = add_recurrence(tiny(family)).eval()
+    kinds = {**dict.fromkeys(ABSOLUTE, LookbackConfig), **dict.fromkeys(ROTARY, KVConfig)}
+    assert type(model.recurrence) is kinds.get(family, TailConfig)
+    out = model(text(1, 2 * model.recurrence.window + 3))
+    assert all(torch.isfinite(found).all() for found in (out[0], out.state.memory))
+
+
+@pytest.mark.parametrize(
+    ("positions", "given", "expected"),
+    [
+        (1024, {}, {"window": 300, "keep": 256, "room": 257}),
+        (256, {}, {"window": 224, "keep": 64, "room": 32}),
+        (64, {"window": 64}, {"window": 64, "tail": 16, "pooled_slots": 1}),
+        (64, {"window": 60}, {"window": 60, "keep": 8, "room": 4}),
+        (64, {"window": 40, "overlap": 30}, {"window": 40, "overlap": 30, "keep": 10, "room": 11}),
+        (64, {"keep": 5}, {"window": 56, "keep": 5, "room": 6}),
+    ],
+    ids=str,
+)
+def test_what_is_given_stays(positions: int, given: dict[str, Any], expected: dict[str, Any], tmp_path: Any) -> None:
+    tiny("gpt2", max_position_embeddings=positions).save_pretrained(tmp_path)
+    load_model("shipped:base")[1].save_pretrained(tmp_path)
+    model, _ = load_model(str(tmp_path), {"mechanism": "best", **given})
+    assert {name: getattr(model.recurrence, name) for name in expected} == expected
+
+
+def test_settings_that_the_chosen_one_does_not_have(tmp_path: Any) -> None:
+    with pytest.raises(UserError, match=r"limit"):
+        load_model("shipped:base", {"mechanism": "best", "limit": 3})
