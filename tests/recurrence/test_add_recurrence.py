@@ -207,7 +207,7 @@ def test_arguments_of_the_wrong_type() -> None:
     assert_refused(torch.nn.Linear(2, 2), config(), "PreTrainedModel", "Linear")
     assert_refused("gpt2", config(), "PreTrainedModel", "str")
     assert_refused(tiny("gpt2"), {"window": 8}, "CarryConfig", "dict")
-    assert_refused(tiny("gpt2"), None, "CarryConfig", "NoneType")
+    assert_refused(tiny("gpt2"), "carry", "CarryConfig", "str")
 
 
 def test_unknown_settings_are_refused() -> None:
