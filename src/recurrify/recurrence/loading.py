@@ -1,7 +1,6 @@
 """From a name to a model and its tokenizer: the hub, a folder, a .gguf file, or a model that recurrify ships."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from recurrify.errors import UserError
 from recurrify.known_names import BEST
 from recurrify.records import check_has_model
-from recurrify.recurrence.best import best_settings
+from recurrify.recurrence.best import best_settings, default_window
 from recurrify.recurrence.config import RecurrentConfig
 from recurrify.recurrence.families import family_of
 from recurrify.recurrence.heads import RecurrentForCausalLM, add_recurrence
-from recurrify.recurrence.lookback import LookbackConfig, enough_room
 from recurrify.recurrence.mechanism import NoRecurrence, RecurrenceConfig, recurrence_config
 from recurrify.recurrence.saving import is_recurrent, load_base
 
@@ -67,19 +65,6 @@ def load_model(
 def model_tokenizer(name: str) -> Any:
     """The tokenizer that `load_model` gives with a model, without the model."""
     return tokenizer_of(name, *resolve_name(name))
-
-
-def default_window(config: Any, recurrence: Mapping[str, Any]) -> int:
-    """The paper's window, or all positions of a model that has fewer, but for those that a memory needs."""
-    positions = family_of(config).positions(config)
-    if positions is None:
-        return RecurrenceConfig.window
-    if recurrence["mechanism"] == LookbackConfig.mechanism:
-        keep, room = int(recurrence.get("keep", LookbackConfig.keep)), recurrence.get("room")
-        # What is kept has been in a window, however little room that leaves.
-        least = min(positions, keep + int(recurrence.get("overlap", 0)))
-        positions = max(least, positions - enough_room(keep)) if room is None else positions - room
-    return max(1, min(RecurrenceConfig.window, positions))
 
 
 def own_memory(name: str) -> dict[str, Any]:

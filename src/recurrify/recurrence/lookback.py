@@ -144,11 +144,11 @@ class Lookback(Mechanism):
             # Not at the very first, to which models give their attention for want of anything better.
             first = max(1, self.room - keep)
             places = first + torch.arange(keep) * (self.room - 1 - first) // max(1, keep - 1)
+            keys_there = keys[:, :, places]
         else:
             places = torch.arange(min(EARLY.start, window - 1), min(EARLY.stop, window))
-        keys_there, values_there = keys[:, :, places], values[:, :, places].mean(2, keepdim=True)
-        if self.room < LEAST_ROOM:
-            keys_there = keys_there.mean(2, keepdim=True)
+            keys_there = keys[:, :, places].mean(2, keepdim=True)
+        values_there = values[:, :, places].mean(2, keepdim=True)
         self.maps.mul_(FAINTER)
         for which, first in enumerate((0, self.room)):
             old = slice(first + stride - keep, first + stride)
