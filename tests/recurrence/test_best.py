@@ -40,6 +40,6 @@ def test_what_is_given_stays(positions: int, given: dict[str, Any], expected: di
     assert {name: getattr(model.recurrence, name) for name in expected} == expected
 
 
-def test_settings_that_the_chosen_one_does_not_have(tmp_path: Any) -> None:
-    with pytest.raises(UserError, match=r"limit"):
+def test_settings_that_the_chosen_one_does_not_have() -> None:
+    with pytest.raises(UserError, match="limit"):
         load_model("shipped:base", {"mechanism": "best", "limit": 3})
