@@ -20,6 +20,7 @@ from recurrify.commands.pretrain import pretrain_command
 from recurrify.commands.recurrence_options import asked_recurrence
 from recurrify.console import err_console, is_first, say
 from recurrify.errors import UserError
+from recurrify.known_names import BEST
 from recurrify.results import check_overwrites_nothing
 
 app = typer.Typer(
@@ -131,7 +132,8 @@ def train_command(
 ) -> None:
     """Add recurrence to a model and fine-tune it on your text, or train an architecture from scratch.
 
-    The plain model trains by the very same path with `--mechanism none`. One CPU, one GPU, or several under
+    Left to itself it adds what served best for models of this kind; `--mechanism carry` is the paper's. The plain model
+    trains by the very same path with `--mechanism none`. One CPU, one GPU, or several under
     `torchrun` or `accelerate launch`. TensorBoard logs, checkpoints, `run.json` with every setting, `result.json`
     and the trained `model/` land in the output folder.
 
@@ -155,9 +157,10 @@ def _fine_tune(given: dict[str, Any]) -> None:
     from recurrify.train import TrainSettings
 
     out, own = given["out"], own_memory(given["model"])
-    recurrence = asked_recurrence({**given, "mechanism": given["mechanism"] or own.get("mechanism", "carry")})
+    recurrence = asked_recurrence({**given, "mechanism": given["mechanism"] or own.get("mechanism", BEST)})
     same = own.get("mechanism") == recurrence["mechanism"]
-    recurrence_config((own if same else {}) | recurrence)  # refuses what cannot be, before anything is loaded
+    if recurrence["mechanism"] != BEST:
+        recurrence_config((own if same else {}) | recurrence)  # refuses what cannot be, before anything is loaded
     run = TrainSettings.from_options(given, out=str(out), recurrence=recurrence)
     with held_alone(out):
         result = train_run(run, say)

@@ -51,17 +51,15 @@ RunFolder = Annotated[Path, typer.Option(help="Folder of this run. The same comm
 Valid = Annotated[str | None, typer.Option(help="Validation text, all of it, instead of the data's own split.")]
 
 Mechanism = Annotated[str, _recurrence(f"How to remember: {', '.join(MECHANISMS)} (none: plain windows).")]
+CHOSEN = f"{BEST} (kv for rotary positions, else lookback where windows leave positions free, else tail)"
 AddedMechanism = Annotated[
-    str,
-    _recurrence(
-        f"How to remember: {BEST} (kv for rotary positions, else lookback where windows leave positions free, else "
-        f"tail), {', '.join(name for name in MECHANISMS if name != 'none')}."
-    ),
+    str, _recurrence(f"How to remember: {CHOSEN}, {', '.join(name for name in MECHANISMS if name != 'none')}.")
 ]
 TrainedMechanism = Annotated[
     str | None,
     _recurrence(
-        f"How to remember: {', '.join(MECHANISMS)} (none: plain windows); default: carry, or what the model has."
+        f"How to remember: {CHOSEN}, {', '.join(MECHANISMS)} (carry: the paper's; none: plain windows); default: what "
+        f"the model has, else {BEST}."
     ),
 ]
 EncoderMechanism = Annotated[

@@ -50,7 +50,9 @@ class TestTrain:
     def test_says_how_it_went_and_skips_what_is_finished(self, runs: dict[str, Path], base: Path, texts: Path) -> None:
         out = runs["recurrent"]
         before = (out / "model" / "model.safetensors").stat().st_mtime_ns
-        said = invoke("train", "--model", base, "--data", texts, "--out", out, *TRAINING, *BUDGET)
+        said = invoke(
+            "train", "--model", base, "--data", texts, "--out", out, "--mechanism", "carry", *TRAINING, *BUDGET
+        )
         history = json.loads((out / "result.json").read_text())["history"]
         best = min((entry for entry in history if "eval_loss" in entry), key=lambda entry: entry["eval_loss"])
         assert f"loss {best['eval_loss']:.4f} per token, at step {best['step']}" in said
@@ -86,6 +88,7 @@ class TestTrain:
             "seed": 11,
         }
         recurrence = {
+            "mechanism": "carry",
             "window": 9,
             "overlap": 2,
             "bptt_windows": 2,
@@ -108,11 +111,11 @@ class TestTrain:
         assert settings.group_by_length
 
     def test_goes_on_with_a_trained_model(self, runs: dict[str, Path], texts: Path, tmp_path: Path) -> None:
-        """A recurrent model keeps its mechanism's weights; a plain one gets recurrence on top."""
-        for name in ("recurrent", "plain"):
+        """A recurrent model keeps its mechanism's weights; a plain one gets on top what suits its base."""
+        for name, mechanism in (("recurrent", "carry"), ("plain", "lookback")):
             out = tmp_path / name
             invoke("train", "--model", runs[name], "--data", texts, "--out", out, *TRAINING, "--max-tokens", 80)
-            assert load_model(str(out))[0].recurrence.mechanism == "carry"
+            assert load_model(str(out))[0].recurrence.mechanism == mechanism
 
 
 class TestEvaluate:

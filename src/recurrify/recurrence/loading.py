@@ -55,11 +55,22 @@ def load_model(
     if wanted is None:
         positions = getattr(model.config, "max_position_embeddings", None) or 1024
         return add_recurrence(model, NoRecurrence(window=min(positions, 1024))), tokenizer
+    return _with_memory(model, wanted), tokenizer
+
+
+def _with_memory(base: Any, wanted: dict[str, Any]) -> RecurrentForCausalLM:
     if wanted.get("mechanism") == BEST:
-        wanted = best_settings(model.config, wanted)
+        wanted = best_settings(base.config, wanted)
+        try:
+            config = recurrence_config(wanted)
+        except UserError as error:
+            raise UserError(
+                f"{error} ({wanted['mechanism']!r} is what was chosen for this base: `mechanism` names another.)"
+            ) from error
+        return add_recurrence(base, config)
     if "window" not in wanted:
-        wanted = {**wanted, "window": default_window(model.config, wanted)}
-    return add_recurrence(model, recurrence_config(wanted)), tokenizer
+        wanted = {**wanted, "window": default_window(base.config, wanted)}
+    return add_recurrence(base, recurrence_config(wanted))
 
 
 def model_tokenizer(name: str) -> Any:
@@ -88,7 +99,7 @@ def own_recurrence(name: str) -> RecurrenceConfig | None:
 def with_settings(model: RecurrentForCausalLM, wanted: dict[str, Any], name: str) -> RecurrentForCausalLM:
     own = model.recurrence.to_dict()
     if wanted["mechanism"] != own["mechanism"] and model.mechanism is None:
-        return add_recurrence(model.base, recurrence_config(wanted))
+        return _with_memory(model.base, wanted)
     shared = {field.name for field in fields(RecurrenceConfig)}
     for setting, value in wanted.items():
         if setting not in shared and value != own.get(setting):

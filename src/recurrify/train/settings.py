@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from recurrify.errors import UserError
+from recurrify.known_names import BEST
 from recurrify.records import RunRecord
 
 SCHEDULES = ("constant_with_warmup", "linear", "cosine")
@@ -63,8 +64,9 @@ class TrainSettings(TrainerSettings):
     """Validation text; None takes the training source's own validation split."""
     text_field: str = "text"
     """Which field of JSON lines or of a data set holds the text."""
-    recurrence: dict[str, Any] = field(default_factory=lambda: {"mechanism": "carry"})
-    """The mechanism and its settings, as RecurrenceConfig.to_dict writes them."""
+    recurrence: dict[str, Any] = field(default_factory=lambda: {"mechanism": BEST})
+    """The mechanism and its settings, as RecurrenceConfig.to_dict writes them; `best` for what served best for models
+    of the base's kind."""
     windows: int = 20
     """Windows in one training sequence, through which gradients flow back."""
     epochs: float = 2.0
@@ -110,6 +112,8 @@ class TrainSettings(TrainerSettings):
             )
         self.check_choice("schedule", *SCHEDULES)
         mechanism = self.recurrence.get("mechanism")
+        if mechanism == BEST:
+            return  # what is left is asked again once the base has told which that is
         learns = mechanism not in ("none", "kv")
         if learns and 1 in (self.windows, self.recurrence.get("bptt_windows")):
             raise UserError(
