@@ -1,5 +1,6 @@
 """The page's sections on what goes beyond the papers: their numbers, what they say of them, their plots."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +193,36 @@ def test_models_that_were_not_tuned_stand_apart(tmp_path: Path) -> None:
     assert "kv-64" not in page.descriptions[0]
 
 
+@pytest.mark.parametrize("layout", ["mechanisms", "tokens", "starts", "frozen"])
+def test_where_only_the_numbers_were_kept_no_files_are_named(tmp_path: Path, layout: str) -> None:
+    row = started("plain", "plain", [[100, 3.0], [200, 2.8]]) | {"wanted_tokens": 200}
+    save_result(tmp_path / "root" / "small" / "ours.json", experiment("ours", layout, "Ours", [row]))
+    page = written(tmp_path / "root", tmp_path / "out")
+    markdown = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    assert [rows for _, rows in page.tables if "files" in rows[0]] == []
+    assert "(no file)" not in page.words + markdown
+    assert "| files |" not in markdown
+    assert any(link.endswith("/small/ours.json") for link in page.links)
+    assert "The comparison on books" not in page.words  # nothing on this page is about it
+    save_result(tmp_path / "root" / "small" / "runs" / f"{row['runs'][0]}.json", {"kind": "train"})
+    page = written(tmp_path / "root", tmp_path / "out")
+    assert [rows[1][-1] for _, rows in page.tables if "files" in rows[0]] == ["run 1 score 1 (no file)"]
+    assert "| files |" in (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+
+
+def labels(page: Page) -> list[str]:
+    """What is written on the first plot."""
+    drawn = page.html[page.html.index("<svg") : page.html.index("</svg>")]
+    return re.findall(r"<text[^>]*>([^<]*)</text>", drawn)
+
+
+def test_memories_on_the_front_are_named_and_crowded_numbers_left_out(tmp_path: Path) -> None:
+    crowd = [memory_row("plain", "plain", 94.0 + 1e-4 * o, 1.2e8 + 1e3 * o, 500 + o) for o in range(9)]
+    drawn = labels(page_of(tmp_path, "mechanisms", [*mechanism_rows(92.0, 0.042), *crowd]))
+    assert {"carry-1", "tail-64", "0", "10"} <= set(drawn)
+    assert 1 <= sum(f"{500 + o}" in drawn for o in range(9)) < 5
+
+
 def test_gains_by_tokens_are_told(tmp_path: Path) -> None:
     rows = []
     for tokens, plain, carry in ((1_000_000, 100.0, 99.0), (10_000_000, 95.0, 90.0)):
@@ -250,6 +281,15 @@ def test_starts_are_told_apart_by_their_seeds(tmp_path: Path) -> None:
     words = page_of(tmp_path, "starts", [plain, ahead, close, behind]).words.replace("\xa0", " ")
     assert "at the first validation is ahead (+0.1050 ± 0.0050 nats per token), not told apart from close." in words
     assert "at the end is ahead (+0.0950 ± 0.0050 nats per token), not told apart from close." in words
+
+
+def test_a_start_behind_plain_windows_is_not_called_ahead(tmp_path: Path) -> None:
+    plain = started("plain", "plain", [[100, 3.0], [200, 2.8]])
+    page = page_of(tmp_path, "starts", [plain, started("carry", "late", [[100, 3.05], [200, 2.7]])])
+    assert (
+        "recurrent: least behind plain windows at the first validation is late (−0.0500 nats per token)." in page.words
+    )
+    assert "late: −0.0500 at first, 0.1000 at the end" in page.descriptions[0]
 
 
 def test_what_remains_on_a_frozen_base_is_told_with_its_size(tmp_path: Path) -> None:

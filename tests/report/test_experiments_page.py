@@ -62,7 +62,7 @@ class Page(HTMLParser):
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
         if self.cell is not None and tag in ("caption", "th", "td"):
-            text = "".join(self.cell)
+            text = "".join(self.cell).replace("\xa0", " ")
             if tag == "caption":
                 self.tables[-1] = (text, self.tables[-1][1])
             else:
@@ -205,7 +205,7 @@ def test_every_link_leads_to_a_file_or_a_section(out: Path, page: Page) -> None:
 
 
 def test_missing_rows_and_the_tiny_size_are_named(page: Page) -> None:
-    assert "Not run yet: best/w300/o75, best/w300/o100." in page.words
+    assert "Not run yet: best/w300/o75; best/w300/o100." in page.words
     small, tiny = page.words.split("Size: tiny")[-2:]
     assert "only checks that the machinery works" in tiny
     assert "only checks that the machinery works" not in small

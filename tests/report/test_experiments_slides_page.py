@@ -123,7 +123,7 @@ def test_it_is_shown_what_the_last_symbols_alone_allow(tmp_path: Path) -> None:
     save_result(tmp_path / "root" / "small" / "a.json", experiment("a", "lengths", "Lengths", rows))
     page = written(tmp_path / "root", tmp_path / "out")
     shown = page.table("Accuracy by length")
-    assert list(shown[0])[-3:] == ["chance", "last 40 symbols alone", "files"]
+    assert list(shown[0])[-2:] == ["chance", "last 40 symbols alone"]
     assert [row["last 40 symbols alone"] for row in shown] == ["50.0 %", "50.0 %", "94.3 %", "94.3 %"]
     words = page.words.replace("\xa0", " ")
     assert "with 99.8 %, where chance is 37.5 % and the last 40 symbols alone allow 94.3 %." in words
@@ -183,4 +183,4 @@ def test_odd_rows_are_shown_as_far_as_they_go(tmp_path: Path) -> None:
     assert "<script" not in page.html
     assert len(page.table("Accuracy by length")) == 1
     assert len(page.descriptions) == 2
-    assert "(no file)" in page.words
+    assert "out.json" not in page.html

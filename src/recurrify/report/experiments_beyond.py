@@ -39,18 +39,18 @@ def mechanism_blocks(experiment: Experiment, linker: Linker) -> list[Block]:
     if not tuned:
         return []
     caption = (
-        "Lower and further left is better; both scales logarithmic. Numbers beside points: the overlap of plain "
-        "windows, the size of a memory; without a number: plain windows at the largest overlap that costs no more than "
-        "some memory. Grey step: the Pareto front. Everything is counted: head, module and slots."
-        + _told_seeds(tuned, " Means over {}.")
+        "Lower and further left is better; both scales logarithmic. Grey step: the Pareto front. Named: its "
+        "memories, and the best one that is learned. Numbers beside other points, where there is room: the overlap of "
+        "plain windows, the size of a memory. Never numbered: plain windows at the largest overlap that costs no more "
+        "than some memory. Everything is counted: head, module and slots." + _told_seeds(tuned, " Perplexities of {}.")
     )
     plots = [
         Plot(drawn, describe_front(own), caption)
         for number, (corpus, own) in enumerate(corpora(tuned).items())
-        if (drawn := svg(draw_front, (corpus, own), f"{experiment.anchor}-{number}", 5.0)) is not None
+        if (drawn := svg(draw_front, (corpus, own), f"{experiment.anchor}-{number}", 6.4, 8.6)) is not None
     ]
     table, files = size_table(tuned, linker)
-    blocks: list[Block] = [*_model(rows), *_findings(tuned), TableBlock(table, files), Plots(plots)]
+    blocks: list[Block] = [*_model(rows), *_findings(tuned), TableBlock(table, files), Plots(plots, large=True)]
     rivals = rival_table(tuned)
     if rivals is not None:
         blocks.append(Fold("Intervals, and each beside the best rival that costs no more", [TableBlock(rivals)]))

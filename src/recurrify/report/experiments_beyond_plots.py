@@ -4,7 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.text import Annotation
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.transforms import Bbox
 
 from recurrify.report import numbers
 from recurrify.report.experiments_beyond_rows import PLAIN, MemoryRow, front
@@ -25,14 +28,30 @@ STYLES = {  # colour of the palette, line, marker
     "kv": ("ink", "--", "h"),
     "sliding kv": ("ink", ":", "d"),
 }
+UNKNOWN = ("ink", ":", ".")
 LINE_STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)), (0, (8, 2)))
 START_MARKERS = ("o", "s", "^", "v", "D", "P", "X")
 TICKS = 6
+CORNERS = (("right", "top"), ("left", "bottom"), ("left", "top"), ("right", "bottom"))
+"""Where a label may stand, by which of its own sides are next to its point: below memories first, which lie below
+plain windows."""
+ROOM_FOR_NAMES = 0.1
+"""Of the width, left of the cheapest point."""
+MARKER_RADIUS = 3.0
+"""In points."""
 
 
 def _below(axes: Axes, palette: Palette, columns: int) -> bool:
-    where = {"loc": "upper center", "bbox_to_anchor": (0.45, -0.17), "ncols": columns, "columnspacing": 1.2}
-    axes.legend(frameon=False, labelcolor=palette.ink, fontsize=9, handlelength=2.6, **where)
+    """Legend below everything; the layout makes room for it."""
+    axes.figure.legend(
+        loc="outside lower center",
+        ncols=columns,
+        columnspacing=1.2,
+        frameon=False,
+        labelcolor=palette.ink,
+        fontsize=9,
+        handlelength=2.6,
+    )
     return True
 
 
@@ -59,7 +78,12 @@ def _size(row: MemoryRow) -> str:
     a memory's cost are too many to be named."""
     if row.matches:
         return ""
-    return str(row.row.overlap) if row.row.kind == PLAIN else row.usual_label.rpartition("-")[2]
+    size = row.usual_label.rpartition("-")[2]
+    return str(row.row.overlap) if row.row.kind == PLAIN else size if size.isdigit() else row.usual_label
+
+
+def _colour(row: MemoryRow, palette: Palette) -> str:
+    return palette.models.get(STYLES.get(row.row.kind, UNKNOWN)[0], palette.ink)
 
 
 def _places(rows: Sequence[MemoryRow]) -> tuple[list[float], list[float]]:
@@ -84,8 +108,8 @@ def draw_front(axes: Axes, data: tuple[str, Sequence[MemoryRow]], palette: Palet
         zorder=1,
     )
     for kind, own in families.items():
-        name, line, marker = STYLES.get(own[0].row.kind, ("ink", ":", "."))
-        own_colour = palette.models.get(name, palette.ink)
+        _, line, marker = STYLES.get(own[0].row.kind, UNKNOWN)
+        own_colour = _colour(own[0], palette)
         axes.plot(
             *_places(own),
             line,
@@ -96,18 +120,6 @@ def draw_front(axes: Axes, data: tuple[str, Sequence[MemoryRow]], palette: Palet
             markersize=5,
             label=shown(kind.replace("_", " ")),
         )
-        above = kind in (PLAIN, "summary", "gated tail")
-        for row, place in zip(own, zip(*_places(own), strict=True), strict=True):
-            axes.annotate(
-                shown(_size(row)),
-                place,
-                xytext=(4, 4) if above else (-4, -4),
-                textcoords="offset points",
-                ha="left" if above else "right",
-                va="bottom" if above else "top",
-                color=own_colour,
-                fontsize=7.5,
-            )
     split = SPLITS.get(rows[0].split, rows[0].split)
     dress(
         axes,
@@ -122,8 +134,64 @@ def draw_front(axes: Axes, data: tuple[str, Sequence[MemoryRow]], palette: Palet
         axis.set_minor_locator(NullLocator())
         axis.set_major_locator(MaxNLocator(TICKS))
         axis.set_major_formatter(FuncFormatter(lambda value, _, write=write: write(value)))
-    axes.margins(x=0.08, y=0.1)
-    return _below(axes, palette, 3)
+    axes.margins(x=0.06, y=0.1)
+    left, right = axes.get_xlim()
+    axes.set_xlim(left * (left / right) ** ROOM_FOR_NAMES, right)
+    _below(axes, palette, 4)
+    _label_points(axes, families, best, palette)
+    return True
+
+
+def _label_points(
+    axes: Axes, families: Mapping[str, Sequence[MemoryRow]], best: Sequence[MemoryRow], palette: Palette
+) -> None:
+    """The best memory and those on the front by name, and of the others the sizes for which there is room."""
+    rows = [row for own in families.values() for row in own]
+    named = [row for row in rows if row.row.kind != PLAIN and (row.chosen or row in best)]
+    others = [row for row in rows if row not in named and _size(row)]
+    others.sort(key=lambda row: row.row.kind == PLAIN)
+    figure = axes.figure
+    assert isinstance(figure, Figure)
+    # Only the layout tells where on the picture points lie.
+    figure.draw_without_rendering()
+    taken = [_around(axes, place) for place in zip(*_places(rows), strict=True)]
+    for row, place in zip([*named, *others], zip(*_places([*named, *others]), strict=True), strict=True):
+        label = axes.annotate(
+            shown(row.row.label if row in named else _size(row)),
+            place,
+            xytext=(0, 0),
+            textcoords="offset points",
+            color=_colour(row, palette),
+            fontsize=8.5,
+        )
+        corners = CORNERS if row.row.kind != PLAIN else (CORNERS[1], CORNERS[0], *CORNERS[2:])
+        covered = [_covered(label, corner, axes.bbox, taken) for corner in corners]
+        if min(covered) and row not in named:
+            label.remove()
+        else:
+            _stand(label, corners[covered.index(min(covered))])
+            taken.append(label.get_window_extent())
+
+
+def _around(axes: Axes, place: tuple[float, float]) -> Bbox:
+    """The box of a point's marker, in pixels."""
+    x, y = axes.transData.transform(place)
+    radius = MARKER_RADIUS * axes.figure.dpi / 72
+    return Bbox.from_extents(x - radius, y - radius, x + radius, y + radius)
+
+
+def _stand(label: Annotation, corner: tuple[str, str]) -> None:
+    across, along = corner
+    label.set(ha=across, va=along)
+    label.set_position((4 if across == "left" else -4, 3 if along == "bottom" else -3))
+
+
+def _covered(label: Annotation, corner: tuple[str, str], picture: Bbox, taken: Sequence[Bbox]) -> int:
+    """How many things a label would lie on at a corner of its point, the picture's edge among them."""
+    _stand(label, corner)
+    box = label.get_window_extent()
+    is_inside = picture.x0 <= box.x0 and box.x1 <= picture.x1 and picture.y0 <= box.y0 and box.y1 <= picture.y1
+    return box.count_overlaps(taken) + (not is_inside)
 
 
 def describe_front(rows: Sequence[MemoryRow]) -> str:

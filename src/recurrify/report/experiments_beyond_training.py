@@ -192,7 +192,8 @@ class Lead(NamedTuple):
 
     @property
     def told(self) -> str:
-        return f"{self.mean:+.4f}" if self.error is None else f"{self.mean:+.4f} ± {self.error:.4f}"
+        told = numbers.fixed(self.mean, 4, signed=True)
+        return told if self.error is None else f"{told} ± {numbers.fixed(self.error, 4)}"
 
     def is_ahead_of(self, other: "Lead") -> bool:
         """By more than twice the error of the difference, where that is known."""
@@ -221,7 +222,8 @@ def fastest(rows: Sequence[MemoryRow], plain: MemoryRow) -> list[str]:
         places = {"at the first validation": leads_at(own, plain, 0), "at the end": leads_at(own, plain, -1)}
         for when, (first, *others) in ((when, leads) for when, leads in places.items() if leads):
             alike = [other.name for other in others if not first.is_ahead_of(other)]
-            furthest = f"furthest ahead of plain windows {when} is {first.name} ({first.told} nats per token)"
+            place = "furthest ahead of" if first.mean >= 0 else "least behind"
+            furthest = f"{place} plain windows {when} is {first.name} ({first.told} nats per token)"
             told.append(f"{kind_name(kind)}: {furthest}{f', not told apart from {listed(alike)}' if alike else ''}.")
     return told
 
@@ -293,6 +295,8 @@ def remains(row: MemoryRow) -> str:
     if words(row.content.get("trained")) != "frozen":
         return ""
     size = f"{numbers.count(row.content.get('added_kilobytes'))} kB"
+    if row.by_memory == numbers.MISSING:
+        return f"{row.row.label}, {size} of added weights: what is gained by memory cannot be told."
     share = numbers.finite(row.content.get("remaining"))
     left = "the share that remains cannot be told" if share is None else f"{numbers.percent(share)} of that remains"
     return f"{row.row.label}, {size} of added weights: {row.by_memory} by memory; {left}."

@@ -38,6 +38,11 @@ class TableBlock:
     table: Table
     files: Sequence[Sequence[Link]] = ()
 
+    @property
+    def known_files(self) -> Sequence[Sequence[Link]]:
+        """Empty where not one is there: a root may keep the numbers alone, and a column of absences says nothing."""
+        return self.files if any(link.target is not None for row in self.files for link in row) else ()
+
 
 @dataclass(frozen=True)
 class Plot:
@@ -49,6 +54,8 @@ class Plot:
 @dataclass(frozen=True)
 class Plots:
     plots: Sequence[Plot]
+    large: bool = False
+    """One below the other, each as wide as the page allows."""
 
 
 @dataclass(frozen=True)

@@ -42,17 +42,17 @@ def _block(block: Block) -> str:
         case Paragraph(text, style):
             return parts.paragraph(text, style)
         case Bullets(items):
-            return parts.bullets([parts.text(item) for item in items])
+            return parts.bullets([parts.whole_numbers(item) for item in items])
         case Files(opening, links, closing):
             linked = ", ".join(parts.link(link) for link in links)
             return f'<p class="note">{parts.text(opening)} {linked}{parts.text(closing)}</p>'
         case Terms(entries):
             return parts.terms(entries)
-        case TableBlock(table, files):
-            return parts.table(table, files)
-        case Plots(plots):
+        case TableBlock(table):
+            return parts.table(table, block.known_files)
+        case Plots(plots, large):
             figures = [parts.figure(plot.svg, plot.description, plot.caption) for plot in plots]
-            return "\n".join(['<div class="plots">', *figures, "</div>"])
+            return "\n".join([f'<div class="plots{" large" if large else ""}">', *figures, "</div>"])
         case Sides(title, lead, texts):
             head = [f"<h4>{parts.text(title)}</h4>", _titled(*lead) if lead else ""]
             return "\n".join([*head, '<div class="sides">', *(_titled(*text) for text in texts), "</div>"])

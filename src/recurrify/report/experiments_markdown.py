@@ -56,7 +56,7 @@ def _link(link: Link) -> str:
 
 
 def _table(block: TableBlock) -> str:
-    table, files = block.table, block.files
+    table, files = block.table, block.known_files
     header = [*table.header, *(["files"] if files else [])]
     rule = [
         "---" if column < table.text_columns or column == len(table.header) else "---:" for column in range(len(header))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from recurrify.errors import UserError
 from recurrify.report.experiments_blocks import Block, Bullets, Paragraph, Section, Terms
-from recurrify.report.experiments_data import BOOKS, SizeResults, names, read_results, read_size
+from recurrify.report.experiments_data import BEYOND, BOOKS, SizeResults, names, read_results, read_size
 from recurrify.report.experiments_html import html_page
 from recurrify.report.experiments_losses import draw_by_position
 from recurrify.report.experiments_markdown import markdown_page
@@ -76,7 +76,8 @@ def _size_section(results: SizeResults, out: Path) -> Section:
         opening.append(Paragraph(TINY_WARNING, "warning"))
     if results.size in SIZE_SENTENCES:
         opening.append(Paragraph(SIZE_SENTENCES[results.size]))
-    opening.append(Paragraph(headline(results), "headline"))
+    if any(experiment.layout not in BEYOND for experiment in results.experiments):
+        opening.append(Paragraph(headline(results), "headline"))
     opening += [Paragraph(sentence) for sentence in further_statements(results)]
     differences = _differences(results)
     if differences:

@@ -94,7 +94,7 @@ def _made(provenance: Mapping[str, Any]) -> str:
 
 
 def _missing(experiment: Experiment) -> list[Block]:
-    return [Paragraph(f"Not run yet: {', '.join(experiment.missing)}.", "warning")] if experiment.missing else []
+    return [Paragraph(f"Not run yet: {'; '.join(experiment.missing)}.", "warning")] if experiment.missing else []
 
 
 def _content(results: SizeResults, experiment: Experiment, linker: Linker) -> list[Block]:

@@ -1,6 +1,7 @@
 """The few HTML elements a page is made of. Every function takes plain text and escapes it."""
 
 import html
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,12 +28,12 @@ def text(value: object) -> str:
 
 def paragraph(value: str, css_class: str = "") -> str:
     attribute = f' class="{css_class}"' if css_class else ""
-    return f"<p{attribute}>{_whole_percentages(value)}</p>"
+    return f"<p{attribute}>{whole_numbers(value)}</p>"
 
 
-def _whole_percentages(value: str) -> str:
-    """`value` escaped, each number and its percent sign kept on one line."""
-    return text(value).replace(" %", "&nbsp;%")
+def whole_numbers(value: str) -> str:
+    """`value` escaped, each number and its unit, percent sign or error kept on one line."""
+    return re.sub(r"(?<=\d) (?=(?:%|[kMGTP]\b))|(?<=±) (?=\d)", "&nbsp;", text(value))
 
 
 def code_block(value: str) -> str:
@@ -64,7 +65,10 @@ def table(content: Table, files: Sequence[Sequence[Link]] = ()) -> str:
 
     `files` holds, for each row, links to what its numbers come from: one more column.
     """
-    head = "".join(_cell("th", cell, column, content, ' scope="col"') for column, cell in enumerate(content.header))
+    head = "".join(
+        f'<th scope="col"{_layout(column, content)}>{whole_numbers(title)}</th>'
+        for column, title in enumerate(content.header)
+    )
     if files:
         head += '<th scope="col">files</th>'
     body = []
@@ -86,6 +90,13 @@ def table(content: Table, files: Sequence[Sequence[Link]] = ()) -> str:
     )
 
 
+def _layout(column: int, content: Table) -> str:
+    """A header's attribute: of words it tells how long they are, by which the page chooses the column's width."""
+    if column >= content.text_columns:
+        return ' class="number"'
+    return f' style="--letters: {max((len(row[column]) for row in content.rows), default=0)}"'
+
+
 def _cell(tag: str, value: str, column: int, content: Table, attributes: str = "") -> str:
     kind = "" if column < content.text_columns else ' class="number"'
     return f"<{tag}{attributes}{kind}>{text(value)}</{tag}>"
@@ -95,7 +106,7 @@ def figure(svg: str, description: str, caption: str) -> str:
     """A plot with the words for it: a description for screen readers and a caption for everybody."""
     return (
         f'<figure>\n<div role="img" aria-label="{text(description)}">{svg}</div>\n'
-        f"<figcaption>{_whole_percentages(caption)}</figcaption>\n</figure>"
+        f"<figcaption>{whole_numbers(caption)}</figcaption>\n</figure>"
     )
 
 
@@ -150,8 +161,8 @@ body {
   margin: 0; background: var(--paper); color: var(--ink);
   font: 1rem/1.55 system-ui, "Segoe UI", Roboto, "Helvetica Neue", "Liberation Sans", Arial, sans-serif;
 }
-main { max-width: 62rem; margin: 0 auto; padding: 2rem 1.25rem 4rem; }
-main.wide { max-width: 74rem; }
+main { --page: 62rem; max-width: var(--page); margin: 0 auto; padding: 2rem 1.25rem 4rem; }
+main.wide { --page: 74rem; }
 h1 { font-size: 1.7rem; line-height: 1.2; margin: 0 0 1rem; }
 h2 { font-size: 1.2rem; line-height: 1.3; margin: 2.75rem 0 0.75rem; }
 h3 { font-size: 1rem; margin: 1.75rem 0 0.5rem; }
@@ -179,15 +190,19 @@ dd { margin: 0; }
     linear-gradient(to left, var(--muted), transparent) 100% 0 / 0.4rem 100% no-repeat scroll;
 }
 table { border-collapse: collapse; font-size: 0.92rem; font-variant-numeric: tabular-nums; }
-caption { text-align: left; font-weight: 600; padding-bottom: 0.4rem; max-width: calc(100vw - 2.5rem); }
+caption { text-align: left; font-weight: 600; padding-bottom: 0.4rem; }
+caption { max-width: calc(min(100vw, var(--page)) - 2.5rem); } /* seen whole where its table has to be scrolled */
 th, td { text-align: left; padding: 0.28rem 0.9rem 0.28rem 0; vertical-align: top; font-weight: 400; }
 th + th, th + td, td + td { padding-left: 0.5rem; }
 .number { text-align: right; }
 tbody { white-space: nowrap; }
 .wide table { font-size: 0.88rem; }
 .wide :is(th, td) { padding-right: 0.5rem; }
-.wide tbody :is(th, td):not(.number, .files) { white-space: normal; min-width: 6.5rem; }
+.wide tbody :is(th, td):not(.number, .files) { white-space: normal; }
 .wide tbody :is(.number, .files) { white-space: nowrap; }
+.wide thead th[style] { /* a word in one line, a phrase in two and not in five */
+  min-width: max(min(var(--letters) * 0.6em + 1rem, 6.5rem), min(var(--letters) * 0.28em + 0.5rem, 20em, 45vw));
+}
 .files a { padding: 0 0.25rem; }
 thead th { border-bottom: 1px solid var(--ink); font-weight: 600; vertical-align: bottom; }
 tbody .start > * { border-top: 1px solid var(--grid); }
@@ -198,6 +213,10 @@ tbody tr:last-child > * { border-bottom: 1px solid var(--grid); }
 .plots { --column: 26rem; gap: 1.5rem 2rem; }
 figure { margin: 0; max-width: 36rem; }
 figure svg { display: block; width: 100%; height: auto; }
+.large { --column: 100%; }
+.large figure { max-width: 60rem; }
+.large figure > div { overflow-x: auto; } /* its letters would be too small on a narrow screen */
+.large svg { min-width: 42rem; }
 figure svg text { font-family: inherit !important; }
 .sides { --column: 17rem; gap: 0 0.75rem; }
 .sides > div { min-width: 0; }

@@ -44,8 +44,15 @@ def bits(value: float | None) -> str:
     return MISSING if value is None else f"{value:.3f}"
 
 
-def fixed(value: float | None, digits: int = 3) -> str:
-    return MISSING if value is None else f"{value:,.{digits}f}"
+def fixed(value: float | None, digits: int = 3, *, signed: bool = False) -> str:
+    return MISSING if value is None else _sign(value, f"{abs(value):,.{digits}f}", signed)
+
+
+def _sign(value: float, digits: str, signed: bool) -> str:
+    """What rounds to nothing is neither above nor below it."""
+    if not any(digit in "123456789" for digit in digits):
+        return digits
+    return f"{'−' if value < 0 else '+' if signed else ''}{digits}"
 
 
 def rate(value: float | None) -> str:
@@ -65,11 +72,7 @@ def p_value(value: float | None) -> str:
 def percent(fraction: float | None, *, signed: bool = False) -> str:
     if fraction is None:
         return MISSING
-    digits = f"{100 * abs(fraction):.1f}"
-    if float(digits) == 0:
-        return f"{digits} %"
-    sign = "−" if fraction < 0 else "+" if signed else ""
-    return f"{sign}{digits} %"
+    return f"{_sign(fraction, f'{100 * abs(fraction):.1f}', signed)} %"
 
 
 def percent_range(ends: tuple[float, float] | None, *, signed: bool = False) -> str:

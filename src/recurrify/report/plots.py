@@ -19,6 +19,8 @@ from recurrify.report import numbers
 from recurrify.report.tables import WEIGHTS, WEIGHTS_NAMES, scores, unit
 from recurrify.results import write_whole
 
+WIDTH = 5.2
+"""Of a plot, in inches."""
 PAIR = ("plain", "recurrent")
 LINES = {"plain": "--", "recurrent": "-"}
 MARKERS = {"plain": "s", "recurrent": "o"}
@@ -187,12 +189,12 @@ def legend(axes: Axes, palette: Palette) -> bool:
     return True
 
 
-def svg(draw: Draw, result: Any, name: str, height: float = 3.7) -> str | None:
+def svg(draw: Draw, result: Any, name: str, height: float = 3.7, width: float = WIDTH) -> str | None:
     """One plot as an SVG element for an HTML page, its ids made unique by `name`; None without data."""
     with _settings(), warnings.catch_warnings():
         # The page's reader has fonts of their own.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        figure = Figure(figsize=(5.2, height), layout="constrained")
+        figure = Figure(figsize=(width, height), layout="constrained")
         if not draw(figure.add_subplot(), result, ON_PAGE):
             return None
         text = StringIO()
@@ -226,7 +228,7 @@ def write_picture(result: Mapping[str, Any], path: str | Path) -> None:
 def write_panels(draws: Sequence[Draw], result: Any, path: str | Path) -> None:
     """Plots of one result side by side as a PNG on white."""
     with _settings():
-        figure = Figure(figsize=(5.2 * len(draws), 3.9), layout="constrained", facecolor="white")
+        figure = Figure(figsize=(WIDTH * len(draws), 3.9), layout="constrained", facecolor="white")
         drawn = []
         for column, draw in enumerate(draws):
             axes = figure.add_subplot(1, len(draws), column + 1)
