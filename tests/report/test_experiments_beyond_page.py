@@ -8,6 +8,7 @@ import pytest
 from experiment_results import experiment, score, write_size
 from test_experiments_page import Page, written
 
+from recurrify.report import write_experiments_picture
 from recurrify.results import save_result
 
 Facts = dict[str, Any]
@@ -55,6 +56,12 @@ def mechanism_rows(tail: float, rival_gain: float) -> list[Facts]:
 def page_of(tmp_path: Path, layout: str, rows: list[Facts]) -> Page:
     write_size(tmp_path / "root" / "small", [experiment("ours", layout, "Ours", rows, hyperparameters=None)])
     return written(tmp_path / "root", tmp_path / "out")
+
+
+def test_without_a_comparison_on_books_the_picture_is_of_the_mechanisms(tmp_path: Path) -> None:
+    page_of(tmp_path, "mechanisms", mechanism_rows(90.0, 0.04))
+    write_experiments_picture(tmp_path / "root", "small", tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_one_table_holds_what_each_memory_takes_and_gains_on_each_text(tmp_path: Path) -> None:

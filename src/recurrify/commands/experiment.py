@@ -100,7 +100,11 @@ def report(
     root: Root = ROOT,
     out: Annotated[Path | None, typer.Option(help="Folder of the page; default: the folder of experiments.")] = None,
     picture: Annotated[
-        Path | None, typer.Option(help="Also draw the comparison on books of size `small` as a PNG, for a README.")
+        Path | None,
+        typer.Option(
+            help="Also draw a PNG for a README, of size `small`: the comparison on books or, where there is none, every "
+            "mechanism against its FLOPs."
+        ),
     ] = None,
 ) -> None:
     """One page, HTML and Markdown: ours beside published, with intervals, pictures and links to every result file."""

@@ -9,7 +9,7 @@ from recurrify.report.experiments_beyond_plots import describe_front, draw_front
 from recurrify.report.experiments_beyond_rows import PLAIN, MemoryRow, corpora, front, memory_rows, told_gain
 from recurrify.report.experiments_beyond_training import frozen_blocks, start_blocks, token_blocks
 from recurrify.report.experiments_blocks import Block, Bullets, Fold, Paragraph, Plot, Plots, TableBlock
-from recurrify.report.experiments_data import SPLITS, Experiment, Gain
+from recurrify.report.experiments_data import SPLITS, Experiment, Gain, SizeResults
 from recurrify.report.experiments_statement import listed
 from recurrify.report.experiments_tables import Linker
 from recurrify.report.plots import svg
@@ -33,9 +33,19 @@ def beyond_makers(experiment: Experiment, linker: Linker) -> dict[str, Callable[
     }
 
 
+def _tuned(rows: Sequence[MemoryRow]) -> list[MemoryRow]:
+    return [row for row in rows if row.content.get("trained") is not False]
+
+
+def trained_fronts(results: SizeResults) -> list[tuple[str, list[MemoryRow]]]:
+    """Each corpus and its rows, as `draw_front` takes them, of the comparisons of mechanisms."""
+    compared = (one for one in results.experiments if one.layout == "mechanisms")
+    return [pair for one in compared for pair in corpora(_tuned(memory_rows(one))).items()]
+
+
 def mechanism_blocks(experiment: Experiment, linker: Linker) -> list[Block]:
     rows = memory_rows(experiment)
-    tuned = [row for row in rows if row.content.get("trained") is not False]
+    tuned = _tuned(rows)
     if not tuned:
         return []
     caption = (

@@ -3,6 +3,8 @@
 from pathlib import Path
 
 from recurrify.errors import UserError
+from recurrify.report.experiments_beyond import trained_fronts
+from recurrify.report.experiments_beyond_plots import draw_front
 from recurrify.report.experiments_blocks import Block, Bullets, Paragraph, Section, Terms
 from recurrify.report.experiments_data import BEYOND, BOOKS, SizeResults, names, read_results, read_size
 from recurrify.report.experiments_html import html_page
@@ -94,8 +96,14 @@ def _differences(results: SizeResults) -> list[str]:
 
 
 def write_experiments_picture(root: Path, size: str, path: Path) -> None:
-    """A PNG for a README: on books, perplexity against overlap on the left and loss by position on the right."""
-    books = read_size(Path(root), size).books()
+    """A PNG for a README: on books, perplexity against overlap on the left and loss by position on the right.
+
+    Of results beyond the papers alone: the Pareto front of their first corpus.
+    """
+    results = read_size(Path(root), size)
+    books, fronts = results.books(), trained_fronts(results)
+    if books is None and fronts:
+        return write_panels([draw_front], fronts[0], path, height=6.4, width=8.6)
     if books is None:
         raise UserError(
             f"There is no comparison on books to draw: {Path(root) / size / BOOKS}.json is missing. "

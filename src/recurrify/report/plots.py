@@ -225,10 +225,12 @@ def write_picture(result: Mapping[str, Any], path: str | Path) -> None:
     write_panels([draw_loss_by_position, draw_perplexity_by_flops], _leading_pair(result), path)
 
 
-def write_panels(draws: Sequence[Draw], result: Any, path: str | Path) -> None:
+def write_panels(
+    draws: Sequence[Draw], result: Any, path: str | Path, height: float = 3.9, width: float = WIDTH
+) -> None:
     """Plots of one result side by side as a PNG on white."""
     with _settings():
-        figure = Figure(figsize=(WIDTH * len(draws), 3.9), layout="constrained", facecolor="white")
+        figure = Figure(figsize=(width * len(draws), height), layout="constrained", facecolor="white")
         drawn = []
         for column, draw in enumerate(draws):
             axes = figure.add_subplot(1, len(draws), column + 1)
