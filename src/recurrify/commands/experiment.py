@@ -102,7 +102,7 @@ def report(
     picture: Annotated[
         Path | None,
         typer.Option(
-            help="Also draw a PNG for a README, of size `small`: the comparison on books or, where there is none, every "
+            help="Also draw a PNG for a README, of size `small`: the comparison on books or, where none is, every "
             "mechanism against its FLOPs."
         ),
     ] = None,
