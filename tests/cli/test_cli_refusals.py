@@ -271,7 +271,10 @@ class TestRecurrence:
             (["--mechanism", "tail", "--slots", 2], ("'tail'", "no setting 'slots'")),
             (["--mechanism", "tail", "--tail", 9], ("9", "8")),
             (["--mechanism", "tail", "--tail", 3, "--until-layer", "all"], ("--until-layer", "'all'")),
-            (["--tail", 3], ("'lookback' has no setting 'tail'", "`mechanism` names another")),
+            (
+                ["--tail", 3],
+                ("'lookback', which was chosen for this base, has no setting 'tail'", "name the `mechanism`"),
+            ),
             (["--compile", "maybe"], ("`compile`", "'maybe'")),
             (["--memory-budget", 1.5], ("`memory_budget`", "1.5")),
             (["--memory-budget", 0.5], ("`memory_budget` is 0.5", "--no-checkpoint")),

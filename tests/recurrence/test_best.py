@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from recurrify import KVConfig, LookbackConfig, TailConfig, UserError, add_recurrence
-from recurrify.recurrence import load_model
+from recurrify.recurrence import load_model, recurrence_config
+from recurrify.recurrence.best import best_settings
 from support.checks import ABSOLUTE, ROTARY
 from support.models import DECODERS, ENCODERS, text, tiny
 
@@ -30,6 +31,7 @@ def test_every_family_gets_one_that_suits_its_positions(family: str) -> None:
         (64, {"window": 60}, {"window": 60, "keep": 8, "room": 4}),
         (64, {"window": 40, "overlap": 30}, {"window": 40, "overlap": 30, "keep": 10, "room": 11}),
         (64, {"keep": 5}, {"window": 56, "keep": 5, "room": 6}),
+        (64, {"keep": 32}, {"window": 48, "keep": 32, "room": 16}),
     ],
     ids=str,
 )
@@ -40,6 +42,41 @@ def test_what_is_given_stays(positions: int, given: dict[str, Any], expected: di
     assert {name: getattr(model.recurrence, name) for name in expected} == expected
 
 
-def test_settings_that_the_chosen_one_does_not_have() -> None:
-    with pytest.raises(UserError, match="limit"):
-        load_model("shipped:base", {"mechanism": "best", "limit": 3})
+@pytest.mark.parametrize(
+    ("changes", "given", "expected"),
+    [
+        ({"max_position_embeddings": 64, "sliding_window": None}, {}, {"window": 32, "keep": 28, "sinks": 4}),
+        (
+            {"max_position_embeddings": 64, "sliding_window": None},
+            {"window": 44},
+            {"window": 44, "keep": 16, "sinks": 4},
+        ),
+        ({"max_position_embeddings": 64, "sliding_window": None}, {"window": 60}, {"window": 60, "tail": 16}),
+        ({"max_position_embeddings": 64, "sliding_window": 40}, {}, {"window": 20, "keep": 16, "sinks": 4}),
+    ],
+    ids=str,
+)
+def test_a_rotary_base_keeps_what_its_windows_leave_room_for(
+    changes: dict[str, Any], given: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    base = tiny("mistral", **changes)
+    model = add_recurrence(base, recurrence_config(best_settings(base.config, given)))
+    assert {name: getattr(model.recurrence, name) for name in expected} == expected
+
+
+def test_turning_keys_that_a_family_does_not_tell_of_are_not_moved() -> None:
+    base = tiny("gpt2")
+    base.config.rope_parameters = {"rope_type": "default", "rope_theta": 10_000.0}
+    assert best_settings(base.config, {})["mechanism"] == "tail"
+    with pytest.raises(UserError, match="absolute positions"):
+        add_recurrence(base, LookbackConfig(window=8, keep=4))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [({"limit": 3}, "'lookback', which was chosen.* no setting 'limit'"), ({"window": "8"}, "`window`")],
+    ids=str,
+)
+def test_settings_that_cannot_be(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        load_model("shipped:base", {"mechanism": "best", **given})

@@ -6,14 +6,16 @@ place in front of the window.
 """
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from transformers import PretrainedConfig
 
-from recurrify.recurrence.families import family_of
+from recurrify.errors import UserError
+from recurrify.recurrence.families import attention_reach, family_of, has_absolute_positions
 from recurrify.recurrence.kv import KVConfig
 from recurrify.recurrence.lookback import LEAST_ROOM, LookbackConfig, enough_room
-from recurrify.recurrence.mechanism import RecurrenceConfig
+from recurrify.recurrence.mechanism import NoRecurrence, RecurrenceConfig
 from recurrify.recurrence.tail import TailConfig
 
 MOST_KEPT = 256
@@ -23,28 +25,45 @@ TAIL, POOLED = 16, 1
 
 def best_settings(config: PretrainedConfig, given: Mapping[str, Any]) -> dict[str, Any]:
     """A mechanism and its settings for a base of this config, but for those that are `given`."""
+    given = {name: value for name, value in given.items() if name != "mechanism" and value is not None}
+    NoRecurrence(**{name: given[name] for name in ("window", "overlap") if name in given})  # refuses what cannot be
     family = family_of(config)
-    positions = family.positions(config)
-    rotary = family.causal and family.rotary
-    if rotary:
-        usual = RecurrenceConfig.window if positions is None else min(RecurrenceConfig.window, positions // 2)
-    elif family.causal:
-        keep = MOST_KEPT if positions is None else min(MOST_KEPT, positions // 4)
-        usual = default_window(config, {"mechanism": LookbackConfig.mechanism, "keep": keep})
-    else:
-        usual = default_window(config, {"mechanism": TailConfig.mechanism})
-    window = given.get("window") or max(1, usual)
+    room = [limit for limit in (family.positions(config), attention_reach(config)) if limit is not None]
+    positions = min(room, default=None)
+    rotary, absolute = family.causal and family.rotary, has_absolute_positions(config)
+    window = given.get("window") or _usual_window(config, given, positions)
     stride = max(1, window - given.get("overlap", 0))
-    free = MOST_KEPT if positions is None else positions - window
+    free = MOST_KEPT + stride if positions is None else positions - window
+    kind: type[RecurrenceConfig]
     chosen: dict[str, Any]
-    if rotary:
-        sinks = min(KVConfig.sinks, stride - 1)
-        chosen = {"mechanism": KVConfig.mechanism, "keep": stride - sinks, "sinks": sinks}
-    elif family.causal and free >= LEAST_ROOM:
-        chosen = {"mechanism": LookbackConfig.mechanism, "keep": min(MOST_KEPT, stride, 2 * free)}
+    if rotary and free >= min(TAIL, stride):
+        kept = min(stride, free)
+        sinks = min(KVConfig.sinks, kept - 1)
+        kind, chosen = KVConfig, {"keep": kept - sinks, "sinks": sinks}
+    elif absolute and free >= LEAST_ROOM:
+        kind, chosen = LookbackConfig, {"keep": min(MOST_KEPT, stride, 2 * free)}
     else:
-        chosen = {"mechanism": TailConfig.mechanism, "tail": min(TAIL, stride), "pooled_slots": POOLED}
-    return {"window": window, **chosen, **{name: value for name, value in given.items() if name != "mechanism"}}
+        kind, chosen = TailConfig, {"tail": min(TAIL, stride), "pooled_slots": POOLED}
+    unknown = sorted(set(given) - {field.name for field in fields(kind)})
+    if unknown:
+        raise UserError(
+            f"The mechanism {kind.mechanism!r}, which was chosen for this base, has no setting "
+            f"{', '.join(map(repr, unknown))}: name the `mechanism` that has it."
+        )
+    return {"mechanism": kind.mechanism, "window": window, **chosen, **given}
+
+
+def _usual_window(config: PretrainedConfig, given: Mapping[str, Any], positions: int | None) -> int:
+    """The paper's, or as long a one as leaves room for what is to be kept."""
+    if family_of(config).rotary:
+        return RecurrenceConfig.window if positions is None else max(1, min(RecurrenceConfig.window, positions // 2))
+    if not has_absolute_positions(config):
+        return default_window(config, {"mechanism": TailConfig.mechanism})
+    keep = MOST_KEPT if positions is None else min(MOST_KEPT, positions // 4)
+    wanted = given.get("keep")
+    asked = {"keep": max(keep, wanted) if isinstance(wanted, int) else keep}
+    asked |= {"room": given["room"]} if isinstance(given.get("room"), int) else {}
+    return default_window(config, {"mechanism": LookbackConfig.mechanism, **asked})
 
 
 def default_window(config: Any, recurrence: Mapping[str, Any]) -> int:

@@ -215,14 +215,27 @@ def check_fits(config: PretrainedConfig, window: int, slots: int, first: int = 0
             f"`window` is {window}{behind}, but this {config.model_type} model has only {positions} positions: "
             f"{way_out}."
         )
-    layer_types = getattr(config, "layer_types", None)
-    slides = layer_types is None or "sliding_attention" in layer_types
-    reach = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-    if reach is not None and slides and window + slots > reach:
+    reach = attention_reach(config)
+    if reach is not None and window + slots > reach:
+        way_out = f"choose window={reach - slots} or less" if reach > slots else "carry fewer"
         raise UserError(
             f"`window` is {window} with {slots} carried vectors, but this {config.model_type} model attends only "
-            f"{reach} tokens back: choose window={reach - slots} or less."
+            f"{reach} tokens back: {way_out}."
         )
+
+
+def has_absolute_positions(config: PretrainedConfig) -> bool:
+    """Whether this is a decoder whose keys do not turn; a family may have been registered without a word of that."""
+    family = family_of(config)
+    turns = any(getattr(config, name, None) is not None for name in ("rope_parameters", "rope_theta"))
+    return family.causal and not family.rotary and not turns
+
+
+def attention_reach(config: PretrainedConfig) -> int | None:
+    """How many tokens back its layers attend at least; None where all see all."""
+    layer_types = getattr(config, "layer_types", None)
+    slides = layer_types is None or "sliding_attention" in layer_types
+    return getattr(config, "sliding_window", None) if slides and getattr(config, "use_sliding_window", True) else None
 
 
 def check_attention(config: PretrainedConfig) -> None:

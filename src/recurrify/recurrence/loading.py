@@ -61,13 +61,6 @@ def load_model(
 def _with_memory(base: Any, wanted: dict[str, Any]) -> RecurrentForCausalLM:
     if wanted.get("mechanism") == BEST:
         wanted = best_settings(base.config, wanted)
-        try:
-            config = recurrence_config(wanted)
-        except UserError as error:
-            raise UserError(
-                f"{error} ({wanted['mechanism']!r} is what was chosen for this base: `mechanism` names another.)"
-            ) from error
-        return add_recurrence(base, config)
     if "window" not in wanted:
         wanted = {**wanted, "window": default_window(base.config, wanted)}
     return add_recurrence(base, recurrence_config(wanted))

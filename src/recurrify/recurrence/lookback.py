@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 from recurrify.errors import UserError
-from recurrify.recurrence.families import family_of
+from recurrify.recurrence.families import family_of, has_absolute_positions
 from recurrify.recurrence.kv import mask_of_kept, with_kept
 from recurrify.recurrence.mechanism import (
     Mechanism,
@@ -98,7 +98,7 @@ class Lookback(Mechanism):
     def fit(self, base: PreTrainedModel) -> None:
         config = base.config
         family = family_of(config)
-        if not family.causal or family.rotary:
+        if not has_absolute_positions(config):
             instead = "'kv', which can turn their keys" if family.rotary else "another, such as 'tail'"
             raise UserError(
                 f"The mechanism 'lookback' is for decoders with absolute positions, which {config.model_type!r} models "

@@ -121,4 +121,7 @@ class TrainSettings(TrainerSettings):
                 "crosses from one window to the next, so the memory would learn nothing: take at least 2 of each."
             )
         if self.freeze_base and not learns:
-            raise UserError(f"`freeze_base` with mechanism {mechanism!r} leaves nothing to train: drop one of the two.")
+            raise UserError(
+                f"`freeze_base` with mechanism {mechanism!r} leaves nothing to train: leave it out, or name one "
+                "that learns."
+            )
