@@ -96,6 +96,8 @@ def frozen_rows(lab: Lab) -> tuple[Rows, list[str]]:
                 missing.append(f"{name}, {how}")
                 continue
             gains[how] = None if name == PLAIN else gain_by_memory([units[how]])
+            if name != PLAIN and gains[how] is None:
+                missing.append(f"{name}, {how}, with another document's memory")
             rows.append(
                 {
                     **row,

@@ -1,6 +1,6 @@
 """Every mechanism at several sizes, perplexity against all FLOPs, beside plain windows that overlap."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from recurrify.experiments.beyond import (
@@ -66,7 +66,7 @@ def main_units(lab: Lab) -> list[Unit]:
             return [*wanted, control(lab)]
         if name in untrained_names(lab):
             return wanted
-        return at_overlaps(lab, matching[corpus][seed] if name == PLAIN else all_overlaps(lab))
+        return at_overlaps(lab, matching[corpus][name][seed])
 
     # If time runs out, the aims can be judged on both texts: plain windows, the paper's and the best are there. Then
     # everything once, and other seeds last.
@@ -90,8 +90,18 @@ def longer_plain(lab: Lab) -> list[str]:
     return [name for name, usual in longer_names(lab).items() if usual == PLAIN]
 
 
-def plain_overlaps(lab: Lab, units: dict[str, list[Unit]]) -> dict[int, list[int]]:
-    return overlaps_by_seed(units, all_overlaps(lab), [name for name in units if name in lab.size.beyond.mechanisms])
+def plain_overlaps(lab: Lab, units: dict[str, list[Unit]]) -> dict[str, dict[int, list[int]]]:
+    """Of plain windows of each length, by name: at which overlaps those of a seed are scored."""
+    return {
+        plain: overlaps_by_seed(units, all_overlaps(lab), matched_by(lab, units, plain), plain)
+        for plain in (PLAIN, *longer_plain(lab))
+    }
+
+
+def matched_by(lab: Lab, units: Iterable[str], plain: str) -> list[str]:
+    """The memories to whose cost plain windows are brought: of the usual length those of that length, else all."""
+    of = lab.size.beyond.mechanisms if plain == PLAIN else {*lab.size.beyond.mechanisms, *longer_names(lab)}
+    return [name for name in units if name in of and usual_name(lab, name) != PLAIN]
 
 
 def mechanism_rows(lab: Lab) -> tuple[Rows, list[str]]:
@@ -104,20 +114,26 @@ def mechanism_rows(lab: Lab) -> tuple[Rows, list[str]]:
         found = units_by_name(lab, corpus)
         units: dict[str, list[Unit]] = {}
         overlaps = plain_overlaps(lab, found)
-        matched = matched_overlaps({name: own for name, own in found.items() if name not in untrained_names(lab)})
+        matched = {
+            plain: matched_overlaps(
+                {name: found[name] for name in (plain, *matched_by(lab, found, plain)) if name in found}, plain
+            )
+            for plain in overlaps
+        }
         for name, overlap in rows_of(lab, overlaps):
             plain = found.get(PLAIN_UNTRAINED, []) if name in untrained_names(lab) else found.get(PLAIN, [])
             row = memory_row(corpus, name, found[name], plain, overlap) if name in found and plain else None
             if row is None:
                 missing.append(f"{corpus}, {name}, overlap {overlap}")
                 continue
-            matches = matched.get(overlap, []) if name == PLAIN else []
+            matches = matched.get(name, {}).get(overlap, [])
             remembered = None if row["kind"] == PLAIN else gain_by_memory(found[name])
             trained = name not in untrained_names(lab)
             told = {**row, "trained": trained, "matches": matches, "rates": rates_tried(lab, name)}
             (own if trained else untrained).append({**told, "memory_gain": remembered})
             units[row["row"]] = found[name]
-            wanted = [seed for seed in overlaps if overlap in overlaps[seed]] if name == PLAIN else seeds_of(lab, name)
+            seeds = overlaps.get(name)
+            wanted = seeds_of(lab, name) if seeds is None else [seed for seed in seeds if overlap in seeds[seed]]
             where = f"{corpus}, {name}{f', overlap {overlap}' if overlap else ''}"
             missing += [f"{where}, seed {seed}" for seed in wanted if seed not in row["seeds"]]
         rows += with_rivals(own, units, lambda row: row["kind"] == PLAIN)
@@ -127,14 +143,12 @@ def mechanism_rows(lab: Lab) -> tuple[Rows, list[str]]:
     return rows, [*missing, *failed]
 
 
-def rows_of(lab: Lab, overlaps: dict[int, list[int]]) -> Iterator[tuple[str, int]]:
+def rows_of(lab: Lab, overlaps: dict[str, dict[int, list[int]]]) -> Iterator[tuple[str, int]]:
     """Names and overlaps, plain windows with all that they have at some seed."""
-    known = {overlap for own in overlaps.values() for overlap in own}
-    yield from ((PLAIN, overlap) for overlap in sorted(known or all_overlaps(lab)))
-    yield from ((name, 0) for name in lab.size.beyond.mechanisms)
-    yield from ((name, 0) for name in untrained_names(lab))
-    for name in longer_names(lab):
-        yield from ((name, overlap) for overlap in (all_overlaps(lab) if name in longer_plain(lab) else [0]))
+    for name in (PLAIN, *lab.size.beyond.mechanisms, *untrained_names(lab), *longer_names(lab)):
+        known = {overlap for own in overlaps.get(name, {}).values() for overlap in own}
+        usual = all_overlaps(lab) if name in overlaps else [0]
+        yield from ((name, overlap) for overlap in sorted(known or usual))
 
 
 def rates_tried(lab: Lab, name: str) -> list[dict[str, Any]]:

@@ -59,22 +59,25 @@ def _config(base: str) -> PretrainedConfig:
     return config
 
 
-def matched_overlaps(units: Units) -> dict[int, list[str]]:
-    """By overlap, the memories among `units`, by name, whose cost it comes closest to from below."""
+def matched_overlaps(units: Units, plain: str = PLAIN) -> dict[int, list[str]]:
+    """By overlap of the plain windows of that name, the memories among `units` whose cost it comes closest to from
+    below."""
     found: dict[int, list[str]] = {}
     for name, own in units.items():
-        overlap = dearest_overlap(own[0], units[PLAIN][0]) if PLAIN in units else 0
+        overlap = dearest_overlap(own[0], units[plain][0]) if plain in units else 0
         if overlap:
             found.setdefault(overlap, []).append(name)
     return found
 
 
-def overlaps_by_seed(units: Units, usual: Iterable[int], learned: Iterable[str]) -> dict[int, list[int]]:
+def overlaps_by_seed(
+    units: Units, usual: Iterable[int], learned: Iterable[str], plain: str = PLAIN
+) -> dict[int, list[int]]:
     """At which overlaps plain windows of each seed are scored: the usual ones, and those that match a learned memory
     that has this seed."""
-    matched = matched_overlaps({name: units[name] for name in (PLAIN, *learned) if name in units})
+    matched = matched_overlaps({name: units[name] for name in (plain, *learned) if name in units}, plain)
     found = {}
-    for unit in units.get(PLAIN, []):
+    for unit in units.get(plain, []):
         seed = unit.settings.seed
         own = {
             overlap

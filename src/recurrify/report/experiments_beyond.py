@@ -6,7 +6,15 @@ from typing import Any
 
 from recurrify.report import numbers
 from recurrify.report.experiments_beyond_plots import describe_front, draw_front
-from recurrify.report.experiments_beyond_rows import PLAIN, MemoryRow, corpora, front, memory_rows, told_gain
+from recurrify.report.experiments_beyond_rows import (
+    PLAIN,
+    MemoryRow,
+    corpora,
+    front,
+    memory_rows,
+    rate_table,
+    told_gain,
+)
 from recurrify.report.experiments_beyond_training import frozen_blocks, start_blocks, token_blocks
 from recurrify.report.experiments_blocks import Block, Bullets, Fold, Paragraph, Plot, Plots, TableBlock
 from recurrify.report.experiments_data import SPLITS, Experiment, Gain, SizeResults
@@ -67,7 +75,7 @@ def mechanism_blocks(experiment: Experiment, linker: Linker) -> list[Block]:
     bare = [row for row in rows if row not in tuned]
     if bare:
         blocks.append(Fold("Without any fine-tuning", [TableBlock(*size_table(bare, linker))]))
-    rates = rate_table(tuned)
+    rates = rate_table(tuned, "the base")
     return [*blocks, *([Fold("Learning rates tried", [TableBlock(rates)])] if rates is not None else [])]
 
 
@@ -282,26 +290,3 @@ def rival_table(rows: Sequence[MemoryRow]) -> Table | None:
     header += ["FLOPs per token", "the rival's"]
     caption = "Drop of perplexity per word with 95 % intervals, test split, of all seeds that both have"
     return Table(caption, header, cells, text_columns=4) if cells else None
-
-
-def _chosen(rate: float, losses: Mapping[float, float]) -> str:
-    if losses[rate] > min(losses.values()):
-        return ""
-    return "✓ chosen, at the edge of what was tried" if numbers.is_at_the_edge(rate, losses) else "✓ chosen"
-
-
-def rate_table(rows: Sequence[MemoryRow]) -> Table | None:
-    """What was tried for each kind of memory, the chosen one marked."""
-    tried = {row.row.kind: row.rates for row in rows if row.rates}
-    cells = [
-        [
-            kind.replace("_", " "),
-            _chosen(rate, dict(rates)),
-            numbers.rate(rate),
-            numbers.fixed(loss, 4),
-        ]
-        for kind, rates in tried.items()
-        for rate, loss in rates
-    ]
-    header = ["model", "chosen", "learning rate", "validation loss"]
-    return Table("Learning rates of the base, the same candidates for each", header, cells, 2) if cells else None

@@ -7,6 +7,7 @@ from typing import Any
 from recurrify.report import numbers
 from recurrify.report.experiments_data import Experiment, Gain, Row, entries, facts, gain_of, names, words
 from recurrify.report.experiments_front import Point, pareto_front
+from recurrify.report.tables import Table
 
 PLAIN = "plain"
 
@@ -184,3 +185,26 @@ def front(rows: Sequence[MemoryRow]) -> list[MemoryRow]:
         Point(row.row.label, row.row.window, row.row.overlap, *row.point): row for row in rows if row.point is not None
     }
     return [points[point] for point in pareto_front(list(points))]
+
+
+def _chosen(rate: float, losses: Mapping[float, float]) -> str:
+    if losses[rate] > min(losses.values()):
+        return ""
+    return "✓ chosen, at the edge of what was tried" if numbers.is_at_the_edge(rate, losses) else "✓ chosen"
+
+
+def rate_table(rows: Sequence[MemoryRow], of: str) -> Table | None:
+    """What was tried for each kind of memory, the chosen one marked."""
+    tried = {row.row.kind: row.rates for row in rows if row.rates}
+    cells = [
+        [
+            kind.replace("_", " "),
+            _chosen(rate, dict(rates)),
+            numbers.rate(rate),
+            numbers.fixed(loss, 4),
+        ]
+        for kind, rates in tried.items()
+        for rate, loss in rates
+    ]
+    header = ["model", "chosen", "learning rate", "validation loss"]
+    return Table(f"Learning rates of {of}, the same candidates for each", header, cells, 2) if cells else None

@@ -15,8 +15,8 @@ from recurrify.report.experiments_beyond_plots import (
     draw_starts,
     numbered,
 )
-from recurrify.report.experiments_beyond_rows import PLAIN, MemoryRow, memory_rows, told_gain
-from recurrify.report.experiments_blocks import Block, Bullets, Paragraph, Plot, Plots, TableBlock
+from recurrify.report.experiments_beyond_rows import PLAIN, MemoryRow, memory_rows, rate_table, told_gain
+from recurrify.report.experiments_blocks import Block, Bullets, Fold, Paragraph, Plot, Plots, TableBlock
 from recurrify.report.experiments_data import SPLITS, Experiment, Gain, entries, kind_name, ordered_kinds, words
 from recurrify.report.experiments_statement import listed
 from recurrify.report.experiments_tables import Linker
@@ -283,11 +283,13 @@ def frozen_blocks(experiment: Experiment, linker: Linker) -> list[Block]:
         "So the same models are scored with every window reading the memory of another document, too: what they gain "
         "with their own over that is memory, and of that is said what remains on a frozen base."
     )
-    return [
+    blocks: list[Block] = [
         Bullets([told for row in rows if (told := remains(row))]),
         Paragraph(note, "note"),
         TableBlock(table, [linker.files(row.row.runs, row.files) for row in rows]),
     ]
+    rates = rate_table(rows, "added weights on the frozen base")
+    return blocks if rates is None else [*blocks, Fold("Learning rates tried", [TableBlock(rates)])]
 
 
 def remains(row: MemoryRow) -> str:
