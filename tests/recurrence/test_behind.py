@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from recurrify import UserError, add_recurrence
+from recurrify.recurrence import CompressConfig
+from recurrify.recurrence.mechanism import Past, build_mechanism
 from support.checks import (
     MEMORIES,
     WINDOW,
@@ -97,6 +99,39 @@ def test_summaries_stay_where_the_limit_lets_them() -> None:
     assert torch.equal(memory[0, :2], before[0, 1:])
 
 
+def associative(fade: float) -> Any:
+    torch.manual_seed(0)
+    return build_mechanism(CompressConfig(fade=fade), layers=1, width=48)
+
+
+def written(mechanism: Any, behind: Tensor, memory: Tensor | None) -> Tensor:
+    notes = mechanism.start_window(WINDOW)
+    notes.see_behind(0, behind)
+    return mechanism.write(notes, Past(memory, None), ())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("fade", [CompressConfig.fade, 0.0])
+def test_what_is_read_grows_over_hundreds_of_windows_only_where_nothing_fades(fade: float) -> None:
+    """Tokens behind the windows of one text are alike, and never the same."""
+    mechanism, alike, memory, loudness = associative(fade), 4 * torch.randn(48), None, []
+    asking = alike + torch.randn(1, 100, 48)
+    for _ in range(500):
+        memory = written(mechanism, alike + torch.randn(1, 8, 48), memory)
+        loudness.append(mechanism.recall(Past(memory, None))(0, asking).sub(asking).norm())
+    growth = sum(loudness[-10:]) / sum(loudness[5:15])
+    assert growth < 1.5 if fade else growth > 2
+
+
+@torch.no_grad()
+def test_a_window_that_writes_nothing_lets_nothing_fade() -> None:
+    mechanism, behind = associative(fade=0.5), torch.randn(1, 8, 48)
+    memory = written(mechanism, torch.randn(1, 8, 48), None)
+    normed = behind[0] - behind[0].mean(-1, keepdim=True)
+    mechanism.strength[0] = normed.pinverse() @ torch.full((8, 1), -1000.0)
+    assert_close(written(mechanism, behind, memory), memory)
+
+
 def test_they_count_towards_a_sliding_window() -> None:
     base = tiny("mistral", sliding_window=WINDOW + 6)
     with pytest.raises(UserError, match=f"window={WINDOW - 2} or less"):
@@ -114,6 +149,8 @@ def test_they_count_towards_a_sliding_window() -> None:
         ("summary", {"neutral_start": "no"}, "`neutral_start` must be True or False"),
         ("compress", {"tokens": 0}, "tokens=0"),
         ("compress", {"size": 0}, "size=0"),
+        ("compress", {"fade": -0.1}, "fade=-0.1"),
+        ("compress", {"fade": float("inf")}, "fade=inf"),
         ("compress", {"neutral_start": "no"}, "`neutral_start` must be True or False"),
     ],
     ids=str,

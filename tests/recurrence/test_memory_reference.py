@@ -62,9 +62,11 @@ def compress(w: dict[str, Tensor], s: Settings, c, ids: Tensor, memory: Tensor |
             x = x + asked @ memory[:, layer] @ w["mechanism.out"][layer]
         x = block(w, c, layer, x)
         old = torch.zeros(len(x), 6 * s.size, s.size, dtype=x.dtype) if memory is None else memory[:, layer]
-        for token in layer_norm(x[:, -s.tokens :], x.shape[-1:]).unbind(1):
+        behind = layer_norm(x[:, -s.tokens :], x.shape[-1:]).unbind(1)
+        strengths = [1 / (1 + (-token @ w["mechanism.strength"][layer]).exp()) for token in behind]
+        old = old / (s.fade * sum(strengths)).exp()[..., None]
+        for token, strength in zip(behind, strengths, strict=True):
             key, value = features(token @ w["mechanism.key"][layer]), token @ w["mechanism.value"][layer]
-            strength = 1 / (1 + (-token @ w["mechanism.strength"][layer]).exp())
             wrong = value - torch.einsum("bf,bfd->bd", key, old)
             old = old + torch.einsum("bf,bd->bfd", key, strength * wrong)
         left.append(old)
