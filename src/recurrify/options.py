@@ -51,7 +51,7 @@ RunFolder = Annotated[Path, typer.Option(help="Folder of this run. The same comm
 Valid = Annotated[str | None, typer.Option(help="Validation text, all of it, instead of the data's own split.")]
 
 Mechanism = Annotated[str, _recurrence(f"How to remember: {', '.join(MECHANISMS)} (none: plain windows).")]
-CHOSEN = f"{BEST} (kv for rotary positions, else lookback where windows leave positions free, else tail)"
+CHOSEN = f"{BEST} (kv for rotary positions, else lookback where windows leave positions free, else carry)"
 AddedMechanism = Annotated[
     str, _recurrence(f"How to remember: {CHOSEN}, {', '.join(name for name in MECHANISMS if name != 'none')}.")
 ]

@@ -76,9 +76,11 @@ class RunRecord:
 def check_has_model(folder: str | Path) -> None:
     """Refuse the folder of a run that was stopped before it had a model."""
     if (Path(folder) / RUN_FILE).is_file() and not (Path(folder) / MODEL_FOLDER / CONFIG_FILE).is_file():
+        saved = max(Path(folder).glob("checkpoint-*/config.json"), key=lambda path: path.stat().st_mtime, default=None)
+        meanwhile = "" if saved is None else f", or take what was saved last, {str(saved.parent)!r}"
         raise UserError(
             f"The run in {str(folder)!r} is not finished, and has no model yet: give its command again to go on with "
-            "it."
+            f"it{meanwhile}."
         )
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from recurrify import KVConfig, LookbackConfig, TailConfig, UserError, add_recurrence
+from recurrify import CarryConfig, KVConfig, LookbackConfig, UserError, add_recurrence
 from recurrify.recurrence import load_model, recurrence_config
 from recurrify.recurrence.best import best_settings
 from support.checks import ABSOLUTE, ROTARY
@@ -17,7 +17,7 @@ from support.models import DECODERS, ENCODERS, text, tiny
 def test_every_family_gets_one_that_suits_its_positions(family: str) -> None:
     model = add_recurrence(tiny(family)).eval()
     kinds = {**dict.fromkeys(ABSOLUTE, LookbackConfig), **dict.fromkeys(ROTARY, KVConfig)}
-    assert type(model.recurrence) is kinds.get(family, TailConfig)
+    assert type(model.recurrence) is kinds.get(family, CarryConfig)
     out = model(text(1, 2 * model.recurrence.window + 3))
     assert all(torch.isfinite(found).all() for found in (out[0], out.state.memory))
 
@@ -27,7 +27,7 @@ def test_every_family_gets_one_that_suits_its_positions(family: str) -> None:
     [
         (1024, {}, {"window": 300, "keep": 256, "room": 257}),
         (256, {}, {"window": 224, "keep": 64, "room": 32}),
-        (64, {"window": 64}, {"window": 64, "tail": 16, "pooled_slots": 1}),
+        (64, {"window": 64}, {"window": 64, "insert_layer": "all"}),
         (64, {"window": 60}, {"window": 60, "keep": 8, "room": 4}),
         (64, {"window": 40, "overlap": 30}, {"window": 40, "overlap": 30, "keep": 10, "room": 11}),
         (64, {"keep": 5}, {"window": 56, "keep": 5, "room": 6}),
@@ -51,7 +51,11 @@ def test_what_is_given_stays(positions: int, given: dict[str, Any], expected: di
             {"window": 44},
             {"window": 44, "keep": 16, "sinks": 4},
         ),
-        ({"max_position_embeddings": 64, "sliding_window": None}, {"window": 60}, {"window": 60, "tail": 16}),
+        (
+            {"max_position_embeddings": 64, "sliding_window": None},
+            {"window": 60},
+            {"window": 60, "insert_layer": "all"},
+        ),
         ({"max_position_embeddings": 64, "sliding_window": 40}, {}, {"window": 20, "keep": 16, "sinks": 4}),
     ],
     ids=str,
@@ -67,7 +71,7 @@ def test_a_rotary_base_keeps_what_its_windows_leave_room_for(
 def test_turning_keys_that_a_family_does_not_tell_of_are_not_moved() -> None:
     base = tiny("gpt2")
     base.config.rope_parameters = {"rope_type": "default", "rope_theta": 10_000.0}
-    assert best_settings(base.config, {})["mechanism"] == "tail"
+    assert best_settings(base.config, {})["mechanism"] == "carry"
     with pytest.raises(UserError, match="absolute positions"):
         add_recurrence(base, LookbackConfig(window=8, keep=4))
 

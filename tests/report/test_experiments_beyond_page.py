@@ -58,6 +58,14 @@ def page_of(tmp_path: Path, layout: str, rows: list[Facts]) -> Page:
     return written(tmp_path / "root", tmp_path / "out")
 
 
+def test_alone_they_have_a_page_with_words_of_its_own(tmp_path: Path) -> None:
+    alone = page_of(tmp_path, "mechanisms", mechanism_rows(90.0, 0.04)).html
+    assert "beyond the papers" in alone
+    assert "output head and recurrence module left out" not in alone
+    save_result(tmp_path / "root" / "small" / "table2.json", experiment("table2", "perplexity", "Books", []))
+    assert "output head and recurrence module left out" in written(tmp_path / "root", tmp_path / "out").html
+
+
 def test_without_a_comparison_on_books_the_picture_is_of_the_mechanisms(tmp_path: Path) -> None:
     page_of(tmp_path, "mechanisms", mechanism_rows(90.0, 0.04))
     write_experiments_picture(tmp_path / "root", "small", tmp_path / "picture.png")

@@ -137,8 +137,8 @@ UNTRAINED = ("plain", "lookback-64", "lookback-256")
 PAPER = Beyond(seeded=tuple(MECHANISMS), untrained=UNTRAINED)
 SMALL = Beyond(
     differences=(
-        "The base is a GPT-2-architecture model of 34 M parameters, pretrained here on 100 M tokens of the training "
-        "parts of both corpora.",
+        "The base is a GPT-2-architecture model of 34 M parameters and 1,024 positions, pretrained here on 100 M "
+        "tokens of the training parts of both corpora.",
         "Where no other length is told, fine-tuning takes 8 M tokens of novels, or of the first books of PG-19, and "
         "5 M of enwik8; 8 sequences of 10 windows in a step.",
         "Each kind of memory, and plain windows, take the best of three learning rates on enwik8; added weights learn "

@@ -2,7 +2,8 @@
 
 LOG.md has the measurements. With rotary positions a whole window of kept keys and values beat all that is learned. With
 absolute ones so did `lookback`, the more it kept the better, as long as two kept positions and no more had to share a
-place in front of the window.
+place in front of the window. Where windows leave no room for that, the paper's vector at every layer gains little, but
+starts without harm, which a tail does not.
 """
 
 from collections.abc import Mapping
@@ -12,15 +13,16 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from recurrify.errors import UserError
+from recurrify.recurrence.carry import CarryConfig
 from recurrify.recurrence.families import attention_reach, family_of, has_absolute_positions
 from recurrify.recurrence.kv import KVConfig
 from recurrify.recurrence.lookback import LEAST_ROOM, LookbackConfig, enough_room
 from recurrify.recurrence.mechanism import NoRecurrence, RecurrenceConfig
-from recurrify.recurrence.tail import TailConfig
 
 MOST_KEPT = 256
 """As many as were measured; with more, what passes from window to window outgrows the window."""
-TAIL, POOLED = 16, 1
+LEAST_KEPT = 16
+"""With room for fewer keys and values than that, nobody has measured what they are worth."""
 
 
 def best_settings(config: PretrainedConfig, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -36,14 +38,14 @@ def best_settings(config: PretrainedConfig, given: Mapping[str, Any]) -> dict[st
     free = MOST_KEPT + stride if positions is None else positions - window
     kind: type[RecurrenceConfig]
     chosen: dict[str, Any]
-    if rotary and free >= min(TAIL, stride):
+    if rotary and free >= min(LEAST_KEPT, stride):
         kept = min(stride, free)
         sinks = min(KVConfig.sinks, kept - 1)
         kind, chosen = KVConfig, {"keep": kept - sinks, "sinks": sinks}
     elif absolute and free >= LEAST_ROOM:
         kind, chosen = LookbackConfig, {"keep": min(MOST_KEPT, stride, 2 * free)}
     else:
-        kind, chosen = TailConfig, {"tail": min(TAIL, stride), "pooled_slots": POOLED}
+        kind, chosen = CarryConfig, {"insert_layer": "all"}
     unknown = sorted(set(given) - {field.name for field in fields(kind)})
     if unknown:
         raise UserError(
@@ -58,7 +60,7 @@ def _usual_window(config: PretrainedConfig, given: Mapping[str, Any], positions:
     if family_of(config).rotary:
         return RecurrenceConfig.window if positions is None else max(1, min(RecurrenceConfig.window, positions // 2))
     if not has_absolute_positions(config):
-        return default_window(config, {"mechanism": TailConfig.mechanism})
+        return default_window(config, {"mechanism": CarryConfig.mechanism})
     keep = MOST_KEPT if positions is None else min(MOST_KEPT, positions // 4)
     wanted = given.get("keep")
     asked = {"keep": max(keep, wanted) if isinstance(wanted, int) else keep}

@@ -23,6 +23,7 @@ from recurrify.report.plots import write_panels
 from recurrify.results import write_whole
 
 TITLE = "recurrify: the published experiments, repeated"
+BEYOND_TITLE = "recurrify: beyond the papers"
 
 TERMS = [
     ("plain", "the pretrained model, fine-tuned and run in windows that know nothing of each other but their overlap."),
@@ -46,6 +47,20 @@ TERMS = [
     ),
 ]
 
+BEYOND_TERMS = [
+    *(entry for entry in TERMS if entry[0] in ("plain", "recurrent", "best found", "perplexity per word")),
+    (
+        "names",
+        "a mechanism and its size: carry-1 carries one vector, tail-16 hands on a window's last 16 positions, "
+        "lookback-64 and kv-64 keep keys and values of 64, memory-tokens-4 and summary-4 have so many tokens, "
+        "compress-32 keys and values of that width. With -w600, windows of 600 tokens instead of the usual ones.",
+    ),
+    ("overlap", "how many tokens of the window before are read again, unscored, as context at each window's start."),
+    ("gain", "the relative drop of perplexity per word against plain windows; its interval is paired."),
+    ("own memory over another's", "the gain over the same model whose windows read the memory of another document."),
+    ("FLOPs per token", "all of them: layers, output head, what was added, and what overlapping windows do again."),
+]
+
 OF_THEIR_OWN = ("scratch", "lengths", "complexity")
 """Layouts of experiments whose models and budgets are not those of a size: their sections say how they differ."""
 
@@ -53,12 +68,15 @@ OF_THEIR_OWN = ("scratch", "lengths", "complexity")
 def write_experiments_page(root: Path, out: Path) -> list[str]:
     """Write index.html and report.md into `out` from the results below `root`; returns lines for the terminal."""
     sizes = read_results(Path(root))
-    blocks: list[Block] = [Paragraph(INTRODUCTION), Terms(TERMS)]
+    beyond = not any(_repeats_published(results) for results in sizes)
+    title, terms = (BEYOND_TITLE, BEYOND_TERMS) if beyond else (TITLE, TERMS)
+    blocks: list[Block] = [Paragraph(BEYOND_INTRODUCTION if beyond else INTRODUCTION), Terms(terms)]
     blocks += [_size_section(results, Path(out)) for results in sizes]
-    for name, text in (("index.html", html_page(TITLE, blocks)), ("report.md", markdown_page(TITLE, blocks))):
+    for name, text in (("index.html", html_page(title, blocks)), ("report.md", markdown_page(title, blocks))):
         # A generated text may hold half of a surrogate pair, which no encoding can write.
         write_whole(Path(out) / name, text.encode("utf-8", errors="replace"))
-    return [f"{results.size}: {headline(results)} On the page: {_listed(results)}." for results in sizes]
+    told = {results.size: f"{headline(results)} " if _repeats_published(results) else "" for results in sizes}
+    return [f"{results.size}: {told[results.size]}On the page: {_listed(results)}." for results in sizes]
 
 
 def _listed(results: SizeResults) -> str:
@@ -71,19 +89,31 @@ INTRODUCTION = (
 )
 
 
+BEYOND_INTRODUCTION = (
+    "Ways to give a pretrained model a memory, each beside plain windows that overlap or are longer, at all they cost. "
+    "Models are compared with each other, on the same tokens and after as many fine-tuning tokens."
+)
+
+
+def _repeats_published(results: SizeResults) -> bool:
+    return any(experiment.layout not in BEYOND for experiment in results.experiments)
+
+
 def _size_section(results: SizeResults, out: Path) -> Section:
     linker = Linker(results, out)
     opening: list[Block] = []
     if results.size == "tiny":
         opening.append(Paragraph(TINY_WARNING, "warning"))
-    if results.size in SIZE_SENTENCES:
+    repeats = _repeats_published(results)
+    if repeats and results.size in SIZE_SENTENCES:
         opening.append(Paragraph(SIZE_SENTENCES[results.size]))
-    if any(experiment.layout not in BEYOND for experiment in results.experiments):
+    if repeats:
         opening.append(Paragraph(headline(results), "headline"))
     opening += [Paragraph(sentence) for sentence in further_statements(results)]
     differences = _differences(results)
     if differences:
-        opening += [Paragraph("How this size differs from what was published:"), Bullets(differences)]
+        told = "How this size differs from what was published:" if repeats else "How its models are made and trained:"
+        opening += [Paragraph(told), Bullets(differences)]
     sections = [experiment_section(results, experiment, linker) for experiment in results.experiments]
     return Section(f"Size: {results.size}", f"size-{results.size}", 2, [*opening, *sections])
 
