@@ -45,10 +45,10 @@ class CompressConfig(RecurrenceConfig):
     size: int = 32
     """Width of keys and values: each layer's memory has 6 · size² numbers."""
     fade: float = 0.025
-    """Which share of what older windows wrote goes when a token writes with full strength. At first 8 tokens write with
-    about half of it: a tenth goes in each window, and the memory settles near where ten of them bring it. With 0, as
-    published, nothing fades: over hundreds of windows the memory grows far beyond what it was in training, and so does
-    what is read from it."""
+    """What older windows wrote shrinks to e^−fade of itself with each token that writes with full strength. At first 8
+    tokens write with about half of it: a tenth goes in each window, and the memory settles near where ten of them bring
+    it. With 0, as published, nothing fades: over hundreds of windows the memory grows far beyond what it was in
+    training, and so does what is read from it."""
     neutral_start: bool = True
     """Start with a nearly closed way from the memory to the layers; False starts with an open
     one."""
