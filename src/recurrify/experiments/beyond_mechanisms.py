@@ -114,12 +114,7 @@ def mechanism_rows(lab: Lab) -> tuple[Rows, list[str]]:
         found = units_by_name(lab, corpus)
         units: dict[str, list[Unit]] = {}
         overlaps = plain_overlaps(lab, found)
-        matched = {
-            plain: matched_overlaps(
-                {name: found[name] for name in (plain, *matched_by(lab, found, plain)) if name in found}, plain
-            )
-            for plain in overlaps
-        }
+        matched = {plain: matched_overlaps(found, matched_by(lab, found, plain), plain) for plain in overlaps}
         for name, overlap in rows_of(lab, overlaps):
             plain = found.get(PLAIN_UNTRAINED, []) if name in untrained_names(lab) else found.get(PLAIN, [])
             row = memory_row(corpus, name, found[name], plain, overlap) if name in found and plain else None

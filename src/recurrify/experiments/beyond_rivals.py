@@ -59,12 +59,11 @@ def _config(base: str) -> PretrainedConfig:
     return config
 
 
-def matched_overlaps(units: Units, plain: str = PLAIN) -> dict[int, list[str]]:
-    """By overlap of the plain windows of that name, the memories among `units` whose cost it comes closest to from
-    below."""
+def matched_overlaps(units: Units, learned: Iterable[str], plain: str = PLAIN) -> dict[int, list[str]]:
+    """By overlap of the plain windows of that name, the learned memories whose cost it comes closest to from below."""
     found: dict[int, list[str]] = {}
-    for name, own in units.items():
-        overlap = dearest_overlap(own[0], units[plain][0]) if plain in units else 0
+    for name in learned:
+        overlap = dearest_overlap(units[name][0], units[plain][0]) if {name, plain} <= set(units) else 0
         if overlap:
             found.setdefault(overlap, []).append(name)
     return found
@@ -75,7 +74,7 @@ def overlaps_by_seed(
 ) -> dict[int, list[int]]:
     """At which overlaps plain windows of each seed are scored: the usual ones, and those that match a learned memory
     that has this seed."""
-    matched = matched_overlaps({name: units[name] for name in (plain, *learned) if name in units}, plain)
+    matched = matched_overlaps(units, learned, plain)
     found = {}
     for unit in units.get(plain, []):
         seed = unit.settings.seed

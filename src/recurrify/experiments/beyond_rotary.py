@@ -208,7 +208,7 @@ def tuned_rows(lab: Lab) -> tuple[Rows, list[str]]:
     units: dict[str, list[Unit]] = {}
     found = units_by_name(lab)
     at = plain_overlaps(lab, found)
-    matched = matched_overlaps({name: found[name] for name in (PLAIN, *learned(lab, found)) if name in found})
+    matched = matched_overlaps(found, learned(lab, found))
     every = sorted({overlap for own in at.values() for overlap in own} or overlaps(lab))
     for name, overlap in [(PLAIN, overlap) for overlap in every] + [(one, 0) for one in entrants(lab) if one != PLAIN]:
         row = memory_row("books", name, found[name], found[PLAIN], overlap) if {name, PLAIN} <= set(found) else None
