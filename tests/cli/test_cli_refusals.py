@@ -181,7 +181,12 @@ class TestModel:
         (tmp_path / "unfinished").mkdir()
         (tmp_path / "unfinished" / "run.json").write_text("{}")
         (tmp_path / "unfinished" / "checkpoint-3").mkdir()
-        assert "is not finished, and has no model yet: give its command again" in load(tmp_path / "unfinished")
+        said = "is not finished, and has no model yet: give its command again to go on with it"
+        assert f"{said}." in load(tmp_path / "unfinished")
+        (tmp_path / "unfinished" / "checkpoint-3" / "config.json").write_text("{}")
+        assert f"{said}, or take what was saved last, '{tmp_path / 'unfinished' / 'checkpoint-3'}'." in load(
+            tmp_path / "unfinished"
+        )
 
     @pytest.fixture
     def trained(self, runs: dict[str, Path], tmp_path: Path) -> Path:

@@ -30,19 +30,18 @@ def best_settings(config: PretrainedConfig, given: Mapping[str, Any]) -> dict[st
     given = {name: value for name, value in given.items() if name != "mechanism" and value is not None}
     NoRecurrence(**{name: given[name] for name in ("window", "overlap") if name in given})  # refuses what cannot be
     family = family_of(config)
-    room = [limit for limit in (family.positions(config), attention_reach(config)) if limit is not None]
-    positions = min(room, default=None)
-    rotary, absolute = family.causal and family.rotary, has_absolute_positions(config)
+    limits = [limit for limit in (family.positions(config), attention_reach(config)) if limit is not None]
+    positions = min(limits, default=None)
     window = given.get("window") or _usual_window(config, given, positions)
     stride = max(1, window - given.get("overlap", 0))
     free = MOST_KEPT + stride if positions is None else positions - window
     kind: type[RecurrenceConfig]
     chosen: dict[str, Any]
-    if rotary and free >= min(LEAST_KEPT, stride):
+    if family.causal and family.rotary and free >= min(LEAST_KEPT, stride):
         kept = min(stride, free)
         sinks = min(KVConfig.sinks, kept - 1)
         kind, chosen = KVConfig, {"keep": kept - sinks, "sinks": sinks}
-    elif absolute and free >= LEAST_ROOM:
+    elif has_absolute_positions(config) and free >= LEAST_ROOM:
         kind, chosen = LookbackConfig, {"keep": min(MOST_KEPT, stride, 2 * free)}
     else:
         kind, chosen = CarryConfig, {"insert_layer": "all"}
