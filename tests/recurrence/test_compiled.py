@@ -46,10 +46,10 @@ CONFIGS = {
     "rsa": RSARecurrenceConfig(window=8, layers=(2,), counts=(1, 0, 0, 1, 0, 0), dilations=(2,)),
 }
 RUNS = [
-    *(("gpt2", name) for name in ("plain", "carry", "lookback")),
+    *(("gpt2", name) for name in ("plain", "carry", "tail", "lookback")),
     *(("llama", name) for name in CONFIGS if name not in ("plain", "carry", "lookback")),
 ]
-"""Tracing takes seconds: each of them once."""
+"""Tracing takes seconds: each of them once, and for both kinds of positions what goes in beside them."""
 
 
 @pytest.fixture
