@@ -27,7 +27,8 @@ FORECASTERS = (
 )
 TABLE_1_FORECASTERS = ("informer", "rsa-informer", "linear", "seasonal", "last-value")
 
-BENCH_KINDS = ("plain", "carry", "tail")
+USUAL_BENCH_KINDS = ("plain", "carry", "tail")
+BENCH_KINDS = (*USUAL_BENCH_KINDS, "lookback")
 BENCH_WAYS = ("eager", "compiled", "graphs")
 BENCH_PARTS = {
     "ceilings": "the device's matrix products and bandwidth",

@@ -21,6 +21,7 @@ MINI = replace(
     windows=3,
     batches=(1, 2),
     tail=4,
+    keep=4,
     lengths=(2, 4),
     prompts=(1, 20, 100),
     documents=3,

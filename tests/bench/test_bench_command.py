@@ -146,7 +146,10 @@ class TestRefusals:
             (["--size", "huge"], "There is no size 'huge': there are auto, tiny, small, gpt2."),
             (["--ways", "eager,magic"], "There is no way 'magic' of training"),
             (["--ways", "graphs", "--device", "cpu"], "Graphs are for CUDA GPUs, and this is a CPU"),
-            (["--kinds", "carry,magic"], "There is no kind 'magic' of model to measure: there are plain, carry, tail."),
+            (
+                ["--kinds", "carry,magic"],
+                "There is no kind 'magic' of model to measure: there are plain, carry, tail, lookback.",
+            ),
             (["--ways", "compiled", "--budgets", "1.5"], "at least 0 and below 1, such as 0.5: got 1.5"),
             (["--budgets", "half"], "`--budgets` must be numbers"),
             (["--budgets", "0.5"], "is for compiled training steps: add compiled to --ways"),

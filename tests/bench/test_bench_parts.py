@@ -129,10 +129,10 @@ class TestChecks:
     def test_plain_windows_that_are_wrong_are_no_measure(self, monkeypatch: pytest.MonkeyPatch) -> None:
         loss = Ours.loss
         monkeypatch.setattr(Ours, "loss", lambda self, *more: loss(self, *more) * (1.01 if self.kind == "plain" else 1))
-        rows = measure_training(mini_bench(batches=(1,), kinds=("plain", "tail")))["groups"][0]["rows"]
+        rows = measure_training(mini_bench(batches=(1,), kinds=("plain", "lookback")))["groups"][0]["rows"]
         assert [(row["kind"], row["checkpoint"], row["trouble"]) for row in rows] == [
             ("transformers", False, None),
-            *(("plain", False, WRONG), ("plain", True, WRONG), ("tail", False, None), ("tail", True, None)),
+            *(("plain", False, WRONG), ("plain", True, WRONG), ("lookback", False, None), ("lookback", True, None)),
         ]
         assert all(bool(row["seconds"]) == (row["kind"] != "plain") for row in rows)
 

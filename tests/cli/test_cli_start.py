@@ -121,6 +121,7 @@ print(logging.get_verbosity() == logging.ERROR, logging.is_progress_bar_enabled(
         (known_names.FORECASTERS, forecast_settings.MODELS),
         (known_names.TABLE_1_FORECASTERS, table1.MODELS),
         (known_names.BENCH_KINDS, bench.KINDS),
+        (known_names.USUAL_BENCH_KINDS, bench.USUAL_KINDS),
         (known_names.BENCH_WAYS, bench_state.WAYS),
         (known_names.BENCH_PARTS.items(), [(name, part.purpose) for name, part in bench.PARTS.items()]),
         (known_names.BENCH_SIZES.items(), [(name, size.purpose) for name, size in bench.SIZES.items()]),

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from recurrify.bench.models import KINDS
+from recurrify.bench.models import USUAL_KINDS
 from recurrify.bench.sizes import Size
 from recurrify.bench.timing import Turns
 
@@ -32,7 +32,7 @@ class Bench:
     """Of the size's, those that are measured."""
     ways: tuple[str, ...] = WAYS
     """In which training steps are timed."""
-    kinds: tuple[str, ...] = KINDS
+    kinds: tuple[str, ...] = USUAL_KINDS
     """Of ours, those that are trained and that score documents."""
     budgets: tuple[float, ...] = ()
     """Memory budgets below 1 in which compiled steps of the paper's mechanism are timed as well."""

@@ -9,7 +9,7 @@ import torch
 
 from recurrify.bench.bench import Bench
 from recurrify.bench.checks import stirred, told_apart, true_float32
-from recurrify.bench.models import KINDS, base_model, half, random_tokens, recurrent_model
+from recurrify.bench.models import KINDS, USUAL_KINDS, base_model, half, random_tokens, recurrent_model
 from recurrify.bench.timing import (
     NO_TIME,
     WRONG,
@@ -33,7 +33,7 @@ THEIRS = "transformers, a loop over windows"
 
 
 def covers_kinds(earlier: dict[str, Any], kinds: Sequence[str]) -> bool:
-    return bool(earlier.get("finished")) and set(kinds) <= set(earlier.get("kinds", KINDS))
+    return bool(earlier.get("finished")) and set(kinds) <= set(earlier.get("kinds", USUAL_KINDS))
 
 
 def measure_evaluation(bench: Bench, earlier: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def measure_evaluation(bench: Bench, earlier: dict[str, Any] | None = None) -> d
     measured beside what it has."""
     size = bench.size
     earlier = earlier or {}
-    had = earlier.get("kinds", KINDS) if earlier else ()
+    had = earlier.get("kinds", USUAL_KINDS) if earlier else ()
     kinds = [kind for kind in KINDS if kind in (*bench.kinds, *had)]
     base = base_model(size, bench.device).eval()
     models: dict[str, Any] = {

@@ -10,8 +10,9 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from recurrify.bench.sizes import Size
 from recurrify.recurrence import RecurrenceConfig, RecurrentForCausalLM, add_recurrence, recurrence_config
 
-KINDS = ("plain", "carry", "tail")
-"""Plain windows through our own code, the paper's mechanism, and ours."""
+USUAL_KINDS = ("plain", "carry", "tail")
+"""Those of who names none: plain windows through our own code, the paper's mechanism, and one of ours."""
+KINDS = (*USUAL_KINDS, "lookback")
 ENDS: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": None, "pad_token_id": 0}
 """Nothing ends a text: all generate the same number of tokens."""
 
@@ -57,6 +58,7 @@ def recurrence_of(size: Size, kind: str, **changes: Any) -> RecurrenceConfig:
         "plain": {"mechanism": "none"},
         "carry": {"mechanism": "carry"},
         "tail": {"mechanism": "tail", "tail": size.tail, "pooled_slots": 1},
+        "lookback": {"mechanism": "lookback", "keep": size.keep},
         "kv": {"mechanism": "kv", "keep": size.window // 2, "sinks": 4},
     }
     return recurrence_config({**settings[kind], "window": size.window, **changes})

@@ -13,7 +13,7 @@ from recurrify.bench.ceilings import measure_ceilings
 from recurrify.bench.evaluation import covers_kinds, measure_evaluation
 from recurrify.bench.generation import measure_generation
 from recurrify.bench.lengths import measure_lengths
-from recurrify.bench.models import KINDS
+from recurrify.bench.models import KINDS, USUAL_KINDS
 from recurrify.bench.naive import covers_ways, measure_naive
 from recurrify.bench.peers import covers_installed, measure_peers
 from recurrify.bench.profiling import covers_profile, measure_profile
@@ -89,7 +89,7 @@ class Asked(NamedTuple):
     """None: the size's own."""
     ways: tuple[str, ...] | None = None
     """None: all on a GPU, and uncompiled on a CPU, where compiling takes longer than everything else."""
-    kinds: tuple[str, ...] = KINDS
+    kinds: tuple[str, ...] = USUAL_KINDS
     """Of ours; plain windows are measured in any case."""
     budgets: tuple[float, ...] = ()
     again: bool = False

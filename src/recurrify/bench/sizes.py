@@ -30,6 +30,8 @@ class Size:
     windows_at_once: int
     """The most windows that transformers' own model takes as rows of one batch: their logits exist all at once."""
     tail: int
+    keep: int
+    """Positions of the window before at which `lookback` looks."""
     lengths: tuple[int, ...]
     """Windows of single sequences, for memory and speed against length."""
     prompts: tuple[int, ...]
@@ -56,6 +58,7 @@ TINY = Size(
     batches=(1, 4, 16),
     windows_at_once=64,
     tail=16,
+    keep=32,
     lengths=(4, 16, 64),
     prompts=(1, 128, 1_000, 4_000),
     documents=16,
@@ -77,6 +80,7 @@ SMALL = Size(
     batches=(1, 16, 64),
     windows_at_once=64,
     tail=64,
+    keep=256,
     lengths=(5, 20, 80, 320),
     prompts=(1, 600, 10_000, 100_000),
     documents=26,

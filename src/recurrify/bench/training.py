@@ -10,7 +10,7 @@ from torch import Tensor
 from recurrify.bench.bench import WAYS, Bench
 from recurrify.bench.checks import WINDOWS, Seen, compare, observe, told_apart, tolerance_on
 from recurrify.bench.memory import free_memory
-from recurrify.bench.models import KINDS, random_tokens
+from recurrify.bench.models import KINDS, USUAL_KINDS, random_tokens
 from recurrify.bench.stepping import Ours, Stepper, Theirs, warm
 from recurrify.bench.timing import (
     DOES_NOT_FIT,
@@ -108,7 +108,7 @@ def is_complete(group: Row) -> bool:
 
 def is_whole(group: Row, bench: Bench) -> bool:
     """Whether all that is wanted has been measured in it."""
-    kinds, budgets = group.get("kinds", KINDS), group.get("budgets", ())
+    kinds, budgets = group.get("kinds", USUAL_KINDS), group.get("budgets", ())
     there = set(bench.ways) <= set(group["ways"]) and set(bench.kinds) <= set(kinds)
     return there and set(bench.budgets) <= set(budgets) and is_complete(group)
 
@@ -118,7 +118,7 @@ def widened(bench: Bench, group: Row) -> Bench:
     return replace(
         bench,
         ways=tuple(way for way in WAYS if way in (*bench.ways, *group["ways"])),
-        kinds=tuple(kind for kind in KINDS if kind in (*bench.kinds, *group.get("kinds", KINDS))),
+        kinds=tuple(kind for kind in KINDS if kind in (*bench.kinds, *group.get("kinds", USUAL_KINDS))),
         budgets=tuple(sorted({*bench.budgets, *group.get("budgets", ())}, reverse=True)),
     )
 

@@ -7,7 +7,7 @@ import typer
 
 from recurrify import options
 from recurrify.console import err_console, progress_bar, say, show_table
-from recurrify.known_names import BENCH_KINDS, BENCH_PARTS, BENCH_SIZES, BENCH_WAYS
+from recurrify.known_names import BENCH_KINDS, BENCH_PARTS, BENCH_SIZES, BENCH_WAYS, USUAL_BENCH_KINDS
 
 PARTS_HELP = "; ".join(f"**{name}**: {purpose}" for name, purpose in BENCH_PARTS.items())
 SIZES_HELP = "; ".join(f"**{name}**: {purpose}" for name, purpose in BENCH_SIZES.items())
@@ -28,8 +28,11 @@ def bench_command(
         ),
     ] = None,
     kinds: Annotated[
-        str, typer.Option(help="Of ours, what trains and scores documents; plain is always among them.")
-    ] = ",".join(BENCH_KINDS),
+        str,
+        typer.Option(
+            help=f"Of ours, what trains and scores documents, of {','.join(BENCH_KINDS)}; plain is always among them."
+        ),
+    ] = ",".join(USUAL_BENCH_KINDS),
     budgets: Annotated[
         str,
         typer.Option(
