@@ -6,6 +6,7 @@ shows with any back end.
 
 import copy
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -126,6 +127,34 @@ def test_only_what_training_repeats_is_compiled(graphs: list[Any]) -> None:
         model(text(2, 24), labels=text(2, 24))
     model.generate(text(2, 9), max_new_tokens=3, do_sample=False)
     assert len(graphs) == once
+
+
+@pytest.mark.parametrize(
+    ("keys_only", "device", "dtype", "autocast", "trusted"),
+    [
+        (True, "cuda", torch.float32, True, False),
+        (True, "cuda", torch.bfloat16, False, False),
+        (True, "cuda", torch.float32, False, True),
+        (True, "cpu", torch.bfloat16, False, True),
+        (False, "cuda", torch.float32, True, True),
+    ],
+)
+def test_which_compiled_windows_are_trusted(
+    keys_only: bool, device: str, dtype: torch.dtype, autocast: bool, trusted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: autocast)
+    model: Any = SimpleNamespace(
+        mechanism=SimpleNamespace(keys_only=keys_only), device=torch.device(device), dtype=dtype
+    )
+    assert compiled.is_trusted(model) == trusted
+
+
+def test_windows_that_are_not_trusted_run_as_they_are(graphs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "is_trusted", lambda model: False)
+    model = add_recurrence(tiny("gpt2"), LookbackConfig(window=8, keep=4)).train()
+    compile_windows(model)
+    model(text(2, 24), labels=text(2, 24)).loss.backward()
+    assert not graphs
 
 
 def test_rows_with_and_without_a_memory_are_not_mixed_up(graphs: list[Any]) -> None:

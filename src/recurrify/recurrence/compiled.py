@@ -57,6 +57,8 @@ class CompiledWindow:
         model = self.model
         if not (model.training and torch.is_grad_enabled()) or bool(live.any()) != bool(live.all()):
             return False
+        if not is_trusted(model):
+            return False
         if self.rows is None and tokens.shape[1] == model.recurrence.window:
             self.rows = len(tokens)
         return len(tokens) == self.rows
@@ -86,6 +88,15 @@ class CompiledWindow:
                 self.model, tokens, targets, memory, statistics, first, writes, summed
             )
         return top[:, :scored], written, summary
+
+
+def is_trusted(model: RecurrentPreTrainedModel) -> bool:
+    """Whether compiled windows are known to compute what uncompiled ones do. With kept keys, in 16 bits on a CUDA GPU,
+    gradients by these keys came out wrong (GPT-2 small's shape, torch 2.11: LOG.md, 2026-11-18); in 32 bits, and on a
+    CPU in either, they are right."""
+    if model.mechanism is None or not model.mechanism.keys_only or model.device.type != "cuda":
+        return True
+    return model.dtype.itemsize > 2 and not torch.is_autocast_enabled("cuda")
 
 
 @cache
