@@ -5,18 +5,17 @@ import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
 from mini_bench import CPU, MINI, mini_bench
 
-from recurrify.bench import naive, running
+from recurrify.bench import naive, running, workers
 from recurrify.bench.naive import covers_ways, measure_naive, steps_of
 from recurrify.bench.timing import WRONG, Entrant, NotMeasuredError, Turns
 from recurrify.bench.workers import WARM_UPS, Report, Workers
 from recurrify.report.bench_tables import bench_tables
-from support.processes import ends_with_its_parent, runs
+from support.processes import runs
 
 ALONE = ["naive loop", "ours, eager"]
 TOGETHER = ["naive loop, 2 side by side", "ours, eager, 2 side by side"]
@@ -161,21 +160,16 @@ def test_what_workers_are_asked_to_do_can_be_handed_to_them() -> None:
             assert len(updates) == done
 
 
-PROGRAM = """
-import sys, time
-from pathlib import Path
-from recurrify.bench.workers import Workers
+def test_workers_end_with_their_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything else; that who asks for this ends so is tested where it is done."""
+    watched: list[int] = []
 
-def build(number):
-    return int
+    def watch(parent: int) -> None:
+        watched.append(parent)
+        raise KeyboardInterrupt
 
-if __name__ == "__main__":
-    workers = Workers(build, 1)
-    workers.wake()
-    Path(sys.argv[1]).write_text(str(workers.reports[0].process))
-    time.sleep(600)
-"""
-
-
-def test_workers_end_with_their_parent(tmp_path: Path) -> None:
-    assert ends_with_its_parent(PROGRAM, tmp_path)
+    monkeypatch.setattr(workers, "end_with_parent", watch)
+    built: list[int] = []
+    with pytest.raises(KeyboardInterrupt):
+        workers._work(built.append, 0, 4711, "high", None)
+    assert (watched, built) == ([4711], [])

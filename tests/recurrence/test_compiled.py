@@ -37,7 +37,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"
 CONFIGS = {
     "plain": NoRecurrence(window=8),
     "carry": CarryConfig(window=8, overlap=3, standardize=True),
-    "checkpointed": CarryConfig(window=8, checkpoint=True),
     "tail": TailConfig(window=8, tail=4, pooled_slots=1, gated=True),
     "memory_tokens": MemoryTokensConfig(window=8, tokens=3),
     "summary": SummaryConfig(window=8, tokens=2, checkpoint=True),
