@@ -4,7 +4,6 @@
 for. Shapes: B rows, N positions, M tokens behind the window, L layers, K width, D size, F = 6·D features of a key.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm, normalize
 
-from recurrify.errors import UserError
 from recurrify.recurrence.mechanism import (
     Mechanism,
     Notes,
     Past,
     RecurrenceConfig,
+    finite_number,
     register_mechanism,
     whole_number,
     yes_or_no,
@@ -57,8 +56,7 @@ class CompressConfig(RecurrenceConfig):
         super().__post_init__()
         whole_number("tokens", self.tokens, 1)
         whole_number("size", self.size, 1)
-        if isinstance(self.fade, bool) or not isinstance(self.fade, int | float) or not 0 <= self.fade < math.inf:
-            raise UserError(f"`fade` must be a number of at least 0, where nothing fades: got fade={self.fade!r}.")
+        finite_number("fade", self.fade, 0)
         yes_or_no("neutral_start", self.neutral_start)
 
 

@@ -54,9 +54,10 @@ def whole_number(name: str, value: object, least: int, otherwise: str = "") -> N
         raise UserError(f"`{name}` must be a whole number of at least {least}{more}: got {name}={value!r}.")
 
 
-def finite_number(name: str, value: object) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-        raise UserError(f"`{name}` must be a number, such as -3: got {value!r}.")
+def finite_number(name: str, value: object, least: float = -math.inf) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not (math.isfinite(value) and value >= least):
+        which = ", such as -3" if least == -math.inf else f" of at least {least:g}"
+        raise UserError(f"`{name}` must be a number{which}: got {name}={value!r}.")
 
 
 def yes_or_no(name: str, value: object) -> None:
