@@ -129,31 +129,31 @@ def test_only_what_training_repeats_is_compiled(graphs: list[Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys_only", "device", "dtype", "autocast", "trusted"),
+    ("device", "dtype", "autocast", "half"),
     [
-        (True, "cuda", torch.float32, True, False),
-        (True, "cuda", torch.bfloat16, False, False),
-        (True, "cuda", torch.float32, False, True),
-        (True, "cpu", torch.bfloat16, False, True),
-        (False, "cuda", torch.float32, True, True),
+        ("cuda", torch.float32, True, True),
+        ("cuda", torch.bfloat16, False, True),
+        ("cuda", torch.float32, False, False),
+        ("cpu", torch.bfloat16, False, False),
     ],
 )
-def test_which_compiled_windows_are_trusted(
-    keys_only: bool, device: str, dtype: torch.dtype, autocast: bool, trusted: bool, monkeypatch: pytest.MonkeyPatch
+def test_where_windows_run_in_half_precision_on_a_gpu(
+    device: str, dtype: torch.dtype, autocast: bool, half: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: autocast)
-    model: Any = SimpleNamespace(
-        mechanism=SimpleNamespace(keys_only=keys_only), device=torch.device(device), dtype=dtype
-    )
-    assert compiled.is_trusted(model) == trusted
+    model: Any = SimpleNamespace(device=torch.device(device), dtype=dtype)
+    assert compiled.in_half_on_cuda(model) == half
 
 
-def test_windows_that_are_not_trusted_run_as_they_are(graphs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled, "is_trusted", lambda model: False)
-    model = add_recurrence(tiny("gpt2"), LookbackConfig(window=8, keep=4)).train()
+@pytest.mark.parametrize(("name", "trusted"), [("lookback", False), ("carry", True), ("plain", True)])
+def test_windows_that_keep_keys_run_there_as_they_are(
+    graphs: list[Any], name: str, trusted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled, "in_half_on_cuda", lambda model: True)
+    model = add_recurrence(two_layers("gpt2"), CONFIGS[name]).train()
     compile_windows(model)
-    model(text(2, 24), labels=text(2, 24)).loss.backward()
-    assert not graphs
+    trained(model, text(2, 24))
+    assert bool(graphs) == trusted
 
 
 def test_rows_with_and_without_a_memory_are_not_mixed_up(graphs: list[Any]) -> None:
