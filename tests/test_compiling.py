@@ -12,7 +12,8 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.utils import fresh_cache
 
 import recurrify
-from recurrify.compiling import MIXED_SUMS, compile_alone, compiled, faultless_compiler
+from recurrify import compiling
+from recurrify.compiling import BARRIER, MIXED_SUMS, compile_alone, compiled, faultless_compiler, with_barriers
 
 SOURCE = Path(recurrify.__file__).parent
 has_option = pytest.mark.skipif(not hasattr(config.triton, MIXED_SUMS), reason="this torch has no sums in mixed orders")
@@ -48,6 +49,63 @@ def test_meanwhile_for_all() -> None:
         with faultless_compiler():
             assert not getattr(config.triton, MIXED_SUMS)
         assert getattr(config.triton, MIXED_SUMS)
+
+
+READS_BACK = """
+@triton.jit
+def kernel(in_ptr0, out_ptr0, out_ptr1, xnumel, r0_numel):
+    for r0_offset in tl.range(0, r0_numel, R0_BLOCK):
+        tmp0 = tl.load(in_ptr0 + (r0_offset), r0_mask)
+        tmp1 = tmp1 + tmp0
+    for r0_offset in tl.range(0, r0_numel, R0_BLOCK):
+        tmp2 = tl.load(in_ptr0 + (r0_offset), r0_mask)
+
+        tl.store(out_ptr0 + (r0_offset), tmp2 - tmp1, r0_mask)
+    tl.store(out_ptr1 + (x0), tmp1, xmask)
+    for r0_offset in tl.range(0, r0_numel, R0_BLOCK):
+        for r1_offset in tl.range(0, r1_numel, R1_BLOCK):
+            tmp3 = tl.load(out_ptr0 + (r0_offset), r0_mask)
+            tl.store(out_ptr0 + (r0_offset), 2 * tmp3, r0_mask)
+"""
+
+
+class TestBarriers:
+    def test_before_the_loop_that_reads_what_was_written(self) -> None:
+        lines = with_barriers(READS_BACK).splitlines()
+        places = [number for number, line in enumerate(lines) if BARRIER in line]
+        assert [lines[place] for place in places] == [f"    {BARRIER}"]
+        assert lines[places[0] + 1 :] == READS_BACK.splitlines()[-4:]
+        assert "\n".join(line for line in lines if BARRIER not in line) + "\n" == READS_BACK
+
+    def test_before_each_such_loop_and_nowhere_else(self) -> None:
+        begun = "def kernel(in_out_ptr0):\n"
+        loop = "    for r0_offset in range(3):\n        a = tl.load(in_out_ptr0 + r0_offset)\n"
+        store = "        tl.store(in_out_ptr0 + r0_offset, a)\n"
+        wait = f"    {BARRIER}\n"
+        assert with_barriers(begun + loop + store) == begun + loop + store  # each its own number
+        assert with_barriers(begun + 3 * (loop + store)) == begun + loop + store + 2 * (wait + loop + store)
+        assert with_barriers(begun + loop + loop) == begun + loop + loop  # nothing is written
+
+    def test_outside_of_loops_and_by_block(self) -> None:
+        store, load = "tl.store(tl.make_block_ptr(out_ptr0, shape=[3]), a)\n", "b = tl.load(out_ptr0 + (x0), None)\n"
+        assert with_barriers(store + load) == f"{store}{BARRIER}\n{load}"
+
+    def test_the_compiler_writes_them(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from torch._inductor.codegen.triton import TritonKernel
+
+        monkeypatch.setattr(TritonKernel, "codegen_kernel", lambda self, name=None: f"# {name}{READS_BACK}")
+        compiling.write_barriers.__wrapped__()
+        source = TritonKernel.codegen_kernel(object(), name="one")  # type: ignore[arg-type]
+        assert source == f"# one{with_barriers(READS_BACK)}"
+
+    def test_what_was_compiled_without_is_not_found(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+        run = compiled(lambda: torch.compiler.config.cache_key_tag)
+        with torch.compiler.config.patch(cache_key_tag="mine"):
+            assert run() == "mine with barriers"
+            with faultless_compiler():
+                assert torch.compiler.config.cache_key_tag == "mine with barriers"
+            assert torch.compiler.config.cache_key_tag == "mine"
 
 
 def test_nobody_else_calls_the_compiler() -> None:

@@ -240,17 +240,6 @@ def test_a_capture_that_fails_spoils_the_step_that_waits(model: RecurrentForCaus
         waiting.backward()
 
 
-@pytest.mark.parametrize("name", ["carry", "lookback"])
-def test_windows_that_keep_keys_are_not_captured_in_half_precision(
-    name: str, replayed: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(graphed, "in_half_on_cuda", lambda model: True)
-    model = add_recurrence(tiny("gpt2"), (CONFIGS | OTHERS)[name]).train()
-    model.compiled_window, model.graphed_steps = OneWindow(model), AnyDevice(model)
-    steps(model, text(2, 24))
-    assert bool(replayed) == (name == "carry")
-
-
 def test_where_nothing_is_trained_nothing_is_captured(model: RecurrentForCausalLM, replayed: list[str]) -> None:
     """And nothing is refused for later."""
     model.requires_grad_(False)

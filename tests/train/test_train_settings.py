@@ -1,7 +1,6 @@
 """What the settings of a run do, and which are refused."""
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from recurrify.data import TrainingSequences, tokenized
 from recurrify.errors import UserError
 from recurrify.jobs import train_run
 from recurrify.recurrence import load_model, recurrence_config
-from recurrify.train import RecurrentTrainer, TrainSettings, train, trainer, uses_bf16
+from recurrify.train import RecurrentTrainer, TrainSettings, train, uses_bf16
 from recurrify.train.running import compile_mode
 from recurrify.train.trainer import training_arguments
 from support.runs import assert_same_weights, run_settings, validations, weights_of
@@ -279,33 +278,3 @@ def test_what_compile_means_depends_on_the_machine(
     if not gpus:
         with pytest.raises(UserError, match="use auto, on or off"):
             compile_mode("graphs")
-
-
-@pytest.mark.parametrize(("mechanism", "compiles"), [("carry", True), ("lookback", False)])
-def test_windows_that_keep_keys_are_not_compiled_in_bf16(
-    mechanism: str,
-    compiles: bool,
-    base: Path,
-    texts: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """And a memory budget, which only compiled windows have, is refused there."""
-    prepared: list[str] = []
-    monkeypatch.setattr(trainer, "uses_bf16", lambda precision: True)
-    monkeypatch.setattr(trainer, "compile_windows", lambda model, *_: prepared.append(model.recurrence.mechanism))
-    settings = run_settings(
-        base,
-        texts,
-        tmp_path / "run",
-        recurrence={"mechanism": mechanism, **({} if compiles else {"keep": 4})},
-        compile="on",
-        max_tokens=88,
-    )
-    train_run(settings, lambda text: None)
-    assert prepared == ([mechanism] if compiles else [])
-    assert ("windows of 'lookback' are not compiled in bf16" in capsys.readouterr().err) != compiles
-    if not compiles:
-        with pytest.raises(UserError, match=r"`memory_budget` is 0\.5.* those of 'lookback' are not compiled here"):
-            run(replace(settings, out=str(tmp_path / "other"), memory_budget=0.5))

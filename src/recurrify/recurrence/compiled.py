@@ -57,8 +57,6 @@ class CompiledWindow:
         model = self.model
         if not (model.training and torch.is_grad_enabled()) or bool(live.any()) != bool(live.all()):
             return False
-        if not is_trusted(model.mechanism, in_half_on_cuda(model)):
-            return False
         if self.rows is None and tokens.shape[1] == model.recurrence.window:
             self.rows = len(tokens)
         return len(tokens) == self.rows
@@ -88,17 +86,6 @@ class CompiledWindow:
                 self.model, tokens, targets, memory, statistics, first, writes, summed
             )
         return top[:, :scored], written, summary
-
-
-def is_trusted(mechanism: Mechanism | None, half_on_cuda: bool) -> bool:
-    """Whether compiled windows are known to compute what uncompiled ones do. In 16 bits on a CUDA GPU gradients came
-    out wrong where keys are kept (`lookback`, GPT-2 small's shape, torch 2.11: LOG.md, 2026-11-18); in 32 bits, and on
-    a CPU in either, they are right."""
-    return mechanism is None or not mechanism.keys_only or not half_on_cuda
-
-
-def in_half_on_cuda(model: RecurrentPreTrainedModel) -> bool:
-    return model.device.type == "cuda" and (model.dtype.itemsize <= 2 or torch.is_autocast_enabled("cuda"))
 
 
 @cache

@@ -14,7 +14,7 @@ from recurrify.data import TrainingSequences, collate
 from recurrify.data.sequences import IGNORED
 from recurrify.errors import UserError
 from recurrify.recurrence import RecurrentPreTrainedModel
-from recurrify.recurrence.compiled import compile_windows, is_trusted
+from recurrify.recurrence.compiled import compile_windows
 from recurrify.recurrence.graphed import graph_steps
 from recurrify.train.callbacks import StopOnNonFinite, non_finite
 from recurrify.train.running import (
@@ -24,7 +24,6 @@ from recurrify.train.running import (
     compile_mode,
     run_to_end,
     trainer_arguments,
-    uses_bf16,
 )
 from recurrify.train.settings import TrainSettings
 
@@ -146,22 +145,13 @@ def train(
     if settings.freeze_base:
         model.base.requires_grad_(False)
     mode = compile_mode(settings.compile)
-    if mode != "off" and not is_trusted(model.mechanism, uses_bf16(settings.precision)):
-        mode = "off"
-        if show_progress:
-            print(
-                f"note: windows of {model.recurrence.mechanism!r} are not compiled in bf16, where their gradients came "
-                "out wrong: training takes longer (--precision fp32 compiles them)",
-                file=sys.stderr,
-            )
     if mode != "off":
         prepare = graph_steps if mode == "graphs" else compile_windows
         prepare(model, settings.batch, settings.memory_budget)
     elif settings.memory_budget < 1:
         raise UserError(
-            f"`memory_budget` is {settings.memory_budget:g}, but only compiled windows have one, and with `compile` "
-            f"{settings.compile} and `precision` {settings.precision} those of {model.recurrence.mechanism!r} are not "
-            "compiled here: change these, or leave the budget out."
+            f"`memory_budget` is {settings.memory_budget:g}, but only compiled windows have one, and with "
+            f"`compile` {settings.compile} they are not compiled here: set it to on, or leave the budget out."
         )
     args = training_arguments(settings, sequences, validate is not None)
     per_step = tokens_per_step(settings, sequences, args.world_size)
