@@ -14,6 +14,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import GPT2LMHeadModel
 
+from recurrify.compiling import faultless
 from recurrify.data import collate_rows, load_documents, load_tokenizer, tokenize_documents
 from recurrify.errors import UserError
 from recurrify.jobs import pretrain
@@ -360,3 +361,26 @@ def test_norms_and_biases_do_not_decay(settings_for: Callable[..., PretrainSetti
     decay = {id(p): group["weight_decay"] for group in trainer.create_optimizer().param_groups for p in group["params"]}
     for name, parameter in model.named_parameters():
         assert decay[id(parameter)] == (0.0 if "ln_" in name or name.endswith("bias") else 0.3), name
+
+
+def test_steps_are_compiled_once_without_faults_and_validation_is_not(
+    settings_for: Callable[..., PretrainSettings], whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, Any]] = []
+    training: list[bool] = []
+
+    def compile(model: Any, **choices: Any) -> Any:
+        asked.append(choices)
+
+        class Quick(torch.nn.Module):
+            def forward(self, **inputs: Any) -> Any:
+                training.append(model.training)
+                return model(**inputs)
+
+        return Quick()
+
+    monkeypatch.setattr(torch, "compile", compile)
+    pretrain(settings_for(tmp_path, compile="on"), silent, show_progress=False)
+    assert asked == [{"options": faultless()}]
+    assert training == [True] * 24
+    assert_same_weights(weights_of(tmp_path), weights_of(whole))

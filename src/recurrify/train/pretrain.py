@@ -264,7 +264,6 @@ def pretraining_arguments(settings: PretrainSettings, pace: Pace, validates: boo
         adam_beta2=0.95,
         optim="adamw_torch_fused" if torch.cuda.is_available() else "adamw_torch",
         tf32=True if is_torch_tf32_available() else None,
-        torch_compile=uses_compile(settings.compile),
         eval_strategy="steps" if validates else "no",
         eval_steps=interval,
         save_total_limit=2,
@@ -300,6 +299,7 @@ def pretrain_model(
         eval_dataset=rows if validate is not None else None,
         data_collator=collate,
         validate=validate,
+        compiles=uses_compile(settings.compile),
     )
     resume = last_whole_checkpoint(Path(settings.out))
     if resume is not None and isinstance(collate, Chance):

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from transformers.integrations import is_tensorboard_available
 from transformers.trainer_callback import PrinterCallback
 
 from recurrify.attention.backends import leave_out_cudnn
-from recurrify.compiling import faultless_compiler
+from recurrify.compiling import compiled
 from recurrify.errors import UserError
 from recurrify.products import quick_products
 from recurrify.train.callbacks import EndInOrder, ShowProgress, StopAfterMinutes, StopOnInterrupt
@@ -40,17 +39,24 @@ class TrainOutcome:
 
 
 class ValidatingTrainer(Trainer):
-    """Trainer whose validation is a function of the model, and whose steps are as quick as the processor allows."""
+    """Trainer whose validation is a function of the model, and whose steps are as quick as the processor allows.
+
+    With `compiles` it compiles them itself: Trainer's own way hands the compiler no options, and such as are only set
+    meanwhile do not reach backward passes, which a GPU's own thread compiles."""
 
     control: Any
 
-    def __init__(self, *args: Any, validate: Validate | None, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, validate: Validate | None, compiles: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.validate = validate
+        self.compiles = compiles
+        self.quick: Any = None
 
-    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+    def training_step(self, model: Any, *args: Any, **kwargs: Any) -> Tensor:
+        if self.compiles:
+            model = self.quick = compiled(model) if self.quick is None else self.quick
         with quick_products():
-            loss: Tensor = super().training_step(*args, **kwargs)
+            loss: Tensor = super().training_step(model, *args, **kwargs)
         return loss
 
     def evaluate(
@@ -160,7 +166,7 @@ def run_to_end(
             load_weights(trainer.model, (best if best.is_dir() else resume) / "model.safetensors", strict=False)
             return TrainOutcome(True, state.global_step, _tokens(state, tokens_of), state.log_history)
     try:
-        with interrupt.listening(), faultless_compiler() if trainer.args.torch_compile else nullcontext():
+        with interrupt.listening():
             trainer.train(resume_from_checkpoint=str(resume) if resume else None)
     finally:
         progress.close()
