@@ -157,6 +157,8 @@ def _fine_tune(given: dict[str, Any]) -> None:
     from recurrify.train import TrainSettings
 
     out, own = given["out"], own_memory(given["model"])
+    if given["mechanism"] is not None:
+        options.check_mechanism(given["mechanism"], "none")
     recurrence = asked_recurrence({**given, "mechanism": given["mechanism"] or own.get("mechanism", BEST)})
     same = own.get("mechanism") == recurrence["mechanism"]
     if recurrence["mechanism"] != BEST:

@@ -207,6 +207,13 @@ def numbers(name: str, text: str, kind: type[int] | type[float] = int) -> tuple[
         raise UserError(f"`{name}` must be {what} with commas between: got {text!r}.") from None
 
 
+def check_mechanism(name: str, *also: str) -> None:
+    """Whether it can be added, or is one of `also`."""
+    known = [BEST, *(one for one in MECHANISMS if one != "none"), *also]
+    if name not in known:
+        raise UserError(f"Unknown recurrence mechanism {name!r}: known are {', '.join(known)}.")
+
+
 def mechanism_settings(given: list[str] | None) -> dict[str, Any]:
     """All of `--set`, but for what has an option of its own, which would then say something else."""
     found = dict(map(setting, given or []))

@@ -144,7 +144,8 @@ class TestEvaluate:
         lines = [re.split(r"\s{2,}", line.strip()) for line in said.splitlines() if line.strip()]
         for name in ("plain", "recurrent"):
             own = [row for row in result["rows"] if row["model"] == str(runs[name])]
-            start = lines.index([f"{runs[name]} ({own[0]['mechanism']}), windows of 8"])
+            speed = f"{result['speed'][str(runs[name])]['tokens_per_second']:,.0f} tokens/s"
+            start = lines.index([f"{runs[name]} ({own[0]['mechanism']}), windows of 8, {speed}"])
             headers = ["overlap", "ppl/word", "95 % interval", "ppl/token", "bits/char", "all FLOPs/token"]
             assert lines[start + 1] == headers
             for line, row in zip(lines[start + 2 : start + 4], own, strict=True):

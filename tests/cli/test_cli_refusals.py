@@ -46,6 +46,13 @@ class TestText:
     def test_no_such_file(self, read: Refused, tmp_path: Path) -> None:
         assert "nothing.txt does not exist" in read(tmp_path / "nothing.txt")
 
+    def test_a_run_in_the_folder_that_it_reads(self, train: Refused, texts: Path) -> None:
+        before = sorted(texts.rglob("*"))
+        for out in (texts, texts / "run"):
+            sentence = train(out=out)
+            assert f"--out is '{out}', which lies in '{texts}'" in sentence
+        assert sorted(texts.rglob("*")) == before
+
     def test_empty_file(self, read: Refused, tmp_path: Path) -> None:
         (tmp_path / "empty.txt").write_text("")
         assert "empty.txt is empty" in read(tmp_path / "empty.txt")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedModel
 
 from recurrify import (
     NoRecurrence,
@@ -221,6 +221,12 @@ class TestBroken:
     def test_truncated_weights(self, folder: Path) -> None:
         truncate(folder / WEIGHTS)
         check_sentence(folder, "damaged", str(folder))
+
+    def test_weights_of_another_class(self, folder: Path) -> None:
+        with pytest.raises(
+            UserError, match=r"holds a RecurrentForCausalLM.*load it with recurrify\.RecurrentForCausalLM"
+        ):
+            AutoModel.from_pretrained(folder)
 
     def test_empty_weights(self, folder: Path) -> None:
         (folder / WEIGHTS).write_bytes(b"")

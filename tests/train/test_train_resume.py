@@ -168,12 +168,41 @@ class TestUnfinishedCheckpoint:
     def lose_optimizer(checkpoint: Path) -> None:
         (checkpoint / "optimizer.pt").unlink()
 
-    @pytest.mark.parametrize("damage", [lose_state, cut_state, cut_weights, lose_optimizer])
-    def test_is_removed(self, damage: Callable[[Path], None], killed: Path) -> None:
+    @staticmethod
+    def lose_random_numbers(checkpoint: Path) -> None:
+        (checkpoint / "rng_state.pth").unlink()
+
+    @pytest.mark.parametrize("damage", [lose_state, cut_state])
+    def test_unfinished_it_is_removed(self, damage: Callable[[Path], None], killed: Path) -> None:
         older, newest = self.steps(killed)
         damage(killed / f"checkpoint-{newest}")
         assert last_whole_checkpoint(killed) == killed / f"checkpoint-{older}"
         assert self.steps(killed) == [older]
+        assert not list(killed.glob("damaged-*"))
+
+    @pytest.mark.parametrize(
+        ("damage", "named"),
+        [
+            (cut_weights, "model.safetensors"),
+            (lose_optimizer, "optimizer.pt"),
+            (lose_random_numbers, "rng_state.pth"),
+        ],
+    )
+    def test_damaged_it_is_set_aside(
+        self, damage: Callable[[Path], None], named: str, killed: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        older, newest = self.steps(killed)
+        aside = killed / f"damaged-checkpoint-{newest}"
+        aside.mkdir()  # from another time
+        (aside / "mine").touch()
+        damage(killed / f"checkpoint-{newest}")
+        left = sorted(path.name for path in (killed / f"checkpoint-{newest}").iterdir())
+        assert last_whole_checkpoint(killed) == killed / f"checkpoint-{older}"
+        assert self.steps(killed) == [older]
+        assert sorted(path.name for path in (killed / f"damaged-checkpoint-{newest}-2").iterdir()) == left
+        assert (aside / "mine").is_file()
+        told = capsys.readouterr().err
+        assert told.startswith(f"note: {named} of {killed / f'checkpoint-{newest}'} is damaged or gone")
 
     def test_the_run_goes_on_from_the_one_before(
         self, killed: Path, whole: Path, settings_for: Callable[..., TrainSettings]

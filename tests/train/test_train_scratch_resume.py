@@ -161,7 +161,7 @@ def test_a_killed_run_goes_on_from_what_was_saved_last(
         with pytest.raises(KilledError):
             train(run)
     train(run, said)
-    where = "from the start: nothing was saved yet" if saved is None else f"from step {saved}"
+    where = "from the start: no whole checkpoint is there" if saved is None else f"from step {saved}"
     assert any(where in line for line in said)
     assert_same_end(tmp_path / "run", tmp_path / "whole")
 

@@ -33,6 +33,7 @@ def add_command(
     given = options.mechanism_settings(settings)
     if mechanism == "none":
         raise UserError("`--mechanism none` is no memory: choose one that is, or use the model as it is.")
+    options.check_mechanism(mechanism)
     asked = {"mechanism": mechanism, "window": window, "overlap": overlap, **given}
     recurrence = {name: value for name, value in asked.items() if value is not None}
     import torch

@@ -1,10 +1,13 @@
 """What `recurrify evaluate` does with pretrained models: each scores the same tokens."""
 
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.table import Table
 
 from recurrify.console import out_console, progress_bar, say
@@ -32,26 +35,43 @@ def evaluate_models(
 ) -> None:
     where = pick_device(device)
     half = where.type == "cuda" and uses_bf16("auto")
-    window, overlaps = _common_windows(models, window, overlap)
+    asked, (window, overlaps) = window, _common_windows(models, window, overlap)
+    speed: dict[str, dict[str, float]] = {}
+    longer: dict[str, int] = {}
     table: list[dict[str, Any]] = []
     found: dict[str, list[Evaluation]] = {}
     checksum = ""
     for name in models:
         model, tokenizer = load_model(name)
+        if asked is None and model.recurrence.window > window:
+            longer[name] = model.recurrence.window
         model.set_recurrence(window=window, overlap=overlaps[0])
         tokens, checksum = read_text(data, split, tokenizer, say, text_field, tokens_per_document)
         if model.mechanism is not None:
             say(f"{name}: {memory_cost(model)}")
         total = len(overlaps) * sum(len(document.ids) - 1 for document in tokens)
-        with progress_bar(name, total) as advance:
+        with progress_bar(name, total) as advance, _timed(total, where) as speed[name]:
             scores, found[name] = evaluation_rows(model.to(where), tokens, overlaps, advance, rows, half)
         table += [{"model": name, "mechanism": model.recurrence.mechanism, **row} for row in scores]
     gains = [
-        {"model": name, "against": models[0], **gain_row([reference], [evaluation])}
+        {
+            "model": name,
+            "against": models[0],
+            **gain_row([reference], [evaluation]),
+            "relative_gain_per_token": gain_row([reference], [evaluation], "token")["relative_gain"],
+        }
         for name in models[1:]
         for reference, evaluation in zip(found[models[0]], found[name], strict=True)
     ]
-    _print_evaluation(table, gains)
+    _print_evaluation(table, gains, speed)
+    for name, own in longer.items():
+        out_console.print(
+            f"note: {name} comes with windows of {own}, and was scored in those of the others, {window}; in its own: "
+            f"recurrify evaluate {name} --window {own}",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
     if out is not None:
         config = {"models": models, "data": data, "split": split, "window": window, "overlap": overlap}
         config["tokens_per_document"] = tokens_per_document
@@ -59,6 +79,7 @@ def evaluate_models(
             "kind": "evaluation",
             "rows": table,
             "gains": gains,
+            "speed": speed,
             "documents": {name: [one.to_dict() for one in evaluations] for name, evaluations in found.items()},
             "provenance": provenance(config, data_checksum=checksum),
         }
@@ -68,7 +89,8 @@ def evaluate_models(
 
 def _common_windows(models: list[str], window: int | None, overlap: list[int] | None) -> tuple[int, list[int]]:
     """One window and the same overlaps for all models, or their perplexities could not be compared."""
-    own = [recurrence for recurrence in map(own_recurrence, models) if recurrence is not None]
+    by_name = {name: own_recurrence(name) for name in models}
+    own = [recurrence for recurrence in by_name.values() if recurrence is not None]
     if window is None and len({one.window for one in own}) > 1:
         raise UserError(
             f"The models were made for windows of {_list(one.window for one in own)}: choose with --window."
@@ -81,20 +103,41 @@ def _common_windows(models: list[str], window: int | None, overlap: list[int] | 
     overlaps = overlap or [own[0].overlap if own else 0]
     for one in overlaps:
         check_window(window, one)
-        for recurrence in own:
-            replace(recurrence, window=window, overlap=one)  # a memory that does not fit is told before any is scored
+        for name, recurrence in by_name.items():
+            try:  # a memory that does not fit is told before any is scored
+                if recurrence is not None:
+                    replace(recurrence, window=window, overlap=one)
+            except UserError as error:
+                raise UserError(f"{name} cannot be scored at --window {window} --overlap {one}: {error}") from error
     return window, overlaps
+
+
+@contextmanager
+def _timed(tokens: int, device: torch.device) -> Iterator[dict[str, float]]:
+    """How fast scoring was, and on a GPU the most memory that it took."""
+    speed: dict[str, float] = {}
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    began = time.perf_counter()
+    yield speed
+    speed["tokens_per_second"] = tokens / (time.perf_counter() - began)
+    if device.type == "cuda":
+        speed["peak_bytes"] = torch.cuda.max_memory_allocated(device)
 
 
 def _list(numbers: Iterable[int]) -> str:
     return " and ".join(str(number) for number in sorted(set(numbers)))
 
 
-def _print_evaluation(rows: list[dict[str, Any]], gains: list[dict[str, Any]]) -> None:
+def _print_evaluation(
+    rows: list[dict[str, Any]], gains: list[dict[str, Any]], speed: dict[str, dict[str, float]]
+) -> None:
     for name in dict.fromkeys(row["model"] for row in rows):
         own = [row for row in rows if row["model"] == name]
+        peak = speed[name].get("peak_bytes")
         out_console.print(
-            f"{name} ({own[0]['mechanism']}), windows of {own[0]['window']}",
+            f"{name} ({own[0]['mechanism']}), windows of {own[0]['window']}, {speed[name]['tokens_per_second']:,.0f} "
+            f"tokens/s{'' if peak is None else f', {peak / 2**30:.2f} GiB at most'}",
             markup=False,
             highlight=False,
             soft_wrap=True,
@@ -122,7 +165,7 @@ def _print_evaluation(rows: list[dict[str, Any]], gains: list[dict[str, Any]]) -
             text += ", within noise" if gain["within_noise"] else ""
         out_console.print(
             f"{gain['model']} against {gain['against']} at overlap {gain['overlap']}: perplexity per word "
-            f"{_change(gain['relative_gain'])} ({text})",
+            f"{_change(gain['relative_gain'])} ({text}), per token {_change(gain['relative_gain_per_token'])}",
             markup=False,
             highlight=False,
             soft_wrap=True,

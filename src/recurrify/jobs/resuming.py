@@ -38,6 +38,7 @@ def earlier_result(
         raise UserError(f"{settings.out!r} is a file, not a folder: choose another --out.")
     earlier = type(settings).read(out)
     if earlier is None:
+        _must_not_be_read(out, getattr(settings, "data", None))
         _must_lose_nothing(out, (*WRITTEN, *also_written))
         return None
     settings.check_same_run(earlier)
@@ -50,9 +51,19 @@ def earlier_result(
         say(f"{settings.out} is finished already: nothing to do (choose another --out to train anew).")
         return load_result(out / RESULT_FILE)
     step = saved_step(out)
-    where = "from the start: nothing was saved yet" if step is None else f"from step {step}"
+    where = "from the start: no whole checkpoint is there" if step is None else f"from step {step}"
     say(f"going on with the run in {settings.out}, {where}")
     return None
+
+
+def _must_not_be_read(out: Path, data: str | Sequence[str] | None) -> None:
+    """Where texts are read from a folder, a run in it would read its own files the next time."""
+    for one in [data] if isinstance(data, str) else data or []:
+        if Path(one).is_dir() and out.resolve().is_relative_to(Path(one).resolve()):
+            raise UserError(
+                f"--out is {str(out)!r}, which lies in {one!r}, where texts are read from: the run's own files would "
+                "be read as texts the next time. Choose an --out elsewhere."
+            )
 
 
 def _must_lose_nothing(out: Path, written: Sequence[str]) -> None:

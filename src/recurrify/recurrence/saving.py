@@ -86,6 +86,12 @@ class SavingMixin:
         except (SafetensorError, RuntimeError) as error:
             raise _damaged(source, str(error).strip().splitlines()[0]) from error
         missing = sorted(info["missing_keys"])
+        saved_as = (config.architectures or [cls.__name__])[0]
+        if missing and saved_as != cls.__name__:
+            raise UserError(
+                f"{source!r} holds a {saved_as}, which has not all weights of a {cls.__name__}: load it with "
+                f"recurrify.{saved_as}, or with the Auto class that fits it."
+            )
         if missing:
             raise _damaged(source, f"{len(missing)} tensors are missing, such as {missing[0]!r}")
         # transformers would raise here too, but names the tensors only in its log.

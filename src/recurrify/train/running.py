@@ -42,7 +42,7 @@ class ValidatingTrainer(Trainer):
     """Trainer whose validation is a function of the model, and whose steps are as quick as the processor allows.
 
     With `compiles` it compiles them itself: Trainer's own way hands the compiler no options, and such as are only set
-    meanwhile do not reach backward passes, which a GPU's own thread compiles."""
+    meanwhile need not reach backward passes, which a GPU's own thread compiles."""
 
     control: Any
 
