@@ -18,7 +18,6 @@ from recurrify import compiling
 from recurrify.compiling import BARRIER, MIXED_SUMS, compile_alone, compiled, faultless, with_barriers
 
 SOURCE = Path(recurrify.__file__).parent
-has_option = pytest.mark.skipif(not hasattr(config.triton, MIXED_SUMS), reason="this torch has no sums in mixed orders")
 
 
 class Note(CustomGraphPass):
@@ -28,21 +27,10 @@ class Note(CustomGraphPass):
         self.found: list[bool] = []
 
     def __call__(self, graph: Any) -> None:
-        self.found.append(getattr(config.triton, MIXED_SUMS))
+        self.found.append(getattr(config.triton, MIXED_SUMS, False))
 
-    def uuid(self) -> None:
-        return None
-
-
-@has_option
-@pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler on a CPU")
-def test_both_passes_are_compiled_without_mixed_sums() -> None:
-    note, value = Note(), torch.ones(3, 4, requires_grad=True)
-    torch._dynamo.reset()
-    with fresh_cache(), config.patch(post_grad_custom_pre_pass=note, **{f"triton.{MIXED_SUMS}": True}):
-        compiled(lambda one: one.sin().sum(0).square().sum(), dynamic=False)(value).backward()
-        assert getattr(config.triton, MIXED_SUMS)  # other people's compilations stay as they are
-    assert note.found == [False, False]
+    def uuid(self) -> str:
+        return "note"
 
 
 READS_BACK = """
@@ -94,24 +82,27 @@ class TestBarriers:
             assert kernel(object(), name="one") == f"# one{with_barriers(READS_BACK)}"
         assert kernel(object(), name="one") == f"# one{READS_BACK}"  # other people's
 
-    @pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler on a CPU")
-    def test_what_was_compiled_without_is_not_found(self) -> None:
-        """Neither forward nor backward, which is compiled later."""
-        found = []
 
-        def run(compile: Any) -> None:
-            torch._dynamo.reset()
-            counters["inductor"].clear()
-            # One function, but not the same: a cache of both passes together would hide those of each.
+@pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler on a CPU")
+def test_both_passes_have_our_options_and_other_peoples_compilations_are_apart() -> None:
+    """The backward pass is compiled later than the other; what was compiled without barriers is not found by either."""
+    note, found = Note(), []
+
+    def run(compile: Any, mixed: bool) -> None:
+        torch._dynamo.reset()
+        counters["inductor"].clear()
+        with config.patch({f"triton.{MIXED_SUMS}": mixed} if hasattr(config.triton, MIXED_SUMS) else {}):
             compile(lambda one: one.sin().sum(), dynamic=False)(torch.ones(3, requires_grad=True)).backward()
-            found.append(tuple(counters["inductor"][f"fxgraph_cache_{how}"] for how in ("hit", "miss")))
+        found.append(tuple(counters["inductor"][f"fxgraph_cache_{how}"] for how in ("hit", "miss")))
 
-        with fresh_cache(), functorch_config.patch(enable_autograd_cache=False):
-            run(torch.compile)
-            run(compiled)
-            run(compiled)
-            run(torch.compile)
-        assert found == [(0, 2), (0, 2), (2, 0), (2, 0)]
+    # A cache of both passes together would hide those of each.
+    kept = functorch_config.patch(enable_autograd_cache=False)
+    with fresh_cache(), kept, config.patch(post_grad_custom_pre_pass=note):
+        run(torch.compile, mixed=False)  # all else alike
+        run(compiled, mixed=True)
+        run(compiled, mixed=False)
+    assert found == [(0, 2), (0, 2), (2, 0)]
+    assert note.found == [False] * 4
 
 
 def test_nobody_else_calls_the_compiler() -> None:
