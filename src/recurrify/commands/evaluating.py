@@ -50,8 +50,9 @@ def evaluate_models(
         if model.mechanism is not None:
             say(f"{name}: {memory_cost(model)}")
         total = len(overlaps) * sum(len(document.ids) - 1 for document in tokens)
+        model = model.to(where)
         with progress_bar(name, total) as advance, _timed(total, where) as speed[name]:
-            scores, found[name] = evaluation_rows(model.to(where), tokens, overlaps, advance, rows, half)
+            scores, found[name] = evaluation_rows(model, tokens, overlaps, advance, rows, half)
         table += [{"model": name, "mechanism": model.recurrence.mechanism, **row} for row in scores]
     gains = [
         {

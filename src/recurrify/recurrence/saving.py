@@ -89,8 +89,8 @@ class SavingMixin:
         saved_as = (config.architectures or [cls.__name__])[0]
         if missing and saved_as != cls.__name__:
             raise UserError(
-                f"{source!r} holds a {saved_as}, which has not all weights of a {cls.__name__}: load it with "
-                f"recurrify.{saved_as}, or with the Auto class that fits it."
+                f"{source!r} holds a {saved_as}, which has not all weights of a {cls.__name__}: load it as "
+                "that, or with the Auto class that fits it."
             )
         if missing:
             raise _damaged(source, f"{len(missing)} tensors are missing, such as {missing[0]!r}")
