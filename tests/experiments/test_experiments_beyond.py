@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from recurrify.commands.experiment import _chosen, _size
+from recurrify.commands.experiment import _chosen, _narrowed, _size
 from recurrify.errors import UserError
 from recurrify.evaluate import full_flops_per_token
 from recurrify.experiments import (
@@ -294,6 +294,25 @@ def test_groups_of_names_are_spelled_out_once() -> None:
 def test_the_model_of_rotary_can_be_named() -> None:
     assert _size("tiny", "some/model").beyond.rotary_model == "some/model"
     assert _size("small", None).beyond.rotary_model == "HuggingFaceTB/SmolLM2-135M"
+
+
+def test_a_comparison_can_be_narrowed_and_keeps_what_it_is_held_against(lab: Lab, rounds: list[list[Unit]]) -> None:
+    narrow = replace(lab, size=_narrowed(lab.size, ["carry-1"], ["mechanisms", "starts", "frozen"]))
+    rows, missing = beyond_mechanisms.mechanism_rows(narrow)
+    assert missing == []
+    assert {row["label"] for row in rows} == {"plain", "plain-untrained", "carry-1", "memory-tokens-2"}
+    assert not any("tail" in unit.name for units in rounds for unit in units)
+    assert all("slots" not in name for name in beyond_tokens.starts(narrow))
+    assert "slots" in beyond_tokens.starts(lab)
+    # Both take the learning rate from the same runs.
+    assert {unit.name for unit in beyond_mechanisms.rate_units(narrow)} <= {
+        unit.name for unit in beyond_mechanisms.rate_units(lab)
+    }
+    assert _narrowed(lab.size, [], ["table2"]) is lab.size
+    with pytest.raises(UserError, match=r"no mechanism 'tail-4' to compare: choose from carry-1, tail-3, memory"):
+        _narrowed(lab.size, ["tail-4"], ["mechanisms"])
+    with pytest.raises(UserError, match=r"--only says nothing to 'tokens': it narrows mechanisms, starts, frozen"):
+        _narrowed(lab.size, ["tail-3"], ["mechanisms", "tokens"])
 
 
 def test_a_run_that_failed_counts_until_it_is_done(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,11 @@ WIKI_HELP = (
     "Encyclopaedia text, instead of the size's own source. enwik8:FILE is also what experiments on enwik8 read; else "
     "they look into the folder that the variable RECURRIFY_DATA names, or ask the hub."
 )
+NARROWED = ("mechanisms", "starts", "frozen")
+ONLY_HELP = (
+    f"A mechanism, by its name in the rows of {', '.join(NARROWED)}, to which they are narrowed; can be given several "
+    "times. Plain windows, the paper's mechanism and the best found here stay."
+)
 SIZE_HELP = "; ".join(f"**{name}**: {purpose}" for name, purpose in EXPERIMENT_SIZES.items())
 
 
@@ -61,6 +66,7 @@ def run(
     model: Annotated[
         str | None, typer.Option(help=f"The model of `rotary`, instead of the size's own. {MODEL_HELP}")
     ] = None,
+    only: Annotated[list[str] | None, typer.Option(help=ONLY_HELP)] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Fine-tunings side by side on one device.")] = 1,
     max_minutes: Annotated[float | None, typer.Option(min=0.1, help="Stop, saved, after so many minutes.")] = None,
 ) -> None:
@@ -72,8 +78,10 @@ def run(
     from recurrify.experiments import Lab, run_experiments
 
     deadline = None if max_minutes is None else time.monotonic() + 60 * max_minutes
-    lab = Lab(_size(size, model), root, say, books=books, wiki=wiki, jobs=jobs, deadline=deadline)
-    for path in run_experiments(_chosen(names), lab):
+    chosen = _chosen(names)
+    known = _narrowed(_size(size, model), only or [], chosen)
+    lab = Lab(known, root, say, books=books, wiki=wiki, jobs=jobs, deadline=deadline)
+    for path in run_experiments(chosen, lab):
         typer.echo(str(path))
 
 
@@ -93,6 +101,15 @@ def _size(name: str, rotary_model: str | None) -> "Size":
     if rotary_model is None:
         return size
     return replace(size, beyond=replace(size.beyond, rotary_model=rotary_model))
+
+
+def _narrowed(size: "Size", only: Sequence[str], experiments: Sequence[str]) -> "Size":
+    if not only:
+        return size
+    other = next((name for name in experiments if name not in NARROWED), None)
+    if other is not None:
+        raise UserError(f"--only says nothing to {other!r}: it narrows {', '.join(NARROWED)}. Leave one of them out.")
+    return replace(size, beyond=size.beyond.narrowed(only))
 
 
 @app.command()

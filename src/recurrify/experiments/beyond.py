@@ -7,6 +7,7 @@ from typing import Any
 
 from recurrify.evaluate import relative_gain
 from recurrify.evaluate.cost import validation_curve
+from recurrify.experiments.beyond_sizes import PLAIN
 from recurrify.experiments.lab import Lab
 from recurrify.experiments.rows import SPLITS, perplexity_row
 from recurrify.experiments.unit import Unit, Wanted
@@ -14,9 +15,6 @@ from recurrify.results import load_result
 
 NAMES = ("mechanisms", "starts", "frozen", "tokens", "unfamiliar", "rotary")
 """The experiments beyond the papers, what matters most first; the last two need models of their own."""
-PLAIN = "plain"
-PAPERS = "carry-1"
-"""The paper's own mechanism, by its name in the rows."""
 UNTRAINED = "-untrained"
 """Behind the name of what is scored as it starts."""
 OURS = "ours; not published"
@@ -129,12 +127,13 @@ def mechanism_unit(lab: Lab, corpus: str, name: str, seed: int, **settings: Any)
 def longer_names(lab: Lab) -> dict[str, str]:
     """What is trained in longer windows too, by its name there."""
     beyond = lab.size.beyond
-    return {f"{name}-w{beyond.longer_window}": name for name in beyond.longer}
+    return {f"{name}-w{beyond.longer_window}": name for name in beyond.compared(beyond.longer)}
 
 
 def untrained_names(lab: Lab) -> dict[str, str]:
     """What is scored as it starts too, by its name there."""
-    return {f"{name}{UNTRAINED}": name for name in lab.size.beyond.untrained}
+    beyond = lab.size.beyond
+    return {f"{name}{UNTRAINED}": name for name in beyond.compared(beyond.untrained)}
 
 
 def usual_name(lab: Lab, name: str) -> str:

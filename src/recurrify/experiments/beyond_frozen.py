@@ -4,7 +4,6 @@ from typing import Any
 
 from recurrify.experiments.beyond import (
     OURS,
-    PLAIN,
     beyond_unit,
     chosen_rate,
     control,
@@ -19,6 +18,7 @@ from recurrify.experiments.beyond import (
     told_rates,
     untouched,
 )
+from recurrify.experiments.beyond_sizes import PLAIN
 from recurrify.experiments.catalogue import Experiment, Rows, Stage, register
 from recurrify.experiments.lab import Lab
 from recurrify.experiments.rows import SPLITS
@@ -26,6 +26,11 @@ from recurrify.experiments.unit import Unit
 
 BYTES = 4
 """Of a weight as it is saved."""
+
+
+def compared(lab: Lab) -> tuple[str, ...]:
+    """Names of mechanisms that have rows."""
+    return lab.size.beyond.compared(lab.size.beyond.frozen)
 
 
 def frozen_unit(lab: Lab, corpus: str, name: str, rate: float, label: str, **settings: Any) -> Unit:
@@ -48,7 +53,7 @@ def frozen_tuning(lab: Lab, name: str) -> dict[float, Unit]:
 
 def rate_units(lab: Lab) -> list[Unit]:
     """For a frozen base, and for one that is trained too; mechanisms of a family share theirs."""
-    names = lab.size.beyond.frozen
+    names = compared(lab)
     return [*rates_of(lab, names), *(unit for name in names for unit in frozen_tuning(lab, name).values())]
 
 
@@ -73,7 +78,7 @@ def main_units(lab: Lab) -> list[Unit]:
     wanted = [lab.wanted(split, 0) for split in SPLITS]
     return [
         unit.with_scores(wanted if name == PLAIN else [*wanted, control(lab)])
-        for name in (PLAIN, *lab.size.beyond.frozen)
+        for name in (PLAIN, *compared(lab))
         for unit in pair(lab, name).values()
     ]
 
@@ -85,7 +90,7 @@ def frozen_rows(lab: Lab) -> tuple[Rows, list[str]]:
     rows: Rows = []
     missing: list[str] = []
     against = pair(lab, PLAIN)
-    for name in (PLAIN, *lab.size.beyond.frozen):
+    for name in (PLAIN, *compared(lab)):
         units = pair(lab, name)
         gains: dict[str, Any] = {}
         for how in ("base", "trained") if name == PLAIN else ("trained", "frozen"):

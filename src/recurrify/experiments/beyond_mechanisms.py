@@ -5,8 +5,6 @@ from typing import Any
 
 from recurrify.experiments.beyond import (
     OURS,
-    PAPERS,
-    PLAIN,
     UNTRAINED,
     all_overlaps,
     control,
@@ -25,12 +23,18 @@ from recurrify.experiments.beyond import (
     usual_name,
 )
 from recurrify.experiments.beyond_rivals import at_overlaps, matched_overlaps, overlaps_by_seed, with_rivals
+from recurrify.experiments.beyond_sizes import PAPERS, PLAIN
 from recurrify.experiments.catalogue import Experiment, Rows, Stage, register
 from recurrify.experiments.lab import Lab
 from recurrify.experiments.unit import Unit, Wanted
 
 CORPORA = ("books", "wiki")
 PLAIN_UNTRAINED = f"{PLAIN}{UNTRAINED}"
+
+
+def compared(lab: Lab) -> tuple[str, ...]:
+    """Names of mechanisms that have rows."""
+    return lab.size.beyond.compared(lab.size.beyond.mechanisms)
 
 
 def seeds_of(lab: Lab, name: str) -> tuple[int, ...]:
@@ -45,12 +49,12 @@ def units_of(lab: Lab, corpus: str, name: str) -> list[Unit]:
 
 
 def rate_units(lab: Lab) -> list[Unit]:
-    return rates_of(lab, lab.size.beyond.mechanisms)
+    return rates_of(lab, compared(lab))
 
 
 def units_by_name(lab: Lab, corpus: str) -> dict[str, list[Unit]]:
     """Plain windows and all memories that have a learning rate."""
-    names = (PLAIN, *lab.size.beyond.mechanisms, *longer_names(lab), *untrained_names(lab))
+    names = (PLAIN, *compared(lab), *longer_names(lab), *untrained_names(lab))
     found = {name: units_of(lab, corpus, name) for name in names}
     return {name: units for name, units in found.items() if units}
 
@@ -100,7 +104,7 @@ def plain_overlaps(lab: Lab, units: dict[str, list[Unit]]) -> dict[str, dict[int
 
 def matched_by(lab: Lab, units: Iterable[str], plain: str) -> list[str]:
     """The memories to whose cost plain windows are brought: of the usual length those of that length, else all."""
-    of = lab.size.beyond.mechanisms if plain == PLAIN else {*lab.size.beyond.mechanisms, *longer_names(lab)}
+    of = compared(lab) if plain == PLAIN else (*compared(lab), *longer_names(lab))
     return [name for name in units if name in of and usual_name(lab, name) != PLAIN]
 
 
@@ -140,7 +144,7 @@ def mechanism_rows(lab: Lab) -> tuple[Rows, list[str]]:
 
 def rows_of(lab: Lab, overlaps: dict[str, dict[int, list[int]]]) -> Iterator[tuple[str, int]]:
     """Names and overlaps, plain windows with all that they have at some seed."""
-    for name in (PLAIN, *lab.size.beyond.mechanisms, *untrained_names(lab), *longer_names(lab)):
+    for name in (PLAIN, *compared(lab), *untrained_names(lab), *longer_names(lab)):
         known = {overlap for own in overlaps.get(name, {}).values() for overlap in own}
         usual = all_overlaps(lab) if name in overlaps else [0]
         yield from ((name, overlap) for overlap in sorted(known or usual))

@@ -15,7 +15,8 @@ import torch
 from transformers import PretrainedConfig
 
 from recurrify.evaluate import full_flops_per_token, gain_beyond, paper_flops_per_token
-from recurrify.experiments.beyond import PAPERS, PLAIN, TEST, UNTRAINED, gain_over
+from recurrify.experiments.beyond import TEST, UNTRAINED, gain_over
+from recurrify.experiments.beyond_sizes import PAPERS, PLAIN
 from recurrify.experiments.catalogue import Rows
 from recurrify.experiments.lab import Lab
 from recurrify.experiments.rows import SPLITS

@@ -13,7 +13,6 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from recurrify.errors import UserError
 from recurrify.experiments.beyond import (
     OURS,
-    PLAIN,
     all_overlaps,
     chosen_rate,
     family,
@@ -24,7 +23,7 @@ from recurrify.experiments.beyond import (
     untouched,
 )
 from recurrify.experiments.beyond_rivals import at_overlaps, matched_overlaps, overlaps_by_seed, with_rivals
-from recurrify.experiments.beyond_sizes import WHOLE_WINDOW, Recurrence
+from recurrify.experiments.beyond_sizes import PLAIN, WHOLE_WINDOW, Recurrence
 from recurrify.experiments.catalogue import Experiment, Rows, Stage, register
 from recurrify.experiments.lab import Lab
 from recurrify.experiments.unit import Unit

@@ -6,12 +6,17 @@ them comes the base, 100 M. `unfamiliar` and `rotary` are apart: the latter take
 large.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from recurrify.errors import UserError
 
 Recurrence = dict[str, Any]
 
+PLAIN = "plain"
+PAPERS = "carry-1"
+"""The paper's own mechanism, by its name in the rows."""
 SMOLLM = "HuggingFaceTB/SmolLM2-135M"
 WHOLE_WINDOW = "window"
 """For `keep` of the mechanism kv: as much as a window holds beside the sinks."""
@@ -81,6 +86,8 @@ class Beyond:
     """By name; each one's size is part of the name."""
     differences: tuple[str, ...] = ()
     """How these experiments differ from what was published; empty: as the size's others do."""
+    only: tuple[str, ...] | None = None
+    """Names to which rows are narrowed; a learning rate is chosen by the first of its kind all the same."""
     training: dict[str, Any] = field(default_factory=dict)
     """What differs from the fine-tunings of the paper's tables."""
     wiki_training: dict[str, Any] = field(default_factory=dict)
@@ -131,6 +138,18 @@ class Beyond:
     """Length of the runs that choose learning rates; None is the length of the others."""
     rotary_test_tokens: int | None = None
     """How much of each test document is scored; None is all of it."""
+
+    def compared(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Those of the names that have rows."""
+        return tuple(name for name in names if self.only is None or name in self.only)
+
+    def narrowed(self, names: Iterable[str]) -> "Beyond":
+        """With rows of these mechanisms alone, beside plain windows, the paper's mechanism and the best found here."""
+        wanted = dict.fromkeys(names)
+        unknown = next((name for name in wanted if name not in self.mechanisms), None)
+        if unknown is not None:
+            raise UserError(f"There is no mechanism {unknown!r} to compare: choose from {', '.join(self.mechanisms)}.")
+        return replace(self, only=tuple(dict.fromkeys((PLAIN, PAPERS, self.ours, *wanted))))
 
 
 UNTRAINED = ("plain", "lookback-64", "lookback-256")

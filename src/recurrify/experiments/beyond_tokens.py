@@ -6,8 +6,6 @@ from typing import Any
 from recurrify.evaluate.cost import validation_curve
 from recurrify.experiments.beyond import (
     OURS,
-    PAPERS,
-    PLAIN,
     differences,
     finish_in_turn,
     mechanism_unit,
@@ -15,6 +13,7 @@ from recurrify.experiments.beyond import (
     rates_of,
     training_of,
 )
+from recurrify.experiments.beyond_sizes import PAPERS, PLAIN
 from recurrify.experiments.catalogue import Experiment, Rows, Stage, register
 from recurrify.experiments.lab import Lab
 from recurrify.experiments.rows import SPLITS
@@ -152,12 +151,14 @@ STARTS = {
 
 def started(lab: Lab) -> dict[str, str]:
     """Names of mechanisms by kind."""
-    return compared(lab) | {"slots": lab.size.beyond.slots}
+    beyond = lab.size.beyond
+    return compared(lab) | ({"slots": beyond.slots} if beyond.compared([beyond.slots]) else {})
 
 
 def starts(lab: Lab) -> dict[str, Start]:
     ours = lab.size.beyond.mechanisms[lab.size.beyond.ours]["mechanism"]
-    return {name: start for name, start in STARTS.items() if start.only in (None, ours)}
+    known = started(lab)
+    return {name: start for name, start in STARTS.items() if start.only in (None, ours) and start.kind in known}
 
 
 def stages(lab: Lab, name: str, seed: int = 0) -> list[Unit]:

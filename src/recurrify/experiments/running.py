@@ -148,6 +148,7 @@ def _write(experiment: Experiment, lab: Lab, started: float) -> list[Path]:
         "size": lab.size.name,
         "books": lab.source("books"),
         "wiki": lab.source("wiki"),
+        **({} if lab.size.beyond.only is None else {"only": list(lab.size.beyond.only)}),
         "training": usual_unit(lab, units).settings.to_dict() if units else None,
     }
     result: dict[str, Any] = {
