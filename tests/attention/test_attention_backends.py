@@ -1,15 +1,17 @@
-"""Training keeps out the attention kernel whose gradients are sometimes no numbers."""
+"""The attention kernel whose gradients are sometimes no numbers is kept out; keys that outnumber their queries."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 from torch.nn import functional
 
-from recurrify.attention.backends import leave_out_cudnn
+from recurrify.attention.backends import attend_to_earlier, leave_out_cudnn
 from recurrify.train.running import trainer_arguments
 from recurrify.train.settings import TrainSettings
+from support.reference import attend
 
 pytestmark = pytest.mark.usefixtures("kernels_as_before")
 
@@ -41,3 +43,46 @@ def test_masked_attention_with_very_low_scores_has_finite_gradients(length: int)
     mask = torch.ones(length, length, dtype=torch.bool, device="cuda").tril()
     functional.scaled_dot_product_attention(*leaves, attn_mask=mask).float().square().sum().backward()
     assert all(bool(leaf.grad.isfinite().all()) for leaf in leaves if leaf.grad is not None)
+
+
+def earlier(queries: int, keys: int, heads: int, shared: int, size: int) -> list[Tensor]:
+    torch.manual_seed(0)
+    shapes = ((2, heads, queries, size), (2, shared, keys, size), (2, shared, keys, size))
+    return [torch.randn(shape, dtype=torch.float64) for shape in shapes]
+
+
+def with_gradients(parts: list[Tensor], attended: Tensor) -> list[Tensor]:
+    torch.manual_seed(1)
+    outgoing = torch.randn(attended.shape, dtype=torch.float64).to(attended)
+    return [attended.detach(), *torch.autograd.grad(attended, parts, outgoing)]
+
+
+@pytest.mark.parametrize("shared", [4, 2], ids=["own heads", "shared heads"])
+def test_keys_in_front_are_seen_by_all_and_own_ones_causally(shared: int) -> None:
+    parts = [part.requires_grad_() for part in earlier(5, 12, 4, shared, 8)]
+    ours = with_gradients(parts, attend_to_earlier(*parts, scale=None, dropout=0.0))
+    query, *theirs = parts
+    heads_apart = [part.repeat_interleave(4 // shared, dim=1) for part in theirs]
+    joined = attend(query, *heads_apart)  # (rows, positions, heads · size)
+    expected = with_gradients(parts, joined.unflatten(-1, (4, 8)).transpose(1, 2))
+    for mine, other in zip(ours, expected, strict=True):
+        torch.testing.assert_close(mine, other)
+    tripled = attend_to_earlier(*parts, scale=3.0, dropout=0.0)
+    torch.testing.assert_close(tripled, attend_to_earlier(3 * 8**0.5 * query, *theirs, scale=None, dropout=0.0))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize(("queries", "keys"), [(300, 557), (300, 301), (64, 192), (300, 365)])
+def test_the_quick_kernel_for_keys_in_front_is_right(queries: int, keys: int) -> None:
+    exact = [part.bfloat16().double().cuda() for part in earlier(queries, keys, 12, 12, 64)]
+    found = []
+    for parts in (exact, [part.bfloat16() for part in exact]):
+        parts = [part.requires_grad_() for part in parts]
+        with torch.profiler.profile() as seen:
+            attended = attend_to_earlier(*parts, scale=None, dropout=0.0)
+        flash = any("flash_attention" in event.key for event in seen.key_averages())
+        assert flash == (parts[0].dtype == torch.bfloat16)
+        found.append(with_gradients(parts, attended))
+    for expected, ours in zip(*found, strict=True):
+        assert float((expected - ours.double()).norm()) < 0.01 * float(expected.norm())

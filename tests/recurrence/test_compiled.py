@@ -26,6 +26,7 @@ from recurrify.recurrence import (
     RSARecurrenceConfig,
     SummaryConfig,
     compiled,
+    families,
 )
 from recurrify.recurrence.compiled import compile_windows
 from support.models import text, tiny
@@ -145,6 +146,42 @@ def test_fused_attention_gets_no_mask(graphs: list[Any]) -> None:
     compile_windows(model)
     trained(model, text(2, 16))
     assert_no_mask(graphs)
+
+
+@pytest.mark.parametrize(
+    ("family", "recurrence", "masked"),
+    [
+        ("gpt2", CONFIGS["lookback"], False),
+        ("llama", CONFIGS["kv"], False),
+        ("llama", KVConfig(window=8, keep=7, sinks=0, sliding=True), True),
+    ],
+    ids=["lookback", "kv", "band"],
+)
+def test_kept_keys_need_no_mask(family: str, recurrence: Any, masked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled or not, but for a band, rows of which only some have a memory, and attention that is written out."""
+    seen: list[tuple[int, int]] = []
+    real = families.attend_to_earlier
+
+    def watched(query: torch.Tensor, key: torch.Tensor, *more: Any) -> torch.Tensor:
+        seen.append((query.shape[2], key.shape[2]))
+        return real(query, key, *more)
+
+    monkeypatch.setattr(families, "attend_to_earlier", watched)
+    model = add_recurrence(two_layers(family), recurrence).train()
+    kept = model.mechanism.slots()[0]
+    expected = [] if masked else [(8, 8 + kept)] * 4  # two layers of the last two windows
+    for run_window in (None, compiled.run_full_window):
+        if run_window is not None:
+            compile_windows(model)
+            model.compiled_window.compiled = dict.fromkeys((False, True), run_window)
+        trained(model, text(2, 24))
+        assert seen == expected
+        seen.clear()
+    state = model(text(2, 8)).state.reset([0])
+    model(text(2, 8, seed=1), state=state)
+    model.base.set_attn_implementation("eager")
+    model(text(2, 24))
+    assert not seen
 
 
 def test_eager_attention_keeps_its_mask(graphs: list[Any]) -> None:

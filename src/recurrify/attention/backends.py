@@ -9,9 +9,15 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
+from torch.nn import functional
 
 TILE = 128
 """Keys that its kernels take at once."""
+FLASH_SIZE = 256
+"""The largest heads that torch's flash attention takes."""
+FLASH_DEVICES = (8, 0)
+"""The compute capability that it needs."""
 
 
 def leave_out_cudnn() -> None:
@@ -33,6 +39,36 @@ def with_cudnn(used: bool = True) -> Iterator[None]:
 def cudnn_is_safe(lengths: Iterable[int]) -> bool:
     """For causal attention without mask and dropout, over so many positions: half a tile is left alone even so."""
     return all(length % TILE != TILE // 2 for length in lengths)
+
+
+def attend_to_earlier(query: Tensor, key: Tensor, value: Tensor, scale: float | None, dropout: float) -> Tensor:
+    """Attention of queries (rows, heads, N, size) to more keys than there are queries: to all that stand before their
+    own, and causally to those."""
+    if key.shape[1] < query.shape[1]:  # heads that share theirs
+        key, value = (part.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for part in (key, value))
+    if _suits_flash(query, key, value):
+        # Without a mask, for which torch has no quick kernel: this one's diagonal ends where queries and keys do, as
+        # `torch.nn.attention.bias.causal_lower_right` relies on.
+        flash = torch.ops.aten._scaled_dot_product_flash_attention
+        attended: Tensor = flash(query, key, value, dropout, is_causal=True, return_debug_mask=False, scale=scale)[0]
+        return attended
+    allowed = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
+    allowed = allowed.tril(key.shape[2] - query.shape[2])
+    return functional.scaled_dot_product_attention(query, key, value, allowed, dropout, scale=scale)
+
+
+def _suits_flash(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    size = query.shape[-1]
+    return (
+        query.is_cuda
+        and query.dtype in (torch.float16, torch.bfloat16)
+        and query.dtype == key.dtype == value.dtype
+        and size == value.shape[-1]
+        and size % 8 == 0
+        and size <= FLASH_SIZE
+        and torch.backends.cuda.flash_sdp_enabled()
+        and torch.cuda.get_device_capability(query.device) >= FLASH_DEVICES
+    )
 
 
 def chosen_kernels() -> str:

@@ -132,8 +132,6 @@ def run_full_window(
     inputs: dict[str, Any] = {"input_ids": tokens, "use_cache": False}
     if mechanism is not None:
         inputs, notes = model.open_window(mechanism, traffic, inputs, past, writes)
-        # Keys that outnumber the queries need the base's mask.
-        traffic.maskless &= memory is None or "past_key_values" not in inputs
     hidden = run_backbone(model.base, traffic, **inputs)
     top = hidden[:, first:]
     if targets is not None:

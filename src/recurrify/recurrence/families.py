@@ -5,8 +5,8 @@ its layers do three things, and only when a `Traffic` object is handed down with
 front of a layer's hidden states and behind them and take their outputs away again, to drop them or to give them to the
 next layer; they let a mechanism change a layer's inputs; and they show each layer's output to whoever takes notes.
 Where a mechanism asks for it, attention itself is opened in the same way: what a layer attended to is changed before
-the layer's output projection sees it. With extra inputs in front and behind, a causal mask over the longer input is
-already right, so fused attention stays on.
+the layer's output projection sees it, and keys that outnumber the queries need no mask. With extra inputs in front and
+behind, a causal mask over the longer input is already right, so fused attention stays on.
 
 To add a family, register what this file lists for the others:
 
@@ -30,6 +30,7 @@ from torch.nn import functional
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from recurrify.attention.backends import attend_to_earlier
 from recurrify.errors import UserError
 from recurrify.recurrence.gelu import WRITTEN_OUT, QuickInTraining
 
@@ -73,8 +74,9 @@ class Traffic:
     additive: bool = False
     """Whether masks are added to the scores (eager attention) rather than boolean."""
     maskless: bool = False
-    """Take away the masks that the base makes, where they say no more than what attention does without one. (While
-    it is compiled, transformers makes such masks all the same, and fused attention is slower with than without.)"""
+    """Take away the masks that the base makes, where they say no more than what attention does without one, in a base
+    with opened attention also where keys from elsewhere stand in front. (While it is compiled, transformers makes such
+    masks all the same, and fused attention is slower with than without.)"""
 
 
 def _output_embeddings(base: PreTrainedModel, hidden: Tensor) -> Tensor:
@@ -265,7 +267,8 @@ def _fuse_activations(layer: nn.Module) -> None:
 
 
 def open_attention(base: PreTrainedModel) -> None:
-    """Let `Traffic.mix` reach into the base's attention, once; without it attention stays what it was."""
+    """Let `Traffic.mix` reach into the base's attention, and `Traffic.maskless` be true of keys from elsewhere, once;
+    without them attention stays what it was."""
     for layer in family_of(base.config).layers_of(base):
         for module in layer.modules():
             config: Any = getattr(module, "config", None)
@@ -285,8 +288,12 @@ def _attend_and_mix(
     eager = sys.modules[type(module).__module__].eager_attention_forward
     chosen = module.config.recurrify_unopened._attn_implementation
     attend = ALL_ATTENTION_FUNCTIONS.get_interface(chosen, eager)
-    attended, weights = attend(module, query, key, value, attention_mask, **kwargs)
     traffic: Traffic | None = kwargs.get(TRAFFIC)
+    if traffic is not None and traffic.maskless and key.shape[2] > query.shape[2]:
+        attended = attend_to_earlier(query, key, value, kwargs.get("scaling"), kwargs.get("dropout", 0.0))
+        attended, weights = attended.transpose(1, 2).contiguous(), None
+    else:
+        attended, weights = attend(module, query, key, value, attention_mask, **kwargs)
     if traffic is None or traffic.mix is None:
         return attended, weights
     if value.shape[1] < query.shape[1]:  # heads that share their values

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 
 from recurrify.errors import UserError
-from recurrify.recurrence.families import as_mask, family_of, turn_keys
+from recurrify.recurrence.families import as_mask, family_of, open_attention, turn_keys
 from recurrify.recurrence.mechanism import (
     Mechanism,
     Notes,
@@ -71,6 +71,7 @@ class KV(Mechanism):
     def fit(self, base: PreTrainedModel) -> None:
         config = base.config
         check_rotary(config)
+        open_attention(base)
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.numbers = self.layers * 2 * heads * self.kept * size

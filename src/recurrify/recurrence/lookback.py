@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 from recurrify.errors import UserError
-from recurrify.recurrence.families import family_of, has_absolute_positions
+from recurrify.recurrence.families import family_of, has_absolute_positions, open_attention
 from recurrify.recurrence.kv import mask_of_kept, with_kept
 from recurrify.recurrence.mechanism import (
     Mechanism,
@@ -108,6 +108,7 @@ class Lookback(Mechanism):
             positions = family.positions(config)
             wanted = wanted_room(self.config.keep)
             self.room = wanted if positions is None else max(0, min(wanted, positions - self.config.window))
+        open_attention(base)
         heads = config.num_attention_heads
         size = config.hidden_size // heads
         self.maps = nn.Parameter(torch.eye(size).repeat(self.layers, 2, heads, 1, 1))

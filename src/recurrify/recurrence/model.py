@@ -331,7 +331,10 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
             traffic.see, traffic.see_behind = notes.see, notes.see_behind
             traffic.behind = mechanism.ask(past, len(inputs["input_ids"]))
         traffic.mix = mechanism.mix(past, notes)
-        return mechanism.prepare(self.base, inputs, past, notes), notes
+        inputs = mechanism.prepare(self.base, inputs, past, notes)
+        traffic.maskless |= mechanism.keys_only and past.live is None and not traffic.additive
+        traffic.maskless &= inputs.get("attention_mask") is None  # such as a band
+        return inputs, notes
 
     def traffic(self, live: Tensor) -> Traffic:
         return Traffic(
