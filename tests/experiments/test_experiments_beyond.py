@@ -276,7 +276,7 @@ def test_the_small_size_takes_as_many_tokens_as_is_said(lab: Lab, monkeypatch: p
         new = {unit.name: unit.settings.max_tokens or 0 for unit in own if unit.name not in seen}
         seen |= set(new)
         counts[name] = round(sum(new.values()) / 1e6)
-    assert counts == {"mechanisms": 519, "tokens": 456, "starts": 153, "frozen": 206}
+    assert counts == {"mechanisms": 519, "tokens": 876, "starts": 153, "frozen": 206}
     monkeypatch.setattr(beyond_rotary, "positions", lambda name: 1024)
     monkeypatch.setattr(beyond_rotary, "chosen_rate", lambda tried: min(tried))
     rotary = beyond_rotary.rotary_lab(lab)

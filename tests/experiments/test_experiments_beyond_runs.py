@@ -14,6 +14,7 @@ from recurrify.experiments.catalogue import EXPERIMENTS
 from recurrify.experiments.pool import Outcome
 from recurrify.experiments.unit import Unit, do_unit
 from recurrify.results import load_result, save_result
+from support import made_up_runs
 from support.made_up_runs import by_name, perplexity, pretend
 from support.runs import model_folder, weights_of
 
@@ -66,11 +67,12 @@ def test_each_length_is_a_run_of_its_own_beside_plain_of_the_same_length(lab: La
     assert beyond_tokens.token_units(lab) == []  # before learning rates have been chosen
     lab.finish(EXPERIMENTS["tokens"].units(lab))
     units = beyond_tokens.token_units(lab)
-    # The shorter ones have both seeds.
-    assert [unit.settings.max_tokens for unit in units] == [100] * 6 + [300] * 3
+    # The shorter ones have both seeds, the longer ones two learning rates.
+    assert [unit.settings.max_tokens for unit in units] == [100] * 6 + [300] * 6
     assert {unit.settings.schedule for unit in units} == {"cosine"}
     ours = [unit.settings for unit in units if unit.settings.recurrence["mechanism"] == "memory_tokens"]
-    assert {(one.learning_rate, one.added_learning_rate) for one in ours} == {(1e-2, 2e-2)}
+    rates = [(one.max_tokens, one.seed, one.learning_rate, one.added_learning_rate) for one in ours]
+    assert rates == [(100, 0, 1e-2, 2e-2), (100, 1, 1e-2, 2e-2), (300, 0, 1e-2, 2e-2), (300, 0, 2e-2, 4e-2)]
     rows, missing = beyond_tokens.token_rows(lab)
     assert missing == []
     assert [(row["wanted_tokens"], row["kind"]) for row in rows] == [
@@ -78,6 +80,23 @@ def test_each_length_is_a_run_of_its_own_beside_plain_of_the_same_length(lab: La
     ]
     assert rows[4]["gain"]["test"]["relative_gain"] == pytest.approx(1 - perplexity(2.98) / perplexity(3.0))
     assert [row["gain"]["test"]["seeds"] for row in (rows[1], rows[4])] == [2, 1]
+
+
+def test_long_runs_take_the_learning_rate_that_suits_them(
+    lab: Lab, rounds: list[list[Unit]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.finish(EXPERIMENTS["tokens"].units(lab))
+    monkeypatch.setattr(made_up_runs, "BEST_RATE", 2e-2)
+    rows, missing = beyond_tokens.token_rows(lab)
+    assert missing == []
+    assert [row["learning_rate"] for row in rows] == [1e-2] * 3 + [2e-2] * 3
+    assert [[one["learning_rate"] for one in row["rates"]] for row in rows] == [[]] * 3 + [[1e-2, 2e-2]] * 3
+    # Before both have been run there is no row.
+    counted = beyond_tokens.counted_unit(lab, "carry", 300, times=2.0)
+    assert counted is not None
+    counted.run_file.unlink()
+    monkeypatch.setattr(Lab, "finish", lambda lab, units: Outcome(True, []))
+    assert beyond_tokens.token_rows(lab)[1] == ["carry-1, 300 tokens"]
 
 
 def test_rows_tell_after_how_many_tokens_the_weights_were_kept(

@@ -111,12 +111,14 @@ def beyond_unit(
     )
 
 
-def mechanism_unit(lab: Lab, corpus: str, name: str, seed: int, **settings: Any) -> Unit | None:
-    """The same at its own learning rate, also in longer windows or as it starts; None before the rate is chosen."""
+def mechanism_unit(lab: Lab, corpus: str, name: str, seed: int, times: float = 1.0, **settings: Any) -> Unit | None:
+    """The same at its own learning rate, or so many times that, also in longer windows or as it starts; None before the
+    rate is chosen."""
     usual = usual_name(lab, name)
-    rate = chosen_rate(tuning(lab, family(memory_of(lab, usual))))
-    if rate is None:
+    chosen = chosen_rate(tuning(lab, family(memory_of(lab, usual))))
+    if chosen is None:
         return None
+    rate = times * chosen
     settings = {"label": usual, **longer_settings(lab, corpus, name), **settings}
     unit = beyond_unit(lab, corpus, usual, rate, seed, **settings)
     if name in untrained_names(lab):

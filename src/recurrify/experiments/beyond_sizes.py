@@ -1,7 +1,7 @@
 """What goes beyond the papers, by size: which mechanisms at which sizes, how many tokens, which rotary model.
 
 Tokens of the small size, each run's own training tokens added up (8 M on books, 5 M on wiki text; scores come on top):
-`mechanisms` 519 M (135 M of them choose learning rates), `starts` 153 M, `frozen` 206 M, `tokens` 456 M: 1.33 G. Before
+`mechanisms` 519 M (135 M of them choose learning rates), `starts` 153 M, `frozen` 206 M, `tokens` 876 M: 1.75 G. Before
 them comes the base, 100 M. `unfamiliar` and `rotary` are apart: the latter takes 117 M tokens of a model four times as
 large.
 """
@@ -119,6 +119,9 @@ class Beyond:
     """Lengths of fine-tuning."""
     seeded_tokens: int = 10_000_000
     """The longest of them that takes every seed."""
+    token_rates: tuple[float, ...] = (1.0, 2.0)
+    """Multiples of a kind's learning rate, which short runs have chosen and which may be too low for long ones: of
+    these, runs longer than `seeded_tokens` take the one that validates best."""
     start_tokens: int = 5_000_000
     """Length of the runs that show what starts fast."""
     start_points: int = 10
@@ -161,7 +164,8 @@ SMALL = Beyond(
         "Where no other length is told, fine-tuning takes 8 M tokens of novels, or of the first books of PG-19, and "
         "5 M of enwik8; 8 sequences of 10 windows in a step.",
         "Each kind of memory, and plain windows, take the best of three learning rates on enwik8; added weights learn "
-        "at five times that rate, on a frozen base at the best of five rates.",
+        "at five times that rate, on a frozen base at the best of five rates. Runs of 10 M tokens and more take the "
+        "better of that rate and twice that.",
     ),
     # As many tokens in a step as the tables have, in half as many windows of twice as many rows, which fill a device
     # better, and are captured in half the time.

@@ -1,16 +1,19 @@
 """What is learned with how many fine-tuning tokens, and what starts fast."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from recurrify.evaluate.cost import validation_curve
 from recurrify.experiments.beyond import (
     OURS,
+    chosen_rate,
     differences,
     finish_in_turn,
     mechanism_unit,
     memory_row,
     rates_of,
+    told_rates,
     training_of,
 )
 from recurrify.experiments.beyond_sizes import PAPERS, PLAIN
@@ -44,12 +47,21 @@ def compared(lab: Lab) -> dict[str, str]:
 
 def counted_units(lab: Lab, kind: str, tokens: int) -> list[Unit]:
     """One for each seed, none before its learning rate has been chosen; the longest runs have one alone."""
-    few = tokens > lab.size.beyond.seeded_tokens
-    units = [counted_unit(lab, kind, tokens, seed) for seed in (lab.size.seeds[:1] if few else lab.size.seeds)]
+    if tokens > lab.size.beyond.seeded_tokens:
+        tried = tried_units(lab, kind, tokens)
+        rate = chosen_rate(tried)
+        return [] if rate is None else [tried[rate]]
+    units = [counted_unit(lab, kind, tokens, seed) for seed in lab.size.seeds]
     return [unit for unit in units if unit is not None]
 
 
-def counted_unit(lab: Lab, kind: str, tokens: int, seed: int = 0) -> Unit | None:
+def tried_units(lab: Lab, kind: str, tokens: int) -> dict[float, Unit]:
+    """Of a long run, by learning rate, those from which one is chosen."""
+    found = [counted_unit(lab, kind, tokens, lab.size.seeds[0], times) for times in lab.size.beyond.token_rates]
+    return {unit.settings.learning_rate: unit for unit in found if unit is not None}
+
+
+def counted_unit(lab: Lab, kind: str, tokens: int, seed: int = 0, times: float = 1.0) -> Unit | None:
     """A run of its own for each length: its learning rate falls to nothing at its end."""
     name = compared(lab)[kind]
     return mechanism_unit(
@@ -57,6 +69,7 @@ def counted_unit(lab: Lab, kind: str, tokens: int, seed: int = 0) -> Unit | None
         "books",
         name,
         seed,
+        times,
         label=f"{name}-of-{tokens}-tokens",
         max_tokens=tokens,
         epochs=1000.0,
@@ -70,13 +83,13 @@ def counted_unit(lab: Lab, kind: str, tokens: int, seed: int = 0) -> Unit | None
 def token_units(lab: Lab) -> list[Unit]:
     """The shortest first: where time runs out, most lengths are there."""
     wanted = [lab.wanted(split, 0) for split in SPLITS]
+
+    def units(kind: str, tokens: int) -> Iterable[Unit]:
+        long = tokens > lab.size.beyond.seeded_tokens
+        return tried_units(lab, kind, tokens).values() if long else counted_units(lab, kind, tokens)
+
     counts = sorted(lab.size.beyond.token_counts)
-    return [
-        unit.with_scores(wanted)
-        for tokens in counts
-        for kind in compared(lab)
-        for unit in counted_units(lab, kind, tokens)
-    ]
+    return [unit.with_scores(wanted) for tokens in counts for kind in compared(lab) for unit in units(kind, tokens)]
 
 
 def token_rows(lab: Lab) -> tuple[Rows, list[str]]:
@@ -87,11 +100,12 @@ def token_rows(lab: Lab) -> tuple[Rows, list[str]]:
         plain = counted_units(lab, PLAIN, tokens)
         for kind, name in compared(lab).items():
             units = counted_units(lab, kind, tokens)
-            row = memory_row("books", name, units, plain) if units else None
+            row = memory_row("books", name, units, plain) if units and plain else None
             if row is None:
                 missing.append(f"{name}, {tokens:,} tokens")
             else:
-                rows.append({**row, "kind": kind, "wanted_tokens": tokens})
+                tried = tried_units(lab, kind, tokens) if tokens > lab.size.beyond.seeded_tokens else {}
+                rows.append({**row, "kind": kind, "wanted_tokens": tokens, "rates": told_rates(tried)})
     return rows, [*missing, *failed]
 
 

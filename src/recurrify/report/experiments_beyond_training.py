@@ -51,6 +51,15 @@ def _kept(row: MemoryRow) -> str:
     return "all" if kept >= length else f"{numbers.tick(kept)} ({numbers.percent(kept / length)})"
 
 
+def _rate(row: MemoryRow) -> str:
+    """The base's learning rate and, where it was chosen for this length, from which."""
+    rate = numbers.finite(row.content.get("learning_rate"))
+    if rate is None:
+        return numbers.MISSING
+    tried = [f"{one:g}" for one, _ in row.rates]
+    return f"{rate:g} (of {', '.join(tried)})" if len(tried) > 1 else f"{rate:g}"
+
+
 def _model(row: MemoryRow) -> str:
     """Its kind, and which mechanism was the best found."""
     kind, name = row.row.kind, row.row.label
@@ -80,6 +89,7 @@ def token_blocks(experiment: Experiment, linker: Linker) -> list[Block]:
             "model",
             "fine-tuning tokens",
             "seeds",
+            "learning rate",
             "weights kept after",
             "perplexity per word",
             "gain over plain at the same tokens",
@@ -89,6 +99,7 @@ def token_blocks(experiment: Experiment, linker: Linker) -> list[Block]:
                 _model(row),
                 numbers.tick(_tokens(row)),
                 str(row.row.seeds),
+                _rate(row),
                 _kept(row),
                 numbers.perplexity(row.perplexity),
                 row.gain,
