@@ -243,7 +243,8 @@ def test_gains_by_tokens_are_told(tmp_path: Path) -> None:
     for tokens, plain, carry in ((1_000_000, 100.0, 99.0), (10_000_000, 95.0, 90.0)):
         rows.append(memory_row("plain", "plain", plain, 1e8, wanted_tokens=tokens))
         gain = {"test": gained(1 - carry / plain)}
-        seen = {"tokens": tokens, "kept_tokens": min(tokens, 2_500_000)}
+        tried = [{"learning_rate": rate, "valid_loss": 3.0} for rate in (1e-4, 2e-4)] if tokens > 1_000_000 else []
+        seen = {"tokens": tokens, "kept_tokens": min(tokens, 2_500_000), "learning_rate": 2e-4, "rates": tried}
         rows.append(memory_row("carry", "carry", carry, 1e8, wanted_tokens=tokens, gain=gain, **seen))
     page = page_of(tmp_path, "tokens", rows)
     words = page.words.replace("\xa0", " ")
@@ -253,6 +254,7 @@ def test_gains_by_tokens_are_told(tmp_path: Path) -> None:
     ) in words
     shown = page.table("Perplexity per word, test split")
     assert [row["fine-tuning tokens"] for row in shown] == ["1 M", "10 M"] * 2
+    assert [row["learning rate"] for row in shown[2:]] == ["0.0002", "0.0002 (of 0.0001, 0.0002)"]
     assert [row["weights kept after"] for row in shown] == ["–", "–", "all", "2.5 M (25.0 %)"]
     assert any(
         "gain against fine-tuning tokens. recurrent: 1.0 % at 1 M, 5.3 % at 10 M" in t for t in page.descriptions
