@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from recurrify.attention import backends
 from recurrify.attention.backends import attend_to_earlier, leave_out_cudnn
 from recurrify.train.running import trainer_arguments
 from recurrify.train.settings import TrainSettings
@@ -69,6 +70,22 @@ def test_keys_in_front_are_seen_by_all_and_own_ones_causally(shared: int) -> Non
         torch.testing.assert_close(mine, other)
     tripled = attend_to_earlier(*parts, scale=3.0, dropout=0.0)
     torch.testing.assert_close(tripled, attend_to_earlier(3 * 8**0.5 * query, *theirs, scale=None, dropout=0.0))
+
+
+def test_which_kernel_there_is_can_be_asked_while_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or windows would be compiled in pieces, on GPUs alone."""
+    monkeypatch.setattr(backends, "_suits_flash", lambda query, value: True)
+    parts = earlier(5, 12, 4, 2, 8)
+    quick = torch.compile(attend_to_earlier, fullgraph=True, backend="eager")
+    torch.testing.assert_close(quick(*parts, None, 0.0), attend_to_earlier(*parts, None, 0.0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_autocast_decides_on_the_precision(dtype: torch.dtype) -> None:
+    """Rotary models hand over keys in float32 all the same."""
+    parts = [part.to(dtype) for part in earlier(5, 12, 4, 2, 8)]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert attend_to_earlier(*parts, None, 0.0).dtype == torch.bfloat16
 
 
 @pytest.mark.gpu

@@ -311,8 +311,12 @@ def test_a_comparison_can_be_narrowed_and_keeps_what_it_is_held_against(lab: Lab
     assert _narrowed(lab.size, [], ["table2"]) is lab.size
     with pytest.raises(UserError, match=r"no mechanism 'tail-4' to compare: choose from carry-1, tail-3, memory"):
         _narrowed(lab.size, ["tail-4"], ["mechanisms"])
-    with pytest.raises(UserError, match=r"--only says nothing to 'tokens': it narrows mechanisms, starts, frozen"):
+    with pytest.raises(UserError, match=r"--only says nothing to 'tokens': it narrows mechanisms, frozen, starts"):
         _narrowed(lab.size, ["tail-3"], ["mechanisms", "tokens"])
+    with pytest.raises(UserError, match=r"--only tail-3 changes nothing in frozen: choose from memory-tokens-2\."):
+        _narrowed(lab.size, ["tail-3"], ["frozen"])
+    assert _narrowed(lab.size, ["tail-3"], ["frozen", "starts"]).beyond.only is not None
+    assert beyond.differences(narrow)[-1] == "Compared are plain, carry-1, memory-tokens-2 alone (--only)."
 
 
 def test_a_run_that_failed_counts_until_it_is_done(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

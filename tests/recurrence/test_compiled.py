@@ -184,6 +184,28 @@ def test_kept_keys_need_no_mask(family: str, recurrence: Any, masked: bool, monk
     assert not seen
 
 
+@pytest.mark.parametrize("keys_only", [True, False])
+def test_keys_in_front_of_a_base_that_was_not_opened_keep_their_mask(
+    keys_only: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where somebody's own mechanism works through the base's cache: without a mask it would see the first keys."""
+    twin, ids = add_recurrence(two_layers("gpt2"), CONFIGS["lookback"]).train(), text(2, 24)
+    model = copy.deepcopy(twin)
+    expected = trained(twin, ids)
+    monkeypatch.setattr(model.mechanism, "keys_only", keys_only)
+    for module in model.base.modules():
+        if hasattr(getattr(module, "config", None), "recurrify_unopened"):
+            module.config = module.config.recurrify_unopened
+    delattr(model.base, families.OPENED)
+    for compiles in (False, True):
+        if compiles:
+            compile_windows(model)
+            model.compiled_window.compiled = dict.fromkeys((False, True), compiled.run_full_window)
+        loss, gradients = trained(model, ids)
+        torch.testing.assert_close(loss, expected[0])
+        torch.testing.assert_close(gradients, expected[1])
+
+
 def test_eager_attention_keeps_its_mask(graphs: list[Any]) -> None:
     model = add_recurrence(two_layers("gpt2", attn_implementation="eager"), CarryConfig(window=8)).train()
     twin = copy.deepcopy(model)

@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from recurrify.products import product_dtype
+
 TILE = 128
 """Keys that its kernels take at once."""
-FLASH_SIZE = 256
-"""The largest heads that torch's flash attention takes."""
+FLASH_SIZE = 192
+"""The largest heads of which flash attention makes gradients on every device that has it."""
 FLASH_DEVICES = (8, 0)
 """The compute capability that it needs."""
 
@@ -46,7 +48,9 @@ def attend_to_earlier(query: Tensor, key: Tensor, value: Tensor, scale: float | 
     own, and causally to those."""
     if key.shape[1] < query.shape[1]:  # heads that share theirs
         key, value = (part.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for part in (key, value))
-    if _suits_flash(query, key, value):
+    dtype = product_dtype(query)  # as fused attention does under autocast
+    query, key, value = (part.to(dtype) for part in (query, key, value))
+    if _suits_flash(query, value) and flash_is_there(query.device.index):
         # Without a mask, for which torch has no quick kernel: this one's diagonal ends where queries and keys do, as
         # `torch.nn.attention.bias.causal_lower_right` relies on.
         flash = torch.ops.aten._scaled_dot_product_flash_attention
@@ -57,17 +61,20 @@ def attend_to_earlier(query: Tensor, key: Tensor, value: Tensor, scale: float | 
     return functional.scaled_dot_product_attention(query, key, value, allowed, dropout, scale=scale)
 
 
-def _suits_flash(query: Tensor, key: Tensor, value: Tensor) -> bool:
+def _suits_flash(query: Tensor, value: Tensor) -> bool:
     size = query.shape[-1]
+    half = query.dtype in (torch.float16, torch.bfloat16)
+    return query.is_cuda and half and size == value.shape[-1] and size % 8 == 0 and size <= FLASH_SIZE
+
+
+@torch.compiler.assume_constant_result  # the compiler cannot look into what torch answers here
+def flash_is_there(device: int | None) -> bool:
+    """Whether that GPU has flash attention whose diagonal ends where queries and keys do: AMD's begins with them."""
     return (
-        query.is_cuda
-        and query.dtype in (torch.float16, torch.bfloat16)
-        and query.dtype == key.dtype == value.dtype
-        and size == value.shape[-1]
-        and size % 8 == 0
-        and size <= FLASH_SIZE
-        and torch.backends.cuda.flash_sdp_enabled()
-        and torch.cuda.get_device_capability(query.device) >= FLASH_DEVICES
+        torch.backends.cuda.flash_sdp_enabled()
+        and torch.backends.cuda.is_flash_attention_available()
+        and torch.version.hip is None
+        and torch.cuda.get_device_capability(device) >= FLASH_DEVICES
     )
 
 

@@ -32,10 +32,11 @@ WIKI_HELP = (
     "Encyclopaedia text, instead of the size's own source. enwik8:FILE is also what experiments on enwik8 read; else "
     "they look into the folder that the variable RECURRIFY_DATA names, or ask the hub."
 )
-NARROWED = ("mechanisms", "starts", "frozen")
+NARROWED = ("mechanisms", "frozen", "starts")
 ONLY_HELP = (
-    f"A mechanism, by its name in the rows of {', '.join(NARROWED)}, to which they are narrowed; can be given several "
-    "times. Plain windows, the paper's mechanism and the best found here stay."
+    f"Of {', '.join(NARROWED)}: compare this mechanism alone, by its name in the rows of `mechanisms`, such as "
+    "lookback-64; can be given several times. Plain windows and the paper's mechanism stay, but in `frozen` also the "
+    "best found here. The result file then has these rows only, until it is run without."
 )
 SIZE_HELP = "; ".join(f"**{name}**: {purpose}" for name, purpose in EXPERIMENT_SIZES.items())
 
@@ -109,7 +110,15 @@ def _narrowed(size: "Size", only: Sequence[str], experiments: Sequence[str]) -> 
     other = next((name for name in experiments if name not in NARROWED), None)
     if other is not None:
         raise UserError(f"--only says nothing to {other!r}: it narrows {', '.join(NARROWED)}. Leave one of them out.")
-    return replace(size, beyond=size.beyond.narrowed(only))
+    beyond = size.beyond.narrowed(only)
+    if "mechanisms" not in experiments:
+        known = {"frozen": beyond.frozen, "starts": (beyond.slots, *beyond.always)}
+        names = dict.fromkeys(name for one in experiments for name in known[one])
+        inert = next((name for name in only if name not in names), None)
+        if inert is not None:
+            told = " and ".join(experiments)
+            raise UserError(f"--only {inert} changes nothing in {told}: choose from {', '.join(names)}.")
+    return replace(size, beyond=beyond)
 
 
 @app.command()

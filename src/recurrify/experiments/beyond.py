@@ -75,7 +75,8 @@ def rates_of(lab: Lab, names: Iterable[str]) -> list[Unit]:
 
 def differences(lab: Lab) -> Sequence[str]:
     """How these experiments differ from what was published."""
-    return lab.size.beyond.differences or lab.size.differences
+    told, only = lab.size.beyond.differences or lab.size.differences, lab.size.beyond.only
+    return told if only is None else (*told, f"Compared are {', '.join(only)} alone (--only).")
 
 
 def memory_of(lab: Lab, name: str) -> Mapping[str, Any]:

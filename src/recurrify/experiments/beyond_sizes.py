@@ -149,10 +149,15 @@ class Beyond:
     def narrowed(self, names: Iterable[str]) -> "Beyond":
         """With rows of these mechanisms alone, beside plain windows, the paper's mechanism and the best found here."""
         wanted = dict.fromkeys(names)
-        unknown = next((name for name in wanted if name not in self.mechanisms), None)
+        unknown = next((name for name in wanted if name not in (PLAIN, *self.mechanisms)), None)
         if unknown is not None:
             raise UserError(f"There is no mechanism {unknown!r} to compare: choose from {', '.join(self.mechanisms)}.")
-        return replace(self, only=tuple(dict.fromkeys((PLAIN, PAPERS, self.ours, *wanted))))
+        return replace(self, only=tuple(dict.fromkeys((*self.always, *wanted))))
+
+    @property
+    def always(self) -> tuple[str, ...]:
+        """What all else is held against."""
+        return PLAIN, PAPERS, self.ours
 
 
 UNTRAINED = ("plain", "lookback-64", "lookback-256")

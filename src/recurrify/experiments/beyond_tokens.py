@@ -102,7 +102,8 @@ def token_rows(lab: Lab) -> tuple[Rows, list[str]]:
             units = counted_units(lab, kind, tokens)
             row = memory_row("books", name, units, plain) if units and plain else None
             if row is None:
-                missing.append(f"{name}, {tokens:,} tokens")
+                alone = ", for want of plain windows" if units and not plain else ""
+                missing.append(f"{name}, {tokens:,} tokens{alone}")
             else:
                 tried = tried_units(lab, kind, tokens) if tokens > lab.size.beyond.seeded_tokens else {}
                 rows.append({**row, "kind": kind, "wanted_tokens": tokens, "rates": told_rates(tried)})

@@ -37,6 +37,7 @@ from recurrify.recurrence.gelu import WRITTEN_OUT, QuickInTraining
 TRAFFIC = "recurrify_traffic"
 ATTENTION = ("eager", "sdpa")
 MIXING = "recurrify_mixing"
+OPENED = "recurrify_opened"
 ALIGNMENT = 8
 """Of a mask's rows, in numbers."""
 
@@ -77,6 +78,14 @@ class Traffic:
     """Take away the masks that the base makes, where they say no more than what attention does without one, in a base
     with opened attention also where keys from elsewhere stand in front. (While it is compiled, transformers makes such
     masks all the same, and fused attention is slower with than without.)"""
+
+    def needs_no_mask(self, base: PreTrainedModel, inputs: dict[str, Any], keeps_keys: bool, has_memory: bool) -> bool:
+        """Whether a window's masks say no more than what attention does without one. Keys from elsewhere are seen by
+        all where all rows have them, but only attention that was opened knows that."""
+        unmasked = self.maskless or (keeps_keys and self.live is None and not self.additive)
+        outnumbered = has_memory and "past_key_values" in inputs
+        opened = bool(getattr(base, OPENED, False))
+        return unmasked and inputs.get("attention_mask") is None and (opened or not outnumbered)
 
 
 def _output_embeddings(base: PreTrainedModel, hidden: Tensor) -> Tensor:
@@ -203,6 +212,11 @@ def family_of(config: PretrainedConfig) -> Family:
         )
     if not family.causal and getattr(config, "is_decoder", False):
         raise UserError(f"A {config.model_type!r} model set up as a decoder is not supported: set is_decoder=False.")
+    if family.causal and getattr(config, "use_bidirectional_attention", False):
+        raise UserError(
+            f"A {config.model_type!r} model that attends in both directions is not supported: set "
+            "use_bidirectional_attention=False."
+        )
     return family
 
 
@@ -279,6 +293,7 @@ def open_attention(base: PreTrainedModel) -> None:
             opened._attn_implementation = MIXING
             opened.recurrify_unopened = config
             module.config = opened
+    setattr(base, OPENED, True)
 
 
 def _attend_and_mix(
@@ -289,7 +304,7 @@ def _attend_and_mix(
     chosen = module.config.recurrify_unopened._attn_implementation
     attend = ALL_ATTENTION_FUNCTIONS.get_interface(chosen, eager)
     traffic: Traffic | None = kwargs.get(TRAFFIC)
-    if traffic is not None and traffic.maskless and key.shape[2] > query.shape[2]:
+    if attention_mask is None and traffic is not None and traffic.maskless and key.shape[2] > query.shape[2]:
         attended = attend_to_earlier(query, key, value, kwargs.get("scaling"), kwargs.get("dropout", 0.0))
         attended, weights = attended.transpose(1, 2).contiguous(), None
     else:

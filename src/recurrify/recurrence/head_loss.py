@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from recurrify import kernels
+from recurrify.products import product_dtype
 
 IGNORE = -100
 ALIGNED = 64
@@ -42,12 +43,6 @@ def summed_losses(hidden_RK: Tensor, weight_VK: Tensor, targets_R: Tensor) -> Te
 def is_plain_cpu(hidden: Tensor) -> bool:
     """Whether operations run on a CPU, one after the other as they are written."""
     return hidden.device.type == "cpu" and not torch.compiler.is_compiling()
-
-
-def product_dtype(hidden: Tensor) -> torch.dtype:
-    """In which matrix products of it are computed."""
-    kind = hidden.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
 
 
 class _SummedLosses(torch.autograd.Function):

@@ -108,7 +108,8 @@ class Lookback(Mechanism):
             positions = family.positions(config)
             wanted = wanted_room(self.config.keep)
             self.room = wanted if positions is None else max(0, min(wanted, positions - self.config.window))
-        open_attention(base)
+        if not getattr(config, "reorder_and_upcast_attn", False):  # which attention that was opened would not do
+            open_attention(base)
         heads = config.num_attention_heads
         size = config.hidden_size // heads
         self.maps = nn.Parameter(torch.eye(size).repeat(self.layers, 2, heads, 1, 1))

@@ -87,7 +87,8 @@ class Mechanism(nn.Module, ABC):
     """What enters a window (`read`) and what leaves it (`write`)."""
 
     keys_only: ClassVar[bool] = False
-    """Whether `slots` are keys and values that the base is given as such, and not inputs of its layers."""
+    """Whether `slots` are keys and values that the base is given as such, and not inputs of its layers. If `fit` opens
+    the base's attention (`families.open_attention`), windows in which all rows have them run without a mask."""
 
     def fit(self, base: PreTrainedModel) -> None:
         """Called once, with the base it is for: a mechanism that cannot work with it says why."""

@@ -16,9 +16,10 @@ from transformers import Cache, PreTrainedModel
 from transformers.utils import ModelOutput
 
 from recurrify.errors import UserError
+from recurrify.products import product_dtype
 from recurrify.recurrence.config import RecurrentConfig
 from recurrify.recurrence.families import Traffic, attach, check_fits, family_of, plain_head, run_backbone
-from recurrify.recurrence.head_loss import IGNORE, product_dtype, summed_losses
+from recurrify.recurrence.head_loss import IGNORE, summed_losses
 from recurrify.recurrence.mechanism import Mechanism, Notes, Past, RecurrenceConfig, build_mechanism
 from recurrify.recurrence.neutral import neutral_inputs
 from recurrify.recurrence.packing import Packed, open_windows, pack
@@ -332,8 +333,7 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
             traffic.behind = mechanism.ask(past, len(inputs["input_ids"]))
         traffic.mix = mechanism.mix(past, notes)
         inputs = mechanism.prepare(self.base, inputs, past, notes)
-        traffic.maskless |= mechanism.keys_only and past.live is None and not traffic.additive
-        traffic.maskless &= inputs.get("attention_mask") is None  # such as a band
+        traffic.maskless = traffic.needs_no_mask(self.base, inputs, mechanism.keys_only, past.memory is not None)
         return inputs, notes
 
     def traffic(self, live: Tensor) -> Traffic:
