@@ -134,6 +134,12 @@ def test_an_encoder_set_up_as_a_decoder() -> None:
     add_recurrence(AutoModelForMaskedLM.from_config(settings), config())
 
 
+def test_a_decoder_that_attends_in_both_directions() -> None:
+    base = tiny("gemma3_text")
+    base.config.use_bidirectional_attention = True
+    assert_refused(base, config(), "use_bidirectional_attention=False")
+
+
 @pytest.mark.parametrize(
     ("family", "most"), [("gpt2", POSITIONS), ("llama", POSITIONS), ("bert", POSITIONS), ("roberta", POSITIONS - 2)]
 )

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import gelu, layer_norm
+from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
 
 from recurrify import RecurrentForCausalLM, UserError, add_recurrence
 from recurrify.evaluate import evaluate_documents, full_flops_per_token, memory_cost
@@ -192,6 +193,17 @@ def test_what_it_takes() -> None:
 @pytest.mark.parametrize("how", ["half", "autocast"])
 def test_half_precision(how: str) -> None:
     assert_works_in_half_precision(recurrent("gpt2", **LOOKBACKS["lookback"]), how)
+
+
+def test_a_base_that_scales_its_attention_by_itself_goes_on_doing_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GPT-2 does in float32, where it is set to, only what nobody has opened."""
+    base = tiny("gpt2", attn_implementation="eager", reorder_and_upcast_attn=True)
+    model, calls = add_recurrence(base, config("lookback")), []
+    upcast = GPT2Attention._upcast_and_reordered_attn
+    watched = lambda *inputs, **more: calls.append(None) or upcast(*inputs, **more)  # noqa: E731
+    monkeypatch.setattr(GPT2Attention, "_upcast_and_reordered_attn", watched)
+    model(text(2, 2 * WINDOW))
+    assert len(calls) == 2 * base.config.n_layer
 
 
 class TestRefusals:
