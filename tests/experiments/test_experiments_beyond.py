@@ -309,14 +309,19 @@ def test_a_comparison_can_be_narrowed_and_keeps_what_it_is_held_against(lab: Lab
         unit.name for unit in beyond_mechanisms.rate_units(lab)
     }
     assert _narrowed(lab.size, [], ["table2"]) is lab.size
-    with pytest.raises(UserError, match=r"no mechanism 'tail-4' to compare: choose from carry-1, tail-3, memory"):
+    with pytest.raises(
+        UserError, match=r"no mechanism 'tail-4' to compare at this size: choose from carry-1, tail-3, memory"
+    ):
         _narrowed(lab.size, ["tail-4"], ["mechanisms"])
     with pytest.raises(UserError, match=r"--only says nothing to 'tokens': it narrows mechanisms, frozen, starts"):
         _narrowed(lab.size, ["tail-3"], ["mechanisms", "tokens"])
     with pytest.raises(UserError, match=r"--only tail-3 changes nothing in frozen: choose from memory-tokens-2\."):
         _narrowed(lab.size, ["tail-3"], ["frozen"])
     assert _narrowed(lab.size, ["tail-3"], ["frozen", "starts"]).beyond.only is not None
-    assert beyond.differences(narrow)[-1] == "Compared are plain, carry-1, memory-tokens-2 alone (--only)."
+    told = {name: EXPERIMENTS[name].differences(narrow)[-1] for name in ("mechanisms", "frozen", "starts", "tokens")}
+    assert told["mechanisms"] == "Compared are plain windows and carry-1, memory-tokens-2 alone (--only)."
+    assert told["frozen"] == "Compared are plain windows and memory-tokens-2 alone (--only)."
+    assert told["starts"] == told["tokens"] == beyond.differences(lab)[-1]
 
 
 def test_a_run_that_failed_counts_until_it_is_done(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

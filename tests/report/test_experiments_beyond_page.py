@@ -300,6 +300,17 @@ def test_starts_are_told_apart_by_their_seeds(tmp_path: Path) -> None:
     assert "at the end is ahead (+0.0950 ± 0.0050 nats per token), not told apart from close." in words
 
 
+def test_starts_with_other_seeds_are_ranked_on_those_that_all_have(tmp_path: Path) -> None:
+    """The third seed is a bad one, which only one of them has been run with."""
+    plain = started("plain", "plain", [[100, 3.0]], [[100, 3.0]], [[100, 3.0]])
+    better = started("best", "better", [[100, 2.80]], [[100, 2.80]], [[100, 2.95]])
+    other = started("best", "other", [[100, 2.81]], [[100, 2.81]])
+    page = page_of(tmp_path, "starts", [plain, better, other])
+    assert "at the end is better (+0.2000 ± 0.0000 nats per token)." in page.words.replace("\xa0", " ")
+    table = page.table("Validation loss in nats per token; the gain is of perplexity per word")
+    assert [row["seeds"] for row in table] == ["3", "3", "2"]
+
+
 def test_a_start_behind_plain_windows_is_not_called_ahead(tmp_path: Path) -> None:
     plain = started("plain", "plain", [[100, 3.0], [200, 2.8]])
     page = page_of(tmp_path, "starts", [plain, started("carry", "late", [[100, 3.05], [200, 2.7]])])

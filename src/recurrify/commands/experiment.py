@@ -34,9 +34,9 @@ WIKI_HELP = (
 )
 NARROWED = ("mechanisms", "frozen", "starts")
 ONLY_HELP = (
-    f"Of {', '.join(NARROWED)}: compare this mechanism alone, by its name in the rows of `mechanisms`, such as "
-    "lookback-64; can be given several times. Plain windows and the paper's mechanism stay, but in `frozen` also the "
-    "best found here. The result file then has these rows only, until it is run without."
+    f"Of {', '.join(NARROWED)}: compare this mechanism alone, by its name in the rows of `mechanisms` at this size, "
+    "such as carry-1; can be given several times. Plain windows and the paper's mechanism stay, and the best found "
+    "here, but in `frozen`. The result file then has these rows only, until it is run without."
 )
 SIZE_HELP = "; ".join(f"**{name}**: {purpose}" for name, purpose in EXPERIMENT_SIZES.items())
 

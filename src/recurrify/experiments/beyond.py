@@ -73,10 +73,12 @@ def rates_of(lab: Lab, names: Iterable[str]) -> list[Unit]:
 # ---- runs ------------------------------------------------------------------------------------------------
 
 
-def differences(lab: Lab) -> Sequence[str]:
-    """How these experiments differ from what was published."""
-    told, only = lab.size.beyond.differences or lab.size.differences, lab.size.beyond.only
-    return told if only is None else (*told, f"Compared are {', '.join(only)} alone (--only).")
+def differences(lab: Lab, compared: Sequence[str] = ()) -> Sequence[str]:
+    """How these experiments differ from what was published; which mechanisms were `compared`, where not all were."""
+    told = lab.size.beyond.differences or lab.size.differences
+    if lab.size.beyond.only is None or not compared:
+        return told
+    return (*told, f"Compared are plain windows and {', '.join(compared)} alone (--only).")
 
 
 def memory_of(lab: Lab, name: str) -> Mapping[str, Any]:

@@ -134,6 +134,6 @@ register(
         units=rate_units,
         rows=frozen_rows,
         after=Stage.BASE,
-        differences=differences,
+        differences=lambda lab: differences(lab, compared(lab)),
     )
 )

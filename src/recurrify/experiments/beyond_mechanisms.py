@@ -167,6 +167,6 @@ register(
         units=rate_units,
         rows=mechanism_rows,
         after=Stage.BASE,
-        differences=differences,
+        differences=lambda lab: differences(lab, compared(lab)),
     )
 )

@@ -151,7 +151,8 @@ class Beyond:
         wanted = dict.fromkeys(names)
         unknown = next((name for name in wanted if name not in (PLAIN, *self.mechanisms)), None)
         if unknown is not None:
-            raise UserError(f"There is no mechanism {unknown!r} to compare: choose from {', '.join(self.mechanisms)}.")
+            known = ", ".join(self.mechanisms)
+            raise UserError(f"There is no mechanism {unknown!r} to compare at this size: choose from {known}.")
         return replace(self, only=tuple(dict.fromkeys((*self.always, *wanted))))
 
     @property

@@ -214,10 +214,11 @@ class Lead(NamedTuple):
 
 
 def leads_at(rows: Sequence[MemoryRow], plain: MemoryRow, place: int) -> list[Lead]:
-    """At the first validation or at the last, the furthest first."""
+    """At the first validation or at the last, the furthest first; over seeds that all have, for these differ."""
     partners, found = curves(plain), []
+    shared = set(partners).intersection(*(curves(row) for row in rows))
     for row in rows:
-        both = [lead(own, partners[seed]) for seed, own in curves(row).items() if seed in partners]
+        both = [lead(own, partners[seed]) for seed, own in curves(row).items() if seed in shared]
         values = [one[place][1] for one in both if one]
         if values:
             error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
@@ -244,10 +245,11 @@ def start_table(rows: Sequence[MemoryRow]) -> Table:
     cells = []
     for row in rows:
         known = [numbers.fixed(_loss_at(share * end, curve(row)), 4) for share in SHARES]
-        cells.append([row.row.label, words(row.content.get("about")), *known, row.gain])
+        cells.append([row.row.label, words(row.content.get("about")), str(row.row.seeds), *known, row.gain])
     header = [
         "start",
         "what differs",
+        "seeds",
         *(f"{numbers.tick(share * end)} tokens" for share in SHARES),
         "gain of the best weights",
     ]
