@@ -1,6 +1,5 @@
 """What is learned with how many fine-tuning tokens, and what starts fast."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -47,8 +46,7 @@ def compared(lab: Lab) -> dict[str, str]:
 
 def counted_units(lab: Lab, kind: str, tokens: int) -> list[Unit]:
     """One for each seed, none before its learning rate has been chosen; the longest runs have one alone."""
-    if tokens > lab.size.beyond.seeded_tokens:
-        tried = tried_units(lab, kind, tokens)
+    if tried := tried_units(lab, kind, tokens):
         rate = chosen_rate(tried)
         return [] if rate is None else [tried[rate]]
     units = [counted_unit(lab, kind, tokens, seed) for seed in lab.size.seeds]
@@ -56,7 +54,9 @@ def counted_units(lab: Lab, kind: str, tokens: int) -> list[Unit]:
 
 
 def tried_units(lab: Lab, kind: str, tokens: int) -> dict[float, Unit]:
-    """Of a long run, by learning rate, those from which one is chosen."""
+    """Of a long run, by learning rate, those from which one is chosen; none of a shorter one."""
+    if tokens <= lab.size.beyond.seeded_tokens:
+        return {}
     found = [counted_unit(lab, kind, tokens, lab.size.seeds[0], times) for times in lab.size.beyond.token_rates]
     return {unit.settings.learning_rate: unit for unit in found if unit is not None}
 
@@ -84,9 +84,8 @@ def token_units(lab: Lab) -> list[Unit]:
     """The shortest first: where time runs out, most lengths are there."""
     wanted = [lab.wanted(split, 0) for split in SPLITS]
 
-    def units(kind: str, tokens: int) -> Iterable[Unit]:
-        long = tokens > lab.size.beyond.seeded_tokens
-        return tried_units(lab, kind, tokens).values() if long else counted_units(lab, kind, tokens)
+    def units(kind: str, tokens: int) -> list[Unit]:
+        return [*tried_units(lab, kind, tokens).values()] or counted_units(lab, kind, tokens)
 
     counts = sorted(lab.size.beyond.token_counts)
     return [unit.with_scores(wanted) for tokens in counts for kind in compared(lab) for unit in units(kind, tokens)]
@@ -105,8 +104,8 @@ def token_rows(lab: Lab) -> tuple[Rows, list[str]]:
                 alone = ", for want of plain windows" if units and not plain else ""
                 missing.append(f"{name}, {tokens:,} tokens{alone}")
             else:
-                tried = tried_units(lab, kind, tokens) if tokens > lab.size.beyond.seeded_tokens else {}
-                rows.append({**row, "kind": kind, "wanted_tokens": tokens, "rates": told_rates(tried)})
+                rates = told_rates(tried_units(lab, kind, tokens))
+                rows.append({**row, "kind": kind, "wanted_tokens": tokens, "rates": rates})
     return rows, [*missing, *failed]
 
 

@@ -337,11 +337,8 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         return inputs, notes
 
     def traffic(self, live: Tensor) -> Traffic:
-        return Traffic(
-            live=None if bool(live.all()) else live.to(self.device),
-            causal=self.family.causal,
-            additive=self.base.config._attn_implementation == "eager",
-        )
+        some = None if bool(live.all()) else live.to(self.device)
+        return Traffic(live=some, causal=self.family.causal, additive=self.base.config._attn_implementation == "eager")
 
     def _has_few_logits(self, tokens: Tensor) -> bool:
         if self.recurrence.checkpoint or self.compiled_window is not None:
