@@ -20,6 +20,7 @@ from recurrify.experiments.pool import do_units
 from recurrify.experiments.running import STOPPED
 from recurrify.experiments.unit import Unit, Wanted, do_unit
 from recurrify.jobs import read_text, side_by_side
+from recurrify.records import MODEL_FOLDER
 from recurrify.recurrence import load_model
 from recurrify.results import load_result, save_result
 from recurrify.train import TrainSettings
@@ -145,11 +146,12 @@ def test_what_was_copied_in_another_order_is_still_finished(lab: Lab) -> None:
     assert one.evaluation("valid", 0) is not None
 
 
-def test_a_run_whose_weights_are_gone_is_trained_anew_only_where_they_are_needed(lab: Lab) -> None:
-    """As where results were brought from elsewhere, without models."""
+@pytest.mark.parametrize("gone", ["", MODEL_FOLDER])
+def test_a_run_whose_weights_are_gone_is_trained_anew_only_where_they_are_needed(lab: Lab, gone: str) -> None:
+    """As where results were brought from elsewhere, or models deleted to make room."""
     one = lab.unit("books", "plain").with_scores([lab.wanted("valid", 0)])
     do_unit(one, quiet, show_progress=False)
-    shutil.rmtree(one.run_folder)
+    shutil.rmtree(one.run_folder / gone)
     assert one.is_finished()
     assert replace(one, needed=True).must_be_trained()
     more = one.with_scores([lab.wanted("valid", 3)])

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from recurrify.errors import UserError
 from recurrify.evaluate import Evaluation, evaluate_documents, full_flops_per_token, paper_flops_per_token
 from recurrify.evaluate.xlnet import score_xlnet
-from recurrify.jobs import Say, XLNetMemory, load_xlnet, pick_device, read_text, train_run, xlnet_run
+from recurrify.jobs import RESULT_FILE, Say, XLNetMemory, load_xlnet, pick_device, read_text, train_run, xlnet_run
 from recurrify.jobs.side_by_side import INTERRUPTED, held_alone
 from recurrify.records import MODEL_FOLDER
 from recurrify.recurrence import load_model, recurrence_config
@@ -177,6 +177,8 @@ def _train_and_score(unit: Unit, say: Say, show_progress: bool) -> bool:
     if unit.must_be_trained():
         if unit.is_trained():
             say(f"{unit.name}: its weights are gone and needed once more, so it is trained anew, and scored")
+            # By it a folder counts as finished; the run's record beside the folder has all of it.
+            (unit.run_folder / RESULT_FILE).unlink(missing_ok=True)
         run = xlnet_run if unit.is_xlnet else train_run
         result = run(unit.settings, say, show_progress, unit.name)
         if not result["finished"]:
