@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 
 .PHONY: demo test lint fix clean
 
-demo: $(VENV)/.ready  ## set up, then run the whole story offline: minutes on two cores, ten on two slow cores
+demo: $(VENV)/.ready  ## set up, then run the whole story offline: ten to fifteen minutes on two slow cores
 	$(BIN)/recurrify demo
 
 test: $(VENV)/.ready lint  ## set up, then lint, types, import directions and all tests
@@ -27,4 +27,4 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

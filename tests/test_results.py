@@ -13,12 +13,14 @@ import pytest
 from recurrify import results
 from recurrify.errors import UserError
 from recurrify.results import (
+    check_is_folder,
     check_overwrites_nothing,
     git_state,
     load_result,
     machine,
     provenance,
     save_result,
+    set_earlier_aside,
 )
 
 
@@ -180,6 +182,31 @@ def test_a_result_takes_the_place_of_another(tmp_path: Path, there: bytes) -> No
     check_overwrites_nothing(path, tmp_path / "other", None)
     save_result(path, {"rows": []})
     assert load_result(path) == {"rows": []}
+
+
+def made_with(width: int, date: str = "2026-01-02T03:04:05+00:00") -> dict[str, object]:
+    return {"provenance": {"config": {"sizes": (width, 2)}, "date_utc": date}}
+
+
+def test_a_result_of_other_settings_is_kept_under_its_date(tmp_path: Path) -> None:
+    path = tmp_path / "probe.json"
+    assert set_earlier_aside(path, made_with(3)) is None
+    save_result(path, made_with(3))
+    assert set_earlier_aside(path, made_with(3, "later")) is None
+    assert set_earlier_aside(path, made_with(4)) == tmp_path / "probe-20260102030405.json"
+    assert not path.exists()
+    path.write_text("not a result")
+    aside = set_earlier_aside(path, made_with(4))
+    assert aside is not None
+    assert aside.read_text() == "not a result"
+
+
+def test_a_folder_to_write_into_is_no_file_and_not_in_one(tmp_path: Path) -> None:
+    check_is_folder(tmp_path / "new" / "folder")
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file", tmp_path / "file" / "inside"):
+        with pytest.raises(UserError, match="is a file, not a folder"):
+            check_is_folder(place)
 
 
 def test_files_of_a_folder_that_is_read_stay_but_results(tmp_path: Path) -> None:

@@ -209,6 +209,28 @@ def write_whole(path: str | Path, content: bytes) -> None:
         raise UserError(f"{path} could not be written: {reason}. What was there before is untouched.") from error
 
 
+def set_earlier_aside(path: Path, result: Mapping[str, Any]) -> Path | None:
+    """Rename what is at `path`, by its date, if it was made with other settings than `result`; returns its new name."""
+    if not path.is_file():
+        return None
+    try:
+        made = load_result(path).get("provenance")
+    except UserError:  # damaged, and perhaps of use to somebody
+        made = None
+    made = made if isinstance(made, dict) else {}
+    if made.get("config") == _plain(result["provenance"]["config"]):
+        return None
+    date = str(made.get("date_utc") or datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat())
+    return path.rename(path.with_stem(f"{path.stem}-{re.sub('[^0-9]', '', date[:19])}"))
+
+
+def check_is_folder(out: Path) -> None:
+    """Before long work: whether files can be put into `out`."""
+    above = next(one for one in (out, *out.absolute().parents) if one.exists())
+    if not above.is_dir():
+        raise UserError(f"`out` is {str(out)!r}, but {str(above)!r} is a file, not a folder: give another folder.")
+
+
 def check_overwrites_nothing(out: Path | None, *read: str | Path | None, content: bytes = b"{") -> None:
     """Before long work: whether what begins like `content`, a result unless said otherwise, may be written to `out`,
     where a user wants it. Not over what is `read`, nor over a file of a folder that is, but for a result in it; and not

@@ -47,6 +47,11 @@ def test_a_page_and_its_numbers(runs: dict[str, Path], story: Path, tmp_path: Pa
     assert found["provenance"]["data_checksum"]
     page = (tmp_path / "index.html").read_text()
     assert "w35" in page
+    told = invoke("inspect", runs["recurrent"], story, "--out", tmp_path, "--tokens", 20)
+    aside = next(tmp_path.glob("inspection-*.json"))
+    assert f"was of other settings, and is {aside} now" in told
+    assert load_result(aside) == found
+    assert load_result(tmp_path / "inspection.json")["provenance"]["config"]["tokens"] == 20
 
 
 def test_the_same_base_is_the_plain_model(runs: dict[str, Path], texts: Path, tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ import pytest
 from recurrify.errors import UserError
 from recurrify.experiments import BEYOND, EXPERIMENTS, SIZES, Lab, Size, pool, run_experiments, thesis, variants
 from recurrify.experiments.catalogue import tuning_unit
+from recurrify.experiments.running import origins
 from recurrify.experiments.variants import Variant
-from recurrify.results import load_result
+from recurrify.results import load_result, save_result
 from support.commands import invoke
 from support.made_up_runs import draw_few_samples
 
@@ -47,9 +48,20 @@ def test_every_experiment_leaves_a_whole_result(done: Lab) -> None:
         assert found["missing"] == [], name
         assert found["rows"], name
         assert found["provenance"]["config"]["size"] == "tiny"
-        for row in found["rows"]:
-            for run in row.get("runs", []):
-                assert (done.folder / "runs" / f"{run}.json").is_file()
+        runs = {run for row in found["rows"] for run in row.get("runs", [])}
+        assert all((done.folder / "runs" / f"{run}.json").is_file() for run in runs)
+        assert sorted(run for origin in found["trained"] for run in origin["runs"]) == sorted(runs)
+
+
+def test_runs_from_elsewhere_are_told_apart_by_where_they_were_trained(tmp_path: Path) -> None:
+    for name, commit, gpu in (("one", "a", "H"), ("two", "b", None), ("three", "a", "H")):
+        made = {"git": {"commit": commit, "dirty": None}, "machine": {"gpu": gpu, "cpu": "C"}}
+        save_result(tmp_path / "runs" / f"{name}.json", {"provenance": {**made, "libraries": {"torch": "2"}}})
+    found = origins(tmp_path, [{"runs": ["one", "gone"]}, {"runs": ["one", "two", "three"]}, {}])
+    assert [(one["commit"], one["device"], one["runs"]) for one in found] == [
+        ("a", "H", ["one", "three"]),
+        ("b", "C", ["two"]),
+    ]
 
 
 def test_each_kind_takes_the_rate_that_validated_best(done: Lab) -> None:

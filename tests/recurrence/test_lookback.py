@@ -221,7 +221,7 @@ class TestRefusals:
             ({"sink": 1}, "`sink` must be True or False"),
             ({"moved_start": 1}, "`moved_start` must be True or False"),
             ({"keep": 9}, "`keep` is 9, .* only 8 positions .*keep=8 or less"),
-            ({"overlap": 6}, "`keep` is 3, .* only 2 positions .*overlap=6.*keep=2 or less"),
+            ({"overlap": 6}, "`keep` is 3, .* only 2 positions .*overlap=6.*keep=2 or less.* overlap=5 or less"),
         ],
         ids=str,
     )
@@ -236,6 +236,21 @@ class TestRefusals:
             model.set_recurrence(window=9)
         assert model.recurrence.window == 8
         model.set_recurrence(window=6, overlap=2)
+
+    @pytest.mark.parametrize(("family", "mechanism"), [("gpt2", "lookback"), ("llama", "kv")])
+    def test_a_base_that_checkpoints_its_own_layers(self, family: str, mechanism: str) -> None:
+        """Of these transformers takes the cache away, and kept keys with it."""
+        model = recurrent(family, mechanism=mechanism)
+        ids, more = text(1, WINDOW), text(1, 5)
+        state = model(ids).state
+        model.base.gradient_checkpointing_enable()
+        with torch.no_grad():
+            model.eval()(more, state=state)
+        with pytest.raises(UserError, match=r"model\.base\.gradient_checkpointing_disable\(\)"):
+            model.train()(more, labels=more, state=state)
+        model.base.gradient_checkpointing_disable()
+        model.gradient_checkpointing_enable()
+        model(more, labels=more, state=state).loss.backward()
 
     def test_more_positions_than_there_are(self) -> None:
         base = tiny("gpt2", max_position_embeddings=11)

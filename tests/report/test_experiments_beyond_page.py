@@ -66,6 +66,13 @@ def test_alone_they_have_a_page_with_words_of_its_own(tmp_path: Path) -> None:
     assert "output head and recurrence module left out" in written(tmp_path / "root", tmp_path / "out").html
 
 
+def test_where_runs_were_trained_is_told_beside_where_rows_were_put_together(tmp_path: Path) -> None:
+    content = experiment("ours", "mechanisms", "Ours", mechanism_rows(90.0, 0.04), hyperparameters=None)
+    trained = {"commit": "a" * 40, "dirty": None, "device": "Some GPU", "torch": "2", "runs": ["one", "two"]}
+    write_size(tmp_path / "root" / "small", [{**content, "trained": [trained]}])
+    assert f"2 runs trained at {'a' * 10} on Some GPU" in written(tmp_path / "root", tmp_path / "out").words
+
+
 def test_without_a_comparison_on_books_the_picture_is_of_the_mechanisms(tmp_path: Path) -> None:
     page_of(tmp_path, "mechanisms", mechanism_rows(90.0, 0.04))
     write_experiments_picture(tmp_path / "root", "small", tmp_path / "picture.png")
@@ -267,7 +274,20 @@ def test_a_gain_that_changes_within_noise_is_not_said_to_grow(tmp_path: Path) ->
         memory_row("carry", "carry", 99.0, 1e8, wanted_tokens=tokens, gain={"test": gained(gain)})
         for tokens, gain in ((10, 0.004), (20, 0.0041))
     ]
-    assert "the gain cannot be told to change with tokens" in page_of(tmp_path, "tokens", rows).words
+    words = page_of(tmp_path, "tokens", rows).words
+    assert "recurrent: the gain goes from" in words
+    assert "after 20 tokens; intervals overlap." in words
+
+
+@pytest.mark.parametrize("chosen", [False, True])
+def test_unlike_learning_rates_are_told_unless_they_were_chosen_for_the_length(tmp_path: Path, chosen: bool) -> None:
+    tried = [{"learning_rate": rate, "valid_loss": 3.0} for rate in (1e-4, 2e-4)] if chosen else []
+    rows = [
+        memory_row("plain", "plain", 100.0, 1e8, wanted_tokens=30_000_000, learning_rate=1e-4, rates=tried),
+        memory_row("carry", "carry", 90.0, 1e8, wanted_tokens=30_000_000, learning_rate=2e-4, rates=tried),
+    ]
+    words = page_of(tmp_path, "tokens", rows).words.replace("\xa0", " ")
+    assert ("After 30 M tokens models had unlike learning rates" in words) is not chosen
 
 
 def started(kind: str, name: str, *losses: list[list[float]], about: str = "") -> Facts:
@@ -287,6 +307,13 @@ def test_starts_are_compared_with_plain_at_the_same_tokens(tmp_path: Path) -> No
     shown = page.table("Validation loss in nats per token")
     assert shown[0]["300 tokens"] == "2.7000"
     assert (shown[2]["what differs"], shown[2]["200 tokens"]) == ("slow", "2.9000")
+
+
+def test_a_start_validated_before_plain_windows_is_compared_from_where_both_have_begun(tmp_path: Path) -> None:
+    plain = started("plain", "plain", [[100, 3.0], [200, 2.8]])
+    early = started("carry", "early", [[90, 3.2], [110, 3.0], [200, 2.7]])
+    words = page_of(tmp_path, "starts", [plain, early]).words.replace("\xa0", " ")
+    assert "least behind plain windows at the first validation is early (−0.1000 nats per token)." in words
 
 
 def test_starts_are_told_apart_by_their_seeds(tmp_path: Path) -> None:
@@ -330,7 +357,7 @@ def test_what_remains_on_a_frozen_base_is_told_with_its_size(tmp_path: Path) -> 
     ]
     page = page_of(tmp_path, "frozen", rows)
     words = page.words.replace("\xa0", " ")
-    assert "tail-64, 200 kB of added weights: +3.0 % (+2.5 % to +3.5 %) by memory; 60.0 % of that remains." in words
+    assert "tail-64, 200 kB of added weights: +3.0 % (+2.5 % to +3.5 %) by memory, 60.0 % of what it" in words
     assert page.table("Perplexity per word")[1]["what was trained"] == "added weights alone"
 
 

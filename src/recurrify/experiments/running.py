@@ -1,7 +1,7 @@
 """`recurrify experiment run`: everything that is missing, in an order that makes sense, and the result files."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -162,11 +162,28 @@ def _write(experiment: Experiment, lab: Lab, started: float) -> list[Path]:
         "layout": experiment.layout,
         "rows": rows,
         "missing": missing,
+        "trained": origins(lab.folder, rows),
         "provenance": provenance(config, data_checksum=_checksum(units), started=started),
     }
     save_result(path, result)
     lab.say(f"saved {path}" + (f" ({len(missing)} rows are missing)" if missing else ""))
     return [path]
+
+
+def origins(folder: Path, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """By which code and on what runs were trained: not always those that put their rows together."""
+    found: dict[tuple[Any, ...], list[str]] = {}
+    for name in dict.fromkeys(name for row in rows for name in row.get("runs") or []):
+        record = folder / "runs" / f"{name}.json"
+        if record.is_file():
+            made = load_result(record)["provenance"]
+            git, machine = made["git"], made["machine"]
+            origin = (git["commit"], git["dirty"], machine["gpu"] or machine["cpu"], made["libraries"]["torch"])
+            found.setdefault(origin, []).append(name)
+    return [
+        {"commit": commit, "dirty": dirty, "device": device, "torch": torch, "runs": names}
+        for (commit, dirty, device, torch), names in found.items()
+    ]
 
 
 def _checksum(units: Sequence[Unit]) -> str | None:

@@ -109,6 +109,15 @@ class Mechanism(nn.Module, ABC):
         """Called where a finished model's text is to be cut otherwise: `config` is the one the mechanism was built with
         but for what `RecurrenceConfig` itself has. A mechanism that cannot go on in such windows says why."""
 
+    def check_cache(self, base: PreTrainedModel) -> None:
+        """Refuse a base that checkpoints its own layers: transformers takes the cache from these, and with it the keys
+        and values that it is given as a memory."""
+        if self.keys_only and base.training and base.is_gradient_checkpointing:
+            raise UserError(
+                "The base checkpoints its own layers, which then see nothing of the keys that are kept for them: call "
+                "`model.base.gradient_checkpointing_disable()`, and `model.set_recurrence(checkpoint=True)` instead."
+            )
+
     @abstractmethod
     def slots(self) -> dict[int, int]:
         """How many extra inputs each layer has: {layer index: count}."""

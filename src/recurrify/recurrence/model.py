@@ -231,7 +231,10 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         window, overlap = self.recurrence.window, self.recurrence.overlap
         memory, live = state.memory, state.live
         filled = torch.tensor([completed(length, window, overlap) for length in packed.lengths])
-        statistics = self.mechanism.statistics() if self.mechanism is not None else ()
+        statistics: tuple[Tensor, ...] = ()
+        if self.mechanism is not None:
+            self.mechanism.check_cache(self.base)
+            statistics = self.mechanism.statistics()
         for index, span in enumerate(schedule(packed.tokens.shape[1], window, overlap)):
             finished = filled > index
             limit = self.recurrence.bptt_windows

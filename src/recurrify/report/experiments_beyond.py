@@ -112,6 +112,13 @@ def _learned(rows: Sequence[MemoryRow]) -> list[MemoryRow]:
     return sorted(found, key=lambda row: row.perplexity or 0.0)
 
 
+def _usual(rows: Sequence[MemoryRow]) -> str:
+    """What the best is the best of, where there are memories in longer windows, too."""
+    longer = any(row.is_longer for row in _learned(rows))
+    usual = next((row.row.window for row in rows if not row.is_longer), None)
+    return f" in windows of {usual}" if longer and usual is not None else ""
+
+
 def pays(rows: Sequence[MemoryRow]) -> str:
     """Whether the learned memory that validates best beats, beyond noise, what needs none and costs no more. Longer
     windows are left out: no overlap of theirs was made to match it."""
@@ -129,7 +136,7 @@ def pays(rows: Sequence[MemoryRow]) -> str:
         verdict, beats = "recurrence pays", "beats"
     else:
         verdict, beats = "recurrence does not pay", "does not beat, beyond noise,"
-    name, rival = f"{best.row.label}, the best memory that is learned,", _told_rival(best)
+    name, rival = f"{best.row.label}, the best memory that is learned{_usual(rows)},", _told_rival(best)
     return f"{verdict}: {name} {beats} the best rival that costs no more FLOPs, {rival}.{also}"
 
 
@@ -153,8 +160,8 @@ def compared(rows: Sequence[MemoryRow]) -> str | None:
     gain = None if best is None else best.row.gains.get(best.split)
     if best is None or gain is None:
         return None
-    told = f"of learned memories the best on validation is {best.row.label}, {told_gain(gain)} over plain windows "
-    told += "without overlap"
+    told = f"of learned memories{_usual(rows)} the best on validation is {best.row.label}, {told_gain(gain)} over "
+    told += "plain windows without overlap"
     papers = next((row for row in learned if row.row.label == PAPERS), None)
     theirs = None if papers is best or papers is None else papers.row.gains.get(papers.split)
     if theirs is not None:

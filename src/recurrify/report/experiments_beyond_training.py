@@ -112,6 +112,7 @@ def token_blocks(experiment: Experiment, linker: Linker) -> list[Block]:
     )
     files = [linker.files(row.row.runs, row.files) for kind in kinds for row in rows if row.row.kind == kind]
     return [
+        *unlike_rates(rows),
         Bullets([told for kind, own in gains.items() if (told := growth(kind, own))]),
         TableBlock(table, files),
         *_plots(
@@ -131,14 +132,28 @@ def growth(kind: str, gains: Sequence[tuple[float, Gain]]) -> str:
     (few, first), (many, last) = min(gains, key=lambda pair: pair[0]), max(gains, key=lambda pair: pair[0])
     if few == many:
         return f"{kind_name(kind)}: {told_gain(first)} after {numbers.tick(few)} tokens."
+    told = f"from {told_gain(first)} after {numbers.tick(few)} to {told_gain(last)} after {numbers.tick(many)}"
     if first.interval is None or last.interval is None or _overlap(first.interval, last.interval):
-        way = "cannot be told to change"
-    else:
-        way = "grows" if last.relative > first.relative else "shrinks"
-    return (
-        f"{kind_name(kind)}: the gain {way} with tokens, from {told_gain(first)} after {numbers.tick(few)} to "
-        f"{told_gain(last)} after {numbers.tick(many)}."
+        return f"{kind_name(kind)}: the gain goes {told} tokens; intervals overlap."
+    way = "grows" if last.relative > first.relative else "shrinks"
+    return f"{kind_name(kind)}: the gain {way} with tokens, {told}."
+
+
+def unlike_rates(rows: Sequence[MemoryRow]) -> list[Block]:
+    """A word where models that are compared had other learning rates, which nobody chose for that length."""
+    lengths = []
+    for length in sorted({_tokens(row) for row in rows}):
+        beside = [row for row in rows if _tokens(row) == length]
+        rates = {numbers.finite(row.content.get("learning_rate")) for row in beside} - {None}
+        if len(rates) > 1 and any(len(row.rates) < 2 for row in beside):
+            lengths.append(numbers.tick(length))
+    if not lengths:
+        return []
+    told = (
+        f"After {listed(lengths)} tokens models had unlike learning rates (in the table), chosen by runs of another "
+        "length: a part of what one gains over another may be its rate."
     )
+    return [Paragraph(told, "warning")]
 
 
 def _overlap(one: tuple[float, float], other: tuple[float, float]) -> bool:
@@ -167,8 +182,10 @@ def _loss_at(tokens: float, points: Sequence[tuple[float, float]]) -> float:
 
 
 def lead(own: Sequence[tuple[float, float]], plain: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """How far a curve lies below plain's."""
-    return [(at, _loss_at(at, plain) - loss) for at, loss in own if at >= plain[0][0]]
+    """How far a curve lies below plain's, from where both have begun."""
+    first = plain[0][0]
+    begun = [(first, _loss_at(first, own))] if own[0][0] < first <= own[-1][0] else []
+    return [(at, _loss_at(at, plain) - loss) for at, loss in [*begun, *own] if at >= first]
 
 
 def start_blocks(experiment: Experiment, linker: Linker) -> list[Block]:
@@ -313,5 +330,6 @@ def remains(row: MemoryRow) -> str:
     if row.by_memory == numbers.MISSING:
         return f"{row.row.label}, {size} of added weights: what is gained by memory cannot be told."
     share = numbers.finite(row.content.get("remaining"))
-    left = "the share that remains cannot be told" if share is None else f"{numbers.percent(share)} of that remains"
-    return f"{row.row.label}, {size} of added weights: {row.by_memory} by memory; {left}."
+    all_trained = "of what it gains so where all weights are trained"
+    left = "which share that is cannot be told" if share is None else f"{numbers.percent(share)} {all_trained}"
+    return f"{row.row.label}, {size} of added weights: {row.by_memory} by memory, {left}."

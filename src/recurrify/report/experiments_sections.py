@@ -27,6 +27,7 @@ from recurrify.report.experiments_data import (
     SPLITS,
     Experiment,
     SizeResults,
+    entries,
     facts,
     kind_name,
     names,
@@ -62,7 +63,7 @@ def _origin(experiment: Experiment, linker: Linker) -> list[Block]:
     source = words(experiment.content.get("source"))
     blocks: list[Block] = [Paragraph(f"Source: {source}.", "note")] if source else []
     file = Link(experiment.file.name, experiment.file.name, linker.to(experiment.file))
-    blocks.append(Files("Numbers:", [file], _made(facts(experiment.content.get("provenance")))))
+    blocks.append(Files("Numbers:", [file], _made(experiment)))
     differences = names(experiment.content.get("differences"))
     hyperparameters = tables.hyperparameter_table(experiment)
     told: list[str] = []
@@ -81,16 +82,23 @@ def _origin(experiment: Experiment, linker: Linker) -> list[Block]:
     return [*blocks, Fold(listed(told).capitalize(), inner)] if inner else blocks
 
 
-def _made(provenance: Mapping[str, Any]) -> str:
-    """By which code, on what and when the numbers were made, as far as the file says."""
+def _made(experiment: Experiment) -> str:
+    """By which code, on what and when runs were trained and their numbers put together, as far as the file says."""
+    provenance = facts(experiment.content.get("provenance"))
     git, machine = facts(provenance.get("git")), facts(provenance.get("machine"))
-    told = []
+    told = [_trained(facts(one)) for one in entries(experiment.content.get("trained"))]
     if git.get("commit"):
         changes = " with uncommitted changes" if git.get("dirty") else ""
         told.append(f"put together at commit {words(git['commit'])[:10]}{changes}")
     day = words(provenance.get("date_utc"))[:10]
     told += [words(value) for value in (machine.get("gpu") or machine.get("cpu"), day) if value]
     return f"; {', '.join(told)}" if told else ""
+
+
+def _trained(origin: Mapping[str, Any]) -> str:
+    runs, commit = len(entries(origin.get("runs"))), words(origin.get("commit"))[:10] or "an unknown commit"
+    changes = " with uncommitted changes" if origin.get("dirty") else ""
+    return f"{runs} run{'' if runs == 1 else 's'} trained at {commit}{changes} on {words(origin.get('device'))}"
 
 
 def _missing(experiment: Experiment) -> list[Block]:
