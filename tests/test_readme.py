@@ -39,6 +39,14 @@ def test_the_first_python_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert sorted(path.name for path in tmp_path.iterdir()) == ["gpt2", "out"]
 
 
+def test_the_example_without_a_network(capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, Any] = {}
+    exec(compile(python_of(README)[1], str(README), "exec"), names)
+    assert names["model"].recurrence.mechanism == "lookback"
+    assert names["model"].base.config.n_positions < 400
+    assert capsys.readouterr().out.startswith("def read(path):")
+
+
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument")  # Trainer's default, without a GPU
 def test_the_examples_of_classification_questions_and_embeddings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

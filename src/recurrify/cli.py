@@ -18,7 +18,7 @@ from recurrify.commands.bench import bench_command
 from recurrify.commands.inspecting import inspect_command
 from recurrify.commands.pretrain import pretrain_command
 from recurrify.commands.recurrence_options import asked_recurrence
-from recurrify.console import err_console, is_first, say
+from recurrify.console import err_console, is_first, perplexity_level, say
 from recurrify.errors import UserError
 from recurrify.known_names import BEST
 from recurrify.results import check_overwrites_nothing
@@ -173,7 +173,7 @@ def _report_training(result: dict[str, Any], out: Path) -> None:
     best = min((e for e in result["history"] if "eval_loss" in e), key=lambda e: e["eval_loss"], default=None)
     if best is not None and is_first():
         typer.echo(
-            f"best validation: perplexity {best['eval_perplexity_per_word']:.2f} per word, "
+            f"best validation: perplexity {perplexity_level(best['eval_perplexity_per_word'], 2)} per word, "
             f"loss {best['eval_loss']:.4f} per token, at step {best['step']}"
         )
     if not result["finished"]:
@@ -276,6 +276,7 @@ def _prompt_text(prompt: str | None, file: Path | None) -> str:
 def main() -> None:
     """Run the command line; bad input is one sentence and exit code 2."""
     try:
+        options.check_given_once(sys.argv[1:], "--data", but_by="pretrain")
         app()
     except UserError as error:
         err_console.print(f"Error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)

@@ -74,3 +74,8 @@ class _Lines:
             left = (self.total - self.done) * (now - self.begun) / (self.done - self.before)
             text += f", {max(left, 0.0) / 60:.1f} min left"
         say(text)
+
+
+def perplexity_level(perplexity: float, digits: int) -> str:
+    """Short enough for a line even where a model knows nothing of the text."""
+    return f"{perplexity:,.{digits}f}" if perplexity < 1e5 else f"{perplexity:.4g}"

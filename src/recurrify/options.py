@@ -1,6 +1,7 @@
 """The command line's options: their types, their words, and the panel of `--help` that shows them."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -232,3 +233,13 @@ def setting(text: str) -> tuple[str, Any]:
         return name, json.loads(value)
     except json.JSONDecodeError:
         return name, value
+
+
+def check_given_once(arguments: Sequence[str], option: str, but_by: str) -> None:
+    """Of an option that is repeated the last would count, and the others be lost without a word."""
+    named = [place for place, one in enumerate(arguments) if one == option or one.startswith(f"{option}=")]
+    if len(named) > 1 and arguments[0] != but_by:
+        raise UserError(
+            f"`{option}` was given {len(named)} times, and takes one value here: put the files into one folder, or "
+            "give them to commands of their own."
+        )

@@ -55,7 +55,7 @@ class RunRecord:
         try:
             return cls.from_dict(json.loads(path.read_text(encoding="utf-8")))
         except (ValueError, TypeError, AttributeError) as error:
-            raise UserError(f"{str(path)!r} cannot be read ({error}): choose another output folder.") from error
+            raise UserError(f"{str(path)!r} cannot be read ({error}): name another folder.") from error
 
     def check_same_run(self, earlier: Self) -> None:
         """A folder belongs to one run."""

@@ -49,7 +49,8 @@ def test_refusals(refused: Command, base: Path, tmp_path: Path) -> None:
     assert f"'{there}' is there already" in sentence
     assert [path.name for path in there.iterdir()] == ["mine.txt"]
     out = tmp_path / "new"
-    assert "`keep` is 64" in refused("add", "--model", base, "--mechanism", "lookback", "--window", 8, "--out", out)
+    kept = ("--mechanism", "lookback", "--window", 8, "--set", "keep=64")
+    assert "`keep` is 64" in refused("add", "--model", base, *kept, "--out", out)
     sentence = refused("add", "--model", base, "--mechanism", "telepathy", "--out", out)
     assert "'telepathy': known are best, carry, " in sentence
     assert "none" not in sentence

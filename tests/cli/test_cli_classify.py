@@ -206,9 +206,10 @@ def test_predictions_are_the_models_own(name: str, folder: Path, runs: dict[str,
         rows = list(csv.DictReader(file))
     lines = [json.loads(line) for line in (tmp_path / "found.jsonl").read_text().splitlines()]
     empty_row, empty_line = rows.pop(2), lines.pop(2)
-    assert set(empty_row.values()) == {"3", ""}
-    assert empty_line == {"line": 3, "class": None, "probabilities": None}
+    assert set(empty_row.values()) == {"2", "3", ""}
+    assert empty_line == {"index": 2, "line": 3, "class": None, "probabilities": None}
     assert [int(row["line"]) for row in rows] == [line["line"] for line in lines] == [1, 2, *range(4, 26)]
+    assert [int(row["index"]) for row in rows] == [line["index"] for line in lines] == [0, 1, *range(3, 25)]
     for row, line, own in zip(rows, lines, shares, strict=True):
         assert row["class"] == line["class"] == ORDER[own.argmax()]
         assert [float(row[f"probability_{label}"]) for label in ORDER] == pytest.approx(own.tolist(), abs=1e-5)

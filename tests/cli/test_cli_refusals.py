@@ -11,10 +11,12 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BloomConfig, BloomForCausalLM, T5Config
 
-from recurrify import cli
+from recurrify import cli, options
+from recurrify.commands.evaluating import unlike_trainings
 from recurrify.jobs import side_by_side
 from recurrify.jobs.side_by_side import held_alone
 from recurrify.recurrence import NoRecurrence, load_model, loading
+from recurrify.train import TrainSettings
 from support.commands import TRAINING, Command
 from support.runs import model_folder
 from support.words import word_tokenizer
@@ -442,9 +444,36 @@ class TestComparison:
             model.save_pretrained(tmp_path / name)
             tokenizer.save_pretrained(tmp_path / name)
         sentence = refused("evaluate", tmp_path / "a", tmp_path / "b", "--data", texts)
-        assert "windows of 4 and 8: choose with --window" in sentence
+        assert "windows of 4 and 8: choose with --window; 4, the shortest, does for all." in sentence
         sentence = refused("evaluate", tmp_path / "a", tmp_path / "c", "--data", texts)
         assert "overlaps of 0 and 2: choose with --overlap" in sentence
+
+    def test_runs_that_were_not_trained_alike(self, tmp_path: Path) -> None:
+        made: dict[str, Any] = {
+            "model": "base",
+            "data": "books",
+            "recurrence": {"mechanism": "none", "window": 8},
+            "learning_rate": 1e-4,
+        }
+        for name, changes in {
+            "a": {},
+            "b": {"recurrence": {"mechanism": "carry", "window": 8}, "added_learning_rate": 1e-3},
+            "c": {"recurrence": {"mechanism": "carry", "window": 6}, "learning_rate": 2e-4},
+        }.items():
+            TrainSettings(out=str(tmp_path / name), **(made | changes)).write()
+        (tmp_path / "other").mkdir()
+        (tmp_path / "other" / "run.json").write_text('{"unknown": 1}')
+        a, b, c = (str(tmp_path / name) for name in "abc")
+        assert unlike_trainings([a, f"{b}/model", "gpt2", str(tmp_path / "other")]) is None
+        told = unlike_trainings([a, b, f"{c}/model"])
+        assert told is not None
+        assert "not trained alike (learning_rate 0.0001 and 0.0002; windows of 8 and 6)" in told
+
+
+def test_data_named_twice_is_not_half_lost(refused: Command, base: Path) -> None:
+    sentence = refused("evaluate", base, "--data", "one", "--data=two")
+    assert "`--data` was given 2 times, and takes one value here" in sentence
+    options.check_given_once(["pretrain", "--data", "one", "--data", "two"], "--data", but_by="pretrain")
 
 
 def test_two_demos_in_one_folder(refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

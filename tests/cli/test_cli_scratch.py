@@ -267,6 +267,14 @@ def test_what_somebody_else_left_is_not_overwritten(
     assert file.read_text() == "mine"
 
 
+def test_a_run_does_not_hide_behind_a_model(text: Path, tmp_path: Path, refused: Refused) -> None:
+    """By the folder's name that model would be loaded, not the run's."""
+    (tmp_path / "config.json").write_text("{}")
+    said = refused("train", "--model", "shipped:base", "--data", text, "--out", tmp_path)
+    assert f"'{tmp_path}' is the folder of a model" in said
+    assert [path.name for path in tmp_path.glob("*.json")] == ["config.json"]
+
+
 def test_an_empty_folder_may_be_used(text: Path, tmp_path: Path) -> None:
     (tmp_path / "run" / "model").mkdir(parents=True)
     invoke("train", "--arch", "lstm", "--data", text, "--out", tmp_path / "run", *MORE["lstm"], *BUDGET)

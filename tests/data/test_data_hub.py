@@ -74,7 +74,7 @@ def test_a_data_set_with_train_alone_is_dealt_out(hub: Hub) -> None:
 
 
 def test_a_missing_field_is_named_with_those_there_are(hub: Hub) -> None:
-    with pytest.raises(UserError, match="no field 'body': set `text_field` to one of text, id"):
+    with pytest.raises(UserError, match="no field 'body': name one of text, id with --text-field"):
         load_documents("hf:owner/name", text_field="body")
     with pytest.raises(UserError, match="no text in its field 'id'"):
         load_documents("hf:owner/name", text_field="id")

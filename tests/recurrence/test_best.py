@@ -7,9 +7,38 @@ import torch
 
 from recurrify import CarryConfig, KVConfig, LookbackConfig, UserError, add_recurrence
 from recurrify.recurrence import load_model, recurrence_config
-from recurrify.recurrence.best import best_settings
+from recurrify.recurrence.best import best_settings, default_window
 from support.checks import ABSOLUTE, ROTARY
 from support.models import DECODERS, ENCODERS, text, tiny
+
+
+@pytest.mark.parametrize("family", [*DECODERS, *ENCODERS])
+@pytest.mark.parametrize("positions", [64, 600])
+def test_plain_windows_are_as_long_as_those_they_are_held_against(family: str, positions: int) -> None:
+    config = tiny(family, max_position_embeddings=positions).config
+    assert default_window(config, {"mechanism": "none"}) == best_settings(config, {})["window"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "keep"),
+    [
+        ({"mechanism": "kv", "window": 64}, 60),
+        ({"mechanism": "kv", "window": 64, "overlap": 20, "sinks": 0}, 44),
+        ({"mechanism": "kv", "window": 64, "keep": 5}, 5),
+        ({"mechanism": "kv"}, 64),
+        ({"mechanism": "lookback", "window": 32}, 32),
+        ({"mechanism": "lookback"}, 64),
+    ],
+    ids=str,
+)
+def test_how_much_is_kept_suits_the_windows_unless_it_is_named(settings: dict[str, Any], keep: int) -> None:
+    assert recurrence_config(settings).to_dict()["keep"] == keep
+
+
+@pytest.mark.parametrize("changes", [{"window": "8"}, {"window": 8, "overlap": 8}, {"sinks": -1}], ids=str)
+def test_settings_that_cannot_be_are_refused_before_any_is_made_to_suit_them(changes: dict[str, Any]) -> None:
+    with pytest.raises(UserError):
+        recurrence_config({"mechanism": "kv", **changes})
 
 
 @torch.no_grad()

@@ -262,7 +262,7 @@ class TestSettingsFile:
 
     def test_damaged(self, tmp_path: Path) -> None:
         (tmp_path / "run.json").write_text('{"model": ')
-        with pytest.raises(UserError, match=r"run\.json.*another output folder"):
+        with pytest.raises(UserError, match=r"run\.json.*another folder"):
             TrainSettings.read(tmp_path)
 
     @pytest.mark.parametrize("content", ["[]", "3", '{"data": "x"}'])

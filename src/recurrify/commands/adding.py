@@ -40,7 +40,7 @@ def add_command(
 
     from recurrify.evaluate import memory_cost
     from recurrify.jobs import pick_device
-    from recurrify.recurrence import LookbackConfig, load_model, own_memory, recurrence_config
+    from recurrify.recurrence import CarryConfig, LookbackConfig, load_model, own_memory, recurrence_config
     from recurrify.recurrence.lookback import enough_room
 
     if mechanism != BEST:
@@ -56,6 +56,10 @@ def add_command(
     tokenizer.save_pretrained(out)
     has = loaded.recurrence
     say(f"windows of {has.window}, overlap {has.overlap}; {memory_cost(loaded)}")
+    if mechanism == BEST and isinstance(has, CarryConfig):
+        say(
+            "Chosen for want of positions that windows leave free, or of a kind that others suit: it has to be trained."
+        )
     if isinstance(has, LookbackConfig) and (has.room or 0) < enough_room(has.keep):
         say(
             f"Windows leave {has.room or 0} positions in front of them for the {has.keep} that are kept: this memory "

@@ -10,14 +10,18 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from recurrify.console import out_console, progress_bar, say
+from recurrify.console import out_console, perplexity_level, progress_bar, say
 from recurrify.errors import UserError
 from recurrify.evaluate import Evaluation, memory_cost
 from recurrify.jobs import evaluation_rows, gain_row, pick_device, read_text
+from recurrify.records import MODEL_FOLDER, RUN_FILE
 from recurrify.recurrence import load_model, own_recurrence
 from recurrify.results import provenance, save_result
-from recurrify.train import uses_bf16
+from recurrify.train import TrainSettings, uses_bf16
 from recurrify.windows import check_window
+
+ALIKE = ("model", "data", "epochs", "max_tokens", "batch", "accumulate", "learning_rate", "schedule", "windows", "seed")
+"""Settings of a training that have to be the same for two runs to be compared."""
 
 
 def evaluate_models(
@@ -65,6 +69,8 @@ def evaluate_models(
         for reference, evaluation in zip(found[models[0]], found[name], strict=True)
     ]
     _print_evaluation(table, gains, speed)
+    if unlike := unlike_trainings(models):
+        out_console.print(f"note: {unlike}", markup=False, highlight=False, soft_wrap=True)
     for name, own in longer.items():
         out_console.print(
             f"note: {name} comes with windows of {own}, and was scored in those of the others, {window}; in its own: "
@@ -94,7 +100,8 @@ def _common_windows(models: list[str], window: int | None, overlap: list[int] | 
     own = [recurrence for recurrence in by_name.values() if recurrence is not None]
     if window is None and len({one.window for one in own}) > 1:
         raise UserError(
-            f"The models were made for windows of {_list(one.window for one in own)}: choose with --window."
+            f"The models were made for windows of {_list(one.window for one in own)}: choose with --window; "
+            f"{min(one.window for one in own)}, the shortest, does for all."
         )
     if overlap is None and len({one.overlap for one in own}) > 1:
         told = _list(one.overlap for one in own)
@@ -111,6 +118,31 @@ def _common_windows(models: list[str], window: int | None, overlap: list[int] | 
             except UserError as error:
                 raise UserError(f"{name} cannot be scored at --window {window} --overlap {one}: {error}") from error
     return window, overlaps
+
+
+def unlike_trainings(models: list[str]) -> str | None:
+    """How runs of `recurrify train` differ in more than their memory."""
+    runs = [run for name in models if (run := _run_of(name)) is not None]
+    told = []
+    for setting in ALIKE:
+        values = dict.fromkeys(repr(getattr(run, setting)) for run in runs)
+        if len(values) > 1:
+            told.append(f"{setting} {' and '.join(values)}")
+    lengths = dict.fromkeys(run.recurrence.get("window") for run in runs)
+    if len(lengths) > 1:
+        told.append(f"windows of {' and '.join(map(str, lengths))}")
+    return f"these were not trained alike ({'; '.join(told)}): not all of a gain may be a memory's." if told else None
+
+
+def _run_of(name: str) -> TrainSettings | None:
+    """The settings of the run whose folder, or model, this is."""
+    for folder in (Path(name), Path(name).parent):
+        if (folder / RUN_FILE).is_file() and (folder == Path(name) or Path(name).name == MODEL_FOLDER):
+            try:
+                return TrainSettings.read(folder)
+            except UserError:  # a run of another kind
+                return None
+    return None
 
 
 @contextmanager
@@ -150,9 +182,11 @@ def _print_evaluation(
             low_high = row["perplexity_per_word_interval"]
             table.add_row(
                 str(row["overlap"]),
-                _level(row["perplexity_per_word"], 2),
-                f"{_level(low_high[0], 2)} to {_level(low_high[1], 2)}" if low_high else "one document",
-                _level(row["perplexity_per_token"], 3),
+                perplexity_level(row["perplexity_per_word"], 2),
+                f"{perplexity_level(low_high[0], 2)} to {perplexity_level(low_high[1], 2)}"
+                if low_high
+                else "one document",
+                perplexity_level(row["perplexity_per_token"], 3),
                 f"{row['bits_per_character']:.4f}",
                 f"{row['full_flops_per_token']:.3g}",
             )
@@ -171,11 +205,6 @@ def _print_evaluation(
             highlight=False,
             soft_wrap=True,
         )
-
-
-def _level(perplexity: float, digits: int) -> str:
-    """Short enough for a line even where a model knows nothing of the text."""
-    return f"{perplexity:,.{digits}f}" if perplexity < 1e5 else f"{perplexity:.4g}"
 
 
 def _change(gain: float) -> str:

@@ -151,7 +151,9 @@ def _text_of_line(line: str, text_field: str, where: str) -> str:
     record = json_object(line, text_field, where)
     if text_field not in record:
         fields = ", ".join(record) or "none at all"
-        raise UserError(f"{where} has no field {text_field!r}: set `text_field` to one of its own ({fields}).")
+        raise UserError(
+            f"{where} has no field {text_field!r}: name one of its own ({fields}) with --text-field, or `text_field`."
+        )
     text = record[text_field]
     if not isinstance(text, str):
         raise UserError(f"{where} has no text in {text_field!r} but {text!r:.40}: give a JSON string.")

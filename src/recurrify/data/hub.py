@@ -120,7 +120,9 @@ def _texts(name: str, rows: Iterable[dict[str, Any]], text_field: str) -> Iterat
     for row in rows:
         if text_field not in row:
             fields = ", ".join(row)
-            raise UserError(f"{name} has no field {text_field!r}: set `text_field` to one of {fields}.")
+            raise UserError(
+                f"{name} has no field {text_field!r}: name one of {fields} with --text-field, or `text_field`."
+            )
         if not isinstance(row[text_field], str):
             raise UserError(f"{name} has no text in its field {text_field!r}: choose another `text_field`.")
         yield row[text_field]

@@ -210,7 +210,10 @@ def _column(header: list[str], name: str, option: str, source: str) -> int:
     if name not in header and other is not None:
         raise UserError(f"{source} has its columns apart by {other.group()!r}: use commas.")
     if name not in header:
-        raise UserError(f"{source} has no column {name!r}, only {shortened(header)}: name one of them with {option}.")
+        predict = "; texts without classes are for `classify predict`" if option == "--label-field" else ""
+        raise UserError(
+            f"{source} has no column {name!r}, only {shortened(header)}: name one of them with {option}{predict}."
+        )
     if header.count(name) > 1:
         raise UserError(f"{source} has {header.count(name)} columns {name!r}: leave one.")
     return header.index(name)

@@ -371,12 +371,12 @@ def write_predictions(given: LabelledTexts, classes: Sequence[str], shares: np.n
     written = io.StringIO(newline="")
     if out.suffix == ".csv":
         table = csv.writer(written, lineterminator="\n")
-        table.writerow([given.unit, "class", *(f"probability_{name}" for name in classes)])
-        for line in sorted(found):
-            table.writerow([line, said[line], *(found[line] or len(classes) * [""])])
+        table.writerow(["index", given.unit, "class", *(f"probability_{name}" for name in classes)])
+        for index, line in enumerate(sorted(found)):  # lines do not count texts that have several
+            table.writerow([index, line, said[line], *(found[line] or len(classes) * [""])])
     else:
-        for line in sorted(found):
+        for index, line in enumerate(sorted(found)):
             row = found[line]
             told = {"class": said[line], "probabilities": row and dict(zip(classes, row, strict=True))}
-            written.write(json.dumps({given.unit: line, **told}, ensure_ascii=False) + "\n")
+            written.write(json.dumps({"index": index, given.unit: line, **told}, ensure_ascii=False) + "\n")
     write_whole(out, written.getvalue().encode())

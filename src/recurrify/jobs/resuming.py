@@ -6,7 +6,7 @@ from typing import Any
 
 from recurrify.errors import UserError
 from recurrify.jobs.texts import Say
-from recurrify.records import MODEL_FOLDER, RUN_FILE, RunRecord
+from recurrify.records import CONFIG_FILE, MODEL_FOLDER, RUN_FILE, RunRecord
 from recurrify.results import load_result
 from recurrify.train import last_whole_checkpoint
 from recurrify.train.scratch import TRAINING_FILE
@@ -67,7 +67,12 @@ def _must_not_be_read(out: Path, data: str | Sequence[str] | None) -> None:
 
 
 def _must_lose_nothing(out: Path, written: Sequence[str]) -> None:
-    """Without a record of its own a run begins: what has the names that it writes, or goes on from, is not its own."""
+    """Without a record of its own a run begins: what has the names that it writes, or goes on from, is not its own.
+    And where a model is the folder's, by the folder's name that one would be loaded, not the run's."""
+    if (out / CONFIG_FILE).is_file():
+        raise UserError(
+            f"{str(out)!r} is the folder of a model, which a run's own would hide behind: choose another --out."
+        )
     found = [path for pattern in written for path in sorted(out.glob(pattern)) if not _is_empty_folder(path)]
     if found:
         names = ", ".join(f"{path.name}/" if path.is_dir() else path.name for path in found[:3])

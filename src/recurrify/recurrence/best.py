@@ -68,7 +68,11 @@ def _usual_window(config: PretrainedConfig, given: Mapping[str, Any], positions:
 
 
 def default_window(config: Any, recurrence: Mapping[str, Any]) -> int:
-    """The paper's window, or all positions of a model that has fewer, but for those that a memory needs."""
+    """The paper's window, or all positions of a model that has fewer, but for those that a memory needs. Plain windows,
+    which it is held against, are as long as those of what is chosen where nothing is named."""
+    if recurrence["mechanism"] == NoRecurrence.mechanism:
+        window: int = best_settings(config, {})["window"]
+        return window
     positions = family_of(config).positions(config)
     if positions is None:
         return RecurrenceConfig.window

@@ -44,6 +44,12 @@ class KVConfig(RecurrenceConfig):
     `keep` a window less one or more, and no sinks, that is sliding-window attention over the whole text; with fewer
     kept, a window's first positions see fewer."""
 
+    @classmethod
+    def completed(cls, values: dict[str, Any]) -> dict[str, Any]:
+        sinks = values.get("sinks", cls.sinks)
+        whole_number("sinks", sinks, 0)
+        return {"keep": max(1, min(cls.keep, cls.stride_of(values) - sinks)), **values}
+
     def __post_init__(self) -> None:
         super().__post_init__()
         whole_number("keep", self.keep, 1)

@@ -174,8 +174,8 @@ def _must_be_causal(name: str, source: str) -> None:
     if isinstance(config, RecurrentConfig):
         if kinds and RecurrentForCausalLM.__name__ not in kinds:
             raise UserError(
-                f"{name!r} is a {kinds[0]}, but a causal language model is needed here: give another, or load this one "
-                f"in Python with recurrify.{kinds[0]}.from_pretrained."
+                f"{name!r} is a {kinds[0]}, but a causal language model is needed here: give another, or this one to "
+                f"the command that made it (classify, qa), or to recurrify.{kinds[0]}.from_pretrained."
             )
         return
     if getattr(config, "is_encoder_decoder", False):

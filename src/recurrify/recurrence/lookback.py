@@ -60,6 +60,10 @@ class LookbackConfig(RecurrenceConfig):
     """Start with keys and values that are moved to where they are taken to stand; False starts with them as they were,
     behind the sink all the same."""
 
+    @classmethod
+    def completed(cls, values: dict[str, Any]) -> dict[str, Any]:
+        return {"keep": min(cls.keep, cls.stride_of(values)), **values}
+
     def __post_init__(self) -> None:
         super().__post_init__()
         whole_number("keep", self.keep, 1)

@@ -46,6 +46,18 @@ class RecurrenceConfig:
     def to_dict(self) -> dict[str, Any]:
         return {"mechanism": self.mechanism, **asdict(self)}
 
+    @classmethod
+    def completed(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Settings by name, with those that were left out and have to suit the others."""
+        return values
+
+    @classmethod
+    def stride_of(cls, values: dict[str, Any]) -> int:
+        """Of settings that may yet be refused."""
+        window, overlap = (values.get(name, getattr(cls, name)) for name in ("window", "overlap"))
+        check_window(window, overlap)
+        return int(window) - int(overlap)
+
 
 def whole_number(name: str, value: object, least: int, otherwise: str = "") -> None:
     """Refuse what is not a whole number of at least `least`."""
@@ -246,7 +258,7 @@ def recurrence_config(values: dict[str, Any]) -> RecurrenceConfig:
             f"The mechanism {name!r} has no setting {', '.join(map(repr, unknown))}: "
             f"its settings are {', '.join(sorted(known))}; a newer recurrify may have more."
         )
-    return config(**values)
+    return config(**config.completed(values))
 
 
 @dataclass(frozen=True, kw_only=True)
