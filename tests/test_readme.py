@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from transformers import logging
 
 from recurrify import RecurrentForCausalLM
+from recurrify.recurrence import RecurrenceConfig, mechanism_names, recurrence_config
 from support.models import tiny
 from support.runs import model_folder
 from support.tokenizers import like_bert
@@ -37,6 +39,18 @@ def test_the_first_python_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert names["out"].state is not None
     assert (tmp_path / "out" / "model.safetensors").is_file()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["gpt2", "out"]
+
+
+def test_all_settings_of_mechanisms_are_listed() -> None:
+    page = (README.parent / "docs" / "mechanisms.md").read_text(encoding="utf-8")
+    listed = page.split("| name | settings |")[1].split("\n\n")[0]
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", listed, re.MULTILINE))
+    assert sorted(rows) == sorted(set(mechanism_names()) - {"none"})
+    shared = {field.name for field in fields(RecurrenceConfig)}
+    for name, told in rows.items():
+        own = {field.name for field in fields(recurrence_config({"mechanism": name}))} - shared
+        assert all(f"`{one}" in told for one in own), name
+        assert set(re.findall(r"`(\w+)=", told)) <= own
 
 
 def test_the_example_without_a_network(capsys: pytest.CaptureFixture[str]) -> None:
