@@ -198,6 +198,17 @@ class TestEvaluate:
         assert {document["tokens"] for document in one["documents"]} == {6}
         assert result["provenance"]["config"]["tokens_per_document"] == 7
 
+    def test_other_tokens_are_compared_by_the_word_alone(self, base: Path, tmp_path: Path) -> None:
+        (tmp_path / "one.txt").write_text("w1 w2 w3 w4 w5 w6 w7 " * 20)
+        said = invoke(
+            *("evaluate", base, "shipped:base", "--data", tmp_path / "one.txt", "--split", "all", "--window", 8),
+            *("--out", tmp_path / "found.json"),
+        )
+        assert f"note: shipped:base cuts the text into other tokens than {base}: they compare by the word" in said
+        found = json.loads((tmp_path / "found.json").read_text())
+        assert found["gains"] == []
+        assert [row["perplexity_per_word"] > 1 for row in found["rows"]] == [True, True]
+
     def test_one_document_has_no_interval(self, base: Path, runs: dict[str, Path], tmp_path: Path) -> None:
         (tmp_path / "one.txt").write_text("w5 w6 w7 " * 9)
         said = invoke("evaluate", base, runs["plain"], "--data", tmp_path / "one.txt", "--split", "all")

@@ -464,9 +464,8 @@ class TestComparison:
         (tmp_path / "other").mkdir()
         (tmp_path / "other" / "run.json").write_text('{"unknown": 1}')
         a, b, c = (str(tmp_path / name) for name in "abc")
-        assert unlike_trainings([a, f"{b}/model", "gpt2", str(tmp_path / "other")]) is None
-        told = unlike_trainings([a, b, f"{c}/model"])
-        assert told is not None
+        assert unlike_trainings([a, f"{b}/model", "gpt2", str(tmp_path / "other")]) == []
+        (told,) = unlike_trainings([a, b, f"{c}/model"])
         assert "not trained alike (learning_rate 0.0001 and 0.0002; windows of 8 and 6)" in told
 
 

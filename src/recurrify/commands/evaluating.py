@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from rich.table import Table
 
@@ -67,18 +68,23 @@ def evaluate_models(
         }
         for name in models[1:]
         for reference, evaluation in zip(found[models[0]], found[name], strict=True)
+        if np.array_equal(reference.tokens, evaluation.tokens)
     ]
+    others = [name for name in models[1:] if not any(gain["model"] == name for gain in gains)]
     _print_evaluation(table, gains, speed)
-    if unlike := unlike_trainings(models):
-        out_console.print(f"note: {unlike}", markup=False, highlight=False, soft_wrap=True)
-    for name, own in longer.items():
-        out_console.print(
-            f"note: {name} comes with windows of {own}, and was scored in those of the others, {window}; in its own: "
-            f"recurrify evaluate {name} --window {own}",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
+    notes = [
+        f"{name} comes with windows of {own}, and was scored in those of the others, {window}; in its own: "
+        f"recurrify evaluate {name} --window {own}"
+        for name, own in longer.items()
+    ]
+    notes += [
+        f"{name} cuts the text into other tokens than {models[0]}: "
+        + ("compare them without --tokens-per-document, " if tokens_per_document else "they compare ")
+        + "by the word or by the character, not by the token; there is no interval."
+        for name in others
+    ]
+    for note in [*notes, *unlike_trainings(models)]:
+        out_console.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
     if out is not None:
         config = {"models": models, "data": data, "split": split, "window": window, "overlap": overlap}
         config["tokens_per_document"] = tokens_per_document
@@ -120,7 +126,7 @@ def _common_windows(models: list[str], window: int | None, overlap: list[int] | 
     return window, overlaps
 
 
-def unlike_trainings(models: list[str]) -> str | None:
+def unlike_trainings(models: list[str]) -> list[str]:
     """How runs of `recurrify train` differ in more than their memory."""
     runs = [run for name in models if (run := _run_of(name)) is not None]
     told = []
@@ -131,7 +137,7 @@ def unlike_trainings(models: list[str]) -> str | None:
     lengths = dict.fromkeys(run.recurrence.get("window") for run in runs)
     if len(lengths) > 1:
         told.append(f"windows of {' and '.join(map(str, lengths))}")
-    return f"these were not trained alike ({'; '.join(told)}): not all of a gain may be a memory's." if told else None
+    return [f"these were not trained alike ({'; '.join(told)}): not all of a gain may be a memory's."] if told else []
 
 
 def _run_of(name: str) -> TrainSettings | None:
