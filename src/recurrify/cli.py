@@ -151,6 +151,10 @@ def train_command(
 
 def _fine_tune(given: dict[str, Any]) -> None:
     """As the options of `train` say."""
+    from recurrify.data import check_source
+
+    for source in filter(None, (given["data"], given["valid"])):
+        check_source(source)
     from recurrify.jobs import train_run
     from recurrify.jobs.side_by_side import held_alone
     from recurrify.recurrence import own_memory, recurrence_config
@@ -216,6 +220,9 @@ def evaluate(
     from scratch (`train --arch`) read the text as one stream, in --rows lanes (by default, as their run did).
     """
     check_overwrites_nothing(out, data, *models)
+    from recurrify.data import check_source
+
+    check_source(data)
     if scratch.is_evaluated_from_scratch(context):
         scratch.evaluate_architectures(context)
         return

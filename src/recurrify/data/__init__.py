@@ -1,7 +1,7 @@
 """Text in, token ids out: documents, their splits, their tokens, and the sequences a model trains on."""
 
 from recurrify.data.distractors import mix_paragraphs
-from recurrify.data.documents import CORPORA, Corpus, load_documents
+from recurrify.data.documents import CORPORA, Corpus, check_source, load_documents
 from recurrify.data.packed import PackedRows, collate_rows, pack_documents
 from recurrify.data.question_windows import WindowedQuestion, collate_questions, window_questions
 from recurrify.data.questions import Question, QuestionSet, load_questions, save_questions
@@ -22,6 +22,7 @@ __all__ = [
     "TokenizedDocument",
     "TrainingSequences",
     "WindowedQuestion",
+    "check_source",
     "check_vocabulary_size",
     "checksum",
     "collate",

@@ -130,12 +130,19 @@ def _load(source: str, split: str, text_field: str, limit: int | None, skipped: 
         return load_hub(name, config, split, text_field=text_field, limit=limit, skipped=skipped)
     if path.is_dir():
         return load_folder(path, split, text_field, skipped)
-    if path.exists():
-        return load_file(path, split, text_field, skipped)
-    raise UserError(
-        f"{source} does not exist: give a file, a folder, a Hugging Face data set as hf:owner/name, "
-        f"or one of {', '.join(CORPORA)}."
-    )
+    check_source(source)
+    return load_file(path, split, text_field, skipped)
+
+
+def check_source(source: str) -> None:
+    """Refuse a source that is nowhere: of use before what takes longer to load."""
+    corpus, _, more = source.partition(":")
+    named = source in CORPORA or source.startswith(HUB_PREFIX) or (more and corpus in WITH_MORE)
+    if not (named or Path(source).expanduser().exists() or _may_be_on_the_hub(source)):
+        raise UserError(
+            f"{source} does not exist: give a file, a folder, a Hugging Face data set as hf:owner/name, "
+            f"or one of {', '.join(CORPORA)}."
+        )
 
 
 def _may_be_on_the_hub(source: str) -> bool:
