@@ -244,23 +244,6 @@ class TestModel:
         save_file({name: value for name, value in weights.items() if name != gone}, folder / "model.safetensors")
         assert gone in load(folder)
 
-    def test_different_tokenizers(self, refused: Refused, base: Path, texts: Path, tmp_path: Path) -> None:
-        other = model_folder(tmp_path / "other")
-        path = other / "tokenizer.json"
-        tokenizer = json.loads(path.read_text())
-        # Splits w12 into w and 12, both unknown.
-        tokenizer["pre_tokenizer"] = {
-            "type": "Sequence",
-            "pretokenizers": [
-                {"type": "Whitespace"},
-                {"type": "Digits", "individual_digits": False},
-            ],
-        }
-        path.write_text(json.dumps(tokenizer))
-        sentence = refused("evaluate", base, other, "--data", texts)
-        assert "same text" in sentence
-        assert "tokenizer" in sentence
-
 
 class TestRecurrence:
     @pytest.mark.parametrize(
