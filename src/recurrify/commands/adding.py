@@ -58,8 +58,8 @@ def add_command(
     say(f"windows of {has.window}, overlap {has.overlap}; {memory_cost(loaded)}")
     if mechanism == BEST and isinstance(has, CarryConfig):
         say(
-            f"'carry' was chosen, which has to be trained: windows of {has.window} leave the base no positions for kept "
-            "keys and values. Shorter ones (--window) may."
+            f"'carry' was chosen, which has to be trained: windows of {has.window} leave the base no positions for "
+            "kept keys and values. Shorter ones (--window) may."
         )
     if isinstance(has, LookbackConfig) and (has.room or 0) < enough_room(has.keep):
         say(
