@@ -12,8 +12,8 @@ import pytest
 
 from recurrify import results
 from recurrify.errors import UserError
+from recurrify.records import check_takes_results
 from recurrify.results import (
-    check_is_folder,
     check_overwrites_nothing,
     git_state,
     load_result,
@@ -199,14 +199,21 @@ def test_a_result_of_other_settings_is_kept_under_its_date(tmp_path: Path) -> No
     aside = set_earlier_aside(path, made_with(4))
     assert aside is not None
     assert aside.read_text() == "not a result"
+    for width in (5, 6):  # of the same second
+        save_result(path, made_with(width))
+        set_earlier_aside(path, made_with(4))
+    assert len(list(tmp_path.glob("probe-20260102030405*.json"))) == 3
 
 
 def test_a_folder_to_write_into_is_no_file_and_not_in_one(tmp_path: Path) -> None:
-    check_is_folder(tmp_path / "new" / "folder")
+    check_takes_results(tmp_path / "new" / "folder")
     (tmp_path / "file").touch()
     for place in (tmp_path / "file", tmp_path / "file" / "inside"):
         with pytest.raises(UserError, match="is a file, not a folder"):
-            check_is_folder(place)
+            check_takes_results(place)
+    (tmp_path / "run.json").touch()
+    with pytest.raises(UserError, match="a run's folder"):
+        check_takes_results(tmp_path)
 
 
 def test_files_of_a_folder_that_is_read_stay_but_results(tmp_path: Path) -> None:

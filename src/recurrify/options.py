@@ -235,10 +235,11 @@ def setting(text: str) -> tuple[str, Any]:
         return name, value
 
 
-def check_given_once(arguments: Sequence[str], option: str, but_by: str) -> None:
-    """Of an option that is repeated the last would count, and the others be lost without a word."""
+def check_given_once(arguments: Sequence[str], option: str, but_by: Sequence[tuple[str, ...]]) -> None:
+    """Of an option that is repeated the last would count, and the others be lost without a word, `but_by` commands
+    that take several."""
     named = [place for place, one in enumerate(arguments) if one == option or one.startswith(f"{option}=")]
-    if len(named) > 1 and arguments[0] != but_by:
+    if len(named) > 1 and not any(tuple(arguments[: len(words)]) == words for words in but_by):
         raise UserError(
             f"`{option}` was given {len(named)} times, and takes one value here: put the files into one folder, or "
             "give them to commands of their own."

@@ -73,6 +73,15 @@ class RunRecord:
             )
 
 
+def check_takes_results(out: Path) -> None:
+    """Before long work: whether its results can be put into `out`; in a run's folder they would replace its own."""
+    above = next(one for one in (out, *out.absolute().parents) if one.exists())
+    if not above.is_dir():
+        raise UserError(f"`out` is {str(out)!r}, but {str(above)!r} is a file, not a folder: give another folder.")
+    if (out / RUN_FILE).is_file():
+        raise UserError(f"`out` is {str(out)!r}, a run's folder, which has its own results: give another one.")
+
+
 def check_has_model(folder: str | Path) -> None:
     """Refuse the folder of a run that was stopped before it had a model."""
     if (Path(folder) / RUN_FILE).is_file() and not (Path(folder) / MODEL_FOLDER / CONFIG_FILE).is_file():

@@ -221,14 +221,8 @@ def set_earlier_aside(path: Path, result: Mapping[str, Any]) -> Path | None:
     if made.get("config") == _plain(result["provenance"]["config"]):
         return None
     date = str(made.get("date_utc") or datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat())
-    return path.rename(path.with_stem(f"{path.stem}-{re.sub('[^0-9]', '', date[:19])}"))
-
-
-def check_is_folder(out: Path) -> None:
-    """Before long work: whether files can be put into `out`."""
-    above = next(one for one in (out, *out.absolute().parents) if one.exists())
-    if not above.is_dir():
-        raise UserError(f"`out` is {str(out)!r}, but {str(above)!r} is a file, not a folder: give another folder.")
+    aside = path.with_stem(f"{path.stem}-{re.sub('[^0-9]', '', date[:19])}")
+    return path.rename(path.with_stem(f"{aside.stem}-{time.time_ns()}") if aside.exists() else aside)
 
 
 def check_overwrites_nothing(out: Path | None, *read: str | Path | None, content: bytes = b"{") -> None:

@@ -11,7 +11,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BloomConfig, BloomForCausalLM, T5Config
 
-from recurrify import cli, options
+from recurrify import cli
 from recurrify.commands.evaluating import unlike_trainings
 from recurrify.jobs import side_by_side
 from recurrify.jobs.side_by_side import held_alone
@@ -441,7 +441,7 @@ class TestComparison:
         for name, changes in {
             "a": {},
             "b": {"recurrence": {"mechanism": "carry", "window": 8}, "added_learning_rate": 1e-3},
-            "c": {"recurrence": {"mechanism": "carry", "window": 6}, "learning_rate": 2e-4},
+            "c": {"recurrence": {"mechanism": "carry", "window": 6}, "learning_rate": 2e-4, "data_checksum": "x"},
         }.items():
             TrainSettings(out=str(tmp_path / name), **(made | changes)).write()
         (tmp_path / "other").mkdir()
@@ -449,13 +449,15 @@ class TestComparison:
         a, b, c = (str(tmp_path / name) for name in "abc")
         assert unlike_trainings([a, f"{b}/model", "gpt2", str(tmp_path / "other")]) == []
         (told,) = unlike_trainings([a, b, f"{c}/model"])
-        assert "not trained alike (learning_rate 0.0001 and 0.0002; windows of 8 and 6)" in told
+        assert "not trained alike (learning_rate 0.0001 and 0.0002; other texts; window 8 and 6)" in told
 
 
 def test_data_named_twice_is_not_half_lost(refused: Command, base: Path) -> None:
     sentence = refused("evaluate", base, "--data", "one", "--data=two")
     assert "`--data` was given 2 times, and takes one value here" in sentence
-    options.check_given_once(["pretrain", "--data", "one", "--data", "two"], "--data", but_by="pretrain")
+    twice = ("--data", "a=one.txt", "--data", "b=two.txt")
+    assert "a=one.txt does not exist" in refused("pretrain", *twice, "--out", base / "new")
+    assert "given 2 times" not in refused("qa", "table3", "--model", base, *twice, "--root", base / "new")
 
 
 def test_two_demos_in_one_folder(refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -271,7 +271,7 @@ def test_a_run_does_not_hide_behind_a_model(text: Path, tmp_path: Path, refused:
     """By the folder's name that model would be loaded, not the run's."""
     (tmp_path / "config.json").write_text("{}")
     said = refused("train", "--model", "shipped:base", "--data", text, "--out", tmp_path)
-    assert f"'{tmp_path}' is the folder of a model" in said
+    assert f"'{tmp_path}' has a config.json, as models have" in said
     assert [path.name for path in tmp_path.glob("*.json")] == ["config.json"]
 
 

@@ -21,7 +21,10 @@ from recurrify.results import provenance, save_result
 from recurrify.train import TrainSettings, uses_bf16
 from recurrify.windows import check_window
 
-ALIKE = ("model", "data", "epochs", "max_tokens", "batch", "accumulate", "learning_rate", "schedule", "windows", "seed")
+ALIKE = (
+    *("model", "epochs", "max_tokens", "batch", "accumulate", "learning_rate", "schedule", "warmup_steps", "patience"),
+    *("windows", "freeze_base", "seed"),
+)
 """Settings of a training that have to be the same for two runs to be compared."""
 
 
@@ -68,7 +71,7 @@ def evaluate_models(
         }
         for name in models[1:]
         for reference, evaluation in zip(found[models[0]], found[name], strict=True)
-        if np.array_equal(reference.tokens, evaluation.tokens)
+        if _same_text(reference, evaluation)
     ]
     others = [name for name in models[1:] if not any(gain["model"] == name for gain in gains)]
     _print_evaluation(table, gains, speed)
@@ -126,6 +129,13 @@ def _common_windows(models: list[str], window: int | None, overlap: list[int] | 
     return window, overlaps
 
 
+def _same_text(one: Evaluation, other: Evaluation) -> bool:
+    """Whether both were scored on the same documents, cut into as many tokens."""
+    return (
+        one.names == other.names and np.array_equal(one.tokens, other.tokens) and np.array_equal(one.words, other.words)
+    )
+
+
 def unlike_trainings(models: list[str]) -> list[str]:
     """How runs of `recurrify train` differ in more than their memory."""
     runs = [run for name in models if (run := _run_of(name)) is not None]
@@ -134,9 +144,12 @@ def unlike_trainings(models: list[str]) -> list[str]:
         values = dict.fromkeys(repr(getattr(run, setting)) for run in runs)
         if len(values) > 1:
             told.append(f"{setting} {' and '.join(values)}")
-    lengths = dict.fromkeys(run.recurrence.get("window") for run in runs)
-    if len(lengths) > 1:
-        told.append(f"windows of {' and '.join(map(str, lengths))}")
+    if len({run.data_checksum for run in runs}) > 1:
+        told.append("other texts")
+    for setting in ("window", "overlap"):
+        values = dict.fromkeys(str(run.recurrence.get(setting)) for run in runs)
+        if len(values) > 1:
+            told.append(f"{setting} {' and '.join(values)}")
     return [f"these were not trained alike ({'; '.join(told)}): not all of a gain may be a memory's."] if told else []
 
 

@@ -7,7 +7,8 @@ import typer
 
 from recurrify import options
 from recurrify.console import say
-from recurrify.results import check_is_folder, set_earlier_aside
+from recurrify.records import check_takes_results
+from recurrify.results import set_earlier_aside
 
 TextArgument = Annotated[str, typer.Argument(metavar="TEXT", help=options.DATA_HELP)]
 Plain = Annotated[
@@ -38,7 +39,7 @@ def inspect_command(
     from recurrify.jobs.inspecting import TextChoice, inspect_text
     from recurrify.report.inspect_page import NUMBERS_FILE, inspect_lines, write_inspection
 
-    check_is_folder(out)
+    check_takes_results(out)
     choice = TextChoice(text, split, text_field, document, tokens)
     result = inspect_text(model, choice, say, plain, reach, device)
     if aside := set_earlier_aside(out / NUMBERS_FILE, result):

@@ -11,7 +11,8 @@ from recurrify import options
 from recurrify.console import out_console, progress_bar, say, show_table
 from recurrify.errors import UserError
 from recurrify.known_names import PROBED_REPETITIONS, PROBED_SIZES, PROBED_WINDOW, SYMBOL_PROBES, TEXT_PROBES
-from recurrify.results import check_is_folder, load_result, save_result, set_earlier_aside
+from recurrify.records import check_takes_results
+from recurrify.results import load_result, save_result, set_earlier_aside
 
 RESULT = "result.json"
 MODEL_COMMAND = "model"
@@ -73,7 +74,7 @@ def probe_a_model(
     """
     from recurrify.jobs.probing import TextProbing, probe_model
 
-    check_is_folder(out)
+    check_takes_results(out)
     settings = TextProbing(
         model=model,
         tasks=tuple(dict.fromkeys(task or TEXT_PROBES)),
@@ -127,7 +128,7 @@ def train(
     """Train a small model on a task of symbols over a few windows, and test it over many more."""
     from recurrify.jobs.probing import SymbolTraining, probe_training
 
-    check_is_folder(out)
+    check_takes_results(out)
     given = {} if window is None else {"window": window}
     training = SymbolTraining(
         task=task,

@@ -18,7 +18,7 @@ from recurrify.evaluate import Evaluation, evaluate_documents, full_flops_per_to
 from recurrify.evaluate.xlnet import score_xlnet
 from recurrify.jobs import RESULT_FILE, Say, XLNetMemory, load_xlnet, pick_device, read_text, train_run, xlnet_run
 from recurrify.jobs.side_by_side import INTERRUPTED, held_alone
-from recurrify.records import MODEL_FOLDER
+from recurrify.records import CONFIG_FILE, MODEL_FOLDER
 from recurrify.recurrence import load_model, recurrence_config
 from recurrify.results import load_result, provenance, save_result, write_whole
 from recurrify.train import TrainSettings, uses_bf16
@@ -96,7 +96,7 @@ class Unit:
         if not self.is_trained():
             return True
         needed = self.needed or not all(self.is_scored(wanted) for wanted in self.wanted)
-        return needed and not (self.run_folder / MODEL_FOLDER).is_dir()
+        return needed and not (self.run_folder / MODEL_FOLDER / CONFIG_FILE).is_file()
 
     def is_scored(self, wanted: Wanted) -> bool:
         path = self.score_file(wanted)

@@ -71,7 +71,7 @@ def _must_lose_nothing(out: Path, written: Sequence[str]) -> None:
     And where a model is the folder's, by the folder's name that one would be loaded, not the run's."""
     if (out / CONFIG_FILE).is_file():
         raise UserError(
-            f"{str(out)!r} is the folder of a model, which a run's own would hide behind: choose another --out."
+            f"{str(out)!r} has a config.json, as models have, which a run's would hide behind: choose another --out."
         )
     found = [path for pattern in written for path in sorted(out.glob(pattern)) if not _is_empty_folder(path)]
     if found:

@@ -29,9 +29,7 @@ def best_settings(config: PretrainedConfig, given: Mapping[str, Any]) -> dict[st
     """A mechanism and its settings for a base of this config, but for those that are `given`."""
     given = {name: value for name, value in given.items() if name != "mechanism" and value is not None}
     NoRecurrence(**{name: given[name] for name in ("window", "overlap") if name in given})  # refuses what cannot be
-    family = family_of(config)
-    limits = [limit for limit in (family.positions(config), attention_reach(config)) if limit is not None]
-    positions = min(limits, default=None)
+    family, positions = family_of(config), _positions(config)
     window = given.get("window") or _usual_window(config, given, positions)
     stride = max(1, window - given.get("overlap", 0))
     free = MOST_KEPT + stride if positions is None else positions - window
@@ -54,6 +52,12 @@ def best_settings(config: PretrainedConfig, given: Mapping[str, Any]) -> dict[st
     return {"mechanism": kind.mechanism, "window": window, **chosen, **given}
 
 
+def _positions(config: PretrainedConfig) -> int | None:
+    """As many as a model can use, as far as it is limited."""
+    limits = (family_of(config).positions(config), attention_reach(config))
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
 def _usual_window(config: PretrainedConfig, given: Mapping[str, Any], positions: int | None) -> int:
     """The paper's, or as long a one as leaves room for what is to be kept."""
     if family_of(config).rotary:
@@ -68,11 +72,12 @@ def _usual_window(config: PretrainedConfig, given: Mapping[str, Any], positions:
 
 
 def default_window(config: Any, recurrence: Mapping[str, Any]) -> int:
-    """The paper's window, or all positions of a model that has fewer, but for those that a memory needs. Plain windows,
-    which it is held against, are as long as those of what is chosen where nothing is named."""
-    if recurrence["mechanism"] == NoRecurrence.mechanism:
-        window: int = best_settings(config, {})["window"]
-        return window
+    """The paper's window, or all positions of a model that has fewer, but for those that a memory needs: as many as
+    what is chosen where nothing is named, so that models can be compared; `lookback` goes by what it keeps."""
+    if family_of(config).rotary:
+        return _usual_window(config, {}, _positions(config))
+    if recurrence["mechanism"] != LookbackConfig.mechanism and has_absolute_positions(config):
+        return _usual_window(config, {}, _positions(config))
     positions = family_of(config).positions(config)
     if positions is None:
         return RecurrenceConfig.window

@@ -59,8 +59,8 @@ class KVConfig(RecurrenceConfig):
             raise UserError(
                 f"`keep` is {self.keep} and `sinks` {self.sinks}, but the next window leaves only {self.stride} "
                 f"positions of a window unseen (window={self.window}, overlap={self.overlap}): choose "
-                f"keep={max(self.stride - self.sinks, 1)} or less, which is settled where the memory is added, "
-                f"overlap={max(self.window - self.keep - self.sinks, 0)} or less, or larger windows."
+                f"keep={max(self.stride - self.sinks, 1)} or less where the memory is added, fewer sinks, "
+                f"{'less overlap, ' if self.overlap else ''}or larger windows."
             )
 
 

@@ -74,9 +74,8 @@ class LookbackConfig(RecurrenceConfig):
         if self.keep > self.stride:
             raise UserError(
                 f"`keep` is {self.keep}, but the next window leaves only {self.stride} positions of a window unseen "
-                f"(window={self.window}, overlap={self.overlap}): choose keep={self.stride} or less, which is "
-                "settled where the memory is added, "
-                f"overlap={max(self.window - self.keep, 0)} or less, or larger windows."
+                f"(window={self.window}, overlap={self.overlap}): choose keep={self.stride} or less where the "
+                f"memory is added, {'less overlap, ' if self.overlap else ''}or larger windows."
             )
 
 
