@@ -283,7 +283,7 @@ def _prompt_text(prompt: str | None, file: Path | None) -> str:
 def main() -> None:
     """Run the command line; bad input is one sentence and exit code 2."""
     try:
-        options.check_given_once(sys.argv[1:], "--data", but_by=(("pretrain",), ("qa", "table3")))
+        options.check_given_once(app, sys.argv[1:], "--data")
         app()
     except UserError as error:
         err_console.print(f"Error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)

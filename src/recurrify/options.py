@@ -235,12 +235,17 @@ def setting(text: str) -> tuple[str, Any]:
         return name, value
 
 
-def check_given_once(arguments: Sequence[str], option: str, but_by: Sequence[tuple[str, ...]]) -> None:
-    """Of an option that is repeated the last would count, and the others be lost without a word, `but_by` commands
-    that take several."""
-    named = [place for place, one in enumerate(arguments) if one == option or one.startswith(f"{option}=")]
-    if len(named) > 1 and not any(tuple(arguments[: len(words)]) == words for words in but_by):
+def check_given_once(app: typer.Typer, arguments: Sequence[str], option: str) -> None:
+    """Where a command takes one value, of an option that is repeated the last would count, and the others be lost
+    without a word."""
+    times = sum(one == option or one.startswith(f"{option}=") for one in arguments)
+    if times < 2:
+        return
+    command: Any = typer.main.get_command(app)
+    for word in arguments:
+        command = getattr(command, "commands", {}).get(word, command)
+    if not any(parameter.multiple for parameter in command.params if option in parameter.opts):
         raise UserError(
-            f"`{option}` was given {len(named)} times, and takes one value here: put the files into one folder, or "
-            "give them to commands of their own."
+            f"`{option}` was given {times} times, and takes one value here: put the files into one folder, or give "
+            "them to commands of their own."
         )

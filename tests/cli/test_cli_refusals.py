@@ -444,6 +444,7 @@ class TestComparison:
             "c": {"recurrence": {"mechanism": "carry", "window": 6}, "learning_rate": 2e-4, "data_checksum": "x"},
         }.items():
             TrainSettings(out=str(tmp_path / name), **(made | changes)).write()
+            (tmp_path / name / "model").mkdir()
         (tmp_path / "other").mkdir()
         (tmp_path / "other" / "run.json").write_text('{"unknown": 1}')
         a, b, c = (str(tmp_path / name) for name in "abc")
