@@ -198,13 +198,16 @@ class TestEvaluate:
         assert {document["tokens"] for document in one["documents"]} == {6}
         assert result["provenance"]["config"]["tokens_per_document"] == 7
 
-    def test_other_tokens_are_compared_by_the_word_alone(self, base: Path, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("limit", [(), ("--tokens-per-document", 30)], ids=["all", "some"])
+    def test_other_tokens_are_compared_by_the_word_alone(self, limit: tuple[Any], base: Path, tmp_path: Path) -> None:
+        """Of as many tokens of each, too, which are not as many words."""
         (tmp_path / "one.txt").write_text("w1 w2 w3 w4 w5 w6 w7 " * 20)
         said = invoke(
             *("evaluate", base, "shipped:base", "--data", tmp_path / "one.txt", "--split", "all", "--window", 8),
-            *("--out", tmp_path / "found.json"),
+            *("--out", tmp_path / "found.json", *limit),
         )
-        assert f"note: shipped:base cuts the text into other tokens than {base}: they compare by the word" in said
+        way = "compare them without --tokens-per-document, by the word" if limit else "they compare by the word"
+        assert f"note: shipped:base cuts the text into other tokens than {base}: {way}" in said
         found = json.loads((tmp_path / "found.json").read_text())
         assert found["gains"] == []
         assert [row["perplexity_per_word"] > 1 for row in found["rows"]] == [True, True]

@@ -357,7 +357,7 @@ def test_what_remains_on_a_frozen_base_is_told_with_its_size(tmp_path: Path) -> 
     ]
     page = page_of(tmp_path, "frozen", rows)
     words = page.words.replace("\xa0", " ")
-    assert "tail-64, 200 kB of added weights: +3.0 % (+2.5 % to +3.5 %) by memory, 60.0 % of what it" in words
+    assert "tail-64, 200 kB of added weights: +3.0 % (+2.5 % to +3.5 %) by memory, 60.0 % of what it gains" in words
     assert page.table("Perplexity per word")[1]["what was trained"] == "added weights alone"
 
 

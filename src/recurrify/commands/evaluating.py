@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from rich.table import Table
 
@@ -15,7 +14,6 @@ from recurrify.console import out_console, perplexity_level, progress_bar, say
 from recurrify.errors import UserError
 from recurrify.evaluate import Evaluation, memory_cost
 from recurrify.jobs import evaluation_rows, gain_row, pick_device, read_text
-from recurrify.records import MODEL_FOLDER, RUN_FILE
 from recurrify.recurrence import load_model, own_recurrence
 from recurrify.results import provenance, save_result
 from recurrify.train import TrainSettings, uses_bf16
@@ -63,15 +61,10 @@ def evaluate_models(
             scores, found[name] = evaluation_rows(model, tokens, overlaps, advance, rows, half)
         table += [{"model": name, "mechanism": model.recurrence.mechanism, **row} for row in scores]
     gains = [
-        {
-            "model": name,
-            "against": models[0],
-            **gain_row([reference], [evaluation]),
-            "relative_gain_per_token": gain_row([reference], [evaluation], "token")["relative_gain"],
-        }
+        gain
         for name in models[1:]
         for reference, evaluation in zip(found[models[0]], found[name], strict=True)
-        if _same_text(reference, evaluation)
+        if (gain := _gain(name, models[0], reference, evaluation)) is not None
     ]
     others = [name for name in models[1:] if not any(gain["model"] == name for gain in gains)]
     _print_evaluation(table, gains, speed)
@@ -129,11 +122,13 @@ def _common_windows(models: list[str], window: int | None, overlap: list[int] | 
     return window, overlaps
 
 
-def _same_text(one: Evaluation, other: Evaluation) -> bool:
-    """Whether both were scored on the same documents, cut into as many tokens."""
-    return (
-        one.names == other.names and np.array_equal(one.tokens, other.tokens) and np.array_equal(one.words, other.words)
-    )
+def _gain(name: str, against: str, reference: Evaluation, evaluation: Evaluation) -> dict[str, Any] | None:
+    """None where the text was cut into other tokens."""
+    try:
+        by_word, by_token = (gain_row([reference], [evaluation], unit) for unit in ("word", "token"))
+    except UserError:
+        return None
+    return {"model": name, "against": against, **by_word, "relative_gain_per_token": by_token["relative_gain"]}
 
 
 def unlike_trainings(models: list[str]) -> list[str]:
@@ -154,14 +149,11 @@ def unlike_trainings(models: list[str]) -> list[str]:
 
 
 def _run_of(name: str) -> TrainSettings | None:
-    """The settings of the run whose folder, or model, this is."""
-    for folder in (Path(name), Path(name).parent):
-        if (folder / RUN_FILE).is_file() and (folder == Path(name) or Path(name).name == MODEL_FOLDER):
-            try:
-                return TrainSettings.read(folder)
-            except UserError:  # a run of another kind
-                return None
-    return None
+    """The settings of the run whose folder this is, or in whose folder this model is."""
+    try:
+        return TrainSettings.read(name) or (TrainSettings.read(Path(name).parent) if Path(name).is_dir() else None)
+    except UserError:  # a run of another kind
+        return None
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from recurrify import options
-from recurrify.console import is_first, say
+from recurrify.console import is_first, perplexity_level, say
 
 
 def _model(text: str, **more: Any) -> Any:
@@ -89,7 +89,7 @@ def pretrain_command(
     if is_first() and found["loss_per_token"] is not None:
         told = f"loss {found['loss_per_token']:.4f} per token"
         if objective == "clm":
-            told = f"perplexity {found['perplexity_per_word']:,.2f} per word, {told}, "
+            told = f"perplexity {perplexity_level(found['perplexity_per_word'], 2)} per word, {told}, "
             told += f"{found['bits_per_character']:.4f} bits per character"
         typer.echo(f"validation: {told}{'' if objective == 'clm' else ' to be restored'}")
     if not result["finished"]:

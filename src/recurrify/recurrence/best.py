@@ -74,9 +74,8 @@ def _usual_window(config: PretrainedConfig, given: Mapping[str, Any], positions:
 def default_window(config: Any, recurrence: Mapping[str, Any]) -> int:
     """The paper's window, or all positions of a model that has fewer, but for those that a memory needs: as many as
     what is chosen where nothing is named, so that models can be compared; `lookback` goes by what it keeps."""
-    if family_of(config).rotary:
-        return _usual_window(config, {}, _positions(config))
-    if recurrence["mechanism"] != LookbackConfig.mechanism and has_absolute_positions(config):
+    by_keeping = recurrence["mechanism"] == LookbackConfig.mechanism
+    if family_of(config).rotary or (has_absolute_positions(config) and not by_keeping):
         return _usual_window(config, {}, _positions(config))
     positions = family_of(config).positions(config)
     if positions is None:

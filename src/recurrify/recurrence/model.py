@@ -240,17 +240,9 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
             limit = self.recurrence.bptt_windows
             if limit is not None and memory is not None and index and index % limit == 0:
                 memory = memory.detach()
+            writes = bool(finished.any())
             output, written, summary = self._run_window(
-                packed,
-                span,
-                targets,
-                memory,
-                live,
-                statistics,
-                bool(finished.any()),
-                token_types,
-                summed,
-                compiles,
+                packed, span, targets, memory, live, statistics, writes, token_types, summed, compiles
             )
             if written is not None:
                 memory = _overwrite(memory, written, finished)

@@ -88,17 +88,20 @@ def _made(experiment: Experiment) -> str:
     git, machine = facts(provenance.get("git")), facts(provenance.get("machine"))
     told = [_trained(facts(one)) for one in entries(experiment.content.get("trained"))]
     if git.get("commit"):
-        changes = " with uncommitted changes" if git.get("dirty") else ""
-        told.append(f"put together at commit {words(git['commit'])[:10]}{changes}")
+        told.append(f"put together at commit {_commit(git)}")
     day = words(provenance.get("date_utc"))[:10]
     told += [words(value) for value in (machine.get("gpu") or machine.get("cpu"), day) if value]
     return f"; {', '.join(told)}" if told else ""
 
 
 def _trained(origin: Mapping[str, Any]) -> str:
-    runs, commit = len(entries(origin.get("runs"))), words(origin.get("commit"))[:10] or "an unknown commit"
-    changes = " with uncommitted changes" if origin.get("dirty") else ""
-    return f"{runs} run{'' if runs == 1 else 's'} trained at {commit}{changes} on {words(origin.get('device'))}"
+    runs = len(entries(origin.get("runs")))
+    return f"{runs} run{'' if runs == 1 else 's'} trained at {_commit(origin)} on {words(origin.get('device'))}"
+
+
+def _commit(git: Mapping[str, Any]) -> str:
+    changes = " with uncommitted changes" if git.get("dirty") else ""
+    return f"{words(git.get('commit'))[:10] or 'an unknown commit'}{changes}"
 
 
 def _missing(experiment: Experiment) -> list[Block]:
