@@ -14,8 +14,8 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.utils import fresh_cache
 
 import recurrify
-from recurrify import compiling
-from recurrify.compiling import BARRIER, MIXED_SUMS, compile_alone, compiled, faultless, with_barriers
+from recurrify.speed import compiling
+from recurrify.speed.compiling import BARRIER, MIXED_SUMS, compile_alone, compiled, faultless, with_barriers
 
 SOURCE = Path(recurrify.__file__).parent
 

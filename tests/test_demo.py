@@ -16,14 +16,18 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, l
 
 from recurrify import add_recurrence, console
 from recurrify import demo as demo_module
-from recurrify.data import CORPORA, Corpus, Document, Skipped, TokenizedDocument
+from recurrify.data.documents import CORPORA, Corpus
+from recurrify.data.records import Document, Skipped
+from recurrify.data.tokens import TokenizedDocument
 from recurrify.demo import OVERLAPS, RECURRENCE, Part, run_demo, score_all
 from recurrify.errors import UserError
-from recurrify.evaluate import interval, relative_gain
-from recurrify.jobs import evaluation, finetuning
+from recurrify.evaluate import rows as evaluation
+from recurrify.evaluate.bootstrap import interval, relative_gain
+from recurrify.modeling import loading
+from recurrify.pages import numbers
+from recurrify.pages.markdown_text import summary
 from recurrify.processes import processes
-from recurrify.recurrence import loading
-from recurrify.report import numbers, summary
+from recurrify.train import finetuning
 from support.commands import invoke
 
 LIVE_TOKENS = 10_000

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from recurrify import UserError, ending_with_parent
-from recurrify.jobs import side_by_side
-from recurrify.jobs.side_by_side import INTERRUPTED, Task, held_alone, run_side_by_side
+from recurrify import UserError, ending_with_parent, side_by_side
+from recurrify.side_by_side import INTERRUPTED, Task, held_alone, run_side_by_side
 from support.processes import comes, runs
 
 
@@ -108,7 +107,7 @@ def waited_for(path: Path) -> int:
 
 WRITE_AND_WAIT = "import os, pathlib, sys, time; pathlib.Path(sys.argv[1]).write_text(str(os.getpid())); time.sleep(99)"
 SIDE_BY_SIDE = (
-    "import sys; from pathlib import Path; from recurrify.jobs.side_by_side import Task, run_side_by_side; "
+    "import sys; from pathlib import Path; from recurrify.side_by_side import Task, run_side_by_side; "
     "arguments = ('-c', *sys.argv[1:]); run_side_by_side([Task('a', arguments, Path(sys.argv[2] + '.log'))], 1, print)"
 )
 ELSEWHERE = (

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from recurrify import products
-from recurrify.products import quick_products
+from recurrify.speed import products
+from recurrify.speed.products import quick_products
 
 
 @pytest.mark.parametrize("arm", [True, False])

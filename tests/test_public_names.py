@@ -52,13 +52,19 @@ import transformers
 """
     program += TELL_AUTO_CLASSES
     program += """
-print(recurrify.kernels.__name__, recurrify.recurrence.load_model.__name__)
+print(recurrify.load_model.__name__, recurrify.memory_cost.__name__)
 names = {}
 exec("from recurrify import *", names)
 print(sorted(set(listed) - set(names)))
 print(names["State"] is recurrify.State is sys.modules["recurrify.state"].State)
 """
-    assert fresh(program, tmp_path) == ["False False", *AUTO_CLASSES, "recurrify.kernels load_model", "[]", "True"]
+    assert fresh(program, tmp_path) == [
+        "False False",
+        *AUTO_CLASSES,
+        "load_model memory_cost",
+        "[]",
+        "True",
+    ]
 
 
 def test_auto_classes_know_recurrent_models(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from transformers import logging
 
 from recurrify import RecurrentForCausalLM
-from recurrify.recurrence import RecurrenceConfig, mechanism_names, recurrence_config
+from recurrify.mechanisms.base import RecurrenceConfig, mechanism_names, recurrence_config
 from support.models import tiny
 from support.runs import model_folder
 from support.tokenizers import like_bert

@@ -4,11 +4,13 @@ from pathlib import Path
 
 import pytest
 
-import recurrify.recurrence.loading as loading
-from recurrify.data import load_documents, tokenize_documents
-from recurrify.evaluate import evaluate_documents, relative_gain
-from recurrify.jobs import shorten
-from recurrify.recurrence import load_model, shipped_names
+import recurrify.modeling.loading as loading
+from recurrify.data.documents import load_documents
+from recurrify.data.texts import shorten
+from recurrify.data.tokens import tokenize_documents
+from recurrify.evaluate.bootstrap import relative_gain
+from recurrify.evaluate.perplexity import evaluate_documents
+from recurrify.modeling.loading import load_model, shipped_names
 
 
 def test_all_three_are_shipped_and_small() -> None:

@@ -24,15 +24,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from recurrify.forecast.building import new_forecaster
-from recurrify.forecast.calendar import time_features
-from recurrify.forecast.data import Scaling, WindowedSeries, split_rows
-from recurrify.forecast.reading import Series, read_series
-from recurrify.forecast.settings import ForecastSettings
-from recurrify.forecast.training import STEPS_BEFORE_CAPTURE, Step, epoch_starts, precision_context
-from recurrify.models import prob_sparse
-from recurrify.models.informer import SelfAttention
 from recurrify.results import provenance, save_result
+from recurrify_papers.forecast.building import new_forecaster
+from recurrify_papers.forecast.calendar import time_features
+from recurrify_papers.forecast.data import Scaling, WindowedSeries, split_rows
+from recurrify_papers.forecast.reading import Series, read_series
+from recurrify_papers.forecast.settings import ForecastSettings
+from recurrify_papers.forecast.training import STEPS_BEFORE_CAPTURE, Step, epoch_starts, precision_context
+from recurrify_papers.models import prob_sparse
+from recurrify_papers.models.informer import SelfAttention
 
 LENGTHS = ((672, 288, 288), (168, 168, 336), (168, 168, 168), (96, 48, 48), (48, 48, 24))
 """Past, label and horizon: the longest of ETTm1, and ETTh1's own."""

@@ -20,12 +20,13 @@ from timing import in_short
 from torch import Tensor
 from torch.nn import functional
 
-from recurrify.attention import RecurrenceEncoding, RSAConfig, rsa_attention
+from recurrify.attention.config import RSAConfig
+from recurrify.attention.encoding import RecurrenceEncoding
+from recurrify.attention.kernels import TRITON_INSTALLED
 from recurrify.attention.reference import rem_matrix, rsa_matrix_form
-from recurrify.attention.rsa import chunked_mix
-from recurrify.capturing import as_graph, device_seconds
-from recurrify.kernels import TRITON_INSTALLED
+from recurrify.attention.rsa import chunked_mix, rsa_attention
 from recurrify.results import provenance, save_result
+from recurrify.speed.capturing import as_graph, device_seconds
 
 DEVICE = "cuda"
 HEADS, WIDTH = 8, 64

@@ -31,12 +31,17 @@ from transformers import (
 )
 
 from recurrify import CarryConfig, NoRecurrence, add_recurrence
-from recurrify.data import TrainingSequences, checksum, load_documents, tokenize_documents
-from recurrify.evaluate import evaluate_documents, relative_gain
-from recurrify.jobs import shorten
-from recurrify.recurrence import RecurrenceConfig, RecurrentForCausalLM
+from recurrify.data.documents import load_documents
+from recurrify.data.sequences import TrainingSequences
+from recurrify.data.texts import shorten
+from recurrify.data.tokens import checksum, tokenize_documents
+from recurrify.evaluate.bootstrap import relative_gain
+from recurrify.evaluate.perplexity import evaluate_documents
+from recurrify.mechanisms.base import RecurrenceConfig
+from recurrify.modeling.heads import RecurrentForCausalLM
 from recurrify.results import load_result, provenance, save_result
-from recurrify.train import TrainSettings, train
+from recurrify.train.settings import TrainSettings
+from recurrify.train.trainer import train
 
 VOCABULARY, POSITIONS, WIDTH, LAYERS, HEADS = 1024, 256, 96, 4, 4
 WINDOW, WINDOWS = 64, 8

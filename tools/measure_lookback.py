@@ -18,9 +18,12 @@ from typing import Any
 
 from transformers import logging
 
-from recurrify.evaluate import Evaluation, evaluate_documents, full_flops_per_token, memory_cost, relative_gain
-from recurrify.jobs import pick_device, read_text
-from recurrify.recurrence import load_model
+from recurrify.data.texts import pick_device, read_text
+from recurrify.evaluate.bootstrap import relative_gain
+from recurrify.evaluate.evaluation import Evaluation
+from recurrify.evaluate.flops import full_flops_per_token, memory_cost
+from recurrify.evaluate.perplexity import evaluate_documents
+from recurrify.modeling.loading import load_model
 from recurrify.results import provenance, save_result
 
 

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from transformers import logging
 
-from recurrify.evaluate import ScoredDocument, evaluate_documents
-from recurrify.jobs import read_text
-from recurrify.recurrence import load_model
+from recurrify.data.texts import read_text
+from recurrify.evaluate.evaluation import ScoredDocument
+from recurrify.evaluate.perplexity import evaluate_documents
+from recurrify.modeling.loading import load_model
 from recurrify.results import provenance, save_result
 
 MECHANISMS: dict[str, dict[str, Any]] = {

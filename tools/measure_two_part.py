@@ -10,8 +10,8 @@ import argparse
 import time
 from pathlib import Path
 
-from recurrify.jobs.two_part import two_part_experiment
 from recurrify.results import provenance, save_result
+from recurrify_papers.two_part.run import two_part_experiment
 
 
 def main() -> None:

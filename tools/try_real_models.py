@@ -17,7 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM, logging, set_seed
 
 from recurrify import CarryConfig
-from recurrify.recurrence import load_model
+from recurrify.modeling.loading import load_model
 from recurrify.results import provenance, save_result
 
 WINDOW = 64

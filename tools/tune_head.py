@@ -17,8 +17,7 @@ from timing import in_a_graph, in_short
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from recurrify.kernels import adding, cross_entropy
-from recurrify.recurrence import head_loss
+from recurrify.speed import adding, cross_entropy, head_loss
 
 BEGAN = time.time()
 DEVICE, HALF = "cuda", torch.bfloat16

@@ -14,9 +14,9 @@ import torch
 from timing import in_a_graph, in_short
 from torch.nn import functional
 
-from recurrify.kernels import relative_attention as fused
-from recurrify.kernels.relative_attention import Tile
-from recurrify.models.transformer_xl import align_distances
+from recurrify_papers.kernels import relative_attention as fused
+from recurrify_papers.kernels.relative_attention import Tile
+from recurrify_papers.models.transformer_xl import align_distances
 
 BEGAN = time.time()
 BATCH, HEADS, QUERIES, KEYS, WIDTH = 22, 8, 512, 1024, 64

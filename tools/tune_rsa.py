@@ -17,10 +17,10 @@ import torch
 from timing import in_a_graph, in_short
 from torch.nn import functional
 
-from recurrify.capturing import as_graph
-from recurrify.kernels import rsa
-from recurrify.kernels import rsa_lane_launch as lanes
-from recurrify.kernels.rsa_lane_launch import LaneTile as Tile
+from recurrify.attention.kernels import rsa
+from recurrify.attention.kernels import rsa_lane_launch as lanes
+from recurrify.attention.kernels.rsa_lane_launch import LaneTile as Tile
+from recurrify.speed.capturing import as_graph
 
 BEGAN = time.time()
 WARMERS = int(os.environ.get("WARMERS", "10"))

@@ -1,6 +1,6 @@
 """recurrify: give pretrained transformers a memory.
 
-Names are loaded when they are first used: torch and transformers take seconds, which a page of help should not.
+Names are imported when they are first used: torch and transformers take seconds, which `--help` should not.
 """
 
 from importlib import import_module as _import_module
@@ -13,26 +13,31 @@ from recurrify.windows import Window, schedule
 
 if TYPE_CHECKING:
     from recurrify.attention import RSAConfig
-    from recurrify.recurrence import (
-        CarryConfig,
-        CompressConfig,
-        KVConfig,
-        LookbackConfig,
-        MemoryTokensConfig,
-        NoRecurrence,
-        RecurrentConfig,
+    from recurrify.evaluate import memory_cost
+    from recurrify.families import Family, register_family
+    from recurrify.mechanisms.base import Mechanism, NoRecurrence, RecurrenceConfig, register_mechanism
+    from recurrify.mechanisms.carry import CarryConfig
+    from recurrify.mechanisms.compress import CompressConfig
+    from recurrify.mechanisms.kv import KVConfig
+    from recurrify.mechanisms.lookback import LookbackConfig
+    from recurrify.mechanisms.memory_tokens import MemoryTokensConfig
+    from recurrify.mechanisms.rsa import RSARecurrenceConfig
+    from recurrify.mechanisms.summary import SummaryConfig
+    from recurrify.mechanisms.tail import TailConfig
+    from recurrify.modeling.config import RecurrentConfig
+    from recurrify.modeling.embedding import embed
+    from recurrify.modeling.heads import (
         RecurrentForCausalLM,
         RecurrentForMaskedLM,
+        RecurrentModel,
+        add_recurrence,
+        register_with_transformers,
+    )
+    from recurrify.modeling.loading import load_model
+    from recurrify.modeling.task_heads import (
         RecurrentForQuestionAnswering,
         RecurrentForSequenceClassification,
         RecurrentForTokenClassification,
-        RecurrentModel,
-        RSARecurrenceConfig,
-        SummaryConfig,
-        TailConfig,
-        add_recurrence,
-        embed,
-        register_with_transformers,
     )
     from recurrify.state import State
 
@@ -44,12 +49,15 @@ except _metadata.PackageNotFoundError:  # run from a source tree that was never 
 __all__ = [
     "CarryConfig",
     "CompressConfig",
+    "Family",
     "KVConfig",
     "LookbackConfig",
+    "Mechanism",
     "MemoryTokensConfig",
     "NoRecurrence",
     "RSAConfig",
     "RSARecurrenceConfig",
+    "RecurrenceConfig",
     "RecurrentConfig",
     "RecurrentForCausalLM",
     "RecurrentForMaskedLM",
@@ -65,31 +73,32 @@ __all__ = [
     "__version__",
     "add_recurrence",
     "embed",
+    "load_model",
+    "memory_cost",
+    "register_family",
+    "register_mechanism",
     "register_with_transformers",
     "schedule",
 ]
-_SUBMODULES = ("attention", "capturing", "kernels", "recurrence", "state")
-"""That can be used without an import of their own."""
+_HOMES = {"RSAConfig": "attention", "State": "state", "memory_cost": "evaluate"}
+"""The subpackages of the names that are not in `modeling`."""
 
 
 def _load(name: str) -> Any:
-    if name in _SUBMODULES:
-        return _import_module(f"{__name__}.{name}")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = {"State": "state", "RSAConfig": "attention"}.get(name, "recurrence")
-    value = globals()[name] = getattr(_import_module(f"{__name__}.{home}"), name)
+    home = _import_module(f"{__name__}.{_HOMES.get(name, 'modeling')}")
+    value = globals()[name] = getattr(home, name)
     return value
 
 
-if not TYPE_CHECKING:  # or every name would seem to be there
+if not TYPE_CHECKING:  # or every name would seem to exist
     __getattr__ = _load
 
 
 def __dir__() -> list[str]:
-    """What is for users: not also the modules that were loaded on the way."""
     return list(__all__)
 
 
-# Who imports recurrify, and then only transformers, finds its models by their Auto classes.
-_after_import("transformers", lambda: _import_module("recurrify.recurrence"))
+# After `import recurrify`, transformers' Auto classes find its models, whenever transformers is imported.
+_after_import("transformers", lambda: _import_module("recurrify.modeling"))

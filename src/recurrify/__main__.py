@@ -1,6 +1,6 @@
 """`python -m recurrify`: the commands."""
 
-from recurrify.cli import main
+from recurrify.cli.main import main
 
 if __name__ == "__main__":
     main()

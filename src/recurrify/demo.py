@@ -11,16 +11,23 @@ import torch
 from transformers import logging
 
 from recurrify.console import progress_bar
-from recurrify.data import TokenizedDocument
+from recurrify.data.texts import Say, read_text
+from recurrify.data.tokens import TokenizedDocument
 from recurrify.errors import UserError
-from recurrify.evaluate import Evaluation
+from recurrify.evaluate.evaluation import Evaluation
+from recurrify.evaluate.rows import evaluation_rows, gain_row
 from recurrify.interrupts import unless_interrupted
-from recurrify.jobs import RESULT_FILE, Say, count_parameters, evaluation_rows, gain_row, read_text, train_run
+from recurrify.mechanisms.base import NoRecurrence, RecurrenceConfig
+from recurrify.mechanisms.lookback import LookbackConfig
+from recurrify.modeling.loading import load_model
+from recurrify.pages.demo import write_page
+from recurrify.pages.markdown_text import markdown
+from recurrify.pages.plots import write_picture
 from recurrify.processes import one_thread, processes
-from recurrify.recurrence import LookbackConfig, NoRecurrence, RecurrenceConfig, load_model
-from recurrify.report import markdown, write_page, write_picture
 from recurrify.results import load_result, provenance, save_result
-from recurrify.train import TrainSettings
+from recurrify.train.finetuning import count_parameters, train_run
+from recurrify.train.resuming import RESULT_FILE
+from recurrify.train.settings import TrainSettings
 
 CORPUS, WINDOW, WINDOWS, BATCH = "stdlib", 64, 8, 4
 WARMUP_STEPS = 10

@@ -15,10 +15,11 @@ import torch
 from interpreting import let_ranges_be_computed
 from torch import Tensor
 
-from recurrify.attention import RecurrenceEncoding, RSAConfig, ScanState
+from recurrify.attention.config import RSAConfig
+from recurrify.attention.encoding import RecurrenceEncoding
 from recurrify.attention.fused import fused_mix, fused_scan
 from recurrify.attention.reference import rem_matrix
-from recurrify.attention.scan import chunked_scan
+from recurrify.attention.scan import ScanState, chunked_scan
 
 HEADS = {
     "regular, dilated cosine and sine": {"counts": (1, 0, 0, 0, 1, 1), "dilations": (2, 3)},
@@ -32,7 +33,7 @@ ON_CPU = {"device": "cpu", "dtype": torch.float32, "tolerance": 1e-5}
 @contextmanager
 def forced(way: str) -> Iterator[None]:
     """Block by block, or lane by lane wherever scans are causal."""
-    from recurrify.kernels import rsa_lane_launch
+    from recurrify.attention.kernels import rsa_lane_launch
 
     fewest, most = {"blocks": (10**9, 0), "lanes": (0, 10**9)}[way]
     with mock.patch.multiple(rsa_lane_launch, FEWEST_LANES=fewest, MOST_BLOCKS=most):
@@ -178,7 +179,7 @@ def new_memory_holding(filling: float) -> Iterator[None]:
 
 def assert_memory_is_not_trusted(device: str) -> None:
     """Whatever lies in new memory, every number of the results is written: all of them twice the same."""
-    from recurrify.kernels import rsa
+    from recurrify.attention.kernels import rsa
 
     ours, _ = encodings(FIRST, device)
     value, attended = (torch.randn(2, 4, length, 3, device=device) for length in (9, 7))
@@ -217,7 +218,7 @@ def assert_compiled_is_eager(device: str, backend: str) -> None:
 
 def assert_operator_is_sound(device: str) -> None:
     """As PyTorch asks it to be: among other things, what is traced has the shapes of what is computed."""
-    from recurrify.kernels import rsa
+    from recurrify.attention.kernels import rsa
 
     # All heads with as many lanes: places kept for lanes that a head does not have are not written.
     ours = RecurrenceEncoding(RSAConfig(heads=3, counts=(0, 0, 0, 0, 1, 1), dilations=(2, 2))).to(device)
@@ -227,7 +228,7 @@ def assert_operator_is_sound(device: str) -> None:
 
 
 def check_by_blocks() -> None:
-    from recurrify.kernels import rsa
+    from recurrify.attention.kernels import rsa
 
     # Small blocks, so that few positions fill several of them, and both sequences in one program.
     rsa.BLOCK_LENGTHS, rsa.FEWEST_PROGRAMS = (16,), 1
@@ -238,7 +239,7 @@ def check_by_blocks() -> None:
 
 
 def check_by_lanes() -> None:
-    from recurrify.kernels import rsa_lane_launch as launch
+    from recurrify.attention.kernels import rsa_lane_launch as launch
 
     # Small blocks, so that few positions fill several of them, in both directions.
     tile = launch.LaneTile(16, 4, 1)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from recurrify.attention import backends
-from recurrify.attention.backends import attend_to_earlier, leave_out_cudnn
+from recurrify.speed import backends
+from recurrify.speed.backends import attend_to_earlier, leave_out_cudnn
 from recurrify.train.running import trainer_arguments
 from recurrify.train.settings import TrainSettings
 from support.reference import attend

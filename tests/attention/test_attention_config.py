@@ -5,9 +5,10 @@ import math
 import pytest
 import torch
 
-from recurrify.attention import RecurrenceEncoding, RSAConfig
+from recurrify.attention.config import RSAConfig
+from recurrify.attention.encoding import RecurrenceEncoding
 from recurrify.errors import UserError
-from recurrify.recurrence.rsa import SavedEncoding
+from recurrify.mechanisms.rsa import SavedEncoding
 
 
 def test_heads_come_in_the_order_of_the_counts_and_pairs_share_parameters():

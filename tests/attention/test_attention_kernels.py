@@ -9,9 +9,13 @@ import kernel_checks as checks
 import pytest
 import torch
 
-from recurrify.attention import RecurrenceEncoding, RSAConfig, ScanState, fused, mix_recurrence, scan
+from recurrify.attention import fused, scan
+from recurrify.attention.config import RSAConfig
+from recurrify.attention.encoding import RecurrenceEncoding
+from recurrify.attention.kernels import TRITON_INSTALLED
+from recurrify.attention.rsa import mix_recurrence
+from recurrify.attention.scan import ScanState
 from recurrify.errors import UserError
-from recurrify.kernels import TRITON_INSTALLED
 
 needs_triton = pytest.mark.skipif(not TRITON_INSTALLED, reason="Triton is not installed")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -41,8 +45,8 @@ def test_the_kernels_equal_the_matrix_form_in_the_interpreter(way):
     ],
 )
 def test_many_lanes_that_are_not_long_are_worked_through_one_by_one(batch, positions, causal, by_lanes):
-    from recurrify.kernels.rsa_blocks import Given
-    from recurrify.kernels.rsa_lane_launch import lane_blocks
+    from recurrify.attention.kernels.rsa_blocks import Given
+    from recurrify.attention.kernels.rsa_lane_launch import lane_blocks
 
     encoding = RecurrenceEncoding(RSAConfig(heads=8, counts=(0, 0, 0, 0, 2, 2), dilations=(3, 6, 9, 12)))
     values = torch.empty(batch, 8, positions, 64, device="meta", dtype=torch.bfloat16)

@@ -4,8 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from recurrify.attention import RecurrenceEncoding, RSAConfig, mix_recurrence, rsa_attention, scan
+from recurrify.attention import scan
+from recurrify.attention.config import RSAConfig
+from recurrify.attention.encoding import RecurrenceEncoding
 from recurrify.attention.reference import rem_matrix, rsa_matrix_form
+from recurrify.attention.rsa import mix_recurrence, rsa_attention
 from recurrify.errors import UserError
 
 ALL_KINDS = {"counts": (1, 1, 1, 1, 1, 1), "dilations": (2, 4, 3)}

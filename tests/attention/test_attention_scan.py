@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from recurrify.attention import RecurrenceEncoding, RSAConfig, scan
+from recurrify.attention import scan
+from recurrify.attention.config import RSAConfig
+from recurrify.attention.encoding import RecurrenceEncoding
 from recurrify.attention.reference import rem_matrix
 from recurrify.errors import UserError
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from recurrify.commands import evaluating
+from recurrify.cli import evaluate as evaluating
 from support.commands import BUDGET, TRAINING, invoke, refused, transformers_as_before
 from support.runs import model_folder, text_folder
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from recurrify.recurrence import load_model
+from recurrify.modeling.loading import load_model
 from support.commands import TRAINING, Command, invoke
 from support.runs import model_folder
 

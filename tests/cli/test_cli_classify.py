@@ -13,7 +13,7 @@ from sklearn import metrics
 from torch.nn import functional
 from transformers import AutoModelForSeq2SeqLM, AutoModelForSequenceClassification, AutoTokenizer, T5Config
 
-from recurrify.recurrence import RecurrentForSequenceClassification
+from recurrify.modeling.task_heads import RecurrentForSequenceClassification
 from support.commands import Command, invoke
 from support.models import EOS, tiny
 from support.runs import assert_same_weights, weights_of

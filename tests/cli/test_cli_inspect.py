@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recurrify.data import TokenizedDocument
-from recurrify.evaluate import evaluate_documents, memory_cost
-from recurrify.recurrence import load_model
+from recurrify.data.tokens import TokenizedDocument
+from recurrify.evaluate.flops import memory_cost
+from recurrify.evaluate.perplexity import evaluate_documents
+from recurrify.modeling.loading import load_model
 from recurrify.results import load_result
 from support.commands import invoke
 

@@ -11,8 +11,9 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from recurrify import __version__
-from recurrify.recurrence import load_model
-from recurrify.train import TrainSettings, last_whole_checkpoint
+from recurrify.modeling.loading import load_model
+from recurrify.train.checkpoints import last_whole_checkpoint
+from recurrify.train.settings import TrainSettings
 from support.commands import BUDGET, TRAINING, invoke
 
 
@@ -128,7 +129,7 @@ class TestEvaluate:
         with pytest.MonkeyPatch.context() as patch:
             from rich.console import Console
 
-            from recurrify.commands import evaluating
+            from recurrify.cli import evaluate as evaluating
 
             patch.setattr(evaluating, "out_console", Console(width=400))
             said = invoke("evaluate", *models, "--data", texts, "--overlap", 0, "--overlap", 3, "--out", out)
@@ -249,7 +250,7 @@ class TestGenerate:
     def test_a_prompt_from_standard_input(self, runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
         from typer.testing import CliRunner
 
-        from recurrify import cli
+        from recurrify.cli import main as cli
 
         arguments = ["generate", str(runs["plain"]), "--prompt-file", "-", "--max-new-tokens", "4", "--greedy"]
         found = CliRunner().invoke(cli.app, arguments, input="w11 w12", catch_exceptions=False)
@@ -277,7 +278,7 @@ def test_as_a_program(base: Path, texts: Path, tmp_path: Path) -> None:
     """One way through a real process: output and exit codes as a shell sees them."""
 
     def program(*arguments: object) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "recurrify.cli", *map(str, arguments)]
+        command = [sys.executable, "-m", "recurrify.cli.main", *map(str, arguments)]
         return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
     done = program("generate", base, "--prompt", "w7 w8", "--max-new-tokens", 3, "--greedy")

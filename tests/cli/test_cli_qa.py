@@ -8,13 +8,15 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from recurrify import cli
+from recurrify.cli import main as cli
+from recurrify.cli.options import encoder_mechanisms
 from recurrify.data.questions import Question, QuestionSet, save_questions
 from recurrify.errors import UserError
 from recurrify.evaluate.answers import score_answers
-from recurrify.options import encoder_mechanisms
-from recurrify.recurrence import RecurrentForQuestionAnswering, add_recurrence, mechanism_names, recurrence_config
-from recurrify.recurrence.task_loading import load_task_model
+from recurrify.mechanisms.base import mechanism_names, recurrence_config
+from recurrify.modeling.heads import add_recurrence
+from recurrify.modeling.task_heads import RecurrentForQuestionAnswering
+from recurrify.modeling.task_loading import load_task_model
 from support.commands import invoke
 from support.models import tiny
 from support.tokenizers import like_bert

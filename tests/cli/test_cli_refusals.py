@@ -11,12 +11,14 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BloomConfig, BloomForCausalLM, T5Config
 
-from recurrify import cli
-from recurrify.commands.evaluating import unlike_trainings
-from recurrify.jobs import side_by_side
-from recurrify.jobs.side_by_side import held_alone
-from recurrify.recurrence import NoRecurrence, load_model, loading
-from recurrify.train import TrainSettings
+from recurrify import side_by_side
+from recurrify.cli import main as cli
+from recurrify.cli.evaluate import unlike_trainings
+from recurrify.mechanisms.base import NoRecurrence
+from recurrify.modeling import loading
+from recurrify.modeling.loading import load_model
+from recurrify.side_by_side import held_alone
+from recurrify.train.settings import TrainSettings
 from support.commands import TRAINING, Command
 from support.runs import model_folder
 from support.words import word_tokenizer
@@ -399,7 +401,7 @@ class TestInterrupted:
         def interrupted(*_: Any) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("recurrify.commands.evaluating.load_model", interrupted)
+        monkeypatch.setattr("recurrify.cli.evaluate.load_model", interrupted)
         monkeypatch.setattr("sys.argv", ["recurrify", "evaluate", str(base), "--data", str(texts)])
         with pytest.raises(SystemExit) as caught:
             cli.main()
@@ -414,7 +416,7 @@ def test_the_memory_of_the_gpu_runs_out(
     def too_large(*_: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory.\nAnd much more.")
 
-    monkeypatch.setattr("recurrify.commands.evaluating.load_model", too_large)
+    monkeypatch.setattr("recurrify.cli.evaluate.load_model", too_large)
     sentence = refused("evaluate", base, "--data", texts)
     assert "the GPU's memory ran out (CUDA out of memory.): use a smaller --batch" in sentence
 

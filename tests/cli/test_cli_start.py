@@ -8,20 +8,25 @@ from typing import Any
 
 import pytest
 
-from recurrify import bench, cli, experiments, known_names
-from recurrify.bench import bench as bench_state
-from recurrify.commands import forecast, forecast_table1, inspecting, probe
-from recurrify.data import CORPORA
+from recurrify import known_names
+from recurrify.cli import inspect as inspecting
+from recurrify.cli import main as cli
+from recurrify.cli import probe
+from recurrify.data.documents import CORPORA
 from recurrify.data.probes import SYMBOL_PROBES
 from recurrify.data.probes_text import TEXT_PROBES
-from recurrify.data.symbols import ALPHABETS
+from recurrify.evaluate import probe_run as probing
 from recurrify.evaluate.inspection import REACH
-from recurrify.forecast import settings as forecast_settings
-from recurrify.forecast import table1
-from recurrify.jobs import probing
-from recurrify.models import ARCHITECTURES
-from recurrify.recurrence import mechanism_names, shipped_names
-from recurrify.train.scratch_settings import ScratchSettings
+from recurrify.mechanisms.base import mechanism_names
+from recurrify.modeling.loading import shipped_names
+from recurrify_papers import bench, experiments
+from recurrify_papers.bench import bench as bench_state
+from recurrify_papers.commands import forecast, forecast_table1
+from recurrify_papers.forecast import settings as forecast_settings
+from recurrify_papers.forecast import table1
+from recurrify_papers.models.language import ARCHITECTURES
+from recurrify_papers.scratch.settings import ScratchSettings
+from recurrify_papers.scratch.symbols import ALPHABETS
 
 LARGE = ("torch", "transformers", "datasets", "pandas", "numpy", "scipy", "sklearn", "matplotlib")
 TELL = f"""

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from recurrify.data import CORPORA, Document, Skipped, checksum, load_documents
+from recurrify.data.documents import CORPORA, load_documents
+from recurrify.data.records import Document, Skipped
+from recurrify.data.tokens import checksum
 from recurrify.errors import UserError
 
 WORDS = " ".join(f"word{number}" for number in range(400))

@@ -6,8 +6,9 @@ from typing import Any
 import datasets
 import pytest
 
-from recurrify.data import Document, Skipped, load_documents
+from recurrify.data.documents import load_documents
 from recurrify.data.hub import wikitext_articles
+from recurrify.data.records import Document, Skipped
 from recurrify.errors import UserError
 
 

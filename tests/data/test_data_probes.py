@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recurrify.data import load_tokenizer
 from recurrify.data.probes import (
     ASK,
     FIRST_ANSWER,
@@ -25,8 +24,9 @@ from recurrify.data.probes import (
 )
 from recurrify.data.probes_guess import level_by_place, most_frequent
 from recurrify.data.probes_text import PEOPLE, PLACES, TEXT_PROBES, ProbeText, TextProbe, clean_filler, text_probe
+from recurrify.data.tokenizers import load_tokenizer
 from recurrify.errors import UserError
-from recurrify.recurrence.loading import SHIPPED
+from recurrify.modeling.loading import SHIPPED
 
 WINDOW = 24
 TEXT_WINDOW = 160

@@ -6,7 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recurrify.data import TokenizedDocument, TrainingSequences, collate
+from recurrify.data.sequences import TrainingSequences, collate
+from recurrify.data.tokens import TokenizedDocument
 from recurrify.errors import UserError
 from recurrify.windows import schedule
 

@@ -12,17 +12,11 @@ import torch
 from torch.utils.data import DataLoader
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from recurrify.data import (
-    Document,
-    PackedRows,
-    TokenizedDocument,
-    collate_rows,
-    load_tokenizer,
-    make_tokenizer,
-    pack_documents,
-    save_tokenizer,
-    tokenizers,
-)
+from recurrify.data import tokenizers
+from recurrify.data.packed import PackedRows, collate_rows, pack_documents
+from recurrify.data.records import Document
+from recurrify.data.tokenizers import load_tokenizer, make_tokenizer, save_tokenizer
+from recurrify.data.tokens import TokenizedDocument
 from recurrify.errors import UserError
 from support.words import word_tokenizer
 

@@ -9,17 +9,10 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from recurrify.data import (
-    Document,
-    Skipped,
-    TokenizedDocument,
-    checksum,
-    token_cache,
-    tokenize_cached,
-    tokenize_documents,
-    tokenized,
-    tokens,
-)
+from recurrify.data import token_cache, tokens
+from recurrify.data.records import Document, Skipped
+from recurrify.data.token_cache import tokenize_cached, tokenized
+from recurrify.data.tokens import TokenizedDocument, checksum, tokenize_documents
 from recurrify.errors import UserError
 
 DOCUMENTS = [

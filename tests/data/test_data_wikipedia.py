@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from recurrify.data import documents as sources
-from recurrify.data import load_documents, wikipedia
+from recurrify.data import wikipedia
+from recurrify.data.documents import load_documents
 from recurrify.data.wikipedia import (
     ENWIK8,
     TEXT8,

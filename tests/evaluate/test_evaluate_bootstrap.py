@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from recurrify import UserError
-from recurrify.evaluate import Evaluation, gain_beyond, interval, relative_gain
+from recurrify.evaluate.bootstrap import gain_beyond, interval, relative_gain
+from recurrify.evaluate.evaluation import Evaluation
 
 DOCUMENTS = 40
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from recurrify import NoRecurrence, add_recurrence
-from recurrify.data import TokenizedDocument
-from recurrify.evaluate import evaluate_documents
+from recurrify.data.tokens import TokenizedDocument
 from recurrify.evaluate.inspection import Text, gradient_profile, read_text, slot_attention, watched_attention
+from recurrify.evaluate.perplexity import evaluate_documents
 from recurrify.windows import schedule
 from support.checks import WINDOW, fits, recurrent
 from support.models import DECODERS, text, tiny

@@ -11,9 +11,10 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model, LlamaConfig, LlamaForCausalLM
 
 from recurrify import CarryConfig, NoRecurrence, SummaryConfig, UserError, add_recurrence
-from recurrify.data import TokenizedDocument
-from recurrify.evaluate import Evaluation, evaluate_documents, exchange
-from recurrify.evaluate.evaluation import Tally
+from recurrify.data.tokens import TokenizedDocument
+from recurrify.evaluate import exchange
+from recurrify.evaluate.evaluation import Evaluation, Tally
+from recurrify.evaluate.perplexity import evaluate_documents
 from recurrify.results import load_result, save_result
 from recurrify.state import State
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from recurrify import UserError
-from recurrify.data import TokenizedDocument
-from recurrify.evaluate import predict_documents
+from recurrify.data.tokens import TokenizedDocument
+from recurrify.evaluate.prediction import predict_documents
 from support.checks import WINDOW, recurrent
 from support.models import VOCABULARY, tiny
 

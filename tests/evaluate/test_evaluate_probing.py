@@ -12,7 +12,9 @@ from recurrify.data.probes import IGNORED, SymbolTexts, probe_stream, symbol_pro
 from recurrify.data.probes_text import ProbeText
 from recurrify.errors import UserError
 from recurrify.evaluate.probing import score_of, score_symbols, score_texts, wilson
-from recurrify.recurrence import CarryConfig, NoRecurrence, RecurrentForCausalLM, add_recurrence
+from recurrify.mechanisms.base import NoRecurrence
+from recurrify.mechanisms.carry import CarryConfig
+from recurrify.modeling.heads import RecurrentForCausalLM, add_recurrence
 from recurrify.state import State
 from support.models import VOCABULARY, tiny
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from recurrify import State, add_recurrence
-from recurrify.recurrence import RecurrenceConfig, recurrence_config
+from recurrify.mechanisms.base import RecurrenceConfig, recurrence_config
 from support.models import DECODERS, ENCODERS, text, tiny
 
 WINDOW = 8

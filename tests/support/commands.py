@@ -7,7 +7,7 @@ import pytest
 from transformers import logging
 from typer.testing import CliRunner
 
-from recurrify import cli
+from recurrify.cli import main as cli
 
 TRAINING = ["--window", "8", "--windows", "3", "--batch", "4", "--learning-rate", "0.01", "--warmup-steps", "2"]
 Command = Callable[..., str]

@@ -9,9 +9,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from recurrify.recurrence import graphed, graphed_windows
-from recurrify.recurrence.compiled import run_full_window
-from recurrify.recurrence.graphed import GraphedSteps
+from recurrify.speed import graphed, graphed_windows
+from recurrify.speed.compiled import run_full_window
+from recurrify.speed.graphed import GraphedSteps
 from recurrify.state import State
 
 

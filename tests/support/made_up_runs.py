@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recurrify.evaluate import Evaluation, gain_beyond, interval, relative_gain
-from recurrify.experiments import Lab, beyond, beyond_rivals
-from recurrify.experiments import rows as rows_module
-from recurrify.experiments.pool import Outcome
-from recurrify.experiments.unit import Unit
-from recurrify.recurrence import recurrence_config
+from recurrify.evaluate.bootstrap import gain_beyond, interval, relative_gain
+from recurrify.evaluate.evaluation import Evaluation
+from recurrify.mechanisms.base import recurrence_config
 from recurrify.results import save_result
+from recurrify_papers.experiments import beyond, beyond_rivals
+from recurrify_papers.experiments import rows as rows_module
+from recurrify_papers.experiments.lab import Lab
+from recurrify_papers.experiments.pool import Outcome
+from recurrify_papers.experiments.unit import Unit
 
 TOKENS, WORDS = np.array([100, 300]), np.array([50, 150])
 LOSSES = {"none": 3.0, "carry": 2.98, "tail": 2.9, "memory_tokens": 2.95, "kv": 2.85}

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from recurrify.recurrence import recurrence_config
-from recurrify.train import TrainSettings
+from recurrify.mechanisms.base import recurrence_config
+from recurrify.train.settings import TrainSettings
 from support.models import FIRST_WORD, VOCABULARY, tiny
 from support.words import word_tokenizer
 

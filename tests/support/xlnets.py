@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import XLNetConfig
 
-from recurrify.models.xlnet import WindowedXLNet
+from recurrify_papers.thesis.xlnet import WindowedXLNet
 from support.models import VOCABULARY
 
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers.training_args import OptimizerNames
 
-from recurrify.jobs import train_run
-from recurrify.recurrence import load_model
+from recurrify.modeling.loading import load_model
 from recurrify.train import trainer
+from recurrify.train.finetuning import train_run
 from support.runs import assert_same_weights, run_settings, validations, weights_of
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from recurrify import UserError
-from recurrify.jobs import train_run
-from recurrify.train import RecurrentTrainer
+from recurrify.train.finetuning import train_run
+from recurrify.train.trainer import RecurrentTrainer
 from support.runs import assert_same_weights, run_settings, weights_of
 
 

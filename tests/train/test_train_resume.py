@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 
+from recurrify.data.texts import read_text
 from recurrify.errors import UserError
-from recurrify.jobs import read_text, train_run
-from recurrify.recurrence import load_model
-from recurrify.train import TrainSettings, callbacks, counting, last_whole_checkpoint
+from recurrify.modeling.loading import load_model
+from recurrify.train import callbacks, counting
+from recurrify.train.checkpoints import last_whole_checkpoint
+from recurrify.train.finetuning import train_run
+from recurrify.train.settings import TrainSettings
 from support.runs import assert_same_weights, model_folder, run_settings, validations, weights_of
 
 DROPOUT = {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1}

@@ -8,13 +8,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from recurrify.data import TrainingSequences, tokenized
+from recurrify.data.sequences import TrainingSequences
+from recurrify.data.token_cache import tokenized
 from recurrify.errors import UserError
-from recurrify.jobs import train_run
-from recurrify.recurrence import load_model, recurrence_config
-from recurrify.train import RecurrentTrainer, TrainSettings, train, uses_bf16
-from recurrify.train.running import compile_mode
-from recurrify.train.trainer import training_arguments
+from recurrify.mechanisms.base import recurrence_config
+from recurrify.modeling.loading import load_model
+from recurrify.train.finetuning import train_run
+from recurrify.train.running import compile_mode, uses_bf16
+from recurrify.train.settings import TrainSettings
+from recurrify.train.trainer import RecurrentTrainer, train, training_arguments
 from support.runs import assert_same_weights, run_settings, validations, weights_of
 
 
@@ -80,8 +82,8 @@ class TestBestModel:
 
     def test_validation_is_what_evaluation_finds(self, base: Path, texts: Path, tmp_path: Path) -> None:
         """The best validation loss is that of the saved model, on the first tokens of each document."""
-        from recurrify.evaluate import evaluate_documents
-        from recurrify.jobs import read_text
+        from recurrify.data.texts import read_text
+        from recurrify.evaluate.perplexity import evaluate_documents
 
         result = run(run_settings(base, texts, tmp_path / "run", valid_tokens=20))
         model, tokenizer = load_model(str(tmp_path / "run"))

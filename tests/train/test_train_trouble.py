@@ -10,9 +10,11 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerState
 
 from recurrify.errors import UserError
-from recurrify.jobs import train_run
-from recurrify.recurrence import RecurrentForCausalLM, load_model
-from recurrify.train import TrainSettings, last_whole_checkpoint
+from recurrify.modeling.heads import RecurrentForCausalLM
+from recurrify.modeling.loading import load_model
+from recurrify.train.checkpoints import last_whole_checkpoint
+from recurrify.train.finetuning import train_run
+from recurrify.train.settings import TrainSettings
 from support.runs import assert_same_weights, run_settings, validations, weights_of
 
 FULL = OSError(errno.ENOSPC, "No space left on device")

@@ -6,7 +6,7 @@ Shapes: B batch, H heads, R heads that carry a REM, Q queries, K keys, D head wi
 from torch import Tensor
 
 from recurrify.attention.encoding import Kernel, RecurrenceEncoding
-from recurrify.kernels import KERNEL_TYPES, TRITON_INSTALLED
+from recurrify.attention.kernels import KERNEL_TYPES, TRITON_INSTALLED
 
 
 def kernels_run(*tensors: Tensor) -> bool:
@@ -22,7 +22,7 @@ def fused_scan(
     values_BRTD: Tensor, kernel: Kernel, *, causal: bool, memory: int, carry: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """P·V and the next carry, which is empty unless causal."""
-    from recurrify.kernels.rsa import recur  # imports Triton, which takes a while, or is not there
+    from recurrify.attention.kernels.rsa import recur  # imports Triton, which takes a while, or is not there
 
     return recur(
         values_BRTD,
@@ -48,7 +48,7 @@ def fused_mix(
     carry: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """(1 − g) · attended + g · P·V for all heads in one go, and the next carry."""
-    from recurrify.kernels.rsa import recur  # imports Triton, which takes a while, or is not there
+    from recurrify.attention.kernels.rsa import recur  # imports Triton, which takes a while, or is not there
 
     return recur(
         value_BHKD,

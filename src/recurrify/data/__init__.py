@@ -1,6 +1,5 @@
 """Text in, token ids out: documents, their splits, their tokens, and the sequences a model trains on."""
 
-from recurrify.data.distractors import mix_paragraphs
 from recurrify.data.documents import CORPORA, Corpus, check_source, load_documents
 from recurrify.data.packed import PackedRows, collate_rows, pack_documents
 from recurrify.data.question_windows import WindowedQuestion, collate_questions, window_questions
@@ -32,7 +31,6 @@ __all__ = [
     "load_questions",
     "load_tokenizer",
     "make_tokenizer",
-    "mix_paragraphs",
     "pack_documents",
     "save_questions",
     "save_tokenizer",

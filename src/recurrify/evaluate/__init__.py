@@ -3,36 +3,26 @@
 from recurrify.evaluate.answers import Answer, AnswerScores, official_predictions, predict_answers, score_answers
 from recurrify.evaluate.bootstrap import Gain, gain_beyond, interval, relative_gain
 from recurrify.evaluate.classification import classification_metrics
-from recurrify.evaluate.continuations import Context, continue_contexts, sample_contexts
-from recurrify.evaluate.cost import convergence, measure_cost
 from recurrify.evaluate.evaluation import METRICS, Evaluation, ScoredDocument
 from recurrify.evaluate.flops import MemoryCost, full_flops_per_token, memory_cost, paper_flops_per_token
 from recurrify.evaluate.perplexity import evaluate_documents
 from recurrify.evaluate.prediction import Predictions, collect_predictions, predict_documents, prediction_metrics
-from recurrify.evaluate.topics import TopicModel, compare_topics, fit_topics
 
 __all__ = [
     "METRICS",
     "Answer",
     "AnswerScores",
-    "Context",
     "Evaluation",
     "Gain",
     "MemoryCost",
     "Predictions",
     "ScoredDocument",
-    "TopicModel",
     "classification_metrics",
     "collect_predictions",
-    "compare_topics",
-    "continue_contexts",
-    "convergence",
     "evaluate_documents",
-    "fit_topics",
     "full_flops_per_token",
     "gain_beyond",
     "interval",
-    "measure_cost",
     "memory_cost",
     "official_predictions",
     "paper_flops_per_token",
@@ -40,6 +30,5 @@ __all__ = [
     "predict_documents",
     "prediction_metrics",
     "relative_gain",
-    "sample_contexts",
     "score_answers",
 ]

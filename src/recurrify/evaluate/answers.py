@@ -13,7 +13,7 @@ import torch
 from recurrify.data.question_windows import WindowedQuestion, collate_questions
 from recurrify.data.questions import KINDS, Question
 from recurrify.errors import UserError
-from recurrify.recurrence import RecurrentForQuestionAnswering
+from recurrify.modeling.task_heads import RecurrentForQuestionAnswering
 
 LONGEST_ANSWER = 30
 SAMPLES_AT_ONCE = 500

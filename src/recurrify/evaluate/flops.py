@@ -12,9 +12,9 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel
 
-from recurrify.recurrence import NoRecurrence, RecurrentPreTrainedModel
-from recurrify.recurrence.families import family_of
-from recurrify.recurrence.mechanism import Mechanism, Past
+from recurrify.families import family_of
+from recurrify.mechanisms.base import Mechanism, NoRecurrence, Past
+from recurrify.modeling.model import RecurrentPreTrainedModel
 from recurrify.windows import check_window
 
 

@@ -24,7 +24,8 @@ from recurrify.evaluate.perplexity import (
     read_side_by_side,
     scoring,
 )
-from recurrify.recurrence import RecurrentForCausalLM, RecurrentOutput
+from recurrify.modeling.heads import RecurrentForCausalLM
+from recurrify.modeling.model import RecurrentOutput
 from recurrify.state import State
 from recurrify.windows import schedule
 

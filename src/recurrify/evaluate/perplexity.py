@@ -15,12 +15,9 @@ from transformers import PreTrainedModel
 from recurrify.errors import UserError
 from recurrify.evaluate.evaluation import Evaluation, ScoredDocument, Tally
 from recurrify.evaluate.exchange import Exchange
-from recurrify.recurrence import (
-    NoRecurrence,
-    RecurrentForCausalLM,
-    RecurrentPreTrainedModel,
-    add_recurrence,
-)
+from recurrify.mechanisms.base import NoRecurrence
+from recurrify.modeling.heads import RecurrentForCausalLM, add_recurrence
+from recurrify.modeling.model import RecurrentPreTrainedModel
 from recurrify.state import State
 
 

@@ -13,7 +13,7 @@ from recurrify.data.probes import IGNORED, SymbolProbe, SymbolTexts
 from recurrify.data.probes_text import ProbeText
 from recurrify.errors import UserError
 from recurrify.evaluate.perplexity import check_ids
-from recurrify.recurrence import RecurrentForCausalLM
+from recurrify.modeling.heads import RecurrentForCausalLM
 from recurrify.state import State
 
 NORMAL_95 = 1.959964

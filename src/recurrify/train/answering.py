@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from recurrify.data.question_windows import WindowedQuestion, collate_questions
-from recurrify.recurrence import RecurrentForQuestionAnswering
+from recurrify.modeling.task_heads import RecurrentForQuestionAnswering
 from recurrify.train.running import TrainOutcome
 from recurrify.train.settings import SCHEDULES
 from recurrify.train.task import TaskSettings, run_task, task_arguments

@@ -11,7 +11,7 @@ from torch.utils.data import Sampler
 
 from recurrify.data.labelled_windows import GroupedByLength, collate_texts
 from recurrify.errors import UserError
-from recurrify.recurrence import RecurrentForSequenceClassification
+from recurrify.modeling.task_heads import RecurrentForSequenceClassification
 from recurrify.train.running import TrainOutcome
 from recurrify.train.settings import SCHEDULES
 from recurrify.train.task import TaskSettings, run_task, task_arguments

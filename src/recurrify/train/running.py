@@ -13,10 +13,10 @@ from transformers import Trainer, TrainerCallback, TrainerState, TrainingArgumen
 from transformers.integrations import is_tensorboard_available
 from transformers.trainer_callback import PrinterCallback
 
-from recurrify.attention.backends import leave_out_cudnn
-from recurrify.compiling import compiled
 from recurrify.errors import UserError
-from recurrify.products import quick_products
+from recurrify.speed.backends import leave_out_cudnn
+from recurrify.speed.compiling import compiled
+from recurrify.speed.products import quick_products
 from recurrify.train.callbacks import EndInOrder, ShowProgress, StopAfterMinutes, StopOnInterrupt
 from recurrify.train.checkpoints import last_whole_checkpoint
 from recurrify.train.counting import CountSeconds

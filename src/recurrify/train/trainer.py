@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 from transformers import EarlyStoppingCallback, TrainerState, TrainingArguments
 
-from recurrify.data import TrainingSequences, collate
-from recurrify.data.sequences import IGNORED
+from recurrify.data.sequences import IGNORED, TrainingSequences, collate
 from recurrify.errors import UserError
-from recurrify.recurrence import RecurrentPreTrainedModel
-from recurrify.recurrence.compiled import compile_windows
-from recurrify.recurrence.graphed import graph_steps
+from recurrify.modeling.model import RecurrentPreTrainedModel
+from recurrify.speed.compiled import compile_windows
+from recurrify.speed.graphed import graph_steps
 from recurrify.train.callbacks import StopOnNonFinite, non_finite
 from recurrify.train.running import (
     TrainOutcome,
@@ -111,7 +110,7 @@ def training_arguments(settings: TrainSettings, sequences: TrainingSequences, va
     if args.world_size != processes:
         raise UserError(
             f"The launcher started {processes} processes, but only {args.world_size} found each other: "
-            "start with `torchrun --nproc-per-node N -m recurrify.cli train …` or `accelerate launch`."
+            "start with `torchrun --nproc-per-node N -m recurrify.cli.main train …` or `accelerate launch`."
         )
     return args
 

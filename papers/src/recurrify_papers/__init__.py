@@ -1,0 +1,1 @@
+"""The research that recurrify stands on, reproduced with recurrify's public functions."""

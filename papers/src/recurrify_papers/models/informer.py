@@ -1,0 +1,404 @@
+"""Informer (Zhou et al., 2021) for long forecasts in one step, and RSA-Informer where `rsa` is set.
+
+The encoder reads the past; the decoder reads the last rows of the past and zeros for the rows to forecast, and fills
+them in at once. With `attention="full"` it is a plain encoder-decoder transformer.
+
+What lies between the matrix products is mostly the moving of memory. `Informer.fuse` compiles it, for training, into
+one kernel for each activation and one for each norm.
+
+Shapes: B batch, L rows of past, P rows to forecast, T rows of a sequence, R rows of a batch, W width, H heads, D head
+width, C channels, F time features.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from recurrify.attention import scan
+from recurrify.attention.config import RSAConfig
+from recurrify.attention.encoding import RecurrenceEncoding
+from recurrify.errors import UserError
+from recurrify.speed import compiling
+from recurrify_papers.models.prob_sparse import prob_sparse_attention, sample_keys
+
+LONGEST_CHUNK = 1024
+"""Up to so many rows the recurrence is one matrix product; that is quicker than many small ones, and fits in memory."""
+ALIGNED = 8
+"""Matrix products in 16 bits are quick where rows are a multiple of so many numbers."""
+COMPILATIONS = 64
+"""torch's own limit of 8 for one function is low where models of several widths and dropouts share a process."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InformerConfig:
+    """The defaults are those of the published code, but for `distil` and `mix`, which it has on."""
+
+    channels: int
+    """Columns that are read and forecast."""
+    time_features: int
+    """Numbers that say where in day, week and year a row stands."""
+    past: int
+    """Rows the encoder reads."""
+    label: int
+    """Rows at the end of the past that the decoder starts from."""
+    horizon: int
+    """Rows to forecast."""
+    width: int = 512
+    """Width of the hidden states; even, for the sines and cosines of the positions."""
+    heads: int = 8
+    """Attention heads."""
+    inner: int = 2048
+    """Width inside the feed-forward part."""
+    encoder_layers: int = 2
+    decoder_layers: int = 1
+    dropout: float = 0.05
+    """Of embeddings, each part's output, inside the feed-forward, and of full attention's weights."""
+    attention: Literal["prob", "full"] = "prob"
+    """Self-attention: `prob`, rows of their own for the queries that stand out, or `full`, for all."""
+    factor: int = 5
+    """ProbSparse samples and chooses factor · ⌈ln T⌉ of T rows."""
+    distil: bool = False
+    """Halve the sequence between encoder layers by convolution and pooling."""
+    mix: bool = False
+    """Read what the decoder's self-attention gives, recurrence included, head after head, and cut it into rows anew. A
+    row then holds several rows of a head or two, later ones than itself among them, in place of its own of all."""
+    rsa: RSAConfig | None = None
+    """Adds recurrence to every self-attention, causal in the decoder and both ways in the encoder; None is Informer."""
+    recurrence_rows: Literal["all", "selected"] = "all"
+    """Rows of ProbSparse attention that get recurrence: all, or only those of the queries chosen."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.rsa, dict):  # a configuration read back from JSON
+            object.__setattr__(self, "rsa", RSAConfig(**self.rsa))
+        for name in (
+            "channels",
+            "time_features",
+            "past",
+            "horizon",
+            "width",
+            "heads",
+            "inner",
+            "encoder_layers",
+            "decoder_layers",
+            "factor",
+        ):
+            if getattr(self, name) < 1:
+                raise UserError(f"`{name}` must be at least 1: got {getattr(self, name)}.")
+        if not 0 <= self.label <= self.past:
+            raise UserError(f"`label` must lie in the past: got label={self.label}, past={self.past}.")
+        if self.width % self.heads or self.width % 2:
+            raise UserError(f"`width` must be even and a multiple of `heads`: got {self.width} and {self.heads}.")
+        if not 0 <= self.dropout < 1:
+            raise UserError(f"`dropout` must be at least 0 and below 1: got {self.dropout}.")
+        if self.attention not in ("prob", "full"):
+            raise UserError(f"`attention` must be prob or full: got {self.attention!r}.")
+        if self.recurrence_rows not in ("all", "selected"):
+            raise UserError(f"`recurrence_rows` must be all or selected: got {self.recurrence_rows!r}.")
+        if self.recurrence_rows == "selected" and self.attention == "full":
+            raise UserError("`recurrence_rows='selected'` needs attention='prob': full attention selects nothing.")
+        if self.rsa is not None and self.rsa.heads != self.heads:
+            raise UserError(
+                f"the heads of `rsa` must be those of the model: got rsa.heads={self.rsa.heads}, heads={self.heads}."
+            )
+
+
+class Projections(nn.Module):
+    """From hidden states to queries, keys and values by head, and back."""
+
+    def __init__(self, config: InformerConfig) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.query = nn.Linear(config.width, config.width)
+        self.key_value = nn.Linear(config.width, 2 * config.width)
+        self.output = nn.Linear(config.width, config.width)
+        self.attention_dropout = config.dropout
+        self.mix = False
+
+    def split(self, hidden_BTW: Tensor, seen_BTW: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        key, value = self.key_value(seen_BTW).chunk(2, dim=-1)
+        query, key, value = (
+            part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.query(hidden_BTW), key, value)
+        )
+        return query, key, value
+
+    def join(self, attended_BHTD: Tensor) -> Tensor:
+        batch, heads, rows, width = attended_BHTD.shape
+        ordered = attended_BHTD if self.mix else attended_BHTD.transpose(1, 2)
+        return self.output(ordered.reshape(batch, rows, heads * width))
+
+    @property
+    def dropout_now(self) -> float:
+        return self.attention_dropout if self.training else 0.0
+
+
+class CrossAttention(Projections):
+    """The decoder's look at the encoder: full attention, as published, and never recurrence."""
+
+    def forward(self, hidden_BTW: Tensor, encoded_BTW: Tensor) -> Tensor:
+        query, key, value = self.split(hidden_BTW, encoded_BTW)
+        return self.join(functional.scaled_dot_product_attention(query, key, value, dropout_p=self.dropout_now))
+
+
+class SelfAttention(Projections):
+    """ProbSparse or full attention, mixed with the recurrence of RSA where the configuration has one."""
+
+    def __init__(self, config: InformerConfig, causal: bool) -> None:
+        super().__init__(config)
+        self.config, self.causal = config, causal
+        self.mix = config.mix and causal
+        self.encoding = None if config.rsa is None else RecurrenceEncoding(config.rsa)
+
+    def forward(self, hidden_BTW: Tensor) -> Tensor:
+        query, key, value = self.split(hidden_BTW, hidden_BTW)
+        chosen_BHU = None
+        if self.config.attention == "full":
+            attended = functional.scaled_dot_product_attention(
+                query, key, value, dropout_p=self.dropout_now, is_causal=self.causal
+            )
+        else:
+            rows, factor = query.shape[2], self.config.factor
+            sample_QN = sample_keys(rows, rows, factor, query.device, self.training)
+            attended, chosen_BHU = prob_sparse_attention(
+                query, key, value, sample_QN, causal=self.causal, factor=factor
+            )
+        if self.encoding is not None:
+            rows_BHU = chosen_BHU if self.config.recurrence_rows == "selected" else None
+            attended = add_recurrence(attended, value, self.encoding, self.causal, rows_BHU)
+        return self.join(attended)
+
+
+def add_recurrence(
+    attended_BHTD: Tensor, value_BHTD: Tensor, encoding: RecurrenceEncoding, causal: bool, rows_BHU: Tensor | None
+) -> Tensor:
+    """(1 − g) · attended + g · P·V for the heads with a REM: on every row, or on `rows_BHU` alone.
+
+    P·V is taken over all rows before any is picked, so a picked row has the weights of its own position.
+    """
+    rem, gate = encoding.rem_heads, encoding.gate().to(attended_BHTD.dtype)
+    chunk = min(value_BHTD.shape[2], LONGEST_CHUNK)
+    recurrent = scan(value_BHTD[:, :rem], encoding.kernel(), causal=causal, chunk=chunk).output
+    mixed = (1 - gate) * attended_BHTD[:, :rem] + gate * recurrent
+    if rows_BHU is not None:
+        index = rows_BHU[:, :rem].unsqueeze(-1).expand(-1, -1, -1, mixed.shape[-1])
+        mixed = attended_BHTD[:, :rem].scatter(2, index, mixed.gather(2, index))
+    return torch.cat([mixed, attended_BHTD[:, rem:]], dim=1)
+
+
+def precise(states: Tensor) -> Tensor:
+    """In 32 bits at least; the compiler's random numbers, too, are only as fine as what they drop."""
+    return states.to(torch.promote_types(states.dtype, torch.float32))
+
+
+def activate(inner_RW: Tensor, dropout: float) -> Tensor:
+    return functional.dropout(functional.gelu(precise(inner_RW)), dropout).to(inner_RW.dtype)
+
+
+def add_and_norm(hidden_RW: Tensor, part_RW: Tensor, weight_W: Tensor, bias_W: Tensor, dropout: float) -> Tensor:
+    """Added and normalised in 32 bits at least, whatever comes in; what goes out is as wide as the part's output.
+
+    In bf16 the hidden states then cost half the traffic, and lose little: every norm brings them back to size 1 and
+    rounds them once, as the next matrix product would anyway, so that no error piles up over layers.
+    """
+    total_RW = precise(hidden_RW) + functional.dropout(precise(part_RW), dropout)
+    return functional.layer_norm(total_RW, weight_W.shape, weight_W, bias_W).to(part_RW.dtype)
+
+
+def normalise(hidden_RW: Tensor, weight_W: Tensor, bias_W: Tensor) -> Tensor:
+    return functional.layer_norm(precise(hidden_RW), weight_W.shape, weight_W, bias_W).to(hidden_RW.dtype)
+
+
+@cache
+def compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """One kernel forward and few backward. The compiler's random numbers grow from seeds that it draws on the device
+    by torch's own generator in each call, so a captured CUDA graph drops other elements in each replay."""
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, COMPILATIONS)
+    return compiling.compiled(function, fullgraph=True, dynamic=False)
+
+
+def in_rows(states_BTW: Tensor) -> Tensor:
+    """(R, W), compiled for any number of rows at once: encoder and decoder differ in it, and so do models."""
+    states_RW = states_BTW.flatten(0, -2)
+    torch._dynamo.maybe_mark_dynamic(states_RW, 0)
+    return states_RW
+
+
+class Activation(nn.Module):
+    """GELU, then dropout."""
+
+    def __init__(self, config: InformerConfig) -> None:
+        super().__init__()
+        self.dropout, self.fused = config.dropout, False
+
+    def forward(self, inner_BTW: Tensor) -> Tensor:
+        if self.fused and self.training:
+            return compiled(activate)(in_rows(inner_BTW), self.dropout).view_as(inner_BTW)
+        return functional.dropout(functional.gelu(inner_BTW), self.dropout, self.training)
+
+
+class AddAndNorm(nn.Module):
+    """What a part has computed, after dropout, added to what it was computed from, and the sum normalised."""
+
+    def __init__(self, config: InformerConfig) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(config.width))
+        self.bias = nn.Parameter(torch.zeros(config.width))
+        self.dropout, self.fused = config.dropout, False
+
+    def forward(self, hidden_BTW: Tensor, part_BTW: Tensor) -> Tensor:
+        if self.fused and self.training:
+            rows = in_rows(hidden_BTW), in_rows(part_BTW)
+            return compiled(add_and_norm)(*rows, self.weight, self.bias, self.dropout).view_as(part_BTW)
+        total_BTW = hidden_BTW + functional.dropout(part_BTW, self.dropout, self.training)
+        return functional.layer_norm(total_BTW, self.weight.shape, self.weight, self.bias)
+
+
+class Norm(nn.LayerNorm):
+    """The last of a stack."""
+
+    def __init__(self, config: InformerConfig) -> None:
+        super().__init__(config.width)
+        self.fused = False
+
+    def forward(self, hidden_BTW: Tensor) -> Tensor:
+        if self.fused and self.training:
+            return compiled(normalise)(in_rows(hidden_BTW), self.weight, self.bias).view_as(hidden_BTW)
+        return super().forward(hidden_BTW)
+
+
+class FeedForward(nn.Module):
+    def __init__(self, config: InformerConfig) -> None:
+        super().__init__()
+        self.inner = nn.Linear(config.width, config.inner)
+        self.activation = Activation(config)
+        self.output = nn.Linear(config.inner, config.width)
+        self.norm = AddAndNorm(config)
+
+    def forward(self, hidden_BTW: Tensor) -> Tensor:
+        return self.norm(hidden_BTW, self.output(self.activation(self.inner(hidden_BTW))))
+
+
+class EncoderLayer(nn.Module):
+    def __init__(self, config: InformerConfig) -> None:
+        super().__init__()
+        self.attention = SelfAttention(config, causal=False)
+        self.norm = AddAndNorm(config)
+        self.feed_forward = FeedForward(config)
+
+    def forward(self, hidden_BTW: Tensor) -> Tensor:
+        hidden_BTW = self.norm(hidden_BTW, self.attention(hidden_BTW))
+        return self.feed_forward(hidden_BTW)
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self, config: InformerConfig) -> None:
+        super().__init__()
+        self.attention = SelfAttention(config, causal=True)
+        self.norm = AddAndNorm(config)
+        self.cross = CrossAttention(config)
+        self.cross_norm = AddAndNorm(config)
+        self.feed_forward = FeedForward(config)
+
+    def forward(self, hidden_BTW: Tensor, encoded_BTW: Tensor) -> Tensor:
+        hidden_BTW = self.norm(hidden_BTW, self.attention(hidden_BTW))
+        hidden_BTW = self.cross_norm(hidden_BTW, self.cross(hidden_BTW, encoded_BTW))
+        return self.feed_forward(hidden_BTW)
+
+
+class Distil(nn.Module):
+    """Convolution, then every other row by max pooling."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.convolution = nn.Conv1d(width, width, 3, padding=1, padding_mode="circular")
+        self.norm = nn.BatchNorm1d(width)
+
+    def forward(self, hidden_BTW: Tensor) -> Tensor:
+        hidden_BWT = functional.elu(self.norm(self.convolution(hidden_BTW.transpose(1, 2))))
+        return functional.max_pool1d(hidden_BWT, 3, stride=2, padding=1).transpose(1, 2)
+
+
+class Embedding(nn.Module):
+    """Values by a convolution over three rows, the calendar by a linear map, positions by waves; all added."""
+
+    def __init__(self, config: InformerConfig) -> None:
+        super().__init__()
+        self.values = nn.Conv1d(config.channels, config.width, 3, padding=1, padding_mode="circular")
+        nn.init.kaiming_normal_(self.values.weight, mode="fan_in", nonlinearity="leaky_relu")
+        self.times = nn.Linear(config.time_features, config.width)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, values_BTC: Tensor, times_BTF: Tensor) -> Tensor:
+        # One matrix product in place of a convolution of so few channels, which would leave its rows scattered besides.
+        around = [values_BTC.roll(1, 1), values_BTC, values_BTC.roll(-1, 1), times_BTF]
+        weights = [*self.values.weight.unbind(-1), self.times.weight]
+        missing = -sum(part.shape[-1] for part in around) % ALIGNED
+        seen, weight = (functional.pad(torch.cat(parts, -1), (0, missing)) for parts in (around, weights))
+        assert self.values.bias is not None
+        embedded_BTW = functional.linear(seen, weight, self.values.bias + self.times.bias)
+        return self.dropout(embedded_BTW + position_waves(embedded_BTW))
+
+
+def position_waves(like_BTW: Tensor) -> Tensor:
+    """(T, W): sine and cosine of each position in turn."""
+    rows, width = like_BTW.shape[1:]
+    position = torch.arange(rows, dtype=torch.float32, device=like_BTW.device)[:, None]
+    frequency = torch.exp(
+        torch.arange(0, width, 2, dtype=torch.float32, device=like_BTW.device) * (-math.log(10_000) / width)
+    )
+    angle = position * frequency
+    return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1).to(like_BTW.dtype)
+
+
+class Informer(nn.Module):
+    """The past and the calendar in, the whole forecast out."""
+
+    def __init__(self, config: InformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder_embedding, self.decoder_embedding = Embedding(config), Embedding(config)
+        self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
+        distils = config.encoder_layers - 1 if config.distil else 0
+        self.distils = nn.ModuleList(Distil(config.width) for _ in range(distils))
+        self.encoder_norm = Norm(config)
+        self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
+        self.decoder_norm = Norm(config)
+        self.output = nn.Linear(config.width, config.channels)
+
+    def forward(self, past_BLC: Tensor, past_time_BLF: Tensor, future_time_BPF: Tensor) -> Tensor:
+        encoded = self.encode(past_BLC, past_time_BLF)
+        known = past_BLC.shape[1] - self.config.label
+        values = functional.pad(past_BLC[:, known:], (0, 0, 0, self.config.horizon))
+        times = torch.cat([past_time_BLF[:, known:], future_time_BPF], dim=1)
+        hidden = self.decoder_embedding(values, times)
+        for layer in self.decoder:
+            hidden = layer(hidden, encoded)
+        return self.output(self.decoder_norm(hidden[:, -self.config.horizon :]))
+
+    def encode(self, past_BLC: Tensor, past_time_BLF: Tensor) -> Tensor:
+        hidden = self.encoder_embedding(past_BLC, past_time_BLF)
+        for number, layer in enumerate(self.encoder):
+            hidden = layer(hidden)
+            if number < len(self.distils):
+                hidden = self.distils[number](hidden)
+        return self.encoder_norm(hidden)
+
+    def fuse(self, fused: bool = True) -> None:
+        """Whether training steps take the compiled pointwise parts; everything else stays as it is."""
+        for module in self.modules():
+            if isinstance(module, Activation | AddAndNorm | Norm):
+                module.fused = fused
+
+    def recurrence_encodings(self) -> dict[str, RecurrenceEncoding]:
+        """Every layer's REMs by the layer's name; empty without RSA."""
+        named: dict[str, Any] = dict(self.named_modules())
+        return {
+            name.removesuffix(".attention.encoding"): module
+            for name, module in named.items()
+            if isinstance(module, RecurrenceEncoding)
+        }

@@ -1,0 +1,105 @@
+"""ProbSparse attention (Zhou et al., 2021): softmax rows for the queries that stand out, one common row for the others.
+
+A query stands out by the largest less the mean of its scores over a few sampled keys. The published code gathers a copy
+of the sampled keys for every query; here one matrix product gives all scores, of which the sampled ones are looked up,
+outside of the gradient, since a choice has none. On a GPU a kernel does both at once and keeps no scores.
+
+Shapes: B batch, H heads, Q queries, K keys, U chosen queries, N sampled keys of each query, D head width.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from recurrify.attention.kernels import KERNEL_TYPES, KERNEL_WIDTHS, TRITON_INSTALLED
+
+EVALUATION_SEED = 0
+"""Of the keys sampled outside of training, so that the same model and data give the same forecast."""
+MOST_SAMPLES = 255
+"""The kernel's count of how often a key was sampled has 8 bits."""
+
+
+def sparse_count(length: int, factor: int) -> int:
+    """How many of `length` are sampled, or chosen: factor · ⌈ln length⌉, at most all."""
+    return min(length, factor * math.ceil(math.log(length))) if length > 1 else 1
+
+
+def sample_keys(queries: int, keys: int, factor: int, device: torch.device, training: bool) -> Tensor:
+    """(Q, N): the keys at which each query is looked at, with replacement, the same for batch and heads."""
+    shape = (queries, sparse_count(keys, factor))
+    if training:
+        return torch.randint(keys, shape, device=device)
+    generator = torch.Generator().manual_seed(EVALUATION_SEED)
+    return torch.randint(keys, shape, generator=generator).to(device)
+
+
+def kernel_runs(query_BHQD: Tensor, sample_QN: Tensor) -> bool:
+    """Whether the Triton kernel takes such queries; while torch.compile traces, the plain way is left to it."""
+    return (
+        TRITON_INSTALLED
+        and query_BHQD.is_cuda
+        and query_BHQD.dtype in KERNEL_TYPES
+        and query_BHQD.shape[-1] in KERNEL_WIDTHS
+        and sample_QN.shape[1] <= MOST_SAMPLES
+        and query_BHQD.numel() > 0
+        and not torch.compiler.is_compiling()
+    )
+
+
+def outstanding(query_BHQD: Tensor, key_BHKD: Tensor, sample_QN: Tensor) -> Tensor:
+    """(B, H, Q): how far each query stands out."""
+    if kernel_runs(query_BHQD, sample_QN):
+        from recurrify_papers.kernels.prob_sparse import outstanding_queries  # imports Triton, which may not be there
+
+        return outstanding_queries(query_BHQD, key_BHKD, sample_QN)
+    scores_BHQK = query_BHQD @ key_BHKD.transpose(-1, -2)
+    sampled_BHQN = scores_BHQK.gather(-1, sample_QN.expand(*scores_BHQK.shape[:2], -1, -1))
+    # Divided by all keys, as published, and not by the sampled ones.
+    return sampled_BHQN.amax(-1) - sampled_BHQN.sum(-1) / key_BHKD.shape[2]
+
+
+@torch.no_grad()
+def choose_queries(query_BHQD: Tensor, key_BHKD: Tensor, sample_QN: Tensor, count: int) -> Tensor:
+    """(B, H, U): the queries that stand out most."""
+    return outstanding(query_BHQD, key_BHKD, sample_QN).topk(count, sorted=False).indices
+
+
+def sums_so_far(value_BHKD: Tensor) -> Tensor:
+    """In 16 bits a long sum would lose its small parts: they are added up in 32, and only the sums are rounded."""
+    if value_BHKD.is_cuda and value_BHKD.dtype in (torch.bfloat16, torch.float16):
+        # A matrix product adds up in 32 bits, and is far quicker on a GPU than its sums along an inner dimension.
+        rows = value_BHKD.shape[2]
+        return value_BHKD.new_ones(rows, rows).tril() @ value_BHKD
+    return value_BHKD.to(torch.promote_types(value_BHKD.dtype, torch.float32)).cumsum(2)
+
+
+def prob_sparse_attention(
+    query_BHQD: Tensor,
+    key_BHKD: Tensor,
+    value_BHKD: Tensor,
+    sample_QN: Tensor,
+    *,
+    causal: bool,
+    factor: int,
+) -> tuple[Tensor, Tensor]:
+    """The output (B, H, Q, D), and which queries (B, H, U) were chosen for rows of their own.
+
+    The rows not chosen are the mean of all values or, causal, the sum of the values up to their own. As published, no
+    dropout acts on the weights.
+    """
+    queries, width = query_BHQD.shape[2:]
+    chosen_BHU = choose_queries(query_BHQD, key_BHKD, sample_QN, sparse_count(queries, factor))
+    rows_BHUD = chosen_BHU.unsqueeze(-1).expand(-1, -1, -1, width)
+    mask = None
+    if causal:
+        mask = chosen_BHU.unsqueeze(-1) >= torch.arange(key_BHKD.shape[2], device=query_BHQD.device)
+    attended_BHUD = functional.scaled_dot_product_attention(
+        query_BHQD.gather(2, rows_BHUD), key_BHKD, value_BHKD, attn_mask=mask
+    )
+    if causal:
+        common = sums_so_far(value_BHKD).to(attended_BHUD.dtype)
+    else:
+        common = value_BHKD.mean(2, keepdim=True).expand(-1, -1, queries, -1).to(attended_BHUD.dtype)
+    return common.scatter(2, rows_BHUD, attended_BHUD), chosen_BHU

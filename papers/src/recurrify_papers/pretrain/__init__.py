@@ -1,0 +1,1 @@
+"""Base models pretrained from scratch."""

@@ -1,0 +1,1 @@
+"""Language models trained from scratch."""

@@ -1,0 +1,1 @@
+"""What the lecture slides claim, measured."""

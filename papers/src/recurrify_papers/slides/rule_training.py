@@ -1,0 +1,142 @@
+"""A small language model on a recurrent rule: trained on short sequences, asked at any length."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from recurrify.errors import UserError
+from recurrify.speed.backends import leave_out_cudnn
+from recurrify_papers.models.language import language_model
+from recurrify_papers.slides.rule_tasks import IGNORED, RuleSequences, rule_stream, rule_task
+
+POSITIONS_AT_ONCE = 1 << 16
+"""How many positions are scored together."""
+LAST_RATE = 0.05
+"""Where the learning rate ends, as a share of its height: not at 0, or the last steps would be for nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuleTraining:
+    """One training, by all that it depends on."""
+
+    task: str
+    """A name from `RULE_TASKS`."""
+    arch: str
+    """A name from `ARCHITECTURES`."""
+    model: dict[str, Any] = field(default_factory=dict)
+    """Settings of the architecture."""
+    segment: int | None = None
+    """Positions that are read at a time, the state carried from each to the next, without gradient; None: all."""
+    length: int = 40
+    """The longest sequences of training."""
+    steps: int = 1500
+    """Updates of the weights."""
+    batch: int = 128
+    """Sequences in a step."""
+    learning_rate: float = 1e-3
+    """Its height: a linear warm-up leads to it, a cosine down again."""
+    warmup: int = 50
+    """Steps of the warm-up."""
+    clip: float = 1.0
+    """The largest norm of the gradient."""
+    seed: int = 0
+    """Of the first weights and of the sequences: the same for every architecture."""
+
+    def __post_init__(self) -> None:
+        for name in ("length", "steps", "batch"):
+            if getattr(self, name) < 1:
+                raise UserError(f"`{name}` must be at least 1: got {getattr(self, name)}.")
+        if self.segment is not None and self.segment < 1:
+            raise UserError(f"`segment` must be at least 1, or None for whole sequences: got {self.segment}.")
+        if self.learning_rate <= 0:
+            raise UserError(f"`learning_rate` must be above 0: got {self.learning_rate}.")
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step, counted from 0."""
+        if step < self.warmup:
+            return self.learning_rate * (step + 1) / self.warmup
+        done = (step - self.warmup) / max(1, self.steps - self.warmup)
+        return self.learning_rate * (LAST_RATE + (1 - LAST_RATE) * (1 + math.cos(math.pi * done)) / 2)
+
+
+class RuleScore(NamedTuple):
+    loss: float
+    """In nats, the mean over all answers that were due."""
+    accuracy: float
+    answers: int
+
+
+def train_on_rule(training: RuleTraining, device: torch.device) -> nn.Module:
+    """The trained model. All sequences are drawn in advance, so that the host never holds up a step."""
+    task = rule_task(training.task)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(training.seed)
+        model = language_model(training.arch, task.vocabulary, **training.model)
+    model.to(device).train()
+    leave_out_cudnn()
+    chance = rule_stream("train", training.seed)
+    drawn = task.draw_up_to(training.steps * training.batch, training.length, chance)
+    inputs_NT, targets_NT = _on_device(drawn, device)
+    parameters = list(model.parameters())
+    optimizer = torch.optim.Adam(parameters, lr=training.learning_rate, fused=True)
+    for step in range(training.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = training.rate(step)
+        rows = slice(step * training.batch, (step + 1) * training.batch)
+        logits_BTV = read_sequences(model, inputs_NT[rows].long(), training.segment)
+        loss = functional.cross_entropy(
+            logits_BTV.flatten(0, 1), targets_NT[rows].long().flatten(), ignore_index=IGNORED
+        )
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(parameters, training.clip)
+        optimizer.step()
+    return model.eval()
+
+
+def read_sequences(model: nn.Module, ids_BT: Tensor, segment: int | None) -> Tensor:
+    """The scores at every position, whether sequences are read whole or in segments with the state carried along."""
+    pieces, state = [], None
+    for ids_BQ in ids_BT.split(segment or ids_BT.shape[1], dim=1):
+        logits_BQV, state = model(ids_BQ, state)
+        pieces.append(logits_BQV)
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
+
+
+def validate_rule(model: nn.Module, training: RuleTraining, sequences: int) -> RuleScore:
+    """On sequences like those of training, from a stream of their own."""
+    drawn = rule_task(training.task).draw_up_to(sequences, training.length, rule_stream("valid", training.seed))
+    return _score(model, drawn, training.segment)
+
+
+def score_rule(model: nn.Module, training: RuleTraining, length: int, sequences: int) -> RuleScore:
+    """On test sequences of one length, by their last answer, or in copying by all of them."""
+    task = rule_task(training.task)
+    # Of every length its own: the shorter ones would otherwise be the beginnings of the longer.
+    drawn = task.draw(sequences, length, rule_stream("test", training.seed, length))
+    return _score(model, RuleSequences(drawn.inputs, task.last_answers(drawn.targets)), training.segment)
+
+
+@torch.no_grad()
+def _score(model: nn.Module, drawn: RuleSequences, segment: int | None) -> RuleScore:
+    device = next(model.parameters()).device
+    inputs_NT, targets_NT = _on_device(drawn, device)
+    rows = max(1, POSITIONS_AT_ONCE // inputs_NT.shape[1])
+    losses = torch.zeros((), dtype=torch.float64, device=device)
+    right = torch.zeros((), dtype=torch.int64, device=device)
+    for inputs_BT, targets_BT in zip(inputs_NT.split(rows), targets_NT.split(rows), strict=True):
+        due = targets_BT != IGNORED
+        logits_AV = read_sequences(model, inputs_BT.long(), segment)[due]
+        answers_A = targets_BT[due].long()
+        losses += functional.cross_entropy(logits_AV, answers_A, reduction="sum")
+        right += (logits_AV.argmax(-1) == answers_A).sum()
+    answers = int((targets_NT != IGNORED).sum())
+    return RuleScore(losses.item() / answers, right.item() / answers, answers)
+
+
+def _on_device(drawn: RuleSequences, device: torch.device) -> tuple[Tensor, Tensor]:
+    return torch.from_numpy(drawn.inputs).to(device), torch.from_numpy(drawn.targets).to(device)

@@ -1,0 +1,1 @@
+"""Question answering: Table 3 of the paper."""

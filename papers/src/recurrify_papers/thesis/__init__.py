@@ -1,0 +1,1 @@
+"""The thesis on recurrent GPT-2."""

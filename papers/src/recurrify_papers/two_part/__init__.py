@@ -1,0 +1,1 @@
+"""A task that only a memory can solve."""

@@ -1,0 +1,1 @@
+""" "Adding Recurrence to Pretrained Transformers", Yoshida, Ettinger and Gimpel 2020."""

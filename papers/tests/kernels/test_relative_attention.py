@@ -1,0 +1,165 @@
+"""Attention with a score for each distance in Triton: interpreted everywhere, and compiled where there is a GPU."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from recurrify.attention.kernels import TRITON_INSTALLED
+from recurrify.speed.capturing import capture, on_side_stream
+from recurrify_papers.kernels import relative
+from recurrify_papers.models import transformer_xl
+from recurrify_papers.models.transformer_xl import TransformerXL, TransformerXLConfig, TransformerXLState
+
+needs_triton = pytest.mark.skipif(not TRITON_INSTALLED, reason="Triton is not installed")
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor", "ignore:TensorFloat32")
+CHECKS = Path(__file__).with_name("relative_attention_checks.py")
+
+
+@needs_triton
+@pytest.mark.parametrize("part", ["kernels", "use"])
+def test_the_kernels_equal_the_plain_double_in_the_interpreter(part):
+    """In a process of its own: Triton chooses its interpreter once, when it is imported."""
+    environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(CHECKS), part]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+class OnCuda:
+    """As much of a tensor on a GPU as is asked for."""
+
+    is_cuda = True
+
+    def __init__(self, queries: int, width: int, dtype: torch.dtype) -> None:
+        self.shape, self.dtype = (2, 8, queries, width), dtype
+
+    def numel(self) -> int:
+        return self.shape[2]
+
+
+@pytest.mark.parametrize(
+    ("queries", "width", "dtype", "runs"),
+    [
+        (512, 64, torch.bfloat16, True),
+        (1, 16, torch.float32, True),
+        (512, 48, torch.bfloat16, False),
+        (512, 64, torch.float64, False),
+        (2**21, 64, torch.bfloat16, False),
+        (0, 64, torch.bfloat16, False),
+    ],
+    ids=["usual", "small", "width", "64 bits", "too many pairs", "empty"],
+)
+def test_the_kernels_leave_the_rest_to_plain_pytorch(queries, width, dtype, runs, monkeypatch):
+    monkeypatch.setattr(relative, "TRITON_INSTALLED", True)
+    assert relative.relative_kernels_run(OnCuda(queries, width, dtype), 1024) == runs
+    assert not relative.relative_kernels_run(torch.zeros(2, 8, 4, 64), 1024)
+    monkeypatch.setattr(relative, "TRITON_INSTALLED", False)
+    assert not relative.relative_kernels_run(OnCuda(512, 64, torch.bfloat16), 1024)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_the_kernels_drop_no_attention_weights(dropout, monkeypatch):
+    """So a model that does so in training takes them in evaluation alone."""
+    asked = []
+    monkeypatch.setattr(transformer_xl, "relative_kernels_run", lambda *a: True)
+    monkeypatch.setattr(transformer_xl, "relative_attention", lambda query, *a, **k: asked.append(1) or query)
+    model = TransformerXL(TransformerXLConfig(vocabulary=5, layers=1, width=8, heads=2, attention_dropout=dropout))
+    model.train()(torch.zeros(1, 3, dtype=torch.long))
+    assert len(asked) == (dropout == 0)
+    model.eval()(torch.zeros(1, 3, dtype=torch.long))
+    assert len(asked) == 1 + (dropout == 0)
+
+
+# ---- on a GPU --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@needs_triton
+@needs_gpu
+@pytest.mark.parametrize(
+    ("width", "dtype", "tolerance"),
+    [
+        (64, torch.float32, 2e-5),
+        (64, torch.bfloat16, 3e-2),
+        (64, torch.float16, 5e-3),
+        (16, torch.bfloat16, 3e-2),
+        (32, torch.bfloat16, 3e-2),
+        (128, torch.bfloat16, 3e-2),
+        (128, torch.float32, 2e-5),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    ("queries", "keys", "span"), [(1, 1, None), (1, 300, None), (256, 512, None), (200, 331, None), (333, 345, 100)]
+)
+def test_the_kernels_equal_the_plain_double_on_a_gpu(queries, keys, span, width, dtype, tolerance):
+    import relative_attention_checks as checks  # imports Triton
+
+    checks.assert_kernel_is_plain(queries, keys, span, width, "cuda", dtype, tolerance)
+
+
+@pytest.mark.gpu
+@needs_triton
+@needs_gpu
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-5), (torch.bfloat16, 3e-2)], ids=str)
+def test_scores_that_all_queries_share_on_a_gpu(dtype, tolerance):
+    import relative_attention_checks as checks  # imports Triton
+
+    checks.assert_kernel_is_plain(200, 331, 100, 64, "cuda", dtype, tolerance, shared=True)
+
+
+@pytest.mark.gpu
+@needs_triton
+@needs_gpu
+def test_results_are_whole_and_compiled_equals_eager_on_a_gpu():
+    import relative_attention_checks as checks  # imports Triton
+
+    checks.assert_memory_is_not_trusted("cuda")
+    checks.assert_compiled_is_eager("cuda", backend="inductor")
+
+
+@pytest.mark.gpu
+@needs_triton
+@needs_gpu
+def test_the_compiled_and_captured_model_in_bf16_is_as_exact_as_the_plain_one_on_a_gpu():
+    import relative_attention_checks as checks  # imports Triton
+
+    config = TransformerXLConfig(vocabulary=50, layers=2, width=256, heads=4, dropout=0.0, memory_length=192)
+    config = replace(config, same_length=True)
+    model = TransformerXL(config).cuda()
+    state = TransformerXLState(torch.randn(2, 3, 192, 256, device="cuda"))
+    tokens = torch.randint(50, (3, 160), device="cuda")
+    parameters = list(model.parameters())
+
+    def results(forward: torch.nn.Module, half: bool) -> list[Tensor]:
+        with torch.autocast("cuda", torch.bfloat16, enabled=half):
+            logits = forward(tokens, state).logits
+        # Without its graph: one that lives on has nodes that belong to the stream they were made on.
+        return [logits.detach(), *torch.autograd.grad(logits.float().square().mean(), parameters)]
+
+    with checks.kernel_forced(False):
+        true, plain = results(model, half=False), results(model, half=True)
+    assert relative.relative_kernels_run(torch.zeros(3, 4, 160, 64, device="cuda"), 352)
+    compiled = torch.compile(model, dynamic=False)
+    kept = [torch.zeros_like(part) for part in plain]
+
+    def step() -> None:
+        for place, part in zip(kept, results(compiled, half=True), strict=True):
+            place.copy_(part)
+
+    for _ in range(3):
+        on_side_stream(step)
+    replay = capture(step)
+    for place in kept:
+        place.fill_(torch.nan)
+    replay()
+    for ours, theirs, exact in zip(kept, plain, true, strict=True):
+        ours_off, theirs_off = ((part.float() - exact).norm() / exact.norm() for part in (ours, theirs))
+        assert ours_off <= 1.5 * theirs_off + 1e-3

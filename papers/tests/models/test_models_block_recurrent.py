@@ -1,0 +1,347 @@
+"""Block-Recurrent Transformer and RSA-BRT: a naive double, streaming, the gradient's horizon, and no look ahead."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from recurrify.attention.config import RSAConfig
+from recurrify.errors import UserError
+from recurrify_papers.models.block_recurrent import (
+    BIAS_PACE,
+    BlockRecurrentConfig,
+    BlockRecurrentState,
+    BlockRecurrentTransformer,
+    distance_bucket,
+)
+from recurrify_papers.models.language import count_parameters
+from support.language import ids, stirred
+
+RSA = RSAConfig(heads=2, counts=(0, 0, 0, 0, 1, 1), dilations=(2, 3))
+BRT = BlockRecurrentConfig(
+    vocabulary=11,
+    layers=3,
+    width=8,
+    heads=2,
+    head_width=3,
+    inner=12,
+    dropout=0.0,
+    target_length=8,
+    window=6,
+    block=4,
+    states=3,
+    recurrent_layer=2,
+)
+RSA_BRT = replace(BRT, rsa=RSA)
+BOTH = pytest.mark.parametrize("config", [BRT, RSA_BRT], ids=["brt", "rsa-brt"])
+CELLS = pytest.mark.parametrize("cell", [{}, {"gate": "lstm", "skip": False}], ids=["fixed-skip", "lstm-dual"])
+
+
+def make(config: BlockRecurrentConfig) -> BlockRecurrentTransformer:
+    model: BlockRecurrentTransformer = stirred(BlockRecurrentTransformer, config)
+    with torch.no_grad():
+        for layer in model.layers:
+            layer.attention.bias.table /= BIAS_PACE  # or biases would leave nothing to other scores
+    return model
+
+
+def random_state(memory: int, pending: int, batch: int = 2) -> BlockRecurrentState:
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, dtype=torch.float64)
+
+    return BlockRecurrentState(draw(3, 2, batch, 2, memory, 3), draw(batch, 3, 8), draw(2, batch, 2, pending, 3))
+
+
+def linear(module: torch.nn.Linear, vector: Tensor) -> Tensor:
+    return module.weight @ vector + (0 if module.bias is None else module.bias)
+
+
+def look(query: Tensor, keys: list[Tensor], values: list[Tensor], biases: list[Tensor] | None = None) -> Tensor:
+    """One query of one head over some keys."""
+    scores = [query @ key / math.sqrt(len(query)) for key in keys]
+    if biases is not None:
+        scores = [score + bias for score, bias in zip(scores, biases, strict=True)]
+    weights = torch.softmax(torch.stack(scores), dim=0)
+    return sum(weight * value for weight, value in zip(weights, values, strict=True))
+
+
+def naive_recurrence(encoding: torch.nn.Module, head: int, values: list[Tensor]) -> Tensor:
+    """What comes of the values of the window by the recurrence; the query's own value is the last."""
+    dilation = RSA.dilations[head]
+    result = torch.zeros_like(values[0])
+    for distance in range(dilation, len(values), dilation):
+        steps = distance // dilation
+        angle = encoding.theta[0] * steps
+        wave = torch.cos(angle) if head == 0 else torch.sin(angle)
+        result = result + torch.sigmoid(encoding.nu[0]) ** steps * wave * values[-1 - distance]
+    return result
+
+
+def naive_window(model: BlockRecurrentTransformer, attention: torch.nn.Module, normed: list[Tensor], past: Tensor):
+    """For each position the joined heads; and keys and values of all positions by head. `past` is (2, H, M, D)."""
+    config = model.config
+    keys = [list(past[0, head]) for head in range(config.heads)]
+    values = [list(past[1, head]) for head in range(config.heads)]
+    joined = []
+    for vector in normed:
+        query, key, value = linear(attention.projection, vector).view(3, config.heads, config.head_width)
+        heads = []
+        for head in range(config.heads):
+            keys[head].append(key[head])
+            values[head].append(value[head])
+            seen = len(keys[head][-config.window :])
+            table = BIAS_PACE * attention.bias.table[head]
+            biases = [table[distance_bucket(distance)] for distance in range(seen)][::-1]
+            result = look(query[head], keys[head][-seen:], values[head][-seen:], biases)
+            if attention.encoding is not None:
+                gate = torch.sigmoid(attention.encoding.mu)
+                result = (1 - gate) * result
+                result = result + gate * naive_recurrence(attention.encoding, head, values[head][-seen:])
+            heads.append(result)
+        joined.append(torch.cat(heads))
+    return joined, keys, values
+
+
+def naive_gate(gate: torch.nn.Module, state: Tensor, inputs: Tensor) -> Tensor:
+    candidate = linear(gate.candidate, inputs)
+    if gate.logit is not None:
+        keep = torch.sigmoid(gate.logit)
+        return keep * state + (1 - keep) * candidate
+    let_in, keep = linear(gate.input_forget, inputs).view(2, -1)
+    return torch.sigmoid(keep + 1) * state + torch.sigmoid(let_in - 1) * torch.tanh(candidate)
+
+
+def naive_cell(cell: torch.nn.Module, states: list[Tensor], keys: list, values: list) -> list[Tensor]:
+    """The next states; `keys` and `values` are those of a block, by head."""
+    named = [cell.norm(state) + own for state, own in zip(states, cell.ids, strict=True)]
+    projected = [linear(cell.key_value, state).view(2, 2, 3) for state in named]
+    after = []
+    for state, name in zip(states, named, strict=True):
+        own_query, block_query = linear(cell.queries, name).view(2, 2, 3)
+        seen = [
+            look(own_query[head], [one[0, head] for one in projected], [one[1, head] for one in projected])
+            for head in range(2)
+        ]
+        seen += [look(block_query[head], keys[head], values[head]) for head in range(2)]
+        state = naive_gate(cell.attention_gate, state, torch.cat(seen))
+        if cell.inner is not None:
+            inner = linear(cell.inner, cell.inner_norm(state)).clamp(min=0)
+            state = naive_gate(cell.inner_gate, state, inner)
+        after.append(state)
+    return after
+
+
+def naive_states(model: BlockRecurrentTransformer, layer, normed, keys, values, states, pending):
+    """What each position reads of the states, and states and unfinished block after the last one."""
+    cell, block = layer.cell, [[list(part) for part in side] for side in pending]
+    read = []
+    for place, vector in enumerate(normed):
+        named = [cell.norm(state) + own for state, own in zip(states, cell.ids, strict=True)]
+        projected = [linear(cell.key_value, state).view(2, 2, 3) for state in named]
+        query = linear(layer.state_query, vector).view(2, 3)
+        heads = [
+            look(query[head], [one[0, head] for one in projected], [one[1, head] for one in projected])
+            for head in range(2)
+        ]
+        read.append(torch.cat(heads))
+        for head in range(2):
+            block[0][head].append(keys[head][len(keys[head]) - len(normed) + place])
+            block[1][head].append(values[head][len(values[head]) - len(normed) + place])
+        if len(block[0][0]) == model.config.block:
+            states = naive_cell(cell, states, *block)
+            block = [[[], []], [[], []]]
+    return read, states, block
+
+
+def naive(model: BlockRecurrentTransformer, tokens: Tensor, state: BlockRecurrentState, row: int):
+    """Logits, memory, states and unfinished block of one row, position by position."""
+    hidden = [model.embedding.weight[token] for token in tokens]
+    states, kept, block = list(state.states[row]), [], None
+    for index, layer in enumerate(model.layers):
+        normed = [layer.norm(vector) for vector in hidden]
+        joined, keys, values = naive_window(model, layer.attention, normed, state.memory[index, :, row])
+        if index == 1:
+            read, states, block = naive_states(model, layer, normed, keys, values, states, state.pending[:, row])
+            joined = [torch.cat(pair) for pair in zip(joined, read, strict=True)]
+        kept.append(torch.stack([torch.stack([torch.stack(part[-6:]) for part in side]) for side in (keys, values)]))
+        hidden = [vector + linear(layer.output, seen) for vector, seen in zip(hidden, joined, strict=True)]
+        forward = layer.feed_forward
+        hidden = [
+            vector + linear(forward.output, linear(forward.inner, forward.norm(vector)).clamp(min=0))
+            for vector in hidden
+        ]
+    logits = [model.embedding.weight @ model.norm(vector) + model.output_bias for vector in hidden]
+    unfinished = [[[one.tolist() for one in part] for part in side] for side in block]
+    pending = torch.tensor(unfinished, dtype=torch.float64).view(2, 2, -1, 3)
+    return torch.stack(logits), torch.stack(kept), torch.stack(states), pending
+
+
+@pytest.mark.parametrize(("memory", "pending", "length"), [(0, 0, 9), (6, 0, 8), (4, 3, 7)], ids=str)
+@CELLS
+@BOTH
+def test_values_state_and_every_gradient_equal_the_naive_double(config, cell, memory, pending, length):
+    model = make(replace(config, **cell))
+    tokens, state = ids(length), random_state(memory, pending)
+    output = model(tokens, state)
+    rows = [naive(model, tokens[row], state, row) for row in range(2)]
+    slow = torch.stack([row[0] for row in rows])
+    weights = torch.randn_like(slow)
+    # η is empty in this mix of heads.
+    parameters = [parameter for parameter in model.parameters() if parameter.numel() > 0]
+    fast_gradients = torch.autograd.grad((output.logits * weights).sum(), parameters)
+    slow_gradients = torch.autograd.grad((slow * weights).sum(), parameters)
+    torch.testing.assert_close([output.logits, *fast_gradients], [slow, *slow_gradients])
+    torch.testing.assert_close(output.state.memory, torch.stack([row[1] for row in rows], dim=2).detach())
+    torch.testing.assert_close(output.state.states, torch.stack([row[2] for row in rows]).detach())
+    torch.testing.assert_close(output.state.pending, torch.stack([row[3] for row in rows], dim=1))
+
+
+@pytest.mark.parametrize("cuts", [(8,), (4, 8, 12), (1, 7, 13), tuple(range(1, 16))], ids=str)
+@BOTH
+def test_any_division_into_segments_equals_the_whole(config, cuts):
+    model = make(config)
+    tokens = ids(16)
+    whole = model(tokens)
+    state, logits = None, []
+    for segment in torch.tensor_split(tokens, cuts, dim=1):
+        output = model(segment, state)
+        logits.append(output.logits)
+        state = output.state
+    torch.testing.assert_close(torch.cat(logits, dim=1), whole.logits)
+    torch.testing.assert_close(tuple(state), tuple(whole.state))
+
+
+@BOTH
+def test_no_future_leaks_in(config):
+    model = make(config)
+    state = model(ids(6)).state
+    tokens = ids(13)
+    changed = tokens.clone()
+    changed[:, 7] = (changed[:, 7] + 1) % 11
+    before, after = model(tokens, state).logits, model(changed, state).logits
+    torch.testing.assert_close(before[:, :7], after[:, :7], rtol=0, atol=0)
+    assert not torch.allclose(before[:, 7], after[:, 7])
+
+
+@BOTH
+def test_beyond_the_windows_of_all_layers_only_the_states_remember(config):
+    model = make(replace(config, layers=2))
+    tokens = ids(30)
+    changed = tokens.clone()
+    changed[:, 0] = (changed[:, 0] + 1) % 11
+    with torch.no_grad():
+        assert not torch.equal(model(tokens).logits[:, -1], model(changed).logits[:, -1])
+        model.layers[1].output.weight[:, 6:] = 0
+        torch.testing.assert_close(model(tokens).logits[:, -1], model(changed).logits[:, -1], rtol=0, atol=0)
+        assert not torch.equal(model(tokens).logits[:, 5], model(changed).logits[:, 5])
+
+
+@CELLS
+@BOTH
+def test_every_parameter_gets_a_gradient_from_a_segment_of_two_blocks(config, cell):
+    model = make(replace(config, **cell))
+    model(ids(config.target_length)).logits.square().sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.numel() == 0 or (parameter.grad != 0).any(), name
+
+
+@BOTH
+def test_state_reaches_the_result_but_carries_no_gradient(config):
+    model = make(config)
+    state = model(ids(6)).state
+    assert not any(part.requires_grad for part in state)
+    leaves = BlockRecurrentState(*(part.clone().requires_grad_() for part in state))
+    model(ids(5), leaves).logits.sum().backward()
+    assert all(part.grad is None for part in leaves)
+    for name in state._fields:
+        changed = state._replace(**{name: getattr(state, name) + 1})
+        assert not torch.allclose(model(ids(5), changed).logits, model(ids(5), state).logits), name
+
+
+def test_rsa_brt_with_a_closed_gate_is_brt_and_with_an_open_one_is_not():
+    plain, recurrent = make(BRT), make(RSA_BRT)
+    recurrent.load_state_dict(plain.state_dict(), strict=False)
+    state = plain(ids(6)).state
+    assert not torch.allclose(recurrent(ids(5), state).logits, plain(ids(5), state).logits)
+    with torch.no_grad():
+        for layer in recurrent.layers:
+            layer.attention.encoding.mu.fill_(-math.inf)
+    torch.testing.assert_close(recurrent(ids(5), state).logits, plain(ids(5), state).logits)
+
+
+def test_distances_share_biases_as_in_t5():
+    buckets = [
+        distance_bucket(distance) for distance in (0, 1, 15, 16, 18, 19, 20, 26, 27, 64, 112, 113, 127, 128, 999)
+    ]
+    assert buckets == [0, 1, 15, 16, 16, 17, 17, 19, 20, 26, 30, 31, 31, 31, 31]
+
+
+def test_places_are_learned_at_the_rate_that_large_models_are_trained_with():
+    """The symbol before the last comes next: in random text only its place tells which that is."""
+    torch.manual_seed(0)
+    config = BlockRecurrentConfig(
+        vocabulary=8, layers=2, width=32, heads=2, head_width=16, inner=64, dropout=0.0, window=64, block=16, states=4,
+        target_length=32,
+    )  # fmt: skip
+    model = BlockRecurrentTransformer(config)
+    optimizer = torch.optim.Adam(model.parameters(), lr=2.5e-4)
+    for _ in range(200):
+        text = torch.randint(8, (8, 33))
+        loss = functional.cross_entropy(model(text[:, :-1]).logits[:, 2:].flatten(0, 1), text[:, 1:-2].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert loss < 1.2  # chance is 2.08; with biases as slow as other weights it is 1.7 by now
+
+
+def test_the_size_is_about_that_of_transformer_xl():
+    with torch.device("meta"):
+        model = BlockRecurrentTransformer(BlockRecurrentConfig(vocabulary=204))
+    assert model.config.recurrent_index == 11
+    assert 0.97 < count_parameters(model) / 47_880_396 < 1
+
+
+def test_dropout_acts_in_training_only():
+    model = make(replace(RSA_BRT, dropout=0.5))
+    assert not torch.allclose(model(ids(5)).logits, model(ids(5)).logits)
+    model.eval()
+    torch.testing.assert_close(model(ids(5)).logits, model(ids(5)).logits, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("gate", ["fixed", "lstm"])
+def test_autocast_is_near_full_precision_and_keeps_the_states_in_it(gate):
+    model = BlockRecurrentTransformer(replace(RSA_BRT, gate=gate))
+    state = model(ids(6)).state
+    full = model(ids(5), state).logits
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        half = model(ids(5), model(ids(6)).state)
+    torch.testing.assert_close(half.logits.float(), full, rtol=0.05, atol=0.05)
+    assert (half.state.memory.dtype, half.state.states.dtype) == (torch.bfloat16, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"layers": 0}, "`layers`"),
+        ({"dropout": 1.0}, "`dropout`"),
+        ({"window": 1}, "neighbour"),
+        ({"target_length": 4}, "target_length=4, block=4"),
+        ({"target_length": 10}, "whole number of blocks"),
+        ({"recurrent_layer": 4}, "recurrent_layer=4, layers=3"),
+        ({"gate": "gru"}, "fixed or lstm"),
+        ({"heads": 4, "rsa": RSA}, "rsa.heads=2, heads=4"),
+    ],
+)
+def test_bad_settings_are_refused_with_a_sentence(changes, words):
+    with pytest.raises(UserError, match=words):
+        replace(BRT, **changes)
+
+
+def test_a_state_of_another_batch_is_refused_with_a_sentence():
+    model = make(BRT)
+    with pytest.raises(UserError, match="batch of 3"):
+        model(ids(4, batch=3), model(ids(4)).state)

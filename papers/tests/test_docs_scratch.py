@@ -1,0 +1,131 @@
+"""docs/scratch.md: its tables are the settings and defaults that the architectures have, and its examples run."""
+
+import json
+import math
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recurrify.attention.config import RSAConfig
+from recurrify_papers.models.language import ARCHITECTURES, RSA_PREFIX, Architecture
+from support.commands import invoke
+
+PAGE = Path(__file__).parent.parent / "docs" / "scratch.md"
+ABSENT = "–"
+
+
+def told_settings() -> dict[str, dict[str, str]]:
+    """By architecture and setting, the defaults of all tables of settings."""
+    found: dict[str, dict[str, str]] = {name: {} for name in ARCHITECTURES}
+    header: list[str] = []
+    for line in PAGE.read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
+        if cells and cells[0] == "setting":
+            header = cells
+        elif not cells:
+            header = []
+        elif header and cells[0].startswith("`"):
+            for names, value in zip(header[1:-1], cells[1:-1], strict=True):
+                for arch in re.findall(r"`([^`]+)`", names):
+                    if value != ABSENT:
+                        found[arch][cells[0].strip("`")] = value
+    return found
+
+
+def default_of(architecture: Architecture, name: str) -> str:
+    value: Any
+    if name.startswith(RSA_PREFIX):
+        own, recurrence = name.removeprefix(RSA_PREFIX), architecture.recurrence or {}
+        value = recurrence[own] if own in recurrence else RSAConfig.__dataclass_fields__[own].default
+    else:
+        value = architecture.defaults.get(name, architecture.config.__dataclass_fields__[name].default)
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_settings_and_their_defaults(arch: str) -> None:
+    architecture = ARCHITECTURES[arch]
+    # Of a segment: an option of its own.
+    names = [name for name in architecture.settings() if name != "target_length"]
+    assert told_settings()[arch] == {name: default_of(architecture, name) for name in names}
+
+
+def test_every_architecture_is_described() -> None:
+    first = PAGE.read_text(encoding="utf-8").split("## ")[0]
+    rows = [line.split("|")[1] for line in first.splitlines() if line.startswith("| `")]
+    assert {name for row in rows for name in re.findall(r"`([a-z-]+)`", row)} - {"--arch"} == set(ARCHITECTURES)
+
+
+def shown_in(section: str, language: str = "") -> list[str]:
+    """The blocks of code below a heading."""
+    _, found, rest = PAGE.read_text(encoding="utf-8").partition(f"\n## {section}\n")
+    assert found, f"{PAGE.name} has no section {section!r}"
+    return re.findall(rf"^```{language}\n(.*?)^```", rest.split("\n## ")[0], re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the page's first command was given, for two steps of another text."""
+    folder = tmp_path_factory.mktemp("scratch")
+    text = folder / "text.txt"
+    text.write_text("".join(f"{number} times {number} is {number * number}.\n" for number in range(1000)))
+    (command,) = shown_in("A small one, for a CPU")
+    arguments = shlex.split(command.replace("runs/small", str(folder / "runs" / "small")))[1:]
+    # Of an option that is given twice the last counts.
+    other = {"--data": text, "--steps": 2, "--valid-tokens": 40, "--test-tokens": 40}
+    invoke(*arguments, *(part for option in other.items() for part in option))
+    return folder
+
+
+def test_the_small_model_is_as_large_as_the_page_says(small_run: Path) -> None:
+    result = json.loads((small_run / "runs" / "small" / "result.json").read_text())
+    assert f"\n{result['parameters']:,} parameters" in PAGE.read_text(encoding="utf-8")
+
+
+class TestPython:
+    def run(self, number: int) -> dict[str, Any]:
+        names: dict[str, Any] = {}
+        exec(compile(shown_in("In Python", "python")[number], f"{PAGE} {number}", "exec"), names)
+        return names
+
+    def test_all_examples_are_run_here(self) -> None:
+        assert len(shown_in("In Python", "python")) == 4
+
+    def test_attention(self) -> None:
+        found = self.run(0)
+        without = found["rsa_attention"](
+            found["query"][:, :, 32:], found["key"][:, :, 32:], found["value"][:, :, 32:], found["encoding"]
+        )
+        assert not found["second"].output.allclose(without.output)
+
+    def test_transformer_xl(self) -> None:
+        found = self.run(1)
+        assert found["logits"].shape == (2, 32, 256)
+        assert found["state"].memory.shape == (2, 2, 32, 64)
+        alone = found["model"](found["ids"][:, 32:]).logits
+        assert not found["logits"].allclose(alone)
+
+    def test_a_trained_run(
+        self, small_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.chdir(small_run)
+        found = self.run(2)
+        assert found["score"].symbols == len(Path("other.txt").read_bytes()) - 1
+        nats, bits = (float(line.split()[0]) for line in capsys.readouterr().out.splitlines())
+        # After two steps hardly better than to guess one byte of 256.
+        assert math.log(256) - 2 < nats < math.log(256) + 1
+        assert bits == found["score"].bits_per_symbol < 10
+
+    def test_a_pretrained_decoder(self) -> None:
+        found = self.run(3)
+        model, ids = found["model"], found["ids"]
+        assert model.recurrence.window == 64
+        assert found["out"].state is not None
+        assert found["out"].loss != model(ids, labels=ids).loss

@@ -1,0 +1,186 @@
+"""What is hidden from a model, and what it is asked to restore."""
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import T5Config, T5ForConditionalGeneration
+
+from recurrify.data.packed import collate_rows
+from recurrify.data.records import Document
+from recurrify.data.tokenizers import make_tokenizer
+from recurrify.errors import UserError
+from recurrify_papers.pretrain.objectives import (
+    Masked,
+    SpanCorruption,
+    collator_of,
+    corrupt_spans,
+    random_spans,
+    sentinels_of,
+)
+from support.tokenizers import like_bert
+
+TEXT = "Thank you for inviting me to your party last week."
+SOURCE = [Document("a", TEXT * 3)]
+
+
+@pytest.fixture(scope="module")
+def masking() -> Any:
+    return make_tokenizer(SOURCE, 300, "mlm")
+
+
+@pytest.fixture(scope="module")
+def spanning() -> Any:
+    return make_tokenizer(SOURCE, 400, "span")
+
+
+class TestSpans:
+    def test_the_slides_example(self) -> None:
+        inputs, targets = corrupt_spans(TEXT.split(), [(2, 4), (8, 9)], ["<X>", "<Y>", "<Z>"])
+        assert " ".join(inputs) == "Thank you <X> me to your party <Y> week."
+        assert " ".join(targets) == "<X> for inviting <Y> last <Z>"
+
+    @pytest.mark.parametrize("length", [2, 5, 20, 512])
+    def test_random_spans(self, length: int) -> None:
+        chance = np.random.default_rng(0)
+        cut = max(1, round(0.15 * length))
+        for _ in range(200):
+            spans = random_spans(length, chance)
+            assert sum(stop - start for start, stop in spans) == cut
+            assert len(spans) == max(1, round(cut / 3))
+            borders = [0, *(place for span in spans for place in span)]
+            # Something is kept in front of each span, and each takes something away.
+            assert all(left < right for left, right in pairwise(borders))
+            assert borders[-1] <= length
+
+    def test_one_token_has_nothing_to_cut_out(self) -> None:
+        with pytest.raises(UserError, match="at least 2 tokens: got 1"):
+            random_spans(1, np.random.default_rng(0))
+
+    def test_every_token_is_cut_out_about_equally_often(self) -> None:
+        chance = np.random.default_rng(0)
+        counts = np.zeros(100)
+        for _ in range(4000):
+            for start, stop in random_spans(100, chance):
+                counts[start:stop] += 1
+        assert counts.mean() / 4000 == pytest.approx(0.15)
+        # The first token is always kept and the last always cut out, as in T5; away from the edges chances are even.
+        assert (counts[0], counts[-1]) == (0, 4000)
+        assert counts[10:90].min() > 0.85 * counts[10:90].mean()
+        assert counts[10:90].max() < 1.15 * counts[10:90].mean()
+
+    def test_inputs_and_targets_make_up_the_row(self, spanning: Any) -> None:
+        rows = np.random.default_rng(0).integers(150, 400, size=(5, 41))
+        batch = SpanCorruption(spanning)(rows)
+        sentinels, end = sentinels_of(spanning), spanning.eos_token_id
+        for row, inputs, targets in zip(rows, batch["input_ids"].tolist(), batch["labels"].tolist(), strict=True):
+            assert inputs.pop() == targets.pop() == end
+            spans: dict[int, list[int]] = {}
+            for token in targets:
+                if token in sentinels:
+                    spans[token] = []
+                else:
+                    spans[list(spans)[-1]].append(token)
+            assert list(spans) == sentinels[: len(spans)]
+            assert spans.pop(sentinels[len(spans) - 1]) == []
+            restored = [part for token in inputs for part in spans.get(token, [token])]
+            assert restored == row[:-1].tolist()
+
+    def test_a_t5_takes_it(self, spanning: Any) -> None:
+        sizes = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2}
+        config = T5Config(vocab_size=len(spanning), **sizes, decoder_start_token_id=spanning.pad_token_id)
+        batch = SpanCorruption(spanning)(np.full((2, 20), 200))
+        loss = T5ForConditionalGeneration(config)(**batch).loss
+        assert torch.isfinite(loss)
+
+    def test_seeds(self, spanning: Any) -> None:
+        rows = np.arange(150, 250)[None]
+        first, second = (SpanCorruption(spanning, seed=3) for _ in range(2))
+        one, two = first(rows), first(rows)
+        assert not torch.equal(one["labels"], two["labels"])
+        second.batches = 1
+        assert torch.equal(second(rows)["labels"], two["labels"])
+        assert not torch.equal(SpanCorruption(spanning, seed=4)(rows)["labels"], one["labels"])
+
+    def test_too_few_sentinels(self, spanning: Any, masking: Any) -> None:
+        with pytest.raises(UserError, match="needs 101 sentinels"):
+            SpanCorruption(spanning)(np.full((1, 2001), 200))
+        with pytest.raises(UserError, match="<extra_id_0>"):
+            SpanCorruption(masking)
+
+
+class TestMasked:
+    def test_shares(self, masking: Any) -> None:
+        """Of 200,000 tokens, five standard errors around 15 %, and around 80, 10 and 10 % of those."""
+        rows = np.random.default_rng(0).integers(10, 300, size=(100, 2001))
+        batch = Masked(masking, seed=0)(rows)
+        tokens, inputs, labels = torch.from_numpy(rows[:, :-1]), batch["input_ids"][:, 1:-1], batch["labels"][:, 1:-1]
+        chosen = labels != -100
+        count = int(chosen.sum())
+        assert count / tokens.numel() == pytest.approx(0.15, abs=5 * (0.15 * 0.85 / tokens.numel()) ** 0.5)
+        masked = (inputs == masking.mask_token_id) & chosen
+        left = (inputs == tokens) & chosen
+        changed = chosen & ~masked & ~left
+        for share, found in ((0.8, masked), (0.1, left), (0.1, changed)):
+            # A random token is the right one, or the mask, once in 300.
+            tolerance = 5 * (share * (1 - share) / count) ** 0.5 + 0.1 / 300
+            assert int(found.sum()) / count == pytest.approx(share, abs=tolerance)
+        assert torch.equal(labels[chosen], tokens[chosen])
+        assert torch.equal(inputs[~chosen], tokens[~chosen])
+        # Random tokens are drawn from the whole vocabulary.
+        assert len(inputs[changed].unique()) > 290
+
+    def test_edges_and_special_tokens_are_never_chosen(self, masking: Any) -> None:
+        rows = np.full((50, 101), masking.eos_token_id)
+        batch = Masked(masking)(rows)
+        assert (batch["labels"] == -100).all()
+        assert (batch["input_ids"][:, 0] == masking.cls_token_id).all()
+        assert (batch["input_ids"][:, -1] == masking.sep_token_id).all()
+        assert batch["input_ids"].shape == (50, 102)
+
+    def test_a_tokenizer_without_a_mask(self, spanning: Any) -> None:
+        with pytest.raises(UserError, match="mask token"):
+            Masked(spanning)
+
+
+def test_every_masked_batch_has_something_to_predict(masking: Any) -> None:
+    objective = Masked(masking, seed=1)
+    ordinary = [token for token in range(len(masking)) if token not in masking.all_special_ids]
+    chosen = []
+    for number in range(60):  # of two tokens each, where chance takes none in 72 of 100
+        rows = np.array([[ordinary[number], ordinary[number + 1], 0]])
+        batch = objective(rows)
+        places = (batch["labels"] != -100).nonzero()[:, 1].tolist()
+        assert places
+        assert all(1 <= place <= 2 for place in places)  # never [CLS] or [SEP]
+        for place in places:
+            assert batch["labels"][0, place] == rows[0, place - 1]
+        chosen += places
+    assert set(chosen) == {1, 2}
+
+
+def test_objectives_by_name(masking: Any, spanning: Any) -> None:
+    assert collator_of("clm", None) is collate_rows
+    assert isinstance(collator_of("mlm", masking), Masked)
+    assert isinstance(collator_of("span", spanning), SpanCorruption)
+    with pytest.raises(UserError, match="'glm'"):
+        collator_of("glm", None)
+
+
+def test_made_tokenizers(masking: Any, spanning: Any) -> None:
+    assert masking.convert_ids_to_tokens(masking(TEXT)["input_ids"])[0] == "[CLS]"
+    assert masking.decode(masking(TEXT)["input_ids"], skip_special_tokens=True) == TEXT
+    assert masking("a", "b")["token_type_ids"] == [0, 0, 0, 1, 1]
+    assert len(sentinels_of(spanning)) == 100
+    assert spanning("<extra_id_7>")["input_ids"] == [sentinels_of(spanning)[7]]
+    for objective, least in (("mlm", 261), ("span", 358)):
+        with pytest.raises(UserError, match=f"at least {least}"):
+            make_tokenizer(SOURCE, least - 1, objective)
+
+
+def test_a_berts_own_tokenizer_will_do() -> None:
+    tokenizer = like_bert([TEXT])
+    batch = Masked(tokenizer)(np.full((2, 9), 8))
+    assert batch["input_ids"].shape == (2, 10)

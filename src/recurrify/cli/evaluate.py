@@ -1,0 +1,225 @@
+"""What `recurrify evaluate` does with pretrained models: each scores the same tokens."""
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.table import Table
+
+from recurrify.console import out_console, perplexity_level, progress_bar, say
+from recurrify.data.texts import pick_device, read_text
+from recurrify.errors import UserError
+from recurrify.evaluate.evaluation import Evaluation
+from recurrify.evaluate.flops import memory_cost
+from recurrify.evaluate.rows import evaluation_rows, gain_row
+from recurrify.modeling.loading import load_model, own_recurrence
+from recurrify.results import provenance, save_result
+from recurrify.train.running import uses_bf16
+from recurrify.train.settings import TrainSettings
+from recurrify.windows import check_window
+
+ALIKE = (
+    *("model", "epochs", "max_tokens", "batch", "accumulate", "learning_rate", "schedule", "warmup_steps", "patience"),
+    *("windows", "freeze_base", "seed"),
+)
+"""Settings of a training that have to be the same for two runs to be compared."""
+
+
+def evaluate_models(
+    models: list[str],
+    data: str,
+    split: str,
+    text_field: str,
+    *,
+    window: int | None,
+    overlap: list[int] | None,
+    tokens_per_document: int | None,
+    rows: int,
+    device: str,
+    out: Path | None,
+) -> None:
+    where = pick_device(device)
+    half = where.type == "cuda" and uses_bf16("auto")
+    asked, (window, overlaps) = window, _common_windows(models, window, overlap)
+    speed: dict[str, dict[str, float]] = {}
+    longer: dict[str, int] = {}
+    table: list[dict[str, Any]] = []
+    found: dict[str, list[Evaluation]] = {}
+    checksum = ""
+    for name in models:
+        model, tokenizer = load_model(name)
+        if asked is None and model.recurrence.window > window:
+            longer[name] = model.recurrence.window
+        model.set_recurrence(window=window, overlap=overlaps[0])
+        tokens, checksum = read_text(data, split, tokenizer, say, text_field, tokens_per_document)
+        if model.mechanism is not None:
+            say(f"{name}: {memory_cost(model)}")
+        total = len(overlaps) * sum(len(document.ids) - 1 for document in tokens)
+        model = model.to(where)
+        with progress_bar(name, total) as advance, _timed(total, where) as speed[name]:
+            scores, found[name] = evaluation_rows(model, tokens, overlaps, advance, rows, half)
+        table += [{"model": name, "mechanism": model.recurrence.mechanism, **row} for row in scores]
+    gains = [
+        gain
+        for name in models[1:]
+        for reference, evaluation in zip(found[models[0]], found[name], strict=True)
+        if (gain := _gain(name, models[0], reference, evaluation)) is not None
+    ]
+    others = [name for name in models[1:] if not any(gain["model"] == name for gain in gains)]
+    _print_evaluation(table, gains, speed)
+    notes = [
+        f"{name} comes with windows of {own}, and was scored in those of the others, {window}; in its own: "
+        f"recurrify evaluate {name} --window {own}"
+        for name, own in longer.items()
+    ]
+    notes += [
+        f"{name} cuts the text into other tokens than {models[0]}: "
+        + ("compare them without --tokens-per-document, " if tokens_per_document else "they compare ")
+        + "by the word or by the character, not by the token; there is no interval."
+        for name in others
+    ]
+    for note in [*notes, *unlike_trainings(models)]:
+        out_console.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
+    if out is not None:
+        config = {"models": models, "data": data, "split": split, "window": window, "overlap": overlap}
+        config["tokens_per_document"] = tokens_per_document
+        result = {
+            "kind": "evaluation",
+            "rows": table,
+            "gains": gains,
+            "speed": speed,
+            "documents": {name: [one.to_dict() for one in evaluations] for name, evaluations in found.items()},
+            "provenance": provenance(config, data_checksum=checksum),
+        }
+        save_result(out, result)
+        say(f"saved {out}")
+
+
+def _common_windows(models: list[str], window: int | None, overlap: list[int] | None) -> tuple[int, list[int]]:
+    """One window and the same overlaps for all models, or their perplexities could not be compared."""
+    by_name = {name: own_recurrence(name) for name in models}
+    own = [recurrence for recurrence in by_name.values() if recurrence is not None]
+    if window is None and len({one.window for one in own}) > 1:
+        raise UserError(
+            f"The models were made for windows of {_list(one.window for one in own)}: choose with --window; "
+            f"{min(one.window for one in own)}, the shortest, does for all."
+        )
+    if overlap is None and len({one.overlap for one in own}) > 1:
+        told = _list(one.overlap for one in own)
+        raise UserError(f"The models were made for overlaps of {told}: choose with --overlap.")
+    if window is None:
+        window = own[0].window if own else load_model(models[0])[0].recurrence.window
+    overlaps = overlap or [own[0].overlap if own else 0]
+    for one in overlaps:
+        check_window(window, one)
+        for name, recurrence in by_name.items():
+            try:  # a memory that does not fit is told before any is scored
+                if recurrence is not None:
+                    replace(recurrence, window=window, overlap=one)
+            except UserError as error:
+                raise UserError(f"{name} cannot be scored at --window {window} --overlap {one}: {error}") from error
+    return window, overlaps
+
+
+def _gain(name: str, against: str, reference: Evaluation, evaluation: Evaluation) -> dict[str, Any] | None:
+    """None where the text was cut into other tokens."""
+    try:
+        by_word, by_token = (gain_row([reference], [evaluation], unit) for unit in ("word", "token"))
+    except UserError:
+        return None
+    return {"model": name, "against": against, **by_word, "relative_gain_per_token": by_token["relative_gain"]}
+
+
+def unlike_trainings(models: list[str]) -> list[str]:
+    """How runs of `recurrify train` differ in more than their memory."""
+    runs = [run for name in models if (run := _run_of(name)) is not None]
+    told = []
+    for setting in ALIKE:
+        values = dict.fromkeys(repr(getattr(run, setting)) for run in runs)
+        if len(values) > 1:
+            told.append(f"{setting} {' and '.join(values)}")
+    if len({run.data_checksum for run in runs}) > 1:
+        told.append("other texts")
+    for setting in ("window", "overlap"):
+        values = dict.fromkeys(str(run.recurrence.get(setting)) for run in runs)
+        if len(values) > 1:
+            told.append(f"{setting} {' and '.join(values)}")
+    return [f"these were not trained alike ({'; '.join(told)}): not all of a gain may be a memory's."] if told else []
+
+
+def _run_of(name: str) -> TrainSettings | None:
+    """The settings of the run whose folder this is, or in whose folder this model is."""
+    try:
+        return TrainSettings.read(name) or (TrainSettings.read(Path(name).parent) if Path(name).is_dir() else None)
+    except UserError:  # a run of another kind
+        return None
+
+
+@contextmanager
+def _timed(tokens: int, device: torch.device) -> Iterator[dict[str, float]]:
+    """How fast scoring was, and on a GPU the most memory that it took."""
+    speed: dict[str, float] = {}
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    began = time.perf_counter()
+    yield speed
+    speed["tokens_per_second"] = tokens / (time.perf_counter() - began)
+    if device.type == "cuda":
+        speed["peak_bytes"] = torch.cuda.max_memory_allocated(device)
+
+
+def _list(numbers: Iterable[int]) -> str:
+    return " and ".join(str(number) for number in sorted(set(numbers)))
+
+
+def _print_evaluation(
+    rows: list[dict[str, Any]], gains: list[dict[str, Any]], speed: dict[str, dict[str, float]]
+) -> None:
+    for name in dict.fromkeys(row["model"] for row in rows):
+        own = [row for row in rows if row["model"] == name]
+        peak = speed[name].get("peak_bytes")
+        out_console.print(
+            f"{name} ({own[0]['mechanism']}), windows of {own[0]['window']}, {speed[name]['tokens_per_second']:,.0f} "
+            f"tokens/s{'' if peak is None else f', {peak / 2**30:.2f} GiB at most'}",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+        table = Table(box=None, pad_edge=False)
+        for header in ("overlap", "ppl/word", "95 % interval", "ppl/token", "bits/char", "all FLOPs/token"):
+            table.add_column(header, justify="right", no_wrap=True)
+        for row in own:
+            low_high = row["perplexity_per_word_interval"]
+            table.add_row(
+                str(row["overlap"]),
+                perplexity_level(row["perplexity_per_word"], 2),
+                f"{perplexity_level(low_high[0], 2)} to {perplexity_level(low_high[1], 2)}"
+                if low_high
+                else "one document",
+                perplexity_level(row["perplexity_per_token"], 3),
+                f"{row['bits_per_character']:.4f}",
+                f"{row['full_flops_per_token']:.3g}",
+            )
+        out_console.print(table, soft_wrap=True)
+    for gain in gains:
+        span = gain["interval"]
+        if span is None:
+            text = "one document: no interval"
+        else:
+            text = f"95 % interval: {_change(span[0])} to {_change(span[1])}"
+            text += ", within noise" if gain["within_noise"] else ""
+        out_console.print(
+            f"{gain['model']} against {gain['against']} at overlap {gain['overlap']}: perplexity per word "
+            f"{_change(gain['relative_gain'])} ({text}), per token {_change(gain['relative_gain_per_token'])}",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+def _change(gain: float) -> str:
+    return f"{100 * abs(gain):.2f} % {'lower' if gain >= 0 else 'higher'}"

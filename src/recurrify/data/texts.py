@@ -1,0 +1,71 @@
+"""What every job begins with: a device, and text as tokens."""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from recurrify.data.documents import load_documents
+from recurrify.data.records import Skipped
+from recurrify.data.token_cache import tokenize_cached
+from recurrify.data.tokens import TokenizedDocument, checksum
+from recurrify.errors import UserError
+
+Say = Callable[[str], None]
+
+
+def cache_folder() -> Path:
+    """Where tokenized text is kept between runs."""
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "recurrify"
+
+
+def pick_device(name: str = "auto") -> torch.device:
+    if name != "auto":
+        try:
+            device = torch.device(name)
+            if device.type != "cuda" or torch.cuda.is_available():
+                torch.ones(1, device=device).item()  # a device that torch knows may still not be here
+        except (RuntimeError, AssertionError) as error:
+            raise UserError(f"There is no device {name!r}: use auto, cpu, cuda or cuda:N.") from error
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise UserError(f"Device {name!r} was asked for, but this machine has no usable CUDA GPU: use cpu.")
+        return device
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def read_text(
+    source: str,
+    split: str,
+    tokenizer: Any,
+    say: Say,
+    text_field: str = "text",
+    tokens_per_document: int | None = None,
+) -> tuple[list[TokenizedDocument], str]:
+    """Tokenized documents and the checksum of their text."""
+    skipped: list[Skipped] = []
+    documents = load_documents(source, split, text_field=text_field, skipped=skipped)
+    tokens = tokenize_cached(documents, tokenizer, cache_folder(), show_progress=True, skipped=skipped)
+    for entry in skipped[:10]:
+        say(f"skipped {entry.name}: {entry.reason}")
+    if len(skipped) > 10:
+        say(f"… and skipped {len(skipped) - 10} more")
+    if tokens_per_document is not None:
+        tokens = shorten(tokens, tokenizer, tokens_per_document)
+    documents_told = "1 document" if len(tokens) == 1 else f"{len(tokens)} documents"
+    say(f"{source} ({split}): {documents_told}, {sum(len(d.ids) for d in tokens):,} tokens")
+    return tokens, checksum(documents)
+
+
+def shorten(tokens: Sequence[TokenizedDocument], tokenizer: Any, most: int) -> list[TokenizedDocument]:
+    """The first `most` tokens of each document, with the words and characters that these tokens spell."""
+    short = []
+    for document in tokens:
+        if len(document.ids) > most:
+            ids = document.ids[:most]
+            text = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+            size = len(text.encode("utf-8", errors="replace"))
+            document = TokenizedDocument(document.name, ids, len(text.split()), len(text), size)
+        short.append(document)
+    return short

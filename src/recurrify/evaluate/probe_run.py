@@ -1,0 +1,339 @@
+"""Probes as whole jobs: any model on texts with hidden facts, or a small one trained on symbols and tested further."""
+
+import math
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, cast
+
+import numpy as np
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, get_cosine_schedule_with_warmup, set_seed
+
+from recurrify.data.probes import SymbolProbe, SymbolTexts, probe_stream, repetitions, symbol_probe, whole_distances
+from recurrify.data.probes_text import TEXT_PROBES, Filler, TextProbe, check_length, text_probe
+from recurrify.data.texts import Say, pick_device, read_text
+from recurrify.errors import UserError
+from recurrify.evaluate.flops import memory_cost
+from recurrify.evaluate.perplexity import evaluation_mode, recurrence_settings
+from recurrify.evaluate.probing import ProbeScore, score_symbols, score_texts
+from recurrify.mechanisms.base import recurrence_config
+from recurrify.mechanisms.kv import KVConfig, check_rotary
+from recurrify.modeling.heads import RecurrentForCausalLM, add_recurrence
+from recurrify.modeling.loading import load_model
+from recurrify.results import provenance
+from recurrify.speed.backends import leave_out_cudnn
+
+Progress = Callable[[int], None]
+Bar = Callable[[str, int], AbstractContextManager[Progress]]
+"""Opens a progress bar with a name and a total."""
+SYMBOLS_WINDOW = 32
+"""Symbols in a window, unless asked otherwise."""
+FEWEST_TWICE = 4
+"""Symbols of a window in which a stretch of two can be said twice."""
+SCRATCH_SIZES = {"layers": 4, "width": 64, "heads": 4}
+"""Of a model from scratch, unless asked otherwise."""
+MOST_SYMBOLS = 2**28
+"""Of the sequences that are made at once: with their targets they take four GiB."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextProbing:
+    """A model asked about texts, by all that the scores depend on."""
+
+    model: str
+    tasks: tuple[str, ...] = tuple(TEXT_PROBES)
+    distances: tuple[int, ...] = (1, 2, 5, 10)
+    """Windows between the facts and the question."""
+    examples: int = 50
+    """At each distance."""
+    haystack: str = "stdlib"
+    """The text that facts are hidden in: any source of data."""
+    split: str = "test"
+    window: int | None = None
+    """Tokens in a window; None: the model's own."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        whole_distances(self.distances)
+        _at_least_one(self, "examples")
+        for task in self.tasks:
+            text_probe(task)
+
+
+def probe_model(settings: TextProbing, say: Say, bar: Bar, device: str = "auto", rows: int = 8) -> dict[str, Any]:
+    """Every task at every distance, and at distance 0: facts and question in one window, where that fits."""
+    started = time.time()
+    model, tokenizer = load_model(settings.model)
+    model = model.to(pick_device(device))
+    found = []
+    with evaluation_mode(model), recurrence_settings(model, settings.window, 0):
+        window = model.recurrence.window
+        check_length(max(settings.distances), window)  # before the haystack is read, which may take long
+        documents, checksum = _haystack(settings, tokenizer, say)
+        for name in settings.tasks:
+            probe = text_probe(name)
+            filler = probe.filler(documents, tokenizer)
+            found.append(_probe_texts(model, tokenizer, probe, filler, settings, bar, rows))
+        cost = memory_cost(model)._asdict()
+        recurrence = model.recurrence.to_dict()
+    return {
+        "kind": "probe",
+        "name": settings.model,
+        "mechanism": recurrence["mechanism"],
+        "window": window,
+        "trained_up_to": None,
+        "tasks": found,
+        "memory": cost,
+        "provenance": provenance(
+            {**asdict(settings), "recurrence": recurrence}, seed=settings.seed, data_checksum=checksum, started=started
+        ),
+    }
+
+
+def _haystack(settings: TextProbing, tokenizer: Any, say: Say) -> tuple[list[np.ndarray], str | None]:
+    if not any(text_probe(name).needs_haystack for name in settings.tasks):
+        return [], None
+    documents, checksum = read_text(settings.haystack, settings.split, tokenizer, say)
+    return [document.ids for document in documents], checksum
+
+
+def _probe_texts(
+    model: RecurrentForCausalLM,
+    tokenizer: Any,
+    probe: TextProbe,
+    filler: Filler,
+    settings: TextProbing,
+    bar: Bar,
+    rows: int,
+) -> dict[str, Any]:
+    window = model.recurrence.window
+    seeds = [(settings.seed, number) for number in range(settings.examples)]
+    full = [0] if all(probe.fits_one_window(window, tokenizer, filler, seed) for seed in seeds) else []
+    distances = [*full, *whole_distances(settings.distances)]
+    scores: dict[int, ProbeScore] = {}
+    with bar(probe.name, sum(distance + 1 for distance in distances) * window * settings.examples) as progress:
+        for distance in distances:
+            texts = (probe.make(distance, seed, window, tokenizer, filler) for seed in seeds)
+            scores[distance] = score_texts(model, texts, rows=rows, progress=progress)
+    return _task_result(probe, scores)
+
+
+def _task_result(probe: TextProbe | SymbolProbe, scores: dict[int, ProbeScore]) -> dict[str, Any]:
+    return {
+        "task": probe.name,
+        "form": "text" if isinstance(probe, TextProbe) else "symbols",
+        "settings": {} if isinstance(probe, TextProbe) else asdict(cast(Any, probe)),
+        "asks": probe.asks,
+        "chance": probe.chance_level,
+        "guess": probe.guess_level,
+        "full_context": scores[0]._asdict() if 0 in scores else None,
+        "rows": [{"distance": distance, **score._asdict()} for distance, score in scores.items() if distance],
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class SymbolTraining:
+    """A small model trained on a probe of symbols, by all that it depends on."""
+
+    task: str = "recall"
+    task_settings: dict[str, int] = field(default_factory=dict)
+    """What is changed of the task: pairs=8, for example."""
+    recurrence: dict[str, Any] = field(default_factory=lambda: {"mechanism": "compress"})
+    """The mechanism and what is set of it."""
+    model: str | None = None
+    """A base to start from, whose first tokens serve as symbols; None: a small GPT-2 from scratch."""
+    windows: int = 10
+    """The farthest distance of training."""
+    distances: tuple[int, ...] = (1, 2, 5, 10, 20, 50, 100)
+    """What is tested, in windows."""
+    examples: int = 200
+    """Sequences at each tested distance."""
+    layers: int | None = None
+    """Of a model from scratch, like width and heads: None becomes what `SCRATCH_SIZES` says. A base has its own."""
+    width: int | None = None
+    heads: int | None = None
+    steps: int = 3000
+    batch: int = 64
+    learning_rate: float = 1e-3
+    growth: float = 0.5
+    """The farthest distance grows from 1 to `windows` over this share of the steps."""
+    repetitions: int = 600
+    """Steps before those, on stretches that are said twice: from them a model learns to look things up, which it hardly
+    ever finds out from the task itself."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        whole_distances(self.distances)
+        self._settle_sizes()
+        _at_least_one(self, "windows", "examples", "steps", "batch")
+        if self.width and self.heads and self.width % self.heads:
+            raise UserError(f"`width` must be a multiple of `heads`: got width={self.width}, heads={self.heads}.")
+        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
+            raise UserError(f"`learning_rate` must be a number above 0: got {self.learning_rate}.")
+        if not 0 <= self.seed < 2**32:
+            raise UserError(f"`seed` must lie between 0 and 2³² − 1: got {self.seed}.")
+        if not 0 <= self.growth <= 1:
+            raise UserError(f"`growth` is a share of the steps, from 0 to 1: got {self.growth}.")
+        if self.repetitions < 0:
+            raise UserError(f"`repetitions` is a number of steps, 0 for none: got {self.repetitions}.")
+
+    def _settle_sizes(self) -> None:
+        if self.model is None:
+            for name, usual in SCRATCH_SIZES.items():
+                if getattr(self, name) is None:
+                    object.__setattr__(self, name, usual)
+            _at_least_one(self, *SCRATCH_SIZES)
+            return
+        given = [f"{name}={getattr(self, name)}" for name in SCRATCH_SIZES if getattr(self, name) is not None]
+        if given:
+            raise UserError(
+                f"`layers`, `width` and `heads` are for a model from scratch, but {self.model!r} has its own: leave "
+                f"out {', '.join(given)}, or the model."
+            )
+
+    def check_amounts(self, window: int) -> None:
+        """Refuse more symbols than can be made at once."""
+        for name, farthest, count, counted in (
+            ("distances", max(self.distances), self.examples, "examples"),
+            ("windows", self.windows, self.batch, "batch"),
+        ):
+            symbols = count * (farthest + 1) * window
+            if symbols > MOST_SYMBOLS:
+                raise UserError(
+                    f"{counted}={count} sequences over {farthest:,} windows of {window} have {symbols:,} symbols, of "
+                    f"which at most {MOST_SYMBOLS:,} are made at once: choose smaller `{name}` or `{counted}`."
+                )
+
+    def texts(self, step: int, probe: SymbolProbe, window: int) -> SymbolTexts:
+        """What a step trains on, counted from 0 with the repetitions: new sequences of one distance."""
+        chance = probe_stream("train", self.seed, step)
+        if step < self.repetitions:
+            return repetitions(probe.vocabulary, self.batch, window, chance)
+        distance = int(chance.integers(self.farthest(step - self.repetitions) + 1))
+        return probe.make(distance, self.batch, window, chance)
+
+    def farthest(self, step: int) -> int:
+        """The farthest distance of a step, counted from 0."""
+        growing = self.growth * self.steps
+        return self.windows if step >= growing else 1 + int((self.windows - 1) * step / growing)
+
+
+def probe_training(settings: SymbolTraining, say: Say, bar: Bar, device: str = "auto") -> dict[str, Any]:
+    """Train, then test at every distance, and at distance 0: facts and questions in one window."""
+    started = time.time()
+    probe = symbol_probe(settings.task, **settings.task_settings)
+    model = model_for(settings, probe).to(pick_device(device))
+    if settings.repetitions and model.recurrence.window < FEWEST_TWICE:
+        raise UserError(
+            f"In windows of {model.recurrence.window} nothing can be said twice: take a --window of at least "
+            f"{FEWEST_TWICE}, or --repetitions 0."
+        )
+    settings.check_amounts(model.recurrence.window)
+    settings.texts(settings.repetitions, probe, model.recurrence.window)  # a task that does not fit is refused now
+    with bar(f"training on {probe.name}", settings.repetitions + settings.steps) as progress:
+        curve = train_on_symbols(model, probe, settings, progress)
+    say(f"trained {settings.steps} steps: loss {curve[-1]['loss']:.3f}, over all distances up to {settings.windows}")
+    window = model.recurrence.window
+    distances = [0, *whole_distances(settings.distances)]
+    scores: dict[int, ProbeScore] = {}
+    with (
+        evaluation_mode(model),
+        bar(f"testing {probe.name}", sum(one + 1 for one in distances) * window * settings.examples) as progress,
+    ):
+        for distance in distances:
+            texts = probe.make(distance, settings.examples, window, probe_stream("test", settings.seed, distance))
+            scores[distance] = score_symbols(model, probe, texts, progress=progress)
+    return {
+        "kind": "probe",
+        "name": f"{model.recurrence.mechanism}{'' if settings.model is None else f' on {settings.model}'}",
+        "mechanism": model.recurrence.mechanism,
+        "window": window,
+        "trained_up_to": settings.windows,
+        "tasks": [_task_result(probe, scores)],
+        "curve": curve,
+        "memory": memory_cost(model)._asdict(),
+        "provenance": provenance(
+            {**asdict(settings), "recurrence": model.recurrence.to_dict()}, seed=settings.seed, started=started
+        ),
+    }
+
+
+def model_for(settings: SymbolTraining, probe: SymbolProbe) -> RecurrentForCausalLM:
+    """The model before training."""
+    set_seed(settings.seed)
+    wanted = {"window": SYMBOLS_WINDOW, "overlap": 0} | settings.recurrence
+    if wanted["overlap"]:
+        raise UserError(f"Probes count windows without overlap: got overlap={wanted['overlap']}; leave it out.")
+    if wanted["mechanism"] == KVConfig.mechanism and isinstance(wanted["window"], int):
+        # The usual number is meant for the windows of a language model.
+        wanted.setdefault("keep", max(1, wanted["window"] - wanted.get("sinks", KVConfig.sinks)))
+    if settings.model is not None:
+        model, _ = load_model(settings.model, wanted)
+        if probe.vocabulary > int(model.base.config.vocab_size):
+            raise UserError(
+                f"{settings.model!r} has fewer tokens than the {probe.vocabulary} symbols of {probe.name!r}."
+            )
+        return model
+    if wanted["mechanism"] == KVConfig.mechanism:
+        check_rotary(GPT2Config())
+    assert settings.width is not None, "a model from scratch has its sizes"
+    config = recurrence_config(wanted)
+    if "neutral_start" in {one.name for one in fields(config)} and "neutral_start" not in wanted:
+        # There is no trained base whose ways would have to be kept.
+        config = recurrence_config(wanted | {"neutral_start": False})
+    base = GPT2Config(
+        vocab_size=probe.vocabulary,
+        # Room for what a mechanism puts beside the window's own tokens.
+        n_positions=2 * config.window + 64,
+        n_embd=settings.width,
+        n_layer=settings.layers,
+        n_head=settings.heads,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=0,
+        eos_token_id=0,
+        # The usual 0.02 is meant for wide models; so narrow a one would begin all but blind to its input.
+        initializer_range=settings.width**-0.5,
+    )
+    return cast(RecurrentForCausalLM, add_recurrence(GPT2LMHeadModel(base), config))
+
+
+def train_on_symbols(
+    model: RecurrentForCausalLM, probe: SymbolProbe, settings: SymbolTraining, progress: Progress
+) -> list[dict[str, float]]:
+    """Distances are drawn from 0 to the farthest; returns the loss over time."""
+    window, steps = model.recurrence.window, settings.repetitions + settings.steps
+    model.train()
+    leave_out_cudnn()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=0.0)
+    scheduler = get_cosine_schedule_with_warmup(optimizer, max(1, settings.steps // 20), steps)
+    every = max(1, steps // 50)
+    curve: list[dict[str, float]] = []
+    losses: list[torch.Tensor] = []
+    for step in range(steps):
+        texts = settings.texts(step, probe, window)
+        loss = model(
+            torch.from_numpy(texts.inputs).to(model.device), targets=torch.from_numpy(texts.targets).to(model.device)
+        ).loss
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        scheduler.step()
+        losses.append(loss.detach())
+        progress(1)
+        if (step + 1) % every == 0 or step + 1 == steps:
+            curve.append({"step": step + 1, "loss": float(torch.stack(losses).mean())})
+            losses.clear()
+    if not np.isfinite(curve[-1]["loss"]):
+        raise UserError("The training went wrong, its loss is not finite: take a lower --learning-rate.")
+    return curve
+
+
+def _at_least_one(settings: Any, *names: str) -> None:
+    for name in names:
+        if getattr(settings, name) < 1:
+            raise UserError(f"`{name}` must be at least 1: got {getattr(settings, name)}.")

@@ -1,0 +1,182 @@
+"""Beyond the paper: a window's last positions, mapped, enter the next window and live on through its layers.
+
+Shapes: B rows, N positions, M tail slots, P pooled slots, K width.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from recurrify.errors import UserError
+from recurrify.mechanisms.base import (
+    Mechanism,
+    Notes,
+    Past,
+    RecurrenceConfig,
+    finite_number,
+    register_mechanism,
+    whole_number,
+    yes_or_no,
+)
+from recurrify.mechanisms.carry import Carry, CarryConfig
+
+HINT = 3.0
+"""How loud a slot is at first about what it comes from, in multiples of the neutral vector's median."""
+START = 0.01
+"""Spread of what is learned beside the linear map, before training."""
+CLOSED = -4.0
+"""Before the sigmoid: slots keep a fiftieth of what they were."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TailConfig(RecurrenceConfig):
+    """A tail gives local continuity and reaches one window back; pooled slots go further and give the topic."""
+
+    mechanism: ClassVar[str] = "tail"
+
+    insert_layer: int = 2
+    """The layer, counted from 1, that the slots enter, and whose inputs at the window's last positions they come
+    from: the layers below compute those inputs, so it is the second or a later one."""
+    until_layer: int | Literal["top"] = "top"
+    """The last layer, counted from 1, that sees the slots; `insert_layer` itself: no other layer does."""
+    tail: int = 16
+    """How many of the last positions that the next window does not see are passed on to it."""
+    pooled_slots: int = 0
+    """How many vectors to add that come from the mean over all positions and layers, as in
+    `CarryConfig(standardize=True)`."""
+    gated: bool = False
+    """Let each slot keep a learned share of what it was: old windows then fade instead of vanishing."""
+    gate_start: float = CLOSED
+    """Where the gates start, before the sigmoid: at first next to nothing is kept, and with 0 half."""
+    hidden_size: int | None = None
+    """Width of the hidden layer in each map; None takes the base model's."""
+    neutral_start: bool = True
+    """Start with slots that the base makes little of and that only hint at what they come from; False starts with what
+    they come from."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole_number("insert_layer", self.insert_layer, 2, "layers are counted from 1 and the first has none below it")
+        if self.until_layer != "top":
+            whole_number("until_layer", self.until_layer, self.insert_layer, "which is `insert_layer`, or 'top'")
+        whole_number("tail", self.tail, 1)
+        whole_number("pooled_slots", self.pooled_slots, 0)
+        if self.hidden_size is not None:
+            whole_number("hidden_size", self.hidden_size, 1, "or None for the base model's width")
+        yes_or_no("gated", self.gated)
+        finite_number("gate_start", self.gate_start)
+        if not self.gated and self.gate_start != CLOSED:
+            raise UserError(f"gate_start={self.gate_start:g} needs gates: add gated=True, or leave it out.")
+        yes_or_no("neutral_start", self.neutral_start)
+        if self.tail > self.stride:
+            raise UserError(
+                f"`tail` is {self.tail}, but the next window leaves only {self.stride} positions of a window unseen "
+                f"(window={self.window}, overlap={self.overlap}): choose tail={self.stride} or less, or larger windows."
+            )
+
+
+class Tail(Mechanism):
+    """memory (B, P + M, K) = the pooled slots, then linear(x) + network(x) + position of each tail slot; where it is
+    gated, g ⊙ the memory before + (1 − g) ⊙ that, with a learned g of each slot's every feature."""
+
+    def __init__(self, config: TailConfig, layers: int, width: int) -> None:
+        super().__init__()
+        until = layers if config.until_layer == "top" else config.until_layer
+        for name, layer, otherwise in (("insert_layer", config.insert_layer, ""), ("until_layer", until, ", or 'top'")):
+            if layer > layers:
+                raise UserError(
+                    f"`{name}` is {layer}, but the model has only {layers} layers: choose at most {layers}{otherwise}."
+                )
+        self.config = config
+        self.first, self.last = config.insert_layer - 1, until - 1
+        hidden = config.hidden_size or width
+        self.norm = nn.LayerNorm(width)
+        self.linear = nn.Linear(width, width, bias=False)
+        out = nn.Linear(hidden, width, bias=False)
+        self.network = nn.Sequential(nn.Linear(width, hidden), nn.GELU(), out)
+        self.positions = nn.Parameter(torch.empty(config.tail, width))
+        # A slot starts as the input it comes from, which the base can read untrained. A small random map would do more
+        # harm: the base's own norms make a faint input as loud as any other.
+        nn.init.eye_(self.linear.weight)
+        nn.init.normal_(out.weight, std=START)
+        nn.init.normal_(self.positions, std=START)
+        if config.gated:
+            self.gate = nn.Parameter(torch.full((config.pooled_slots + config.tail, width), config.gate_start))
+        self.pool = None
+        if config.pooled_slots:
+            pool = CarryConfig(
+                insert_layer=config.insert_layer,
+                slots=config.pooled_slots,
+                hidden_layers=1,
+                hidden_size=hidden,
+                standardize=True,
+            )
+            self.pool = Carry(pool, layers, width)
+
+    @torch.no_grad()
+    def start_from(self, neutral: list[Tensor]) -> None:
+        if not self.config.neutral_start:
+            return
+        vector = neutral[self.first].to(self.positions)
+        # The median: a few of a first token's features can be a hundred times as large as all others.
+        self.linear.weight.mul_(HINT * float(vector.abs().median()))
+        self.positions.add_(vector)
+        if self.pool is not None:
+            self.pool.start_from(neutral)
+
+    def slots(self) -> dict[int, int]:
+        count = self.config.pooled_slots + self.config.tail
+        return dict.fromkeys(range(self.first, self.last + 1), count)
+
+    def floats(self) -> int:
+        return (self.config.pooled_slots + self.config.tail) * self.positions.shape[1]
+
+    def read(self, memory: Tensor) -> dict[int, Tensor]:
+        return {self.first: memory}
+
+    def start_window(self, stride: int) -> "LastPositions":
+        return LastPositions(self, stride)
+
+    def statistics(self) -> tuple[Tensor, ...]:
+        return () if self.pool is None else self.pool.statistics()
+
+    def write(self, notes: Notes, past: Past, statistics: tuple[Tensor, ...]) -> Tensor:
+        assert isinstance(notes, LastPositions)
+        assert notes.inputs is not None, "no layer ran"
+        normed = self.norm(notes.inputs.to(self.positions.dtype))
+        slots = self.linear(normed) + self.network(normed) + self.positions
+        if self.pool is not None and notes.pool is not None:
+            pooled = self.pool.write(notes.pool, past, statistics)
+            slots = torch.cat([pooled.to(slots.dtype), slots], dim=1)
+        if not self.config.gated:
+            return slots
+        # A row's first window has nothing to keep: there, old and new are the same.
+        return torch.lerp(slots, past.otherwise(slots), self.gate.sigmoid().to(slots.dtype))
+
+    def learn_statistics(self, summaries: list[Tensor]) -> None:
+        if self.pool is not None:
+            self.pool.learn_statistics(summaries)
+
+
+class LastPositions(Notes):
+    """The inputs of the slots' first layer at the last positions, and what the pooled slots need."""
+
+    def __init__(self, tail: Tail, stride: int) -> None:
+        self.below = tail.first - 1
+        self.span = slice(stride - tail.config.tail, stride)
+        self.pool = None if tail.pool is None else tail.pool.start_window(stride)
+        self.inputs: Tensor | None = None
+
+    def see(self, layer: int, hidden: Tensor) -> None:
+        if layer == self.below:
+            self.inputs = hidden[:, self.span]
+        if self.pool is not None:
+            self.pool.see(layer, hidden)
+
+    def summary(self) -> Tensor | None:
+        return None if self.pool is None else self.pool.summary()
+
+
+register_mechanism(TailConfig, Tail)

@@ -1,0 +1,248 @@
+"""From a name to a model and its tokenizer: the hub, a folder, a .gguf file, or a model that recurrify ships."""
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import constants, try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+from huggingface_hub.utils import validate_repo_id
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from recurrify.errors import UserError
+from recurrify.families import family_of
+from recurrify.known_names import BEST
+from recurrify.mechanisms.base import NoRecurrence, RecurrenceConfig, recurrence_config
+from recurrify.mechanisms.choose import best_settings, default_window
+from recurrify.modeling.config import RecurrentConfig
+from recurrify.modeling.heads import RecurrentForCausalLM, add_recurrence
+from recurrify.modeling.saving import is_recurrent, load_base
+from recurrify.records import check_has_model
+
+SHIPPED = Path(__file__).parent.parent / "shipped"
+PREFIX = "shipped:"
+NEEDS_NO_NETWORK = "the small decoder shipped:base needs no network"
+
+
+def shipped_names() -> list[str]:
+    return sorted(PREFIX + path.parent.name for path in SHIPPED.glob("*/config.json"))
+
+
+def load_model(
+    name: str,
+    recurrence: RecurrenceConfig | dict[str, Any] | None = None,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+) -> tuple[RecurrentForCausalLM, Any]:
+    """A recurrent (or plain, windowed) causal language model and its tokenizer.
+
+    `recurrence` may be a config or just the settings that matter to the caller, such as {"mechanism": "carry",
+    "window": 300}, or {"mechanism": "best"} for what served best for its kind. A base model gets it. A model that
+    recurrify saved keeps its own mechanism and takes over the window settings; asking it for another make-up than it
+    has is an error. Without `recurrence`, a base model runs in plain windows as long as its positions allow, up to
+    1,024 tokens. What is added may first look at what the base computes, on `device` if one is given.
+    """
+    wanted = recurrence.to_dict() if isinstance(recurrence, RecurrenceConfig) else recurrence
+    source, kwargs = resolve_name(name)
+    tokenizer = tokenizer_of(name, source, kwargs)
+    if not kwargs:
+        _must_be_causal(name, source)
+    model = _load_weights(name, source, dtype, kwargs).to(device)
+    if isinstance(model, RecurrentForCausalLM):
+        return (model if wanted is None else with_settings(model, wanted, name)), tokenizer
+    if wanted is None:
+        positions = getattr(model.config, "max_position_embeddings", None) or 1024
+        return add_recurrence(model, NoRecurrence(window=min(positions, 1024))), tokenizer
+    return _with_memory(model, wanted), tokenizer
+
+
+def _with_memory(base: Any, wanted: dict[str, Any]) -> RecurrentForCausalLM:
+    if wanted.get("mechanism") == BEST:
+        wanted = best_settings(base.config, wanted)
+    if "window" not in wanted:
+        wanted = {**wanted, "window": default_window(base.config, wanted)}
+    return add_recurrence(base, recurrence_config(wanted))
+
+
+def model_tokenizer(name: str) -> Any:
+    """The tokenizer that `load_model` gives with a model, without the model."""
+    return tokenizer_of(name, *resolve_name(name))
+
+
+def own_memory(name: str) -> dict[str, Any]:
+    """The recurrence of a model saved by recurrify; empty for a base model, and for one in plain windows."""
+    source, _ = resolve_name(name)
+    if not (Path(source).is_dir() and is_recurrent(source)):
+        return {}
+    recurrence = RecurrentConfig.from_pretrained(source).recurrence_config
+    return {} if isinstance(recurrence, NoRecurrence) else recurrence.to_dict()
+
+
+def own_recurrence(name: str) -> RecurrenceConfig | None:
+    """What a model saved by recurrify was made with; None for a base model."""
+    source, _ = resolve_name(name)
+    if not (Path(source).is_dir() and is_recurrent(source)):
+        return None
+    recurrence: RecurrenceConfig = RecurrentConfig.from_pretrained(source).recurrence_config
+    return recurrence
+
+
+def with_settings(model: RecurrentForCausalLM, wanted: dict[str, Any], name: str) -> RecurrentForCausalLM:
+    own = model.recurrence.to_dict()
+    if wanted["mechanism"] != own["mechanism"] and model.mechanism is None:
+        return _with_memory(model.base, wanted)
+    shared = {field.name for field in fields(RecurrenceConfig)}
+    for setting, value in wanted.items():
+        if setting not in shared and value != own.get(setting):
+            raise UserError(
+                f"{name!r} is recurrent already, with {setting}={own.get(setting)!r}, not {value!r}: "
+                "leave that option out to go on with it, or start from a base model."
+            )
+    model.set_recurrence(**{setting: value for setting, value in wanted.items() if setting in shared})
+    return model
+
+
+def resolve_name(name: str) -> tuple[str, dict[str, Any]]:
+    if name.startswith(PREFIX):
+        path = SHIPPED / name.removeprefix(PREFIX)
+        if not (path / "config.json").is_file():
+            raise UserError(f"There is no model {name!r}: shipped are {', '.join(shipped_names())}.")
+        return str(path), {}
+    path = Path(name)
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise UserError(f"There is no file {name!r}: check the path.")
+        return str(path.parent), {"gguf_file": path.name}
+    if path.is_dir() and not (path / "config.json").is_file():
+        if (path / "model" / "config.json").is_file():  # the folder of a training run
+            _must_be_pretrained(name, path / "model")
+            return str(path / "model"), {}
+        check_has_model(name)
+        raise UserError(f"The folder {name!r} holds no model: it has no config.json.")
+    _must_be_pretrained(name, path)
+    if not path.exists() and _looks_like_a_path(name):
+        raise UserError(f"There is no folder {name!r}: check the path, or give a model's name on the hub.")
+    if not path.exists() and constants.HF_HUB_OFFLINE and not isinstance(_downloaded_config(name), str):
+        raise UserError(
+            f"There is no folder {name!r}, and no model of that name was downloaded before: check the path, or unset "
+            f"HF_HUB_OFFLINE to ask the hub; {NEEDS_NO_NETWORK}."
+        )
+    return name, {}
+
+
+TAKEN_BY = {
+    "recurrify language model": "`recurrify scratch evaluate` and `recurrify scratch report` take its run",
+    "recurrify forecaster": "`recurrify forecast evaluate` and `recurrify forecast predict` take its run",
+}
+"""What the models that are not transformers' call themselves in their config.json, and who knows them."""
+
+
+def _must_be_pretrained(name: str, folder: Path) -> None:
+    """Refuse models of this package's own making, of which transformers would say that they have no tokenizer."""
+    try:
+        described = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # no folder, or one of which transformers says more
+        return
+    kind = described.get("format") if isinstance(described, dict) else None
+    if isinstance(kind, str) and kind in TAKEN_BY:
+        raise UserError(f"{name!r} holds a {kind}, not a pretrained transformer: {TAKEN_BY[kind]}.")
+
+
+def _looks_like_a_path(name: str) -> bool:
+    """Rather than a name on the hub, which is `name` or `owner/name`."""
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return True
+    return Path(Path(name).parts[0]).is_dir()
+
+
+def _downloaded_config(name: str) -> object:
+    return try_to_load_from_cache(name, "config.json")
+
+
+def _must_be_causal(name: str, source: str) -> None:
+    """Refuse, before any weights are read, what cannot predict the next token; what cannot be told is left to them."""
+    try:
+        config = AutoConfig.from_pretrained(source)
+    except Exception:  # whatever a stranger's files make transformers raise: loading the weights says it better
+        return
+    kinds = config.architectures or []
+    if isinstance(config, RecurrentConfig):
+        if kinds and RecurrentForCausalLM.__name__ not in kinds:
+            raise UserError(
+                f"{name!r} is a {kinds[0]}, but a causal language model is needed here: give another, or this one to "
+                f"the command that made it (classify, qa), or to recurrify.{kinds[0]}.from_pretrained."
+            )
+        return
+    if getattr(config, "is_encoder_decoder", False):
+        raise UserError(
+            f"{name!r} is a {config.model_type.upper()} (an encoder with a decoder), to which recurrify adds no "
+            "recurrence: give a causal language model, or use it with transformers as it is."
+        )
+    try:
+        family = family_of(config)
+    except UserError:
+        return
+    if not family.causal:
+        masked = any(kind.endswith("ForMaskedLM") for kind in kinds)
+        raise UserError(
+            f"{name!r} is a {family.name} ({'a masked language model' if masked else 'an encoder'}), but a causal "
+            "language model is needed here: give one, or train this one with `recurrify qa train` or `recurrify "
+            "classify train`, or call recurrify.add_recurrence in Python."
+        )
+
+
+TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "spiece*", "merges.txt", "*.gguf")
+
+
+def tokenizer_of(name: str, source: str, kwargs: dict[str, Any]) -> Any:
+    folder = Path(source)
+    if folder.is_dir() and not any(next(folder.glob(files), None) for files in TOKENIZER_FILES):
+        raise _no_tokenizer(name)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, **kwargs)
+    except Exception as error:  # whatever a stranger's files make transformers raise
+        told = f"Could not load a tokenizer from {name!r}: {first_line(error)}"
+        if isinstance(error.__cause__, LocalEntryNotFoundError):
+            told = f"{told.rstrip('.')}; {NEEDS_NO_NETWORK}."
+        raise UserError(told) from error
+    # Where the files are missing, transformers makes some tokenizers up, with an empty vocabulary.
+    if len(tokenizer) <= len(tokenizer.all_special_ids):
+        raise _no_tokenizer(name)
+    return tokenizer
+
+
+def _no_tokenizer(name: str) -> UserError:
+    return UserError(
+        f"{name!r} has no tokenizer beside the model: save one there with tokenizer.save_pretrained({name!r})."
+    )
+
+
+def _load_weights(name: str, source: str, dtype: torch.dtype | None, kwargs: dict[str, Any]) -> Any:
+    try:
+        if Path(source).is_dir() and is_recurrent(source):
+            model = RecurrentForCausalLM.from_pretrained(source, dtype=dtype or torch.float32)
+        else:
+            model = load_base(AutoModelForCausalLM, source, dtype=dtype or torch.float32, **kwargs)
+    except UserError:
+        raise
+    except Exception as error:  # whatever a stranger's files make transformers raise
+        raise UserError(f"Could not load the model {name!r}: {first_line(error)}") from error
+    for parameter_name, parameter in model.named_parameters():
+        if not bool(torch.isfinite(parameter).all()):
+            raise UserError(
+                f"The weights of {name!r} hold numbers that are not finite, in {parameter_name!r}: "
+                "training went wrong or the file is damaged; take an earlier one."
+            )
+    return model
+
+
+def first_line(error: BaseException) -> str:
+    text = str(error).strip()
+    if isinstance(error, OSError | ValueError | ImportError) and text:
+        return text.splitlines()[0]
+    # Errors meant for programmers say little without their type.
+    return f"{type(error).__name__} ({' '.join(text.split())[:300]})"

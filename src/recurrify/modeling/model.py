@@ -1,0 +1,495 @@
+"""A pretrained model that runs over windows of text and carries a memory from each to the next.
+
+Shapes: B rows, N input columns, P packed columns, K width, V vocabulary.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - everyone's name for it
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+from transformers import Cache, PreTrainedModel
+from transformers.utils import ModelOutput
+
+from recurrify.errors import UserError
+from recurrify.families import Traffic, attach, check_fits, family_of, plain_head, run_backbone
+from recurrify.mechanisms.base import Mechanism, Notes, Past, RecurrenceConfig, build_mechanism
+from recurrify.mechanisms.neutral import neutral_inputs
+from recurrify.modeling.config import RecurrentConfig
+from recurrify.modeling.packing import Packed, open_windows, pack
+from recurrify.modeling.saving import SavingMixin, versions_of
+from recurrify.speed.head_loss import IGNORE, summed_losses
+from recurrify.speed.products import product_dtype
+from recurrify.state import State
+from recurrify.vocabulary import check_ids
+from recurrify.windows import Window, completed, schedule
+
+FEW_LOGITS = 2**24
+"""So many, 64 MiB in float32, are kept for the backward pass rather than computed again."""
+
+
+@dataclass
+class RecurrentOutput(ModelOutput):
+    """What a forward pass gives; parts that were not asked for are None."""
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    token_losses: Tensor | None = None
+    """(B, N): the loss of predicting what follows each input, 0 where nothing is scored."""
+    last_hidden_state: Tensor | None = None
+    state: State | None = None
+    past_key_values: Cache | None = None
+
+
+class WindowsRun(NamedTuple):
+    hidden: Tensor | None
+    """(B, P, K), unless only losses were asked for."""
+    losses: Tensor | None
+    """(B, P), where targets were given and hidden states were not asked for."""
+    state: State
+
+
+class WindowDone(NamedTuple):
+    output: Tensor
+    """Hidden states or losses of the tokens that this window scores."""
+    memory: Tensor | None
+    live: Tensor
+    summary: Tensor | None
+    finished: Tensor
+    """(B,) bool, on the CPU: which rows filled it."""
+
+
+class ForwardRun(NamedTuple):
+    packed: Packed
+    targets: Tensor | None
+    """(B, P): what each packed input should predict."""
+    windows: WindowsRun
+
+
+class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
+    """Shared by all heads: the base model, what was added, and the loop over windows."""
+
+    config_class = RecurrentConfig
+    config: RecurrentConfig
+    supports_gradient_checkpointing = True
+    accepts_loss_kwargs = True
+    _supports_sdpa = True
+    # Running statistics move in steps too small for half precision.
+    _keep_in_fp32_modules_strict = ["running_mean", "running_variance"]  # noqa: RUF012 - transformers' own form
+    auto_base: Any = None
+    """The transformers Auto class that builds and loads this model's base."""
+
+    def __init__(self, config: RecurrentConfig, base: PreTrainedModel | None = None) -> None:
+        super().__init__(config)
+        self._comes_trained = base is not None
+        if base is None:
+            base = self.auto_base.from_config(config.text_config)
+        self.base = base
+        self.family = family_of(base.config)
+        self.recurrence: RecurrenceConfig = config.recurrence_config
+        layers = len(self.family.layers_of(base))
+        self.mechanism = build_mechanism(self.recurrence, layers, base.config.hidden_size)
+        if self.mechanism is not None:
+            self.mechanism.fit(base)
+            settled = self.mechanism.settled(self.recurrence)
+            if settled != self.recurrence:
+                self.recurrence, config.recurrence = settled, settled.to_dict()
+        self._check_fits(self.recurrence)
+        self.versions_of_base = versions_of(base)
+        """Of its weights when it got a memory."""
+        self.compiled_window: Any = None
+        """What `recurrify.speed.compiled` puts here runs the windows that training repeats."""
+        self.graphed_steps: Any = None
+        """What `recurrify.speed.graphed` puts here runs the steps that training repeats."""
+        self.graphs_generation = False
+        """Whether `recurrify.speed.graphed_generation` was asked for."""
+        attach(base)
+        if self._comes_trained and self.mechanism is not None and not config.added_only:
+            neutral = neutral_inputs(base)
+            if neutral is not None:
+                self.mechanism.start_from(neutral)
+                self.mechanism.learn_from(base)
+        self.post_init()
+
+    def init_weights(self) -> None:
+        """Called by post_init; a base that was handed in is trained, and tied as its owner wants it."""
+        if not self._comes_trained:
+            super().init_weights()
+
+    def _init_weights(self, module: torch.nn.Module) -> None:
+        """The added modules initialise themselves; transformers' rule for linear layers is not theirs."""
+
+    def _check_fits(self, recurrence: RecurrenceConfig) -> None:
+        slots = first = 0
+        if self.mechanism is not None:
+            slots = max(self.mechanism.slots().values(), default=0) + self.mechanism.inputs_behind()
+            first = self.mechanism.first_position()
+        check_fits(self.base.config, recurrence.window, slots, first)
+
+    def set_recurrence(self, **changes: int | bool | None) -> None:
+        """Change `window`, `overlap`, `bptt_windows` or `checkpoint`: how text is cut and how gradients travel.
+        The weights stay as they are."""
+        shared = [field.name for field in dataclasses.fields(RecurrenceConfig)]
+        for name in changes:
+            if name not in shared:
+                raise UserError(f"`{name}` cannot be changed on a finished model: only {', '.join(shared)} can.")
+        recurrence = dataclasses.replace(self.recurrence, **changes)  # type: ignore[arg-type]
+        self._check_fits(recurrence)
+        if self.mechanism is not None:
+            self.mechanism.windows_changed(recurrence)
+        self.recurrence = recurrence
+        self.config.recurrence = recurrence.to_dict()
+
+    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict | None = None, **_: Any) -> None:
+        """Bottleneck checkpointing: only what passes between windows is kept."""
+        self.set_recurrence(checkpoint=True)
+
+    def gradient_checkpointing_disable(self) -> None:
+        self.set_recurrence(checkpoint=False)
+
+    @property
+    def is_gradient_checkpointing(self) -> bool:
+        return self.recurrence.checkpoint
+
+    def get_input_embeddings(self) -> torch.nn.Module:
+        return self.base.get_input_embeddings()
+
+    def set_input_embeddings(self, value: torch.nn.Module) -> None:
+        self.base.set_input_embeddings(value)
+
+    def get_output_embeddings(self) -> torch.nn.Module | None:
+        return self.base.get_output_embeddings()
+
+    def set_output_embeddings(self, value: torch.nn.Module) -> None:
+        self.base.set_output_embeddings(value)
+
+    def added_parameters(self) -> dict[str, torch.nn.Parameter]:
+        """The parameters that recurrence added, by name."""
+        return {name: value for name, value in self.named_parameters() if name.startswith("mechanism.")}
+
+    # ---- the loop over windows -----------------------------------------------------------------------
+
+    def run_windows(
+        self,
+        packed: Packed,
+        state: State,
+        targets: Tensor | None,
+        keep_hidden: bool,
+        token_types: Tensor | None = None,
+        summed: bool = False,
+    ) -> WindowsRun:
+        """Run packed rows window by window.
+
+        `targets` (B, P) are what each packed input should predict. Without `keep_hidden` the losses are computed
+        inside the windows, and neither hidden states nor logits of the whole text ever exist at once. `summed` says
+        that nobody wants losses but their sum, or gradients of anything else.
+        """
+        outputs: list[Tensor] = []
+        summaries: list[Tensor] = []
+        memory, live = state.memory, state.live
+        # One large product is quicker than many small ones, as long as the logits of all windows are few.
+        late = targets is not None and not keep_hidden and self._has_few_logits(packed.tokens)
+        wanted = None if keep_hidden or late else targets
+        for done in self.each_window(packed, state, wanted, token_types, summed):
+            outputs.append(done.output)
+            memory, live = done.memory, done.live
+            if done.summary is not None:
+                whole = bool(done.finished.all())  # then there is nothing to pick, which would wait for the device
+                rows = done.summary if whole else done.summary[done.finished.to(done.summary.device)]
+                summaries.append(rows.detach())
+        if self.training and torch.is_grad_enabled() and summaries and self.mechanism is not None:
+            self.mechanism.learn_statistics(summaries)
+        joined = torch.cat(outputs, dim=1) if outputs else None
+        if late and joined is not None and targets is not None:
+            if summed and joined.device.type == "cpu" and self.makes_gradients_at_once(joined):
+                joined = self.summed_losses(joined, targets)  # in parts that the cache of a CPU holds
+            else:
+                joined = token_losses(self.family.head(self.base, joined), targets)
+        tokens, lengths = open_windows(packed, self.recurrence.window, self.recurrence.overlap)
+        return WindowsRun(
+            hidden=joined if keep_hidden else None,
+            losses=None if keep_hidden else joined,
+            state=State(memory, live, tokens, torch.tensor(lengths)),
+        )
+
+    def each_window(
+        self,
+        packed: Packed,
+        state: State,
+        targets: Tensor | None,
+        token_types: Tensor | None = None,
+        summed: bool = False,
+        compiles: bool = False,
+    ) -> Iterator[WindowDone]:
+        """Run packed rows, giving what each window leaves behind: its losses or, without targets, its hidden states;
+        statistics are read but not learned. Windows without losses are compiled only if it `compiles`: training does
+        not repeat them."""
+        window, overlap = self.recurrence.window, self.recurrence.overlap
+        memory, live = state.memory, state.live
+        filled = torch.tensor([completed(length, window, overlap) for length in packed.lengths])
+        statistics: tuple[Tensor, ...] = ()
+        if self.mechanism is not None:
+            self.mechanism.check_cache(self.base)
+            statistics = self.mechanism.statistics()
+        for index, span in enumerate(schedule(packed.tokens.shape[1], window, overlap)):
+            finished = filled > index
+            limit = self.recurrence.bptt_windows
+            if limit is not None and memory is not None and index and index % limit == 0:
+                memory = memory.detach()
+            writes = bool(finished.any())
+            output, written, summary = self._run_window(
+                packed, span, targets, memory, live, statistics, writes, token_types, summed, compiles
+            )
+            if written is not None:
+                memory = _overwrite(memory, written, finished)
+                live = live | finished  # not in place: a checkpointed window keeps the old one for its second run
+            yield WindowDone(output, memory, live, summary, finished)
+
+    def _run_window(
+        self,
+        packed: Packed,
+        span: Window,
+        targets: Tensor | None,
+        memory: Tensor | None,
+        live: Tensor,
+        statistics: tuple[Tensor, ...],
+        writes: bool,
+        token_types: Tensor | None,
+        summed: bool,
+        compiles: bool,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        tokens = packed.tokens[:, span.start : span.stop]
+        wanted = None if targets is None else targets[:, span.first : span.stop]
+        first = span.first - span.start
+
+        compiled = self.compiled_window
+        others = self.graphed_steps is None or self.graphed_steps.compiles_others()
+        repeated = ((wanted is not None and others) or compiles) and token_types is None
+        if not repeated or compiled is None or not compiled.takes(tokens, live):
+            compiled = None
+
+        def step(memory: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
+            if compiled is not None:
+                # A memory in which no row is live belongs to nobody any more.
+                alive = memory if bool(live.any()) else None
+                return compiled(tokens, wanted, alive, statistics, first, writes, summed)
+            inputs: dict[str, Any] = {"input_ids": tokens}
+            if self.family.causal:
+                inputs["use_cache"] = False
+            else:
+                inputs["attention_mask"] = _row_mask(packed, span)
+            if token_types is not None:
+                inputs["token_type_ids"] = token_types[:, span.start : span.stop]
+            hidden, written, summary = self.run_one_window(inputs, memory, live, statistics, writes)
+            hidden = hidden[:, first:]
+            if wanted is None:
+                return hidden, written, summary
+            return self._losses(hidden, wanted, summed), written, summary
+
+        if self.recurrence.checkpoint and torch.is_grad_enabled():
+            return checkpoint(step, memory, use_reentrant=False)
+        return step(memory)
+
+    def run_one_window(
+        self,
+        inputs: dict[str, Any],
+        memory: Tensor | None,
+        live: Tensor,
+        statistics: tuple[Tensor, ...] = (),
+        writes: bool = False,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The base model over one window: its hidden states, and the memory and summary if it `writes`."""
+        traffic = self.traffic(live)
+        if self.mechanism is None:
+            return run_backbone(self.base, traffic, **inputs), None, None
+        past = Past(memory if bool(live.any()) else None, traffic.live)
+        inputs, notes = self.open_window(self.mechanism, traffic, inputs, past, writes)
+        hidden = run_backbone(self.base, traffic, **inputs)
+        if notes is None:
+            return hidden, None, None
+        return hidden, self.mechanism.write(notes, past, statistics), notes.summary()
+
+    def open_window(
+        self, mechanism: Mechanism, traffic: Traffic, inputs: dict[str, Any], past: Past, writes: bool
+    ) -> tuple[dict[str, Any], Notes | None]:
+        """Lay out what a window reads, and a notebook if it `writes`; returns the base's own inputs and the notes."""
+        notes = None
+        if past.memory is not None:
+            traffic.slots = mechanism.read(past.memory)
+            traffic.lasting = mechanism.slots().keys() - traffic.slots.keys()
+            traffic.recall = mechanism.recall(past)
+        if writes:
+            notes = mechanism.start_window(self.recurrence.stride)
+            traffic.see, traffic.see_behind = notes.see, notes.see_behind
+            traffic.behind = mechanism.ask(past, len(inputs["input_ids"]))
+        traffic.mix = mechanism.mix(past, notes)
+        inputs = mechanism.prepare(self.base, inputs, past, notes)
+        traffic.maskless = traffic.needs_no_mask(self.base, inputs, mechanism.keys_only, past.memory is not None)
+        return inputs, notes
+
+    def traffic(self, live: Tensor) -> Traffic:
+        some = None if bool(live.all()) else live.to(self.device)
+        return Traffic(live=some, causal=self.family.causal, additive=self.base.config._attn_implementation == "eager")
+
+    def _has_few_logits(self, tokens: Tensor) -> bool:
+        if self.recurrence.checkpoint or self.compiled_window is not None:
+            return False  # nothing of all windows is to be kept, or windows are compiled with their head
+        return tokens.numel() * self.base.config.vocab_size <= FEW_LOGITS
+
+    def _losses(self, hidden: Tensor, targets: Tensor, summed: bool) -> Tensor:
+        if summed and self.makes_gradients_at_once(hidden):
+            return self.summed_losses(hidden, targets)
+
+        def losses(hidden: Tensor) -> Tensor:
+            return token_losses(self.family.head(self.base, hidden), targets)
+
+        if self.recurrence.checkpoint or not torch.is_grad_enabled():
+            return losses(hidden)
+        # The logits of a large vocabulary outweigh everything else that is kept: recompute them instead.
+        return checkpoint(losses, hidden, use_reentrant=False)
+
+    def makes_gradients_at_once(self, hidden: Tensor) -> bool:
+        """Whether the gradients of the head are made with its losses: not in a pass that is run a second time for
+        them, not of heads that are more than a linear map, and not in float16, which is too narrow for a sum."""
+        learning = self.training and torch.is_grad_enabled() and not self.recurrence.checkpoint
+        return learning and self.has_summable_head(product_dtype(hidden))
+
+    def has_summable_head(self, products: torch.dtype) -> bool:
+        weight = plain_head(self.base, self.family)
+        return weight is not None and torch.float16 not in (products, weight.dtype)
+
+    def summed_losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        weight = plain_head(self.base, self.family)
+        assert weight is not None
+        return summed_losses(hidden.flatten(0, 1), weight, targets.flatten()).view_as(targets)
+
+    def forward_windows(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        state: State | None,
+        labels: Tensor | None,
+        keep_hidden: bool,
+        shift: bool = False,
+        token_type_ids: Tensor | None = None,
+        summed: bool = False,
+    ) -> ForwardRun:
+        """Pack the input behind the state and run it. With `shift`, labels name the inputs themselves and are
+        moved to the real token before each; otherwise they already stand where they are predicted."""
+        _check_shapes(input_ids, attention_mask, labels)
+        if state is None:
+            state = State.fresh(len(input_ids), input_ids.device)
+        if state.rows != len(input_ids):
+            raise UserError(
+                f"`state` has {state.rows} rows, but `input_ids` has {len(input_ids)}: "
+                "pick rows with state.select, or begin anew with state=None."
+            )
+        if attention_mask is not None:
+            attention_mask = attention_mask[:, -input_ids.shape[1] :]
+        packed = pack(input_ids, attention_mask, state)
+        check_ids(packed.tokens, self.get_input_embeddings())  # without padding, of which any id is right
+        targets = None if labels is None else packed.spread(labels, IGNORE)
+        if targets is not None and shift:
+            targets = shift_left(targets)
+            # What an earlier call read is not scored again by this one.
+            before = torch.arange(targets.shape[1])[None] < state.lengths[:, None]
+            targets = targets.masked_fill(before.to(targets.device), IGNORE)
+        types = None if token_type_ids is None else packed.spread(token_type_ids, 0)
+        graphed = self.graphed_steps
+        if graphed is not None and targets is not None and not keep_hidden and graphed.takes(packed, state, summed):
+            replayed = graphed(packed, state, targets, summed)
+            if replayed is not None:
+                return ForwardRun(packed, targets, replayed)
+        return ForwardRun(packed, targets, self.run_windows(packed, state, targets, keep_hidden, types, summed))
+
+    def head_output(
+        self,
+        forward: ForwardRun,
+        num_items_in_batch: Tensor | int | None,
+        logits_to_keep: int,
+        return_losses: bool,
+        return_state: bool = True,
+    ) -> RecurrentOutput:
+        """Logits where hidden states were kept, and the loss where there are labels."""
+        packed, targets, run = forward
+        logits = losses = loss = None
+        if run.hidden is not None:
+            logits = self.family.head(self.base, packed.collect(run.hidden, logits_to_keep))
+        if targets is not None:
+            aligned = packed.collect(targets, blank=IGNORE)
+            if logits is not None:
+                losses = token_losses(logits, aligned)
+            else:
+                assert run.losses is not None
+                losses = packed.collect(run.losses, blank=0)
+            scored: Tensor | int = (aligned != IGNORE).sum()
+            if num_items_in_batch is not None:
+                scored = num_items_in_batch
+            total = losses.sum()
+            loss = total / (scored.to(total.device) if isinstance(scored, Tensor) else scored)
+        return RecurrentOutput(
+            loss=loss,
+            logits=logits,
+            token_losses=losses if return_losses else None,
+            state=run.state if return_state else None,
+        )
+
+    def returns_logits(self, labelled: bool, asked: bool | None, logits_to_keep: int) -> bool:
+        """Logits of a whole text are large: a training step gets its loss without them unless it asks."""
+        if logits_to_keep and labelled:
+            raise UserError("`logits_to_keep` cannot be combined with labels: every labelled token needs its logits.")
+        return asked if asked is not None else not (labelled and self.training)
+
+
+def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
+    """(B, N) cross entropies in float32 or better, 0 where the target is to be ignored."""
+    logits = logits.flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32))
+    flat = F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORE, reduction="none")
+    return flat.view_as(targets)
+
+
+def shift_left(labels: Tensor) -> Tensor:
+    """Labels that name each input's own token, to labels that name the token after it."""
+    return F.pad(labels[:, 1:], (0, 1), value=IGNORE)
+
+
+def _check_shapes(input_ids: Tensor, attention_mask: Tensor | None, labels: Tensor | None) -> None:
+    shape = tuple(input_ids.shape)
+    if input_ids.ndim != 2 or 0 in shape:
+        raise UserError(
+            f"`input_ids` must be (rows, tokens) with at least one row and at least one token: got {shape}."
+        )
+    if labels is not None and labels.shape != input_ids.shape:
+        raise UserError(
+            f"`labels` (or `targets`) must have the shape of `input_ids`, {shape}: got {tuple(labels.shape)}."
+        )
+    if attention_mask is not None and (
+        attention_mask.ndim != 2 or len(attention_mask) != shape[0] or attention_mask.shape[1] < shape[1]
+    ):
+        raise UserError(
+            f"`attention_mask` must be (rows, tokens) like `input_ids`, {shape}: got {tuple(attention_mask.shape)}."
+        )
+
+
+def _row_mask(packed: Packed, span: Window) -> Tensor | None:
+    """Which positions of a window are real in each row: for attention that looks both ways."""
+    lengths = torch.tensor(packed.lengths)
+    if int(lengths.min()) >= span.stop:
+        return None
+    # A row that has already ended keeps one position: softmax over nothing is not a number.
+    inside = (lengths - span.start).clamp(min=1)
+    positions = torch.arange(span.stop - span.start)
+    return (positions[None] < inside[:, None]).long().to(packed.tokens.device)
+
+
+def _overwrite(memory: Tensor | None, written: Tensor, finished: Tensor) -> Tensor:
+    """Take the new memory in rows that finished the window, keep the old one in the others."""
+    if bool(finished.all()):
+        return written
+    old = torch.zeros_like(written) if memory is None else memory.to(written.dtype)
+    rows = finished.to(written.device).view(-1, *[1] * (written.ndim - 1))
+    return torch.where(rows, written, old)

@@ -1,0 +1,163 @@
+"""Saving and loading: safetensors only, a failed save loses nothing, broken files get a sentence."""
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from transformers.utils.hub import cached_file
+
+from recurrify.errors import UserError
+from recurrify.modeling.config import RecurrentConfig
+
+WEIGHTS = "model.safetensors"
+
+
+class SavingMixin:
+    """`save_pretrained` and `from_pretrained` of a recurrent model."""
+
+    def save_pretrained(self, save_directory: str | os.PathLike, added_only: bool = False, **kwargs: Any) -> None:
+        """Save the model; with `added_only` just the weights that recurrence added, a small part of it, to be put
+        on top of the unchanged base model again when loading."""
+        target = Path(save_directory)
+        config: RecurrentConfig = self.config  # type: ignore[attr-defined]
+        if added_only:
+            if not self.added_parameters():  # type: ignore[attr-defined]
+                name = config.recurrence_config.mechanism
+                raise UserError(
+                    f"The mechanism {name!r} added no weights that could be saved alone: save the whole model."
+                )
+            if not config.base_name_or_path:
+                raise UserError(
+                    "Saving the added weights alone needs to know where the base model comes from: "
+                    "set model.config.base_name_or_path to its name or folder, or save the whole model."
+                )
+            if self._base_has_changed():
+                raise UserError(
+                    "The base's own weights have changed since it got a memory, as they do when it is trained along, "
+                    "and would be lost: save the whole model, or freeze the base before training with "
+                    "model.base.requires_grad_(False)."
+                )
+            weights = kwargs.pop("state_dict", None) or self.state_dict()  # type: ignore[attr-defined]
+            kwargs["state_dict"] = {k: v for k, v in weights.items() if k.startswith("mechanism.")}
+        if kwargs.get("push_to_hub"):
+            kwargs.setdefault("repo_id", target.name)
+        harm = "what was there before is untouched"
+        try:
+            target.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=target, prefix=".saving-") as folder:
+                config.added_only = added_only
+                super().save_pretrained(folder, **kwargs)  # type: ignore[misc]
+                # Nothing already there is touched before everything new is safely written.
+                harm = "the folder may now hold old and new files together: save again"
+                _move_over(Path(folder), target)
+        except (OSError, SafetensorError) as error:
+            raise UserError(
+                f"Could not save to {str(target)!r}: {error}; {harm}; free some space or choose another folder."
+            ) from error
+        finally:
+            config.added_only = False
+
+    def _base_has_changed(self) -> bool:
+        """Whether weights of the base have been written to since it got a memory; copies of a model do not know."""
+        now = versions_of(self.base)  # type: ignore[attr-defined]
+        before: dict[str, int] = self.versions_of_base  # type: ignore[attr-defined]
+        return any(now[name] > version for name, version in before.items() if name in now)
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
+        source = str(pretrained_model_name_or_path)
+        config = kwargs.get("config")
+        if not isinstance(config, RecurrentConfig):
+            config = RecurrentConfig.from_pretrained(source)
+        if config.added_only:
+            kwargs.pop("config", None)
+            return cls._load_on_base(source, config, **kwargs)
+        wants_info = kwargs.pop("output_loading_info", False)
+        kwargs["use_safetensors"] = True  # a pickle can run anything; weights never need one
+        try:
+            model, info = super().from_pretrained(  # type: ignore[misc]
+                source, *args, output_loading_info=True, ignore_mismatched_sizes=True, **kwargs
+            )
+        except (SafetensorError, RuntimeError) as error:
+            raise _damaged(source, str(error).strip().splitlines()[0]) from error
+        missing = sorted(info["missing_keys"])
+        saved_as = (config.architectures or [cls.__name__])[0]
+        if missing and saved_as != cls.__name__:
+            raise UserError(
+                f"{source!r} holds a {saved_as}, which has not all weights of a {cls.__name__}: load it as "
+                "that, or with the Auto class that fits it."
+            )
+        if missing:
+            raise _damaged(source, f"{len(missing)} tensors are missing, such as {missing[0]!r}")
+        # transformers would raise here too, but names the tensors only in its log.
+        misfits = sorted(str(entry[0] if isinstance(entry, tuple) else entry) for entry in info["mismatched_keys"])
+        if misfits:
+            raise _damaged(source, f"{len(misfits)} tensors have another shape, such as {misfits[0]!r}")
+        return (model, info) if wants_info else model
+
+    @classmethod
+    def _load_on_base(cls, source: str, config: RecurrentConfig, **kwargs: Any) -> Any:
+        kwargs = {k: v for k, v in kwargs.items() if k in {"dtype", "device_map", "attn_implementation"}}
+        if kwargs.get("dtype") in (None, "auto") and config.dtype is not None:
+            kwargs["dtype"] = config.dtype  # a base may be stored in fewer bits than it was trained in
+        base = load_base(cls.auto_base, config.base_name_or_path, **kwargs)  # type: ignore[attr-defined]
+        model = cls(config, base)  # type: ignore[call-arg]
+        model.config.added_only = False  # type: ignore[attr-defined]
+        model.mechanism.to(base.device, base.dtype)  # type: ignore[attr-defined]
+        try:
+            weights = load_file(cached_file(source, WEIGHTS))
+            added = {name.removeprefix("mechanism."): value for name, value in weights.items()}
+            model.mechanism.load_state_dict(added)  # type: ignore[attr-defined]
+        except (SafetensorError, RuntimeError) as error:
+            raise _damaged(source, " ".join(str(error).split())) from error
+        return model.eval()  # type: ignore[attr-defined]
+
+
+def versions_of(base: torch.nn.Module) -> dict[str, int]:
+    """How often each weight has been written to, as torch counts."""
+    return {name: weight._version for name, weight in base.named_parameters()}
+
+
+def load_base(auto: Any, source: Any, **kwargs: Any) -> Any:
+    """A base model, whole: transformers fills gaps with random numbers and mentions it only in its log."""
+    options = kwargs if "gguf_file" in kwargs else {"use_safetensors": True, **kwargs}
+    try:
+        model, info = auto.from_pretrained(source, output_loading_info=True, **options)
+    except SafetensorError as error:
+        raise _damaged(str(source), str(error)) from error
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise _damaged(str(source), f"{len(missing)} tensors are missing, such as {missing[0]!r}")
+    return model
+
+
+def _move_over(new: Path, target: Path) -> None:
+    names = {file.name for file in new.iterdir()}
+    for file in new.iterdir():
+        file.replace(target / file.name)
+    # A model saved in one piece and then in several, or the other way round, would be loaded from the old files.
+    for old in [*target.glob("model*.safetensors"), target / "model.safetensors.index.json"]:
+        if old.name not in names:
+            old.unlink(missing_ok=True)
+
+
+def _damaged(source: str, what: str) -> UserError:
+    return UserError(
+        f"The weights in {source!r} are damaged or belong to another config ({what}): save or download them again."
+    )
+
+
+def is_recurrent(source: str | os.PathLike) -> bool:
+    """Whether a local folder holds a model that recurrify saved."""
+    path = Path(source) / "config.json"
+    if not path.is_file():
+        return False
+    try:
+        return json.loads(path.read_text(encoding="utf-8")).get("model_type") == RecurrentConfig.model_type
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{str(path)!r} is not valid JSON ({error}): save or download the model again.") from error

@@ -1,0 +1,414 @@
+"""Whole training steps as CUDA graphs: all windows of a batch, forward and backward, launched at once.
+
+A window is some hundred kernels, and twenty windows go one after another: launching them one by one takes several times
+as long as they run. A graph is captured once for a number of windows and then replayed. Only what training repeats is
+captured: batches of the usual number of rows that begin their documents. Rows may end early: what is filled up after
+them is not scored, and nothing that is looks ahead. Everything else runs as it is, and is compiled once there has been
+much of it. Checkpointed steps are captured by the window, in `graphed_windows`.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - everyone's name for it
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from recurrify.errors import UserError
+from recurrify.mechanisms.base import RecurrenceConfig
+from recurrify.modeling.model import IGNORE, RecurrentPreTrainedModel, WindowsRun
+from recurrify.modeling.packing import Packed, open_windows
+from recurrify.speed.capturing import capture
+from recurrify.speed.compiled import compile_windows
+from recurrify.speed.graphed_head import Head
+from recurrify.speed.graphed_windows import (
+    CheckpointedStep,
+    Clock,
+    WindowInputs,
+    WindowOutputs,
+    generator_of,
+    on_side,
+    unmoved,
+)
+from recurrify.speed.head_loss import weight_of_losses
+from recurrify.speed.parameter_aliases import StandIns
+from recurrify.state import State
+from recurrify.windows import Window, completed, schedule
+
+WARM_UPS = 3
+"""Steps before a capture: the first ones compile and choose kernels, which a graph cannot hold."""
+WORTH_COMPILING = 100
+"""After so many other steps these are compiled. Graphs have no use for what is compiled for them, which takes as long
+as hundreds of steps do."""
+KEPT_OF_MODEL = 2
+"""Times its weights: what these and their gradients take."""
+MOST_GRAPHS = 16
+"""Each takes memory, besides what all share."""
+NOT_CAPTURED = "Training steps could not be captured as CUDA graphs"
+
+
+def graph_steps(model: RecurrentPreTrainedModel, rows: int | None = None, memory_budget: float = 1.0) -> None:
+    """Let the model replay its training steps, compiled; it computes what it did. For models on a CUDA device.
+
+    Between a step's forward and its backward pass there must be no other step of the same model, and the state that
+    such a step returns carries no gradient. `rows` and `memory_budget` are as in `compile_windows`.
+    """
+    compile_windows(
+        model, rows, memory_budget
+    )  # as they are, some models look at their masks, for which a graph cannot wait
+    if model.graphed_steps is None:
+        model.graphed_steps = GraphedSteps(model)
+
+
+class GraphedSteps:
+    """The shapes of batch that a model's training repeats, each captured when it comes first."""
+
+    def __init__(self, model: RecurrentPreTrainedModel) -> None:
+        self.model = model
+        self.most_windows = 0
+        self.built: tuple[Any, ...] = ()
+        self.steps: dict[Key, GraphedStep | CheckpointedStep] = {}
+        self.weights: dict[torch.dtype | None, StandIns] = {}
+        self.clock = Clock()
+        self.refused = False
+        """Whether a step could not be captured: then all run compiled."""
+        self.others = 0
+        """Training steps that could be compiled and were not replayed."""
+
+    def compiles_others(self) -> bool:
+        """Whether steps that are not replayed are compiled: uncompiled, they would know no memory budget."""
+        return self.refused or self.others > WORTH_COMPILING or self.model.compiled_window.memory_budget < 1
+
+    def takes(self, packed: Packed, state: State, summed: bool = False) -> bool:
+        """Whether this batch is replayed; counts those that are not."""
+        if not self._is_training_step(packed):
+            return False
+        taken = self._begins_texts(packed, state) and self._has_room(packed, summed)
+        self.others += not taken
+        return taken
+
+    def _is_training_step(self, packed: Packed) -> bool:
+        model = self.model
+        if not (model.training and torch.is_grad_enabled() and packed.tokens.is_cuda):
+            return False
+        if model.compiled_window is None or self.refused:
+            return False
+        model.compiled_window.rows = model.compiled_window.rows or len(packed.lengths)
+        if model.compiled_window.rows != len(packed.lengths):
+            return False  # such windows are not compiled
+        return any(weight.requires_grad for weight in model.parameters())
+
+    def _begins_texts(self, packed: Packed, state: State) -> bool:
+        """And goes on: a single window may have nothing to learn from."""
+        fresh = not (bool(state.live.any()) or bool(state.lengths.any()))
+        return fresh and packed.tokens.shape[1] > self.model.recurrence.window
+
+    def _has_room(self, packed: Packed, summed: bool) -> bool:
+        """Whether there is a graph for it, or may be one."""
+        built = as_built(self.model)
+        if built != self.built:  # weights have moved or were exchanged, others are trained, dropout was switched
+            self.steps.clear()
+            self.weights.clear()
+            self.built = built
+        windows = self._windows(packed)
+        if windows > self.most_windows:
+            self._forget_former_most()
+            self.most_windows = windows
+        return self._key(packed, summed) in self.steps or len(self.steps) < MOST_GRAPHS
+
+    def _forget_former_most(self) -> None:
+        """From now on batches that were filled up to that number, and no further, are filled up to a rounder one."""
+        most = self.most_windows
+        if round_up(most) != most:
+            self.steps = {key: step for key, step in self.steps.items() if not (key.filled_up and key.windows == most)}
+
+    def _windows(self, packed: Packed) -> int:
+        return len(schedule(packed.tokens.shape[1], self.model.recurrence.window, self.model.recurrence.overlap))
+
+    def _key(self, packed: Packed, summed: bool) -> "Key":
+        windows = self._windows(packed)
+        half = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
+        summed = summed and self.model.has_summable_head(half or self.model.dtype)
+        if self.model.recurrence.checkpoint:
+            summed = summed and self._may_keep(packed.tokens.shape, half)
+            return Key(len(packed.lengths), None, False, half, self.model.recurrence, summed)
+        if len(set(packed.lengths)) > 1:
+            windows = min(round_up(windows), self.most_windows)
+        key = Key(len(packed.lengths), windows, False, half, self.model.recurrence, summed)
+        return key._replace(filled_up=set(packed.lengths) != {key.width(windows)})
+
+    def _may_keep(self, shape: torch.Size, half: torch.dtype | None) -> bool:
+        """Whether the gradients of a text's hidden states are few beside the model: a longer one runs its head twice,
+        so that memory does not go on growing with it."""
+        width = self.model.base.config.hidden_size
+        model = sum(weight.numel() * weight.element_size() for weight in self.model.parameters())
+        return shape.numel() * width * (half or self.model.dtype).itemsize <= KEPT_OF_MODEL * model
+
+    def __call__(self, packed: Packed, state: State, targets: Tensor, summed: bool = False) -> WindowsRun | None:
+        """None, and a warning, where the step cannot be captured."""
+        key, width = self._key(packed, summed), packed.tokens.shape[1]
+        missing = key.width(key.windows or self._windows(packed)) - width
+        tokens = F.pad(packed.tokens, (0, missing))
+        targets = F.pad(targets, (0, missing), value=IGNORE)
+        step = self.steps.get(key)
+        if step is None:
+            try:
+                step = self.steps[key] = self._captured(key, packed, state, tokens, targets)
+            except RuntimeError as error:
+                self._give_up(error)
+                return None
+        if isinstance(step, CheckpointedStep):
+            losses = step.replay(tokens, targets, self._statistics())
+            memories, summaries = (torch.stack(one) if one else None for one in (step.memories, step.summaries))
+            found = Found(losses, memories, summaries)
+        else:
+            losses, found = step.replay(tokens, targets), step.found
+        return WindowsRun(None, losses[:, :width], self._after(packed, state, found))
+
+    def _give_up(self, error: RuntimeError) -> None:
+        self.refused = True
+        self.clock.tick()  # its warm-up has written over what a step that waits for its backward pass needs
+        self.steps.clear()
+        self.weights.clear()
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        warnings.warn(
+            f"{NOT_CAPTURED} ({reason}): they run compiled instead.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+    def _captured(
+        self, key: "Key", packed: Packed, state: State, tokens: Tensor, targets: Tensor
+    ) -> "GraphedStep | CheckpointedStep":
+        if key.precision not in self.weights:
+            self.weights[key.precision] = StandIns(self.model, key.precision)
+        weights, one = self.weights[key.precision], key.recurrence
+        head = Head(self.model, weights, key.precision) if key.summed else None
+        with capturing(self.model, tokens, self.clock), weights.in_place():
+            if key.windows is not None:
+                run = whole_rows(self.model, weights, packed, state, key, head)
+                return GraphedStep(run, weights, tokens, targets, self.clock, head)
+            return CheckpointedStep(
+                (self._window(0, head is None), self._window(one.overlap, head is None)),
+                WindowInputs(tokens, targets, None, self._statistics()),
+                one.window,
+                one.overlap,
+                one.bptt_windows,
+                weights,
+                self.clock,
+                head,
+            )
+
+    def _statistics(self) -> tuple[Tensor, ...]:
+        return self.model.mechanism.statistics() if self.model.mechanism is not None else ()
+
+    def _window(self, first: int, scores: bool = True) -> Callable[[WindowInputs], WindowOutputs]:
+        """With losses or, for a head of its own, with hidden states."""
+        model = self.model  # and not `self`: graphs that hold their holder outlive it until garbage is collected
+
+        def run(inputs: WindowInputs) -> WindowOutputs:
+            tokens, targets, memory, statistics = inputs
+            found = model.compiled_window(tokens, targets if scores else None, memory, statistics, first, True)
+            return WindowOutputs(*found)
+
+        return run
+
+    def _after(self, packed: Packed, state: State, found: "Found") -> State:
+        """The state behind each row's own end; what windows taught counts only where a row filled them."""
+        recurrence, mechanism, device = self.model.recurrence, self.model.mechanism, packed.tokens.device
+        filled = torch.tensor([completed(one, recurrence.window, recurrence.overlap) for one in packed.lengths])
+        memory, live = None, state.live
+        if found.memories is not None and bool(filled.any()):
+            last = (filled - 1).clamp(min=0, max=len(found.memories) - 1).to(device)
+            memory = found.memories[last, torch.arange(len(last), device=device)]
+            live = filled > 0
+        if found.summaries is not None and mechanism is not None and bool(filled.any()):
+            taught = (torch.arange(len(found.summaries))[:, None] < filled[None]).flatten().nonzero()[:, 0]
+            mechanism.learn_statistics([found.summaries.flatten(0, 1)[taught.to(device)]])
+        tokens, lengths = open_windows(packed, recurrence.window, recurrence.overlap)
+        return State(memory, live, tokens, torch.tensor(lengths))
+
+
+class Key(NamedTuple):
+    """What a graph holds for."""
+
+    rows: int
+    windows: int | None
+    """None where each window is a graph: then any number will do."""
+    filled_up: bool
+    """Whether rows end before the last window does, so that the memory behind every window may be asked for."""
+    precision: torch.dtype | None
+    recurrence: RecurrenceConfig
+    summed: bool
+    """Whether losses are only ever added up."""
+
+    def width(self, windows: int) -> int:
+        return self.recurrence.window + (windows - 1) * self.recurrence.stride
+
+    def spans(self) -> list[Window]:
+        """Of all windows."""
+        return schedule(self.width(self.windows or 1), self.recurrence.window, self.recurrence.overlap)
+
+
+def round_up(windows: int) -> int:
+    """The next number that takes three binary digits, so that few shapes serve all: at most a quarter is filler."""
+    unit = 1 << max(windows.bit_length() - 3, 0)
+    return -(-windows // unit) * unit
+
+
+def as_built(model: torch.nn.Module) -> tuple[Any, ...]:
+    """What a graph takes for granted: where weights and buffers lie, which of them learn, which parts are training,
+    and what these drop."""
+    weights = [(id(one), one.data_ptr(), one.requires_grad) for one in model.parameters()]
+    buffers = [one.data_ptr() for one in model.buffers()]
+    # Some models have a number instead of a module that drops.
+    dropped = [one.p for one in model.modules() if isinstance(one, torch.nn.Dropout)] + [
+        value
+        for module in model.modules()
+        for name, value in vars(module).items()
+        if "dropout" in name and isinstance(value, float)
+    ]
+    return *weights, *buffers, *(module.training for module in model.modules()), *dropped
+
+
+class Found(NamedTuple):
+    losses: Tensor
+    """(B, P)."""
+    memories: Tensor | None
+    """(W, B, …): the memory behind each window, or (1, B, …), behind the last."""
+    summaries: Tensor | None
+    """(W, B, …): what statistics are learned from."""
+    tops: Sequence[Tensor] = ()
+    """(B, scored, K) of each window: hidden states that a head of its own has scored."""
+    top_gradients: Sequence[Tensor] = ()
+    """Of the losses' sum by them."""
+
+
+Run = Callable[[Tensor, Tensor], Found]
+
+
+def whole_rows(
+    model: RecurrentPreTrainedModel, weights: StandIns, packed: Packed, state: State, key: Key, head: Head | None
+) -> Run:
+    """All windows of full rows, with their losses or, where there is one, with a head of its own."""
+
+    def run(tokens: Tensor, targets: Tensor) -> Found:
+        full = packed._replace(tokens=tokens, lengths=[tokens.shape[1]] * len(tokens))
+        memories, summaries, losses, tops, gradients = [], [], [], [], []
+        room = None if head is None else head.room(len(tokens) * key.recurrence.window)
+        weights.tap()
+        wanted = targets if head is None else None
+        for one, span in zip(model.each_window(full, state, wanted, compiles=True), key.spans(), strict=True):
+            losses.append(one.output)
+            if head is not None:
+                tops.append(one.output)
+                losses[-1], gradient = head.score(one.output.detach(), targets[:, span.first : span.stop], room)
+                gradients.append(gradient)
+            if one.memory is not None:
+                memories.append(one.memory)
+            if one.summary is not None:
+                summaries.append(one.summary)
+            weights.tap()  # for the next one
+        return Found(
+            torch.cat(losses, dim=1),
+            torch.stack(memories if key.filled_up else memories[-1:]).detach() if memories else None,
+            torch.stack(summaries).detach() if summaries else None,
+            tops,
+            gradients,
+        )
+
+    return run
+
+
+@contextmanager
+def capturing(model: torch.nn.Module, tokens: Tensor, clock: Clock) -> Iterator[None]:
+    """What a capture needs around it; buffers and random numbers are afterwards what they were."""
+    if clock.memory is None:
+        clock.memory = torch.cuda.graph_pool_handle()
+    half = torch.is_autocast_enabled("cuda")
+    # A cached cast of a weight would be captured once and never be made anew.
+    cast = torch.autocast("cuda", torch.get_autocast_dtype("cuda"), enabled=half, cache_enabled=False)
+    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    # What steps took that ran as they are lies idle in another stream's store.
+    torch.cuda.empty_cache()
+    with cast, torch.cuda.device(tokens.device), unmoved(generator_of(tokens)), warnings.catch_warnings():
+        # Older compilers look for the gradients of all that they read, and a tap's are elsewhere.
+        warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor that is not a leaf")
+        yield
+    for buffer, value in before:
+        buffer.copy_(value)
+    # And what the warm-up took, as much again as the graphs have.
+    torch.cuda.empty_cache()
+
+
+class GraphedStep:
+    """Two graphs, and the tensors that they read and write."""
+
+    def __init__(
+        self, run: Run, weights: StandIns, tokens: Tensor, targets: Tensor, clock: Clock, head: Head | None
+    ) -> None:
+        self.run, self.weights, self.clock, self.head = run, weights, clock, head
+        self.tokens, self.targets = tokens.clone(), targets.clone()
+        self.found: Found
+        for _ in range(WARM_UPS):
+            on_side(tokens, self._pass_forward)
+            self.incoming = torch.ones_like(self.found.losses)
+            on_side(tokens, self._pass_back)
+        weights.reached.clear()
+        self.forward = capture(self._pass_forward, clock.memory)
+        self.back = capture(self._pass_back, clock.memory)
+        self.reached = set(weights.reached) | (set() if head is None else head.reached)
+        # Graphs know where these lie; held here, no other graph could use their memory.
+        self.found = self.found._replace(losses=self.found.losses.detach(), tops=(), top_gradients=())
+
+    def _pass_forward(self) -> None:
+        self.weights.refresh()
+        torch._foreach_zero_(self.weights.sums)
+        with torch.enable_grad():
+            self.found = self.run(self.tokens, self.targets)
+
+    def _pass_back(self) -> None:
+        ends: list[tuple[Tensor, Tensor]] = [(self.found.losses, self.incoming)]
+        if self.head is not None:
+            incoming, common = weight_of_losses(self.incoming, self.targets)
+            if self.head.sum is not None:
+                self.head.sum.mul_(common)
+            parts = incoming.split([top.shape[1] for top in self.found.tops], dim=1)
+            scored = zip(self.found.tops, self.found.top_gradients, parts, strict=True)
+            ends = [(top, (gradient * part[..., None]).to(top.dtype)) for top, gradient, part in scored]
+        ends = [one for one in ends if one[0].requires_grad]  # a first window of a frozen base learns nothing
+        # Asked for so that the pass goes there; what arrives is added up on the way.
+        torch.autograd.grad([end for end, _ in ends], self.weights.leaves, [one for _, one in ends], allow_unused=True)
+
+    def replay(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        losses: Tensor = _Replay.apply(self, tokens, targets, *self.weights.weights)
+        return losses
+
+
+class _Replay(torch.autograd.Function):
+    """The graphs as one operation: what it returns is the caller's own, for the next replay writes over the rest."""
+
+    @staticmethod
+    def forward(ctx: Any, step: GraphedStep, tokens: Tensor, targets: Tensor, *_: Tensor) -> Tensor:
+        step.tokens.copy_(tokens)
+        step.targets.copy_(targets)
+        step.forward()
+        ctx.step, ctx.time = step, step.clock.tick()
+        return step.found.losses.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, incoming: Tensor) -> tuple[Tensor | None, ...]:
+        step = ctx.step
+        if step.clock.passes != ctx.time:
+            raise UserError(
+                "A training step ran before the backward pass of the one before it, or that pass was repeated: call "
+                "backward once after each step, or leave out `graph_steps`."
+            )
+        step.clock.tick()  # it may write over what it has read: there is no second pass
+        step.incoming.copy_(incoming)
+        step.back()
+        return (None, None, None, *step.weights.gradients(step.reached))

@@ -1,0 +1,92 @@
+"""Generation's step as a CUDA graph: a token is some hundred small kernels, whose launching takes longer than they do.
+
+Keys and values lie in buffers of one fixed size, so the same graph serves every place of every window. What it reads
+and writes stays where it was: the newest tokens, their places, and a copy of the memory, made anew when a window is
+full.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from recurrify.mechanisms.base import Mechanism
+from recurrify.modeling.model import RecurrentPreTrainedModel
+from recurrify.speed.capturing import capture, on_side_stream
+from recurrify.speed.gelu import QuickInTraining
+from recurrify.state import State
+
+STEPS_BEFORE = 4
+"""Ordinary steps before a capture: who wants a few tokens only should not wait for one."""
+WARM_UPS = 2
+
+Decode = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""From tokens (B, 1), their places in the window (B,) and the memory to the hidden states (B, 1, K)."""
+
+
+def graph_generation(model: RecurrentPreTrainedModel) -> None:
+    """Let the model generate by CUDA graphs, and compute a GELU that transformers writes out in one kernel, rounded
+    once: the same tokens but for ties within rounding. For models on a CUDA device."""
+    model.graphs_generation = True
+    for module in model.modules():
+        if isinstance(module, QuickInTraining):
+            module.always = True
+
+
+class DecodingGraphs:
+    """The graphs of one text that is being generated: before there is a memory, and with one."""
+
+    def __init__(self) -> None:
+        self.steps = {False: 0, True: 0}
+        self.graphs: dict[bool, DecodingGraph] = {}
+
+    def take(self, model: RecurrentPreTrainedModel, state: State, tokens: Tensor, decode: Decode) -> Tensor | None:
+        """What `decode` gives for the newest tokens of all rows, replayed; None where this step has to run as it is."""
+        remembers = bool(state.live.any())
+        if not can_capture(model, tokens) or remembers != bool(state.live.all()):
+            return None
+        self.steps[remembers] += 1
+        if self.steps[remembers] <= STEPS_BEFORE:
+            return None
+        if remembers not in self.graphs:
+            self.graphs[remembers] = DecodingGraph(state, tokens, decode)
+        return self.graphs[remembers].replay(state, tokens)
+
+
+def can_capture(model: RecurrentPreTrainedModel, tokens: Tensor) -> bool:
+    """Mixing into attention is left out: it looks at places from the host."""
+    mixes = model.mechanism is not None and type(model.mechanism).mix is not Mechanism.mix
+    plain = not torch.is_grad_enabled() and not torch.is_autocast_enabled(tokens.device.type)
+    return model.graphs_generation and tokens.is_cuda and plain and not mixes
+
+
+class DecodingGraph:
+    def __init__(self, state: State, tokens: Tensor, decode: Decode) -> None:
+        self.tokens = tokens.clone()
+        self.places = (state.lengths - 1).to(tokens.device)
+        self.copied = state.memory
+        self.memory = None if state.memory is None else state.memory.clone()
+        self.run = captured(lambda: decode(self.tokens, self.places, self.memory), tokens.device)
+
+    def replay(self, state: State, tokens: Tensor) -> Tensor:
+        self.tokens.copy_(tokens)
+        self.places.copy_(state.lengths - 1)
+        if self.memory is not None and state.memory is not None and state.memory is not self.copied:
+            self.memory.copy_(state.memory)
+            self.copied = state.memory
+        return self.run().clone()
+
+
+def captured(function: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
+    """The function's kernels as a graph: calling it runs them again and gives the tensor that they write."""
+    written: list[Tensor] = []
+    with torch.cuda.device(device):
+        for _ in range(WARM_UPS):  # the newest keys and values are written again, the same ones
+            on_side_stream(function)
+        replay = capture(lambda: written.append(function()))
+
+    def run() -> Tensor:
+        replay()
+        return written[0]
+
+    return run

@@ -1,0 +1,133 @@
+"""Stand-ins for a model's weights while its training steps are captured as CUDA graphs.
+
+They share the weights' memory, or hold them in half precision: under autocast every window would cast all matrices
+anew, and their gradients back again. Each window reads the stand-ins through a tap of its own, by which its gradients
+are added up in one place, in the weights' own precision.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from transformers.pytorch_utils import Conv1D
+
+
+def trained(model: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+class StandIns:
+    """For all trained weights of a model, and for all that autocast would turn into `half` precision.
+
+    While a loss of an earlier step is alive, its weights remember the stream of that step, on which a capture must not
+    wait: therefore not even those that stay as they are stand for themselves. A graph knows places in memory only, so
+    that it serves the weights afterwards.
+    """
+
+    def __init__(self, model: nn.Module, half: torch.dtype | None) -> None:
+        self.weights = trained(model)
+        cast = matrices(model) if half is not None else []
+        self.cast: list[Tensor] = [weight for weight in cast if weight.dtype == torch.float32]
+        self.halves: list[Tensor] = [
+            nn.Parameter(one.detach().to(half), requires_grad=one.requires_grad) for one in self.cast
+        ]
+        others: dict[Tensor, Any] = {weight: nn.Parameter(weight.data) for weight in self.weights}
+        others |= dict(zip(self.cast, self.halves, strict=True))
+        self.leaves = [others[weight] for weight in self.weights]
+        self.sums = [torch.zeros_like(weight, requires_grad=False) for weight in self.weights]
+        self.reached: set[int] = set()
+        """Which weights any window has had a gradient for."""
+        self.spots = [
+            (module, name, weight, others[weight])
+            for module in model.modules()
+            for name, weight in module._parameters.items()
+            if weight in others
+        ]
+        self.places = {id(weight): place for place, weight in enumerate(self.weights)}
+
+    @contextmanager
+    def in_place(self) -> Iterator["StandIns"]:
+        """Where the weights were, until the end."""
+        try:
+            for module, name, _, other in self.spots:
+                module._parameters[name] = other
+            yield self
+        finally:
+            for module, name, weight, _ in self.spots:
+                module._parameters[name] = weight
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Take what the weights have become."""
+        if self.halves:
+            torch._foreach_copy_(self.halves, self.cast)
+
+    def tap(self) -> None:
+        """From now on the model reads through a new tap: to be called before every window."""
+        tapped = _Tap.apply(self, *self.leaves)
+        for module, name, weight, _ in self.spots:
+            if id(weight) in self.places:
+                module._parameters[name] = tapped[self.places[id(weight)]]
+
+    @torch.no_grad()
+    def add(self, gradients: Sequence[Tensor | None]) -> None:
+        """Of one window, one for each trained weight."""
+        found = [(place, one) for place, one in enumerate(gradients) if one is not None]
+        self.reached |= {place for place, _ in found}
+        alike = [(self.sums[place], one) for place, one in found if one.dtype == self.sums[place].dtype]
+        if alike:
+            torch._foreach_add_([total for total, _ in alike], [one for _, one in alike])
+        for place, one in found:  # torch would cast these first if they came as a list
+            if one.dtype != self.sums[place].dtype:
+                add_half(self.sums[place], one)
+
+    def gradients(self, reached: set[int]) -> list[Tensor | None]:
+        """The caller's own; None for those that no window uses, which an optimiser then leaves alone."""
+        found: list[Tensor | None] = [None] * len(self.sums)
+        places = sorted(reached)
+        if places:
+            copies = torch._foreach_mul([self.sums[place] for place in places], 1.0)  # a copy of all at once
+            for place, copied in zip(places, copies, strict=True):
+                found[place] = copied
+        return found
+
+
+def add_half(total: Tensor, part: Tensor) -> None:
+    """total += part, whose numbers have fewer bits."""
+    from recurrify.speed.adding import add_into  # imports Triton, which training alone needs
+
+    add_into(total, part)
+
+
+def matrices(model: nn.Module) -> list[nn.Parameter]:
+    """The weights of a base's linear layers that nothing else uses: an embedding that is tied to one is read as it
+    is."""
+    uses: dict[nn.Parameter, int] = {}
+    found = []
+    for module in model.modules():
+        for name, weight in module._parameters.items():
+            if weight is not None:
+                uses[weight] = uses.get(weight, 0) + 1
+                if name == "weight" and type(module) in (nn.Linear, Conv1D):
+                    found.append(weight)
+    own = {id(weight) for weight in model.get_submodule("base").parameters()}
+    return [weight for weight in found if uses[weight] == 1 and id(weight) in own]
+
+
+class _Tap(torch.autograd.Function):
+    """Weights as they are; their gradients go where all windows' gradients are added up, and no further."""
+
+    @staticmethod
+    def forward(ctx: Any, stand_ins: StandIns, *leaves: Tensor) -> tuple[Tensor, ...]:
+        ctx.stand_ins = stand_ins
+        ctx.set_materialize_grads(False)
+        return tuple(leaf.data for leaf in leaves)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, ...]:
+        ctx.stand_ins.add(gradients)
+        return (None,) * (1 + len(gradients))
