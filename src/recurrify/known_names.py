@@ -4,7 +4,7 @@ BEST = "best"
 """In place of a mechanism's name: what served best for models of its kind."""
 MECHANISMS = ("carry", "compress", "kv", "lookback", "memory_tokens", "none", "rsa", "summary", "tail")
 SHIPPED = ("shipped:base", "shipped:plain", "shipped:recurrent")
-CORPORA = ("stdlib", "wikitext-103", "pg19", "enwik8", "text8")
+CORPORA = ("stdlib", "wikitext-103", "pg19")
 ALPHABETS = ("characters", "bytes", "all-bytes", "bytes-without-newlines")
 ARCHITECTURES = ("xl", "rsa-xl", "brt", "rsa-brt", "lstm", "gru", "transformer", "rsa")
 

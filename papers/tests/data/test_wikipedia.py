@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from recurrify.data import documents as sources
-from recurrify.data import wikipedia
-from recurrify.data.documents import load_documents
-from recurrify.data.wikipedia import (
+from recurrify.data import CORPORA, Corpus, corpus_names, load_documents
+from recurrify.errors import UserError
+from recurrify_papers.data import wikipedia
+from recurrify_papers.data.wikipedia import (
     ENWIK8,
     TEXT8,
     Dump,
@@ -25,7 +25,6 @@ from recurrify.data.wikipedia import (
     part_of_dump,
     verified_corpus,
 )
-from recurrify.errors import UserError
 
 HEADER = "<mediawiki>\n  <siteinfo>\n  </siteinfo>\n"
 
@@ -50,13 +49,18 @@ def dump(content: bytes, monkeypatch: pytest.MonkeyPatch) -> Dump:
     def load(*args: Any) -> Any:
         return wikipedia.load_enwik8(*args, **({} if len(args) > 3 else {"path": None}), dump=small)
 
-    monkeypatch.setitem(sources.WITH_MORE, "enwik8", load)
-    monkeypatch.setitem(sources.CORPORA, "enwik8", sources.Corpus("small", load))
+    monkeypatch.setitem(CORPORA, "enwik8", Corpus("small", load, True))
     monkeypatch.delenv("RECURRIFY_DATA", raising=False)
     return small
 
 
-def test_the_published_sums() -> None:
+def test_corpora_are_registered_as_entry_points(tmp_path: Path) -> None:
+    assert {"enwik8", "text8", "text8-from"} <= set(corpus_names()) - set(CORPORA)
+    with pytest.raises(UserError, match=r"no file .* to read enwik8 from"):
+        load_documents(f"enwik8:{tmp_path}/none")
+
+
+def test_published_checksums() -> None:
     assert (ENWIK8.md5, ENWIK8.size) == ("a1fa5ffddb56f4953e226637dabbb36a", 10**8)
     assert (TEXT8.md5, TEXT8.size) == ("3bea1919949baf155f99411df5fada7e", 10**8)
 
@@ -74,7 +78,7 @@ def test_the_published_sums() -> None:
         ("", None),
     ],
 )
-def test_whose_checksum_is_verified(source: str, corpus: str | None) -> None:
+def test_verified_corpus(source: str, corpus: str | None) -> None:
     assert verified_corpus(source) == corpus
 
 
@@ -86,7 +90,7 @@ class TestSplits:
         assert sizes[0] in (len(content) * 90 // 100, len(content) * 90 // 100 - 1)
 
     @pytest.mark.parametrize("shift", range(4))
-    def test_a_cut_through_a_character_leaves_it_to_the_later_split(self, shift: int) -> None:
+    def test_character_on_a_boundary_belongs_to_the_later_split(self, shift: int) -> None:
         """Four bytes each: the cuts at 90 and 95 fall on every one of them in turn."""
         data = ("x" * shift + "🙂" * 24 + "x" * (4 - shift)).encode()
         assert len(data) == 100
@@ -233,7 +237,7 @@ class TestText8:
         monkeypatch.delenv("RECURRIFY_DATA", raising=False)
         assert wikipedia.load_text8("test", None, [], None, small)[0].text == text[950:]
 
-    def test_another_text_is_refused(self, tmp_path: Path) -> None:
+    def test_other_text_raises(self, tmp_path: Path) -> None:
         (tmp_path / "text8").write_text("a b c")
         with pytest.raises(UserError, match=rf"is not text8.*{TEXT8.md5}"):
             load_documents(f"text8:{tmp_path / 'text8'}")
@@ -287,7 +291,7 @@ class TestCleaning:
         assert clean(*lines) == f" {words}"
 
     def test_only_articles(self) -> None:
-        """Neither the dump's own fields nor redirects, not even one that is told of in the middle of an article."""
+        """Neither the dump's own fields nor redirects, not even one within an article."""
         dump = (
             "<title>No</title>\n<comment>no</comment>\n"
             '      <text xml:space="preserve">#REDIRECT [[No]]</text>\n'
@@ -316,7 +320,7 @@ class TestCleaning:
         )
 
 
-def test_a_dump_of_the_users_own_is_cleaned_and_split_as_text8_is(tmp_path: Path) -> None:
+def test_any_dump_is_cleaned_and_split_like_text8(tmp_path: Path) -> None:
     words = [f"w{chr(97 + number % 26)}{chr(97 + number // 26 % 26)}" for number in range(3_000)]
     lines = [" ".join(words[start : start + 10]).replace(" ", " [[Link|") + "]]" * 9 for start in range(0, 3_000, 10)]
     dump = tmp_path / "dump.xml"
@@ -375,12 +379,12 @@ class TestPackedDumps:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [(b"no markup at all", "gives only 0 characters"), (b"\xff\xfe", "is not UTF-8"), (None, "There is no file")],
 )
-def test_what_is_no_dump_is_told(tmp_path: Path, content: bytes | None, told: str) -> None:
+def test_invalid_dump_raises(tmp_path: Path, content: bytes | None, message: str) -> None:
     dump = tmp_path / "dump.xml"
     if content is not None:
         dump.write_bytes(content)
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         load_documents(f"text8-from:{dump}", "train")

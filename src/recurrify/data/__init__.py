@@ -1,41 +1,92 @@
-"""Text in, token ids out: documents, their splits, their tokens, and the sequences a model trains on."""
+"""Text in, token ids out: documents and their splits, labelled texts, questions, probes, tokens and sequences."""
 
-from recurrify.data.documents import CORPORA, Corpus, check_source, load_documents
+from recurrify.data.answer_spans import words_of
+from recurrify.data.corpora import CORPORA, Corpus, corpus_names, register_corpus
+from recurrify.data.documents import check_source, load_documents
+from recurrify.data.labelled import LabelledText, LabelledTexts, hold_out, joined_checksum, load_labelled
+from recurrify.data.labelled_windows import GroupedByLength, collate_texts, tokenize_texts
 from recurrify.data.packed import PackedRows, collate_rows, pack_documents
+from recurrify.data.probes import SYMBOL_PROBES, SymbolProbe, SymbolTexts, symbol_probe
+from recurrify.data.probes_text import TEXT_PROBES, ProbeText, TextProbe, text_probe
 from recurrify.data.question_windows import WindowedQuestion, collate_questions, window_questions
-from recurrify.data.questions import Question, QuestionSet, load_questions, save_questions
+from recurrify.data.questions import (
+    Question,
+    QuestionSet,
+    gold_paragraphs,
+    join_paragraphs,
+    load_questions,
+    plain_title,
+    save_questions,
+)
 from recurrify.data.records import Document, Skipped
-from recurrify.data.sequences import TrainingSequences, collate
+from recurrify.data.sequences import IGNORED, TrainingSequences, collate
+from recurrify.data.splits import EVERYTHING, SPLITS, canonical_split
+from recurrify.data.tables import Table, open_table, read_table
+from recurrify.data.texts import Say, cache_folder, pick_device, read_text, shorten
 from recurrify.data.token_cache import tokenize_cached, tokenized
 from recurrify.data.tokenizers import check_vocabulary_size, load_tokenizer, make_tokenizer, save_tokenizer
 from recurrify.data.tokens import TokenizedDocument, checksum, tokenize_documents
 
 __all__ = [
     "CORPORA",
+    "EVERYTHING",
+    "IGNORED",
+    "SPLITS",
+    "SYMBOL_PROBES",
+    "TEXT_PROBES",
     "Corpus",
     "Document",
+    "GroupedByLength",
+    "LabelledText",
+    "LabelledTexts",
     "PackedRows",
+    "ProbeText",
     "Question",
     "QuestionSet",
+    "Say",
     "Skipped",
+    "SymbolProbe",
+    "SymbolTexts",
+    "Table",
+    "TextProbe",
     "TokenizedDocument",
     "TrainingSequences",
     "WindowedQuestion",
+    "cache_folder",
+    "canonical_split",
     "check_source",
     "check_vocabulary_size",
     "checksum",
     "collate",
     "collate_questions",
     "collate_rows",
+    "collate_texts",
+    "corpus_names",
+    "gold_paragraphs",
+    "hold_out",
+    "join_paragraphs",
+    "joined_checksum",
     "load_documents",
+    "load_labelled",
     "load_questions",
     "load_tokenizer",
     "make_tokenizer",
+    "open_table",
     "pack_documents",
+    "pick_device",
+    "plain_title",
+    "read_table",
+    "read_text",
+    "register_corpus",
     "save_questions",
     "save_tokenizer",
+    "shorten",
+    "symbol_probe",
+    "text_probe",
     "tokenize_cached",
     "tokenize_documents",
+    "tokenize_texts",
     "tokenized",
     "window_questions",
+    "words_of",
 ]

@@ -1,75 +1,18 @@
-"""Documents out of whatever the user names: a file, a folder, a corpus or a Hugging Face data set."""
+"""Documents from what the user names: a file, a folder, a corpus or a Hugging Face data set."""
 
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
-from recurrify.data.files import COMPRESSED, JSON_LINES, load_file, load_folder
-from recurrify.data.hub import first_books, is_saved_dataset, load_hub, row_documents, wikitext_articles
+from recurrify.data.corpora import CORPORA, Corpus, corpus_names, find_corpus
+from recurrify.data.files import UnreadableFileError, read_text_file, uncompressed_suffix
+from recurrify.data.hub import load_hub
 from recurrify.data.records import Document, Skipped
-from recurrify.data.splits import canonical_split
-from recurrify.data.stdlib import load_stdlib
-from recurrify.data.wikipedia import load_cleaned, load_enwik8, load_text8
+from recurrify.data.splits import EVERYTHING, SPLIT_OF_NAME, canonical_split, deal
+from recurrify.data.tables import TABLES, MissingFieldError, is_data_set, is_table, read_table
 from recurrify.errors import UserError
 
-__all__ = ["CORPORA", "Corpus", "Document", "Skipped", "load_documents"]
-
-HUB_PREFIX = "hf:"
-HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
-FILE_SUFFIXES = {".txt", ".text", ".md", ".json", *JSON_LINES, *COMPRESSED}
-
-
-class Corpus(NamedTuple):
-    """A corpus known by name; `load` takes the split, the limit and the list to report what it skips."""
-
-    description: str
-    load: Callable[[str, int | None, list[Skipped]], list[Document]]
-
-
-def _load_wikitext(split: str, limit: int | None, skipped: list[Skipped]) -> list[Document]:
-    return load_hub(
-        "Salesforce/wikitext",
-        "wikitext-103-raw-v1",
-        split,
-        text_field="text",
-        limit=limit,
-        skipped=skipped,
-        to_documents=wikitext_articles,
-    )
-
-
-def _load_pg19(split: str, limit: int | None, skipped: list[Skipped], books: str | None = None) -> list[Document]:
-    if books is not None and not (books.isdecimal() and int(books) > 0):
-        raise UserError(f"`pg19:{books}` does not name a number of training books: write pg19:1250, for example.")
-    return load_hub(
-        "emozilla/pg19",
-        None,
-        split,
-        text_field="text",
-        # Choosing by file name needs all rows at hand, which a stream of the first few is not.
-        limit=limit if books is None else None,
-        skipped=skipped,
-        to_documents=row_documents,
-        choose=None if books is None else first_books(int(books)),
-    )[:limit]
-
-
-CORPORA: dict[str, Corpus] = {
-    "stdlib": Corpus("the sources of Python's standard library, one document per file; offline", load_stdlib),
-    "wikitext-103": Corpus("WikiText-103 (raw) from the hub, one document per article", _load_wikitext),
-    "pg19": Corpus("PG-19 from the hub, one document per book", _load_pg19),
-    "enwik8": Corpus("100 MB of Wikipedia with its markup, one document per article", load_enwik8),
-    "text8": Corpus("100 MB of Wikipedia as plain words, one document per split", load_text8),
-}
-WITH_MORE: dict[str, Callable[[str, int | None, list[Skipped], str], list[Document]]] = {
-    "enwik8": load_enwik8,
-    "text8": load_text8,
-    "text8-from": load_cleaned,
-    "pg19": _load_pg19,
-}
-"""Corpora that can be told more: their file, as in `enwik8:PATH`, or how many books, as in `pg19:1250`."""
+__all__ = ["CORPORA", "Corpus", "Document", "Skipped", "check_source", "load_documents"]
 
 
 def load_documents(
@@ -80,27 +23,32 @@ def load_documents(
     limit: int | None = None,
     skipped: list[Skipped] | None = None,
 ) -> list[Document]:
-    """The documents of one split of a source: kept apart, and in the same order every time.
+    """The documents of one split of a source, always in the same order.
 
     `source` is the first of these that fits:
 
-    - a name in `CORPORA`: `stdlib`, `wikitext-103`, `pg19`, `enwik8`, `text8` (a file of that name is `./stdlib`);
-    - `enwik8:PATH` or `text8:PATH`, these two out of a file of yours; `text8-from:PATH`, a Wikipedia dump cleaned as
-      text8 was; `pg19:1250`, the paper's subset: of the training books the first 1,250 by file name;
-    - `hf:owner/name` or `hf:owner/name:config`, a Hugging Face data set, or `hf:` and the path of one;
-    - a file: one document of UTF-8 text, or with `.jsonl` or `.ndjson` one document per line, taken from
-      the field `text_field`; either may be compressed as `.gz` or `.xz`;
-    - a folder: every text file below it, hidden ones left out, in the order of their paths;
-    - `owner/name` or `owner/name:config`, a Hugging Face data set without the prefix.
+    - a corpus by name, such as `stdlib`, `wikitext-103` or `pg19` (a file of that name is `./stdlib`);
+      `pg19:1250` is the paper's subset, the first 1,250 training books by file name;
+    - `hf:owner/name` or `hf:owner/name:config`, a Hugging Face data set; the prefix may be left out;
+    - a folder written by `save_to_disk` of the `datasets` library;
+    - a file of rows (`.csv`, `.tsv`, `.json`, `.jsonl`, `.parquet`): one document per row, from `text_field`;
+    - any other file: one document of UTF-8 text. Text and rows of text may be compressed as `.gz` or `.xz`;
+    - a folder: every file below it except hidden ones, in the order of their paths.
 
-    `split` is `train`, `valid` (or `validation`, `val`, `dev`), `test`, or `all` for everything. Splits
-    come from the source where it has them: a Hugging Face data set's own, or those of a folder in which at
-    least two of the three splits have a sub-folder (`train/`) or a file (`train.jsonl`) at the top. Any
-    other source is dealt out 90/5/5 by a hash of the documents' names, no split left empty; with one
-    or two documents, each is cut by position into its first 90 %, next 5 % and last 5 %.
+    A source's own splits are used: those of a data set, or of a folder in which at least two of the three splits have a
+    sub-folder (`train/`) or a file (`train.jsonl`). Any other source is split 90/5/5: files by a hash of their names,
+    rows by a hash of their texts, so that the same rows split alike in every container. One or two documents are each
+    cut by position.
 
-    `limit` keeps the first documents of the split. What a folder holds besides text, and rows without
-    text, are left out and appended to `skipped`. Everything else that is wrong is a `UserError`.
+    Args:
+        source: Where the text is.
+        split: `train`, `valid` (or `validation`, `val`, `dev`), `test`, or `all`.
+        text_field: The field of a row that holds its text.
+        limit: Keep the first documents of the split only.
+        skipped: A list to which files without text and empty rows are appended.
+
+    Raises:
+        UserError: The source does not exist, is malformed, or has no text in this split.
     """
     source = os.fspath(source)
     split = canonical_split(split)
@@ -109,51 +57,97 @@ def load_documents(
         raise UserError(f"`limit` must be at least 1 document, or None for all of them: got limit={limit}.")
     documents = _load(source, split, text_field, limit, skipped)[:limit]
     if not documents:
-        raise UserError(f"{source} has no text in its split {split!r}: give more text, or ask for split='all'.")
+        raise UserError(f"{source} has no text in its split {split!r}: give more text, or use split='all'.")
     return documents
 
 
-def _load(source: str, split: str, text_field: str, limit: int | None, skipped: list[Skipped]) -> list[Document]:
-    if source in CORPORA:
-        return CORPORA[source].load(split, limit, skipped)
-    corpus, _, more = source.partition(":")
-    if more and corpus in WITH_MORE:
-        return WITH_MORE[corpus](split, limit, skipped, more)
-    path = Path(source).expanduser()
-    hub_name: str | None = None
-    if source.startswith(HUB_PREFIX):
-        hub_name = source.removeprefix(HUB_PREFIX)
-    elif is_saved_dataset(path) or (not path.exists() and _may_be_on_the_hub(source)):
-        hub_name = source
-    if hub_name is not None:
-        name, config = name_and_config(hub_name)
-        return load_hub(name, config, split, text_field=text_field, limit=limit, skipped=skipped)
-    if path.is_dir():
-        return load_folder(path, split, text_field, skipped)
-    check_source(source)
-    return load_file(path, split, text_field, skipped)
-
-
 def check_source(source: str) -> None:
-    """Refuse a source that is nowhere: of use before what takes longer to load."""
-    corpus, _, more = source.partition(":")
-    named = source in CORPORA or source.startswith(HUB_PREFIX) or (more and corpus in WITH_MORE)
-    if not (named or Path(source).expanduser().exists() or _may_be_on_the_hub(source)):
+    """Raise a `UserError` if a source does not exist, before anything slower is loaded."""
+    if find_corpus(source) is None and not Path(source).expanduser().exists() and not is_data_set(source):
         raise UserError(
             f"{source} does not exist: give a file, a folder, a Hugging Face data set as hf:owner/name, "
-            f"or one of {', '.join(CORPORA)}."
+            f"or one of {', '.join(corpus_names())}."
         )
 
 
-def _may_be_on_the_hub(source: str) -> bool:
-    """Whether a path that does not exist looks like `owner/name` rather than like a mistyped path."""
-    path = Path(source)
-    return bool(HUB_NAME.fullmatch(source)) and path.suffix not in FILE_SUFFIXES and not path.parent.exists()
+def _load(source: str, split: str, text_field: str, limit: int | None, skipped: list[Skipped]) -> list[Document]:
+    found = find_corpus(source)
+    if found is not None:
+        corpus, argument = found
+        return corpus.load(split, limit, skipped, *([] if argument is None else [argument]))
+    check_source(source)
+    if is_data_set(source):
+        return load_hub(source, split, text_field=text_field, limit=limit, skipped=skipped)
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return _load_folder(path, split, text_field, skipped)
+    keyed = _read_file(path, path.name, text_field, skipped)
+    return deal([document for _, document in keyed], split, [key for key, _ in keyed])
 
 
-def name_and_config(source: str) -> tuple[str, str | None]:
-    local = Path(source).expanduser()
-    if local.exists():
-        return str(local), None
-    name, _, config = source.partition(":")
-    return name, config or None
+def _load_folder(folder: Path, split: str, text_field: str, skipped: list[Skipped]) -> list[Document]:
+    files = _visible_files(folder)
+    own_splits = {name for file in files if (name := _own_split(file)) is not None}
+    # One such name alone may be an accident: a source tree with a `test` folder is not a split corpus.
+    if len(own_splits) < 2 or split == EVERYTHING:
+        keyed = _read_all(folder, files, text_field, skipped)
+        return deal([document for _, document in keyed], split, [key for key, _ in keyed])
+    if split not in own_splits:
+        raise UserError(
+            f"{folder} has no split {split!r}, only {', '.join(sorted(own_splits))}: choose another, or all."
+        )
+    chosen = [file for file in files if _own_split(file) == split]
+    return [document for _, document in _read_all(folder, chosen, text_field, skipped)]
+
+
+def _visible_files(folder: Path) -> list[Path]:
+    """Relative paths, sorted; hidden files and folders such as `.git` are left out."""
+    files: list[Path] = []
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        files += [Path(parent, name).relative_to(folder) for name in names if not name.startswith(".")]
+    return sorted(files, key=lambda file: file.as_posix())
+
+
+def _own_split(file: Path) -> str | None:
+    """The split that a file's top folder, or its own name at the top (`train.jsonl`), stands for."""
+    if len(file.parts) > 1:
+        return SPLIT_OF_NAME.get(file.parts[0])
+    # Not any suffix: `train.py` and `test.py` are programs, not splits.
+    if uncompressed_suffix(file) not in (".txt", *TABLES):
+        return None
+    return SPLIT_OF_NAME.get(re.sub(r"-\d+-of-\d+$", "", file.name.partition(".")[0]))
+
+
+def _read_all(folder: Path, files: list[Path], text_field: str, skipped: list[Skipped]) -> list[tuple[str, Document]]:
+    keyed: list[tuple[str, Document]] = []
+    reason = ""
+    for file in files:
+        try:
+            keyed += _read_file(folder / file, file.as_posix(), text_field, skipped)
+        except (UnreadableFileError, MissingFieldError) as error:
+            reason = error.reason if isinstance(error, UnreadableFileError) else f"has no field {text_field!r}"
+            skipped.append(Skipped(file.as_posix(), reason))
+    if not keyed:
+        last = f"; {files[-1]} {reason}" if reason else ""
+        raise UserError(f"{folder} holds no text ({len(files)} files{last}): give a folder with UTF-8 text files.")
+    return keyed
+
+
+def _read_file(path: Path, name: str, text_field: str, skipped: list[Skipped]) -> list[tuple[str, Document]]:
+    """A file's documents, each with the key by which it is assigned to a split: its text for a row, else its name."""
+    if not is_table(path):
+        key = name.removesuffix(path.suffix) if path.suffix != uncompressed_suffix(path) else name
+        return [(key, Document(name, read_text_file(path)))]
+    keyed = []
+    table = read_table(path)
+    for number, fields in table.rows:
+        if keyed and text_field not in fields:
+            raise UserError(f"{table.where(number)} has no field {text_field!r}, which rows before it have: add it.")
+        text = table.text(number, fields, text_field)
+        document = Document(f"{name}:{number}", text)
+        if text.strip():
+            keyed.append((text, document))
+        else:
+            skipped.append(Skipped(document.name, f"has an empty {text_field!r}"))
+    return keyed

@@ -1,131 +1,58 @@
-"""Documents out of Hugging Face data sets: from the hub, or saved on disk."""
+"""Documents from Hugging Face data sets: on the hub, or saved in a folder."""
 
-import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from recurrify.data.records import Document, Skipped
 from recurrify.data.splits import EVERYTHING, SPLIT_OF_NAME, deal
+from recurrify.data.tables import HUB_PREFIX, Table, dataset_errors, open_dataset
 from recurrify.errors import UserError
-
-# " = Title = " but not " = = Section = = ".
-ARTICLE_HEADING = re.compile(r" = ([^=\s][^=]*?) = \s*")
 
 HELD_OUT = SPLIT_OF_NAME.keys() - {"train"}
 
-RowsToDocuments = Callable[[Iterable[str]], Iterator[Document]]
 
-
-def row_documents(texts: Iterable[str]) -> Iterator[Document]:
+def _row_documents(texts: Iterable[str]) -> Iterator[Document]:
     for number, text in enumerate(texts):
         yield Document(f"{number}", text)
 
 
-def wikitext_articles(lines: Iterable[str]) -> Iterator[Document]:
-    """Whole articles out of WikiText's rows, which are lines; each article begins with its title's line."""
-    article: list[str] = []
-    title, number = "untitled", 0
-    after_blank_line = True
-    for line in lines:
-        # Headings stand alone; without that test, lines of tables and formulas would break articles up.
-        heading = ARTICLE_HEADING.fullmatch(line) if after_blank_line else None
-        if heading:
-            if "".join(article).strip():
-                yield Document(f"{number} {title}", "".join(article))
-                number += 1
-            article, title = [], heading[1]
-        article.append(line if line.endswith("\n") else line + "\n")
-        after_blank_line = not line.strip()
-    if "".join(article).strip():
-        yield Document(f"{number} {title}", "".join(article))
-
-
-def first_books(count: int) -> Callable[[str, Any], Any]:
-    """Of PG-19's training split the first `count` books by file name, which is the number in their address."""
-
-    def choose(split: str, rows: Any) -> Any:
-        if split != "train":
-            return rows
-        files = [address.rstrip("/").rpartition("/")[2] + ".txt" for address in rows["url"]]
-        return rows.select(sorted(range(len(files)), key=files.__getitem__)[:count])
-
-    return choose
-
-
-def is_saved_dataset(path: Path) -> bool:
-    """Whether a folder was written by `save_to_disk` of the `datasets` library."""
-    one_split = (path / "state.json").is_file() and (path / "dataset_info.json").is_file()
-    return one_split or (path / "dataset_dict.json").is_file()
-
-
 def load_hub(
-    name: str,
-    config: str | None,
+    source: str,
     split: str,
     *,
-    text_field: str,
-    limit: int | None,
+    text_field: str = "text",
+    limit: int | None = None,
     skipped: list[Skipped],
-    to_documents: RowsToDocuments = row_documents,
+    to_documents: Callable[[Iterable[str]], Iterator[Document]] = _row_documents,
     choose: Callable[[str, Any], Any] | None = None,
 ) -> list[Document]:
-    """The documents of a Hugging Face data set; `choose` may pick among the rows of a split.
+    """The documents of a data set; `choose` may select among the rows of a part, by its name.
 
-    The data set's own splits are used, `validation`, `val` and `dev` standing for valid. A data set with
-    a train split alone (or a single one of a name of its own) is dealt out as a folder of files would be.
+    The data set's own splits are used; `validation`, `val` and `dev` are names for valid. A data set with a train part
+    alone, or with a single part of another name, is split like a file of rows.
     """
-    with hub_errors(name):
-        rows_of_split = open_dataset(name, config, limit)
-        unsplit = len(rows_of_split) == 1 and not rows_of_split.keys() & HELD_OUT
-        wanted = [key for key in rows_of_split if unsplit or split in (EVERYTHING, SPLIT_OF_NAME.get(key))]
+    name = source.removeprefix(HUB_PREFIX)
+    with dataset_errors(name):
+        parts = open_dataset(source, limit=limit)
+        unsplit = len(parts) == 1 and not parts.keys() & HELD_OUT
+        wanted = [key for key in parts if unsplit or split in (EVERYTHING, SPLIT_OF_NAME.get(key))]
         if not wanted:
-            found = ", ".join(rows_of_split)
-            raise UserError(f"{name} has no split {split!r}, only {found}: ask for another, or for all.")
-        rows = {key: rows_of_split[key] if choose is None else choose(key, rows_of_split[key]) for key in wanted}
-        documents = _documents(name, rows, text_field, to_documents)
+            raise UserError(f"{name} has no split {split!r}, only {', '.join(parts)}: choose another, or all.")
+        rows = {key: parts[key] if choose is None else choose(key, parts[key]) for key in wanted}
+        documents = (
+            Document(f"{key}/{document.name}", document.text)
+            for key in wanted
+            for document in to_documents(_texts(Table(name, "row", enumerate(rows[key], start=1)), text_field))
+        )
         if unsplit:
-            return deal(_first_with_text(name, documents, None, skipped), split)[:limit]
+            found = _first_with_text(name, documents, None, skipped)
+            return deal(found, split, [document.text for document in found])[:limit]
         return _first_with_text(name, documents, limit, skipped)
 
 
-def open_dataset(name: str, config: str | None, limit: int | None) -> dict[str, Iterable[dict[str, Any]]]:
-    try:
-        import datasets
-    except ImportError as error:
-        raise UserError(f"{name} needs the `datasets` library: run `pip install datasets`.") from error
-    if is_saved_dataset(Path(name)):
-        opened = datasets.load_from_disk(name)
-    else:
-        # A few documents out of a large corpus should not cost the whole download; the offline cache,
-        # on the other hand, cannot be streamed.
-        streaming = limit is not None and not datasets.config.HF_HUB_OFFLINE
-        opened = datasets.load_dataset(name, config, streaming=streaming)
-    return {str(key): rows for key, rows in opened.items()} if isinstance(opened, dict) else {"train": opened}
-
-
-def _documents(
-    name: str,
-    rows_of_split: dict[str, Iterable[dict[str, Any]]],
-    text_field: str,
-    to_documents: RowsToDocuments,
-) -> Iterator[Document]:
-    for split, rows in rows_of_split.items():
-        for document in to_documents(_texts(name, rows, text_field)):
-            yield Document(f"{split}/{document.name}", document.text)
-
-
-def _texts(name: str, rows: Iterable[dict[str, Any]], text_field: str) -> Iterator[str]:
-    for row in rows:
-        if text_field not in row:
-            fields = ", ".join(row)
-            raise UserError(
-                f"{name} has no field {text_field!r}: name one of {fields} with --text-field, or `text_field`."
-            )
-        if not isinstance(row[text_field], str):
-            raise UserError(f"{name} has no text in its field {text_field!r}: choose another `text_field`.")
-        yield row[text_field]
+def _texts(table: Table, text_field: str) -> Iterator[str]:
+    for number, fields in table.rows:
+        yield table.text(number, fields, text_field)
 
 
 def _first_with_text(
@@ -141,21 +68,6 @@ def _first_with_text(
         if len(found) == limit:
             break
     if empty:
-        # One line for all of them: data sets of lines hold hundreds of thousands of empty ones.
+        # One entry for all of them: data sets of lines hold hundreds of thousands of empty rows.
         skipped.append(Skipped(name, f"{empty} rows are empty"))
     return found
-
-
-@contextmanager
-def hub_errors(name: str) -> Iterator[None]:
-    try:
-        yield
-    except UserError:
-        raise
-    # Not found, private, offline, a broken download: the libraries below raise dozens of types for it.
-    except Exception as error:
-        reason = (str(error).strip().splitlines() or ["no reason given"])[0].rstrip(".")
-        raise UserError(
-            f"The data set {name} could not be loaded ({type(error).__name__}: {reason}): "
-            "check its name and the network, or give a file or folder that exists."
-        ) from error

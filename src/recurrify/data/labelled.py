@@ -1,36 +1,28 @@
-"""Texts with their classes: out of CSV files, JSON lines and Hugging Face data sets."""
+"""Texts with their classes, from files of rows and Hugging Face data sets."""
 
-import csv
 import hashlib
-import io
 import json
 import re
-import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from recurrify.data.documents import HUB_PREFIX, name_and_config
-from recurrify.data.files import JSON_LINES, UnreadableFileError, json_object, read_text_file, uncompressed_suffix
-from recurrify.data.hub import hub_errors, open_dataset
-from recurrify.data.splits import SPLIT_OF_NAME
+from recurrify.data.tables import open_table, shortened
 from recurrify.errors import UserError
 
 HELD_OUT = 10
-"""One text in so many is held out of training where no test texts are given."""
+"""One in this many texts is held out for testing if no test texts are given."""
 
 
 class LabelledText(NamedTuple):
     line: int
-    """Where it begins in its file, counted from 1; of a data set, its row."""
+    """The line of its file, or the row of its data set, counted from 1."""
     text: str
     label: str | None
-    """None where classes were not asked for."""
+    """None where no classes are read."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +34,11 @@ class LabelledTexts:
     empty: list[int]
     """The lines whose text is empty, which were left out."""
     unit: str = "line"
-    """What its places are called: line or row."""
+    """What `line` counts: line or row."""
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many texts each class has; classes in sorted order, whole numbers by their value."""
+        """The number of texts of each class, sorted by class; whole numbers by value."""
         found = Counter(text.label for text in self.texts if text.label is not None)
         return {name: found[name] for name in _sorted_classes(found)}
 
@@ -65,8 +57,8 @@ class LabelledTexts:
         """The SHA-256 of the texts and their classes, in their order."""
         return hashlib.sha256(json.dumps([text[1:] for text in self.texts]).encode()).hexdigest()
 
-    def told(self) -> str:
-        """What there is, in words."""
+    def summary(self) -> str:
+        """The number of texts, classes and empty rows, in words."""
         words = f"{len(self.texts):,} texts"
         if self.counts:
             words += f", {len(self.counts)} classes: " + shortened([f"{n} ({c:,})" for n, c in self.counts.items()])
@@ -74,48 +66,46 @@ class LabelledTexts:
             words += f"; {len(self.empty):,} empty left out: {self.unit} " + shortened(list(map(str, self.empty)))
         return words
 
+    told = summary
+
 
 def joined_checksum(*parts: LabelledTexts) -> str:
     return hashlib.sha256("".join(part.checksum() for part in parts).encode()).hexdigest()
 
 
-def shortened(names: Sequence[str], most: int = 10) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
-
-
 def load_labelled(source: str, text_field: str, label_field: str | None, split: str = "train") -> LabelledTexts:
-    """The texts of a .csv or .jsonl file (also .gz, .xz), or of a Hugging Face data set, `hf:owner/name[:config]`.
+    """The texts and classes of a file of rows or of a Hugging Face data set, as `recurrify.data.open_table` reads them.
 
-    Without `label_field` classes are neither read nor needed. `split` is for data sets alone: train, or test, which
-    takes the validation part where there is no test part. A class is a word or a whole number, blanks around it do
-    not count. Empty texts are left out.
+    A class is a word or a whole number; blanks around it do not count. Empty texts are left out.
+
+    Args:
+        source: A .csv, .tsv, .json, .jsonl or .parquet file, a folder written by `save_to_disk`, or `hf:owner/name`.
+        text_field: The field with the text.
+        label_field: The field with the class; None reads no classes.
+        split: Of a data set, train or test.
     """
-    if source.startswith(HUB_PREFIX):
-        rows, unit = _hub_rows(source, text_field, label_field, split), "row"
-    else:
-        rows, unit = _file_rows(source, text_field, label_field), "line"
+    table = open_table(source, split)
     texts, empty = [], []
-    for line, text, label in rows:
-        where = f"{source}, {unit} {line},"
-        if not isinstance(text, str):
-            raise UserError(f"{where} has no text in {text_field!r} but {text!r:.40}: give a string.")
+    for number, fields in table.rows:
+        text = table.text(number, fields, text_field)
+        label = None
+        if label_field is not None:
+            hint = "--label-field; texts without classes are for `classify predict`"
+            label = table.field(number, fields, label_field, hint)
         if not text.strip():
-            empty.append(line)
+            empty.append(number)
             continue
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise UserError(f"{where} has half a surrogate pair in {text_field!r}: mend its escapes.") from error
-        texts.append(LabelledText(line, text, None if label_field is None else _class(label, label_field, where)))
+        if label_field is not None:
+            label = _class(label, label_field, table.where(number))
+        texts.append(LabelledText(number, text, label))
     if not texts:
         raise UserError(f"{source} holds no text in {text_field!r} ({len(empty):,} empty): give a file with some.")
-    return LabelledTexts(source, texts, empty, unit)
+    return LabelledTexts(source, texts, empty, table.unit)
 
 
 def hold_out(given: LabelledTexts, seed: int) -> tuple[LabelledTexts, LabelledTexts]:
-    """The texts to train on, and a tenth drawn at random to test by: of each class a tenth, as far as it has ten texts,
-    and the rest from any; every class keeps at least one to train on. A text that occurs again goes where it went
-    before."""
+    """Split the texts into those to train on and a random tenth to test on: a tenth of each class that has ten texts,
+    and the rest from any class. Every class keeps at least one text to train on; duplicates stay on one side."""
     first = list({text.text: text for text in reversed(given.texts)}.values())
     names = [str(text.label) for text in first]
     left, wanted = Counter(names), {name: count // HELD_OUT for name, count in Counter(names).items()}
@@ -134,8 +124,8 @@ def hold_out(given: LabelledTexts, seed: int) -> tuple[LabelledTexts, LabelledTe
             held.add(index)
     if not held:
         raise UserError(
-            f"{given.source} has one text of each class, repeats not counted, so none can be held out: give texts to "
-            "test by with --test."
+            f"{given.source} has one text of each class, duplicates not counted, so none can be held out: give test "
+            "texts with --test."
         )
     chosen = {first[index].text for index in held}
     parts = [[text for text in given.texts if (text.text in chosen) is wanted] for wanted in (False, True)]
@@ -156,109 +146,3 @@ def _class(label: Any, label_field: str, where: str) -> str:
     if not name:
         raise UserError(f"{where} has an empty {label_field!r}: give each text its class, or leave it out.")
     return name
-
-
-Row = tuple[int, Any, Any]
-"""A place, the text, the class."""
-
-
-def _file_rows(source: str, text_field: str, label_field: str | None) -> Iterator[Row]:
-    path = Path(source).expanduser()
-    suffix = uncompressed_suffix(path)
-    if not path.is_file():
-        what = "is a folder" if path.is_dir() else "does not exist"
-        raise UserError(f"{source} {what}: give a .csv or .jsonl file, or a data set as hf:owner/name.")
-    if suffix != ".csv" and suffix not in JSON_LINES:
-        raise UserError(
-            f"{source} is neither a .csv nor a .jsonl file: give columns apart by commas as .csv, or JSON lines as "
-            ".jsonl."
-        )
-    try:
-        content = read_text_file(path)
-    except UnreadableFileError as unreadable:
-        raise UserError(f"{source} {unreadable.reason}: {unreadable.way_out}.") from unreadable
-    return (_csv_rows if suffix == ".csv" else _json_rows)(content, source, text_field, label_field)
-
-
-def _csv_rows(content: str, source: str, text_field: str, label_field: str | None) -> Iterator[Row]:
-    reader = csv.reader(io.StringIO(content, newline=""), strict=True)
-    header: list[str] | None = None
-    line = 1
-    try:
-        with _long_fields():
-            for cells in reader:
-                place, line = line, reader.line_num + 1
-                if not cells:
-                    continue
-                if header is None:
-                    header = [name.strip() for name in cells]
-                    text_at = _column(header, text_field, "--text-field", source)
-                    label_at = None if label_field is None else _column(header, label_field, "--label-field", source)
-                    continue
-                if len(cells) != len(header):
-                    raise UserError(
-                        f"{source}, line {place}, has {len(cells)} cells, but the header has {len(header)}: put texts "
-                        "with commas into quotes."
-                    )
-                yield place, cells[text_at], None if label_at is None else cells[label_at]
-    except csv.Error as error:
-        raise UserError(f"{source}, line {line}, is no CSV ({error}): mend its quotes.") from error
-
-
-def _column(header: list[str], name: str, option: str, source: str) -> int:
-    other = re.search(r"[\t;]", header[0]) if len(header) == 1 else None
-    if name not in header and other is not None:
-        raise UserError(f"{source} has its columns apart by {other.group()!r}: use commas.")
-    if name not in header:
-        predict = "; texts without classes are for `classify predict`" if option == "--label-field" else ""
-        raise UserError(
-            f"{source} has no column {name!r}, only {shortened(header)}: name one of them with {option}{predict}."
-        )
-    if header.count(name) > 1:
-        raise UserError(f"{source} has {header.count(name)} columns {name!r}: leave one.")
-    return header.index(name)
-
-
-@contextmanager
-def _long_fields() -> Iterator[None]:
-    """csv's own limit, 131,072 characters of a cell, is less than a book."""
-    before = csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
-    try:
-        yield
-    finally:
-        csv.field_size_limit(before)
-
-
-def _json_rows(content: str, source: str, text_field: str, label_field: str | None) -> Iterator[Row]:
-    # Not `splitlines`: it also breaks at characters such as U+2028 that may stand inside a JSON string.
-    for number, line in enumerate(content.split("\n"), start=1):
-        if not line.strip():
-            continue
-        where = f"{source}, line {number},"
-        yield number, *_fields(json_object(line, text_field, where), text_field, label_field, where)
-
-
-def _fields(record: dict[str, Any], text_field: str, label_field: str | None, where: str) -> tuple[Any, Any]:
-    for name, option in ((text_field, "--text-field"), (label_field, "--label-field")):
-        if name is not None and name not in record:
-            found = shortened(list(record)) or "none at all"
-            raise UserError(f"{where} has no field {name!r}, only {found}: name one of them with {option}.")
-    return record[text_field], None if label_field is None else record[label_field]
-
-
-def _hub_rows(source: str, text_field: str, label_field: str | None, split: str) -> Iterator[Row]:
-    name, config = name_and_config(source.removeprefix(HUB_PREFIX))
-    with hub_errors(name):
-        parts = {SPLIT_OF_NAME.get(key, key): rows for key, rows in open_dataset(name, config, None).items()}
-        wanted = ("train",) if split == "train" else ("test", "valid")
-        found = next((parts[part] for part in wanted if part in parts), None)
-        if found is None:
-            raise UserError(f"{source} has no {split} part, only {shortened(list(parts))}: write one to a file.")
-        # Data sets keep classes as numbers and their names beside them.
-        feature = getattr(found, "features", {}).get(label_field)
-        names = getattr(feature, "names", None)
-        for number, row in enumerate(found, start=1):
-            text, label = _fields(row, text_field, label_field, f"{source}, row {number},")
-            if names is not None and isinstance(label, int):
-                label = names[label] if 0 <= label < len(names) else None
-            yield number, text, label

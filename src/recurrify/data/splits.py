@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from collections.abc import Sequence
 
 from recurrify.data.records import Document
 from recurrify.errors import UserError
@@ -34,19 +35,19 @@ def stable_hash(name: str) -> int:
     return int(hashlib.sha256(name.encode(errors="surrogateescape")).hexdigest(), 16)
 
 
-def deal(documents: list[Document], split: str) -> list[Document]:
-    """The documents of one split out of a source that has no splits of its own, in their given order.
+def deal(documents: list[Document], split: str, keys: Sequence[str]) -> list[Document]:
+    """The documents of one split of a source that has no splits of its own, in their given order.
 
-    Three documents or more are ranked by the hash of their names: the first 5 % (at least one) are valid,
-    the next 5 % (at least one) are test, the rest is train. One or two documents cannot be dealt out
-    three ways, so each of them is cut by position instead: see `cut_by_position`.
+    Three documents or more are ranked by the hash of their keys: the first 5 % (at least one) are valid, the next 5 %
+    (at least one) are test, the rest is train. One or two documents are each cut by position instead: see
+    `cut_by_position`.
     """
     if split == EVERYTHING:
         return documents
     if len(documents) < len(SPLITS):
         pieces = [Document(name, cut_by_position(text)[SPLITS.index(split)]) for name, text in documents]
         return [piece for piece in pieces if piece.text.strip()]
-    ranked = sorted(range(len(documents)), key=lambda index: stable_hash(documents[index].name))
+    ranked = sorted(range(len(documents)), key=lambda index: stable_hash(keys[index]))
     held_out = max(1, round(len(documents) * 0.05))
     dealt = {
         "valid": ranked[:held_out],

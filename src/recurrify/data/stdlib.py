@@ -4,7 +4,7 @@ import os
 import sysconfig
 from pathlib import Path
 
-from recurrify.data.files import UnreadableFileError, read_documents
+from recurrify.data.files import UnreadableFileError, read_text_file
 from recurrify.data.records import Document, Skipped
 from recurrify.data.splits import EVERYTHING, stable_hash
 from recurrify.errors import UserError
@@ -25,7 +25,7 @@ def load_stdlib(split: str, limit: int | None, skipped: list[Skipped]) -> list[D
         if split not in (EVERYTHING, split_of_module(file)):
             continue
         try:
-            documents += read_documents(root / file, file.as_posix(), "text", skipped)
+            documents.append(Document(file.as_posix(), read_text_file(root / file)))
         except UnreadableFileError as unreadable:
             skipped.append(Skipped(file.as_posix(), unreadable.reason))
     long = [document for document in documents if len(document.text) >= SHORTEST_DOCUMENT]

@@ -1,13 +1,12 @@
 """enwik8 and text8: a hundred million bytes of Wikipedia each, as dumped and as plain words.
 
-`enwik8:PATH` and `text8:PATH` name a local file, as it is or as `.xz`, `.gz` or `.zip`. The bare names look for it in
-the folder that the variable RECURRIFY_DATA names; where that is not set, they ask the Hugging Face hub. Whatever the
-source, the MD5 sum must be the published one. Splits are the usual ones: the first 90 %, the next and the last 5 % of
-the bytes. A character that such a cut would go through belongs to the later split.
+`enwik8:PATH` and `text8:PATH` name a local file, plain or as `.xz`, `.gz` or `.zip`. The names alone look for it in the
+folder in the variable RECURRIFY_DATA or, if that is not set, on the Hugging Face hub. The MD5 sum must be the published
+one. Splits are the usual ones: the first 90 %, the next and the last 5 % of the bytes; a character on a boundary
+belongs to the later split.
 
-text8 was made by `clean_wikipedia`'s rules out of the first part of enwik9, of which enwik8 is only the beginning.
-`text8-from:PATH` applies them to any dump, also packed: enwik9 gives text8 itself, and enwik8 only its first 74 million
-characters, 26 % fewer than text8 has.
+text8 was made from the first part of enwik9, of which enwik8 is only the beginning, by the rules of `clean_wikipedia`.
+`text8-from:PATH` applies them to any dump: enwik9 gives text8 itself, and enwik8 only its first 74 million characters.
 """
 
 import codecs
@@ -25,18 +24,17 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from recurrify.data.records import Document, Skipped
-from recurrify.data.splits import EVERYTHING, SPLITS
+from recurrify.data import EVERYTHING, SPLITS, Corpus, Document, Skipped
 from recurrify.errors import UserError
 
 FOLDER_VARIABLE = "RECURRIFY_DATA"
 SUFFIXES = ("", ".xz", ".gz", ".zip")
 
 BLOCK = 1 << 20
-"""Bytes of a dump that are read at once to be cleaned."""
+"""Bytes of a dump that are read and cleaned at once."""
 
 SHORTEST_DOCUMENT = 2_000
-"""Characters; a shorter page, mostly a redirect, is read together with the one after it."""
+"""Characters; a shorter page, usually a redirect, is joined to the next one."""
 
 PAGE = re.compile(r"^(?=  <page>$)", re.MULTILINE)
 TITLE = re.compile(r"<title>(.*?)</title>")
@@ -44,13 +42,13 @@ TITLE = re.compile(r"<title>(.*?)</title>")
 
 @dataclass(frozen=True)
 class Dump:
-    """A file that everybody has the same bytes of."""
+    """A published file with known content."""
 
     name: str
     size: int
     md5: str
     web: str
-    """Where it can be fetched by hand."""
+    """Where to download it."""
     hub: str
     """The Hugging Face data set that holds it."""
     hub_options: dict[str, str] = field(default_factory=dict)
@@ -62,7 +60,7 @@ ENWIK8 = Dump(
     md5="a1fa5ffddb56f4953e226637dabbb36a",
     web="https://mattmahoney.net/dc/enwik8.zip",
     hub="LTCB/enwik8",
-    # The data set itself is a program, which is not run; the hub keeps its output in a branch.
+    # The data set is a program, which is not run; the hub keeps its output in a branch.
     hub_options={"data_dir": "enwik8-raw", "revision": "refs/convert/parquet"},
 )
 TEXT8 = Dump(
@@ -75,7 +73,7 @@ TEXT8 = Dump(
 
 
 def verified_corpus(source: str) -> str | None:
-    """enwik8 or text8, where a source is that text by its checksum; None for any other, whatever a file is called."""
+    """enwik8 or text8 if the source is that text by its checksum; None for any other source, whatever its file name."""
     corpus, colon, path = source.partition(":")
     known = corpus in (ENWIK8.name, TEXT8.name) and bool(path) == bool(colon)
     return corpus if known else None
@@ -108,11 +106,11 @@ def load_text8(
     return [Document(f"text8/{part}", part_of_dump(data, part)) for part in parts][:limit]
 
 
-def load_cleaned(split: str, limit: int | None, skipped: list[Skipped], path: str) -> list[Document]:
-    """The plain words of a dump, as many as text8 has at most; one document per split."""
+def load_cleaned(split: str, limit: int | None, skipped: list[Skipped], path: str = "") -> list[Document]:
+    """The plain words of a dump, at most as many characters as text8 has; one document per split."""
     file = Path(path).expanduser()
     if not file.is_file():
-        raise UserError(f"There is no file {file} to make words of: give a Wikipedia dump as `text8-from:PATH`.")
+        raise UserError(f"There is no file {file}: give a Wikipedia dump as `text8-from:PATH`.")
     data = _cleaned(file, file.stat().st_mtime_ns)
     if len(data) < len(SPLITS) * SHORTEST_DOCUMENT:
         raise UserError(
@@ -125,7 +123,7 @@ def load_cleaned(split: str, limit: int | None, skipped: list[Skipped], path: st
 
 @lru_cache(maxsize=1)
 def _cleaned(file: Path, changed: int) -> bytes:
-    """Kept, since every split asks for it; `changed` makes a file that was written anew another one."""
+    """Cached, because every split needs it; `changed` is part of the key so that a new file is read again."""
     cleaned: list[str] = []
     length = 0
     with _opened(file, None) as stream:
@@ -138,7 +136,7 @@ def _cleaned(file: Path, changed: int) -> bytes:
 
 
 def _decoded(stream: BinaryIO, file: Path) -> Iterator[str]:
-    """Block after block: a dump of gigabytes is never in memory as a whole."""
+    """The text block by block: a dump of gigabytes does not fit into memory."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     read, ended = 0, False
     while not ended:
@@ -162,10 +160,10 @@ def part_of_dump(data: bytes, split: str) -> str:
 
 
 def articles(text: str) -> list[tuple[str, str]]:
-    """Titles and texts: cut before each `<page>`, short pages joined to the next until they are worth reading.
+    """Titles and texts, cut before each `<page>`; short pages are joined to the next.
 
-    What stands before the first page (the dump's header, or the rest of an article that a split's cut went through)
-    is a page of its own without a title. A document has the title of its longest page.
+    Text before the first page (the dump's header, or the rest of an article that a split cuts) is a page without a
+    title. A document has the title of its longest page.
     """
     found: list[tuple[str, str]] = []
     waiting: list[str] = []
@@ -356,3 +354,10 @@ def _words(record: str) -> str:
     for digit, word in enumerate(DIGITS):
         record = record.replace(str(digit), f" {word} ")
     return _OTHERS.sub(" ", f" {record} ")[:-1]
+
+
+# ---- corpora, registered as entry points of the group recurrify.corpora ------------------------------------
+
+ENWIK8_CORPUS = Corpus("100 MB of Wikipedia with its markup, one document per article", load_enwik8, True)
+TEXT8_CORPUS = Corpus("100 MB of Wikipedia as plain words, one document per split", load_text8, True)
+CLEANED_CORPUS = Corpus("a Wikipedia dump as plain words: text8-from:PATH", load_cleaned, True)

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from recurrify.data.texts import Say
-from recurrify.data.wikipedia import verified_corpus
 from recurrify.errors import UserError
 from recurrify.records import MODEL_FOLDER
 from recurrify.results import load_result
 from recurrify.train.settings import TrainSettings
+from recurrify_papers.data.wikipedia import verified_corpus
 from recurrify_papers.experiments.pool import Outcome, do_units
 from recurrify_papers.experiments.sizes import Size
 from recurrify_papers.experiments.unit import Unit, Wanted

@@ -8,9 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from recurrify.data.wikipedia import verified_corpus
 from recurrify.pages import numbers
 from recurrify.pages.html_parts import Link
+from recurrify_papers.data.wikipedia import verified_corpus
 from recurrify_papers.report.experiments_data import entries, facts, words
 from recurrify_papers.report.scratch_published import UNITS, Published, has_published_settings, published_for
 

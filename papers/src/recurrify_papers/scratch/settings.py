@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
-from recurrify.data.wikipedia import is_text8
 from recurrify.errors import UserError
 from recurrify.records import RunRecord
 from recurrify.train.settings import SCHEDULES
+from recurrify_papers.data.wikipedia import is_text8
 from recurrify_papers.models.language import ARCHITECTURES, text8_settings
 
 SPEEDS = ("auto", "eager", "compile", "graph")

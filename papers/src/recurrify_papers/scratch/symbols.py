@@ -23,9 +23,9 @@ from recurrify.data.records import Skipped
 from recurrify.data.splits import EVERYTHING, SPLITS, canonical_split
 from recurrify.data.token_cache import tokenize_cached
 from recurrify.data.tokenizers import load_tokenizer
-from recurrify.data.wikipedia import ENWIK8, TEXT8, part_of_dump, read_dump
 from recurrify.errors import UserError
 from recurrify.results import write_whole
+from recurrify_papers.data.wikipedia import ENWIK8, TEXT8, part_of_dump, read_dump
 
 CHARACTERS, BYTES, ALL_BYTES, BYTES_WITHOUT_NEWLINES = "characters", "bytes", "all-bytes", "bytes-without-newlines"
 ALPHABETS = (CHARACTERS, BYTES, ALL_BYTES, BYTES_WITHOUT_NEWLINES)

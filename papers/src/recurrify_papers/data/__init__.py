@@ -1,0 +1,1 @@
+"""Corpora and data that only the reproductions use."""

@@ -1,0 +1,132 @@
+"""Hugging Face data sets, with local ones in place of the hub."""
+
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+
+from recurrify.data import Document, Skipped, load_documents
+from recurrify.data.corpora import wikitext_articles
+from recurrify.errors import UserError
+
+
+def dataset(*texts: str) -> datasets.Dataset:
+    return datasets.Dataset.from_dict({"text": list(texts), "id": list(range(len(texts)))})
+
+
+class Hub:
+    """Replaces `load_dataset` and records its calls."""
+
+    def __init__(self, content: Any) -> None:
+        self.content = content
+        self.calls: list[tuple[str, str | None, bool]] = []
+
+    def __call__(self, name: str, config: str | None = None, *, streaming: bool = False) -> Any:
+        self.calls.append((name, config, streaming))
+        if isinstance(self.content, Exception):
+            raise self.content
+        if not streaming:
+            return self.content
+        return datasets.IterableDatasetDict({split: rows.to_iterable_dataset() for split, rows in self.content.items()})
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
+    hub = Hub(
+        datasets.DatasetDict(train=dataset("a", "", "b", "c"), validation=dataset("d"), unsupervised=dataset("e"))
+    )
+    monkeypatch.setattr(datasets, "load_dataset", hub)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    return hub
+
+
+@pytest.mark.parametrize("source", ["hf:owner/name", "owner/name"])
+def test_own_splits_are_kept(hub: Hub, source: str) -> None:
+    skipped: list[Skipped] = []
+    documents = load_documents(source, "train", skipped=skipped)
+    assert documents == [Document("train/0", "a"), Document("train/2", "b"), Document("train/3", "c")]
+    assert skipped == [Skipped("owner/name", "1 rows are empty")]
+    assert load_documents(source, "valid") == [Document("validation/0", "d")]
+    assert [document.text for document in load_documents(source, "all")] == ["a", "b", "c", "d", "e"]
+    assert hub.calls[0] == ("owner/name", None, False)
+    with pytest.raises(UserError, match="owner/name has no split 'test', only train, validation"):
+        load_documents(source, "test")
+
+
+@pytest.mark.parametrize("offline", [False, True])
+def test_limit_streams_unless_offline(hub: Hub, offline: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", offline)
+    assert [document.text for document in load_documents("hf:owner/name:small", limit=2)] == ["a", "b"]
+    assert hub.calls == [("owner/name", "small", not offline)]
+
+
+def test_data_set_with_train_alone_is_split(hub: Hub) -> None:
+    hub.content = datasets.DatasetDict(train=dataset(*(f"text {number}" for number in range(40))))
+    splits = [load_documents("hf:owner/name", split) for split in ("train", "valid", "test")]
+    assert [len(split) for split in splits] == [36, 2, 2]
+    assert len({document.name for split in splits for document in split}) == 40
+    assert load_documents("hf:owner/name", "valid", limit=1) == splits[1][:1]
+
+
+def test_missing_field_is_reported_with_those_there_are(hub: Hub) -> None:
+    with pytest.raises(UserError, match="no field 'body', only text, id: choose one of them with --text-field"):
+        load_documents("hf:owner/name", text_field="body")
+    with pytest.raises(UserError, match="row 1, has no text in 'id' but 0"):
+        load_documents("hf:owner/name", text_field="id")
+
+
+@pytest.mark.parametrize("source", ["hf:owner/name", "owner/name", "pg19", "wikitext-103"])
+def test_hub_error_is_one_sentence(hub: Hub, source: str) -> None:
+    hub.content = ConnectionError("Couldn't reach the Hub.\nTraceback and more")
+    with pytest.raises(UserError, match=r"\(ConnectionError: Couldn't reach the Hub\): check its name") as error:
+        load_documents(source)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("prefix", ["", "hf:"])
+def test_saved_data_set(tmp_path: Path, prefix: str) -> None:
+    splits = datasets.DatasetDict(train=dataset("a", "b"), test=dataset("c"))
+    splits.save_to_disk(tmp_path / "both")
+    assert load_documents(f"{prefix}{tmp_path / 'both'}", "test") == [Document("test/0", "c")]
+
+
+def test_folder_with_prefix_is_read_by_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    dataset("a", "b").to_parquet(folder / "train.parquet")
+    dataset("c").to_parquet(folder / "validation.parquet")
+    assert load_documents(f"hf:{folder}", "valid") == [Document("validation/0", "c")]
+    assert load_documents(folder, "valid") == [Document("validation.parquet:1", "c")]
+
+
+def test_pg19_by_number_takes_the_first_training_books_by_file_name(hub: Hub) -> None:
+    addresses = [f"http://books.example/ebooks/{number}" for number in (9, 10, 100, 2)]
+    rows = datasets.Dataset.from_dict({"text": ["nine", "ten", "hundred", "two"], "url": addresses})
+    hub.content = datasets.DatasetDict(train=rows, validation=dataset("valid"))
+    assert [document.text for document in load_documents("pg19:3")] == ["ten", "hundred", "two"]
+    assert [document.text for document in load_documents("pg19:3", limit=1)] == ["ten"]
+    assert [document.text for document in load_documents("pg19:3", "valid")] == ["valid"]
+    assert {call[2] for call in hub.calls} == {False}
+    with pytest.raises(UserError, match="`pg19:many` does not name a number of training books"):
+        load_documents("pg19:many")
+
+
+WIKITEXT_ROWS = [
+    *("", " = Robert Boulter = \n", "", " Robert Boulter is an actor . \n", "", " = = Career = = \n", ""),
+    *(" He played x \n", " = y = \n", " in a formula . \n", "", " = = = 2000 – 2005 = = = \n", ""),
+    *(" = M * A * S * H = \n", "", " A film . \n"),
+]
+
+
+def test_wikitext_rows_become_articles(hub: Hub) -> None:
+    articles = list(wikitext_articles(WIKITEXT_ROWS))
+    assert [article.name for article in articles] == ["0 Robert Boulter", "1 M * A * S * H"]
+    assert articles[0].text.startswith(" = Robert Boulter = \n\n Robert Boulter is an actor")
+    assert " = y = \n" in articles[0].text
+    assert "".join(article.text for article in articles).split() == "".join(WIKITEXT_ROWS).split()
+    hub.content = datasets.DatasetDict(train=dataset(*WIKITEXT_ROWS), validation=dataset(*WIKITEXT_ROWS))
+    (article,) = load_documents("wikitext-103", "valid", limit=1)
+    assert article.name == "validation/0 Robert Boulter"
+    assert hub.calls == [("Salesforce/wikitext", "wikitext-103-raw-v1", True)]
