@@ -318,10 +318,10 @@ def test_a_head_for_other_classes_is_replaced(folder: Path, tmp_path: Path) -> N
 
 TRAIN = ["train", "--model", "{decoder}", "--out", "{new}", "--data"]
 REFUSED = {
-    "no column": ([*TRAIN, "{train}", "--label-field", "kind"], "no column 'kind', only text, label"),
+    "no column": ([*TRAIN, "{train}", "--label-field", "kind"], "no field 'kind', only text, label"),
     "no text column": (
         ["predict", "{run}", "--data", "{train}", "--text-field", "x", "--out", "{new}.csv"],
-        "no column 'x', only text, label",
+        "no field 'x', only text, label",
     ),
     "no file": ([*TRAIN, "nowhere.csv"], "nowhere.csv does not exist"),
     "empty file": ([*TRAIN, "{empty}"], "is empty"),

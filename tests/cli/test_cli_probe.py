@@ -122,7 +122,7 @@ class TestRefusals:
             (["--repetitions", "-1"], "`repetitions` is a number of steps, 0 for none: got -1"),
             (["--seed", "-1"], "`seed` must lie between 0 and"),
             (["--learning-rate", "nan"], "`learning_rate` must be a number above 0: got nan"),
-            (["--task", "copying", "--task-set", "symbols=1", "--window", "3"], "nothing can be said twice"),
+            (["--task", "copying", "--task-set", "symbols=1", "--window", "3"], "too short for repetitions"),
         ],
         ids=[
             "task",

@@ -218,7 +218,7 @@ def test_minutes_that_run_out_and_going_on(folder: Path, tmp_path: Path) -> None
     ("arguments", "words"),
     [
         (["evaluate", "{base}", "--data", "{data}"], "train it first"),
-        (["evaluate", "{run}", "--data", "nowhere.json"], "Could not read questions from 'nowhere.json'"),
+        (["evaluate", "{run}", "--data", "nowhere.json"], "nowhere.json does not exist"),
         (["train", "--model", "{base}", "--data", "{data}", "--out", "x", "--window", "4"], "no room for question"),
         (["train", "--model", "{base}", "--data", "{data}", "--out", "x", "--epochs", "0"], "`epochs`"),
         (["train", "--model", "{base}", "--data", "{lost}", "--out", "x"], "nothing to learn"),

@@ -165,7 +165,7 @@ def test_encoder_windows_have_special_tokens() -> None:
     assert long.tolist() == [token for window in windows for token in (first, *window, last)]
     (stream,) = tokenize_texts([" ".join(words)], tokenizer)
     assert stream.tolist() == [first, *inside, last]
-    with pytest.raises(UserError, match="no room for text between the 2"):
+    with pytest.raises(UserError, match="no room for text between its 2 special tokens"):
         tokenize_texts(["worda"], tokenizer, window=2)
 
 

@@ -166,7 +166,7 @@ class TestLoading:
     @pytest.mark.parametrize("suffix", [".xz", ".gz", ".zip"])
     def test_a_broken_file(self, suffix: str, dump: Dump, tmp_path: Path) -> None:
         (tmp_path / f"enwik8{suffix}").write_bytes(b"this is no archive")
-        with pytest.raises(UserError, match=f"is no whole {suffix} file"):
+        with pytest.raises(UserError, match=f"is not a complete {suffix} file"):
             load_documents(f"enwik8:{tmp_path}/enwik8{suffix}")
 
     def test_an_archive_of_something_else(self, dump: Dump, tmp_path: Path) -> None:
@@ -359,7 +359,7 @@ class TestPackedDumps:
 
     def test_a_broken_archive(self, tmp_path: Path) -> None:
         (tmp_path / "dump.xz").write_bytes(lzma.compress(self.TEXT.encode())[:-20])
-        with pytest.raises(UserError, match=r"is no whole \.xz file .*give another file"):
+        with pytest.raises(UserError, match=r"is not a complete \.xz file .*give another file"):
             load_documents(f"text8-from:{tmp_path}/dump.xz")
 
     def test_no_more_is_read_than_text8_has(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

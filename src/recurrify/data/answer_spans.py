@@ -1,4 +1,4 @@
-"""Where an answer stands in a text, to the character, also where the two are written in different Unicode forms."""
+"""The characters of an answer in a text, even if the two use different Unicode forms."""
 
 import unicodedata
 from collections.abc import Iterator
@@ -9,14 +9,14 @@ class Place(NamedTuple):
     start: int
     stop: int
     exact: bool
-    """Whether the text there is the answer character by character."""
+    """Whether the text equals the answer character by character."""
 
 
 def find_span(text: str, answer: str) -> Place | None:
-    """The first place where the answer stands as whole words, or else the first where it stands at all.
+    """The first occurrence of the answer as whole words, else its first occurrence.
 
-    Where it does not stand literally, letter case, accents and compatibility forms (ﬁ for fi, ² for 2) are
-    disregarded; the place is then that of the characters of `text` from which the match was made.
+    If it does not occur literally, letter case, accents and compatibility forms (ﬁ for fi, ² for 2) are ignored; the
+    place is that of the matching characters of `text`.
     """
     answer = answer.strip()
     if not answer:
@@ -37,7 +37,7 @@ def find_span(text: str, answer: str) -> Place | None:
 
 
 def words_of(text: str) -> str:
-    """A text's words alone, without case and accents, each between blanks: " the pig is 5 "."""
+    """A text's words without case and accents, each between blanks: " the pig is 5 "."""
     plain, _ = _plain(text)
     return f" {' '.join(''.join(letter if letter.isalnum() else ' ' for letter in plain).split())} "
 
@@ -68,13 +68,13 @@ def _joins(left: str, right: str) -> bool:
 
 
 def goes_on(character: str) -> bool:
-    """Whether it belongs to the letter before: an accent or another mark, as Indian and Thai vowels are, or the vowel
-    or the end of a Korean syllable."""
+    """Whether a character belongs to the letter before: an accent or another mark, such as Indic and Thai vowels, or
+    the vowel or the end of a Korean syllable."""
     return bool(character) and (unicodedata.category(character)[0] == "M" or "\u1160" <= character <= "\u11ff")
 
 
 def _plain(text: str) -> tuple[str, list[int]]:
-    """The text without case, accents and compatibility forms, and from which character each of its own came."""
+    """The text without case, accents and compatibility forms, and the original index of each character."""
     letters: list[str] = []
     origins: list[int] = []
     for index, character in enumerate(text):

@@ -121,15 +121,15 @@ def _own_split(file: Path) -> str | None:
 
 def _read_all(folder: Path, files: list[Path], text_field: str, skipped: list[Skipped]) -> list[tuple[str, Document]]:
     keyed: list[tuple[str, Document]] = []
-    reason = ""
+    last = ""
     for file in files:
         try:
             keyed += _read_file(folder / file, file.as_posix(), text_field, skipped)
         except (UnreadableFileError, MissingFieldError) as error:
             reason = error.reason if isinstance(error, UnreadableFileError) else f"has no field {text_field!r}"
             skipped.append(Skipped(file.as_posix(), reason))
+            last = f"; {file} {reason}"
     if not keyed:
-        last = f"; {files[-1]} {reason}" if reason else ""
         raise UserError(f"{folder} holds no text ({len(files)} files{last}): give a folder with UTF-8 text files.")
     return keyed
 
@@ -139,7 +139,7 @@ def _read_file(path: Path, name: str, text_field: str, skipped: list[Skipped]) -
     if not is_table(path):
         key = name.removesuffix(path.suffix) if path.suffix != uncompressed_suffix(path) else name
         return [(key, Document(name, read_text_file(path)))]
-    keyed = []
+    keyed: list[tuple[str, Document]] = []
     table = read_table(path)
     for number, fields in table.rows:
         if keyed and text_field not in fields:

@@ -1,4 +1,4 @@
-"""Texts to classify as tokens, windows laid out where each begins with a token of its own, and batches of them."""
+"""Tokens of texts to classify, windows with special tokens, and batches."""
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,19 +15,18 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 AT_ONCE = 1000
-"""Texts that are tokenized in one call."""
+"""Texts tokenized in one call."""
 SORTED_TOGETHER = 50
-"""Batches among whose texts those of similar length find each other."""
+"""Batches whose texts are sorted by length together."""
 
 
 def tokenize_texts(
     texts: Sequence[str], tokenizer: "PreTrainedTokenizerBase", window: int | None = None
 ) -> list[np.ndarray]:
-    """Each text's tokens.
+    """The token ids of each text.
 
-    With a `window`, as encoders want them: a longer text is cut such that each of its windows begins and ends with the
-    tokens with which the tokenizer begins and ends a text, [CLS] and [SEP] say; all windows but the last are full. A
-    text of which the tokenizer leaves nothing is one padding token.
+    With a `window`, for encoders: each window of a longer text begins and ends with the special tokens of a text, such
+    as [CLS] and [SEP], and all windows but the last are full. A text without tokens is one padding token.
     """
     made: list[np.ndarray] = []
     for start in range(0, len(texts), AT_ONCE):
@@ -50,8 +49,8 @@ def _windows(ids: list[int], special: list[int], window: int) -> list[int]:
     room = window - front - back
     if room < 1:
         raise UserError(
-            f"A window of {window} tokens has no room for text between the {front + back} that every window begins "
-            "and ends with: take a longer --window."
+            f"A window of {window} tokens has no room for text between its {front + back} special tokens: choose a "
+            "longer --window."
         )
     made: list[int] = []
     for start in range(0, len(inside), room):
@@ -60,12 +59,12 @@ def _windows(ids: list[int], special: list[int], window: int) -> list[int]:
 
 
 def collate_texts(batch: Sequence[dict[str, Any]], pad_token_id: int) -> dict[str, Tensor]:
-    """One batch, padded on the right to its longest text; each text has `input_ids` and, for training, `labels`."""
+    """One batch, padded on the right; each text has `input_ids` and, for training, `labels`."""
     rows = [torch.from_numpy(text["input_ids"]).long() for text in batch]
     ids = pad_sequence(rows, batch_first=True, padding_value=pad_token_id)
     real = torch.arange(ids.shape[1]) < torch.tensor([len(row) for row in rows])[:, None]
     collated = {"input_ids": ids}
-    # Without padding a mask would say nothing, and fused attention runs only without one.
+    # Fused attention runs only without a mask.
     if not real.all():
         collated["attention_mask"] = real.long()
     if "labels" in batch[0]:
@@ -74,10 +73,10 @@ def collate_texts(batch: Sequence[dict[str, Any]], pad_token_id: int) -> dict[st
 
 
 class GroupedByLength(Sampler[int]):
-    """Texts in an order in which each batch holds some of similar length, and batches come at random.
+    """Samples batches of similar length in random order.
 
-    transformers' own sampler draws from the generator of the whole process, so that a run that was stopped within an
-    epoch would go on with another order than it began with.
+    transformers' own sampler draws from the global generator, so that a run resumed within an epoch would continue in
+    another order.
     """
 
     def __init__(self, lengths: Sequence[int], batch: int, seed: int) -> None:
@@ -96,7 +95,7 @@ class GroupedByLength(Sampler[int]):
         for start in range(0, len(order), together):
             part = order[start : start + together]
             order[start : start + together] = part[np.argsort(self.lengths[part], kind="stable")]
-        # A batch that is not full stays the last.
+        # An incomplete batch stays last.
         whole = len(order) // self.batch * self.batch
         order[:whole] = chance.permutation(order[:whole].reshape(-1, self.batch)).ravel()
         return iter(order.tolist())

@@ -1,4 +1,4 @@
-"""Documents one after the other in a single array, cut into rows of one length: nothing padded, every shape the same.
+"""Documents in a single array, cut into rows of equal length without padding.
 
 B: rows of a batch, N: inputs of a row.
 """
@@ -16,7 +16,7 @@ from recurrify.errors import UserError
 
 
 def pack_documents(documents: Sequence[TokenizedDocument], end: int, vocabulary: int) -> np.ndarray:
-    """All token ids in order, `end` after each document; in 16 bits where the vocabulary fits into them."""
+    """All token ids in order, `end` after each document; 16-bit integers if the vocabulary fits."""
     ids = np.empty(sum(len(document.ids) + 1 for document in documents), dtype=_smallest_type(vocabulary))
     start = 0
     for document in documents:
@@ -32,9 +32,9 @@ def _smallest_type(vocabulary: int) -> type[np.generic]:
 
 
 class PackedRows(Dataset[np.ndarray]):
-    """Rows of `length` inputs and one token more; each row begins with the last token of the one before.
+    """Rows of `length` inputs and one more token; each row begins with the last token of the one before.
 
-    So every token but the very first is a target exactly once. What is left at the end and fills no row is dropped.
+    Every token but the first is a target exactly once. An incomplete last row is dropped.
     """
 
     def __init__(self, ids: np.ndarray, length: int) -> None:
@@ -53,13 +53,13 @@ class PackedRows(Dataset[np.ndarray]):
         return self._rows[index]
 
     def __getitems__(self, indices: list[int]) -> np.ndarray:
-        """A whole batch at once, (B, N + 1): torch's data loader asks for it by this name."""
+        """A whole batch, (B, N + 1): called by torch's data loader."""
         return self._rows[indices]
 
 
 def collate_rows(rows: np.ndarray) -> dict[str, Tensor]:
-    """Inputs and the tokens after them, in the names by which Hugging Face's causal models take them."""
+    """Inputs and targets as arguments of Hugging Face's causal models."""
     tokens_BN = torch.from_numpy(rows.astype(np.int64))
     inputs_BN = tokens_BN[:, :-1].contiguous()
-    # The loss is computed only where there are `labels`, and takes the `shift_labels` as they are.
+    # The loss is computed only with `labels`, from `shift_labels`.
     return {"input_ids": inputs_BN, "labels": inputs_BN, "shift_labels": tokens_BN[:, 1:].contiguous()}

@@ -1,13 +1,13 @@
-"""Sequences of symbols that ask, so many windows later, for what an early window said.
+"""Sequences of symbols that ask, some windows later, for what an early window stated.
 
-The first window states facts among noise. So many windows of noise lie between, drawn without a look at the facts, and
-the last window asks: a model that carries nothing into it is right by chance. The distance counts windows: at 1 the
-question stands in the window after the facts, at 0 in the same one, which is what full context can do.
+The first window states facts among noise. Windows of noise follow, drawn independently of the facts, and the last
+window asks: a model without memory is right by chance. The distance counts windows: at 1 the question is in the window
+after the facts, at 0 in the same one, as with full context.
 
-Answers are drawn independently of each other and of all else: to a reader that remembers nothing, none tells of
-another. Those of earlier questions are read like any other symbol, as in language modelling. A reader that remembers
-which answers were said, but not whose they are, can therefore strike out those that it has read and guess among the
-rest: `guess_level` is how often that one is right, far above chance where few are said.
+Answers are drawn independently of each other and of everything else. Answers to earlier questions are read like any
+other symbol, as in language modelling. A reader that remembers which answers were stated, but not to what, can
+therefore eliminate those that it has read and guess among the rest: `guess_level` is how often it is right, far above
+chance where few are stated.
 """
 
 from abc import ABC, abstractmethod
@@ -18,16 +18,15 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from recurrify.data.probes_guess import level_by_elimination
+from recurrify.data.sequences import IGNORED
 from recurrify.errors import UserError
 
-IGNORED = -100
-"""The target where no answer is due; torch's losses leave it out."""
 STREAMS = {"train": 0, "test": 1}
-"""Sequences to train on and to test with are drawn from independent streams, whatever their seeds."""
+"""Training and test sequences come from independent streams, whatever their seeds."""
 ASK, IS = 0, 1
-"""Two symbols that every probe has; then come its noise, its answers, and whatever else it needs."""
+"""Two symbols that every probe has; then come noise, answers, and the names that some probes need."""
 NOISE = 8
-"""Different symbols of noise."""
+"""The number of noise symbols."""
 FIRST_NOISE = 2
 FIRST_ANSWER = FIRST_NOISE + NOISE
 
@@ -38,17 +37,27 @@ class SymbolTexts(NamedTuple):
     inputs: np.ndarray
     """(sequences, (distance + 1) · window)"""
     targets: np.ndarray
-    """What should follow each input where an answer is due, `IGNORED` elsewhere: in the last window only."""
+    """The symbol after each input where an answer is due, `IGNORED` elsewhere: in the last window only."""
 
 
 class SymbolProbe(ABC):
-    """What is said, and what is asked."""
+    """Facts and questions about them. Subclasses are dataclasses whose fields are the task's settings."""
 
     name: ClassVar[str]
     asks: ClassVar[str]
-    """In words, for people."""
+    """The question, for people."""
     answers: int
-    """Different answers."""
+    """The number of different answers."""
+    names: int = 0
+    """The number of symbols that facts are about."""
+    facts: int
+    """The number of facts."""
+    fact_length: int
+    """Symbols of one fact."""
+    asked: int
+    """The number of answers stated; every one is asked for."""
+    question_length: int
+    """Symbols of all questions with their answers; the last answer is predicted but never an input."""
 
     @property
     def chance_level(self) -> float:
@@ -56,22 +65,12 @@ class SymbolProbe(ABC):
 
     @property
     def guess_level(self) -> float:
-        """How often a reader is right that knows the answers said, but neither whose they are nor their order."""
+        """The accuracy of a reader that knows the stated answers, but neither their names nor their order."""
         return level_by_elimination(self.asked, self.answers)
-
-    @property
-    @abstractmethod
-    def asked(self) -> int:
-        """How many answers are said; every one is asked for."""
 
     @property
     def vocabulary(self) -> int:
         return FIRST_ANSWER + self.answers + self.names
-
-    @property
-    def names(self) -> int:
-        """Symbols besides: what facts are about."""
-        return 0
 
     @property
     def first_name(self) -> int:
@@ -81,27 +80,12 @@ class SymbolProbe(ABC):
     def answer_symbols(self) -> range:
         return range(FIRST_ANSWER, FIRST_ANSWER + self.answers)
 
-    @property
-    @abstractmethod
-    def fact_length(self) -> int:
-        """Symbols of one fact."""
-
-    @property
-    @abstractmethod
-    def facts(self) -> int:
-        """How many facts are stated."""
-
-    @property
-    @abstractmethod
-    def question_length(self) -> int:
-        """Symbols of all questions with their answers; the last answer is predicted and never read."""
-
     @abstractmethod
     def state_and_ask(self, count: int, chance: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(count, facts, fact_length) facts in their order; (count, question_length) questions; and their targets."""
 
     def make(self, distance: int, count: int, window: int, chance: np.random.Generator) -> SymbolTexts:
-        """`count` sequences whose questions stand in the window `distance` windows after that of the facts."""
+        """`count` sequences whose questions are in the window `distance` windows after that of the facts."""
         self._check(distance, window)
         length = (distance + 1) * window
         inputs = chance.integers(FIRST_NOISE, FIRST_ANSWER, size=(count, length))
@@ -117,9 +101,9 @@ class SymbolProbe(ABC):
         return SymbolTexts(inputs, targets)
 
     def _places(self, count: int, room: int, chance: np.random.Generator) -> np.ndarray:
-        """(count, facts): where each fact begins, in order and clear of each other, all ways as likely."""
+        """(count, facts): the first symbols of facts, in order and without overlap, uniformly drawn."""
         free = room - self.facts * self.fact_length
-        # As if each fact were one symbol: choose which of the places hold one.
+        # Draw places as if each fact were one symbol.
         places = chance.permuted(np.tile(np.arange(free + self.facts), (count, 1)), axis=1)[:, : self.facts]
         return np.sort(places, axis=1) + (self.fact_length - 1) * np.arange(self.facts)
 
@@ -136,10 +120,11 @@ class SymbolProbe(ABC):
 
 @dataclass(frozen=True)
 class Recall(SymbolProbe):
-    """Names and their values, each name asked for once, in another order."""
+    """Names and their values; each name is asked for once, in another order."""
 
     name: ClassVar[str] = "recall"
-    asks: ClassVar[str] = "Which value stood behind this name? Several pairs, every one asked for."
+    asks: ClassVar[str] = "Which value follows this name? Several pairs, every one is asked for."
+    fact_length: ClassVar[int] = 2
 
     answers: int = 16
     pairs: int = 4
@@ -147,26 +132,8 @@ class Recall(SymbolProbe):
 
     def __post_init__(self) -> None:
         _at_least(self, answers=2, pairs=1, different_names=self.pairs)
-
-    @property
-    def names(self) -> int:
-        return self.different_names
-
-    @property
-    def asked(self) -> int:
-        return self.pairs
-
-    @property
-    def fact_length(self) -> int:
-        return 2
-
-    @property
-    def facts(self) -> int:
-        return self.pairs
-
-    @property
-    def question_length(self) -> int:
-        return 3 * self.pairs - 1
+        _derive(self, names=self.different_names, facts=self.pairs, asked=self.pairs)
+        _derive(self, question_length=3 * self.pairs - 1)
 
     def state_and_ask(self, count: int, chance: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         names = self.first_name + _distinct(count, self.pairs, self.different_names, chance)
@@ -180,7 +147,8 @@ class Variables(SymbolProbe):
     """Chains of assignments: a value to a name, that name to another, and so on; each chain's last is asked for."""
 
     name: ClassVar[str] = "variables"
-    asks: ClassVar[str] = "What does the last name of a chain of assignments stand for?"
+    asks: ClassVar[str] = "What is the value of the last name of a chain of assignments?"
+    fact_length: ClassVar[int] = 3
 
     answers: int = 16
     chains: int = 2
@@ -189,34 +157,16 @@ class Variables(SymbolProbe):
     different_names: int = 16
 
     def __post_init__(self) -> None:
-        _at_least(self, answers=2, chains=1, hops=1, different_names=self.facts)
-
-    @property
-    def names(self) -> int:
-        return self.different_names
-
-    @property
-    def asked(self) -> int:
-        return self.chains
-
-    @property
-    def fact_length(self) -> int:
-        return 3
-
-    @property
-    def facts(self) -> int:
-        return self.chains * self.hops
-
-    @property
-    def question_length(self) -> int:
-        return 3 * self.chains - 1
+        _at_least(self, answers=2, chains=1, hops=1, different_names=self.chains * self.hops)
+        _derive(self, names=self.different_names, facts=self.chains * self.hops, asked=self.chains)
+        _derive(self, question_length=3 * self.chains - 1)
 
     def state_and_ask(self, count: int, chance: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         shape = (count, self.chains, self.hops)
         names = (self.first_name + _distinct(count, self.facts, self.different_names, chance)).reshape(shape)
         values = chance.integers(FIRST_ANSWER, self.first_name, size=(count, self.chains))
         given = np.concatenate([values[:, :, None], names[:, :, :-1]], axis=2)
-        # The chains' assignments mixed at random, each chain's own in order.
+        # The assignments of all chains in random order, each chain's own in sequence.
         turns = np.tile(np.repeat(np.arange(self.chains), self.hops), (count, 1))
         by_chain = np.argsort(chance.permuted(turns, axis=1), axis=1, kind="stable")
         facts = np.empty((count, self.facts, 3), dtype=np.int64)
@@ -230,34 +180,20 @@ class Variables(SymbolProbe):
 
 @dataclass(frozen=True)
 class Copying(SymbolProbe):
-    """Symbols in a row, to be said again."""
+    """A list of symbols to repeat."""
 
     name: ClassVar[str] = "copying"
-    asks: ClassVar[str] = "Which symbols stood there, in their order?"
+    asks: ClassVar[str] = "Which symbols were in the list, in order?"
+    facts: ClassVar[int] = 1
     backwards: ClassVar[bool] = False
 
     answers: int = 16
     symbols: int = 4
-    """How many are copied."""
+    """The length of the list."""
 
     def __post_init__(self) -> None:
         _at_least(self, answers=2, symbols=1)
-
-    @property
-    def asked(self) -> int:
-        return self.symbols
-
-    @property
-    def fact_length(self) -> int:
-        return 1 + self.symbols
-
-    @property
-    def facts(self) -> int:
-        return 1
-
-    @property
-    def question_length(self) -> int:
-        return self.symbols
+        _derive(self, fact_length=1 + self.symbols, asked=self.symbols, question_length=self.symbols)
 
     def state_and_ask(self, count: int, chance: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         said = chance.integers(FIRST_ANSWER, self.first_name, size=(count, self.symbols))
@@ -269,10 +205,10 @@ class Copying(SymbolProbe):
 
 @dataclass(frozen=True)
 class Reversal(Copying):
-    """Symbols in a row, to be said backwards."""
+    """A list of symbols to repeat backwards."""
 
     name: ClassVar[str] = "reversal"
-    asks: ClassVar[str] = "Which symbols stood there, the last one first?"
+    asks: ClassVar[str] = "Which symbols were in the list, the last one first?"
     backwards: ClassVar[bool] = True
 
 
@@ -280,7 +216,7 @@ SYMBOL_PROBES: dict[str, type[SymbolProbe]] = {probe.name: probe for probe in (R
 
 
 def symbol_probe(name: str, **settings: int) -> SymbolProbe:
-    """The probe of a name, with some of its numbers changed."""
+    """The probe of this name, with some of its settings changed."""
     if name not in SYMBOL_PROBES:
         raise UserError(f"There is no probe of symbols {name!r}: there are {', '.join(SYMBOL_PROBES)}.")
     known = [field.name for field in fields(SYMBOL_PROBES[name])]  # type: ignore[arg-type]
@@ -293,7 +229,7 @@ def symbol_probe(name: str, **settings: int) -> SymbolProbe:
 
 
 def probe_stream(part: str, seed: int, number: int = 0) -> np.random.Generator:
-    """The generator of a part's sequences; `number` tells apart steps or distances."""
+    """The random generator of a part's sequences; `number` is the step or the distance."""
     return np.random.default_rng([STREAMS[part], seed, number])
 
 
@@ -306,13 +242,13 @@ def _ask(names: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 
 
 def repetitions(vocabulary: int, count: int, window: int, chance: np.random.Generator) -> SymbolTexts:
-    """`count` sequences within a window that say a stretch of different symbols twice, the second time from another
-    place on: what comes next tells only a look at what stood behind the same symbol before."""
+    """`count` sequences within a window that repeat a list of different symbols from another place on: the next symbol
+    is found only by looking up what followed the same symbol before."""
     stretch = _distinct(count, min(window // 2, vocabulary), vocabulary, chance)
     length = stretch.shape[1]
     order = (chance.integers(length, size=(count, 1)) + np.arange(length)) % length
     following = _by(stretch, (order + 1) % length)
-    following[order == length - 1] = IGNORED  # nothing stood behind the last
+    following[order == length - 1] = IGNORED  # nothing follows the last symbol
     return SymbolTexts(
         np.concatenate([stretch, _by(stretch, order)], axis=1),
         np.concatenate([np.full_like(stretch, IGNORED), following], axis=1),
@@ -328,6 +264,12 @@ def _by(values: np.ndarray, order: np.ndarray) -> np.ndarray:
     return np.take_along_axis(values, order, axis=1)
 
 
+def _derive(probe: SymbolProbe, **values: int) -> None:
+    """Set what follows from the settings of a frozen dataclass."""
+    for name, value in values.items():
+        object.__setattr__(probe, name, value)
+
+
 def _at_least(probe: SymbolProbe, **least: int) -> None:
     for name, fewest in least.items():
         if getattr(probe, name) < fewest:
@@ -335,7 +277,7 @@ def _at_least(probe: SymbolProbe, **least: int) -> None:
 
 
 def whole_distances(distances: Sequence[int]) -> list[int]:
-    """Each once, the nearest first; refuses what no question can stand at."""
+    """The distances without duplicates, sorted; raises a `UserError` for any below 1."""
     if not distances or min(distances) < 1:
         raise UserError(
             "Distances are whole numbers of windows from 1 on, such as 1,2,5,10,100 (0, the same window, is always "

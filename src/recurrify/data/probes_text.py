@@ -1,10 +1,10 @@
-"""Texts that ask, so many windows later, for what an early window said, with answers to choose from.
+"""Texts that ask, some windows later, for what an early window stated, with answers to choose from.
 
-The facts stand in the first window, at random places among filler: any long text the user names, or a story that goes
-on about others. The question stands at the end of the window `distance` windows later. The right answer is drawn
-independently of the filler, the question and the candidates, so a reader who remembers nothing is right in one of so
-many cases, whatever it prefers. Where several answers are said, one who knows them all but not whose they are is right
-more often: `guess_level` is how often. Text to hide facts in is cleaned first: none of a probe's answers stands in it.
+The facts are in the first window, at random places among filler: any long text, or a story about other people. The
+question is at the end of the window `distance` windows later. The right answer is drawn independently of the filler,
+the question and the candidates, so that a reader without memory is right by chance, whatever it prefers. Where several
+answers are stated, a reader that knows them all, but not to what, is right more often: `guess_level` is how often.
+Filler is cleaned first: it contains none of a probe's answers.
 """
 
 import re
@@ -24,28 +24,14 @@ CANDIDATES = 8
 PIECE = 64
 """Tokens of the pieces in which a text is cleaned."""
 SEAM = 16
-"""Tokens on either side of where two pieces meet that are looked at once more."""
+"""Tokens on either side of the border of two pieces that are checked again together."""
 MOST_PIECES = 16_000
 """A million tokens: enough for a thousand windows of a thousand tokens."""
 MOST_TOKENS = 2**24
-"""Of one text: several are in memory at once, and larger ones take any model hours to read."""
+"""Of one text: several are in memory at once, and any model needs hours for more."""
 THINGS = [
-    "walrus",
-    "lantern",
-    "pepper",
-    "anchor",
-    "velvet",
-    "thimble",
-    "saddle",
-    "cactus",
-    "marble",
-    "trumpet",
-    "blanket",
-    "pumpkin",
-    "hammock",
-    "compass",
-    "teapot",
-    "feather",
+    *("walrus", "lantern", "pepper", "anchor", "velvet", "thimble", "saddle", "cactus"),
+    *("marble", "trumpet", "blanket", "pumpkin", "hammock", "compass", "teapot", "feather"),
 ]
 CITIES = ["Lisbon", "Oslo", "Cairo", "Lima", "Prague", "Dublin", "Quito", "Havana"]
 COLOURS = ["amber", "crimson", "violet", "ivory", "scarlet", "turquoise", "maroon", "beige"]
@@ -55,10 +41,10 @@ VARIABLES = ["zorb", "plim", "quax", "frun", "drel", "mopt"]
 
 
 class Story(NamedTuple):
-    """What is said and asked, in words."""
+    """Facts and a question, in words."""
 
     facts: tuple[str, ...]
-    """Hidden in this order, each at a place of its own."""
+    """Placed in this order, each at a random place."""
     question: str
     candidates: tuple[str, ...]
     answer: int
@@ -66,10 +52,10 @@ class Story(NamedTuple):
 
 
 class ProbeText(NamedTuple):
-    """A text up to where the answer is due."""
+    """A text up to the answer."""
 
     ids: np.ndarray
-    """(tokens,): with the longest candidate it fills its windows to the brim."""
+    """(tokens,): with the longest candidate it fills its windows."""
     candidates: tuple[np.ndarray, ...]
     """The token ids of each."""
     answer: int
@@ -80,21 +66,21 @@ class ProbeText(NamedTuple):
 
 
 Filler = Callable[[int, np.random.Generator], np.ndarray]
-"""So many tokens of text that hold no answer."""
+"""Returns a number of tokens of text that contain no answer."""
 
 
 class TextProbe(ABC):
-    """What is said, what is asked, and what may stand between."""
+    """Facts, a question, and the text between them."""
 
     name: ClassVar[str]
     asks: ClassVar[str]
-    """In words, for people."""
+    """The question, for people."""
     secrets: ClassVar[re.Pattern[str]]
-    """What must not stand in a text that facts are hidden in: anything that could be an answer."""
+    """What filler must not contain: anything that could be an answer."""
     needs_haystack: ClassVar[bool] = True
     candidates: ClassVar[int] = CANDIDATES
     right_at: ClassVar[tuple[float, ...]] = (1.0,)
-    """For each of the answers that the facts say, in their order, how often it is the right one."""
+    """For each answer that the facts state, in order, how often it is the right one."""
 
     @property
     def chance_level(self) -> float:
@@ -102,16 +88,16 @@ class TextProbe(ABC):
 
     @property
     def guess_level(self) -> float:
-        """How often a reader is right that knows the answers said and their order, but not whose they are; where one
-        is said alone, always."""
+        """The accuracy of a reader that knows the stated answers and their order, but not to what they belong; 1 for
+        a single answer."""
         return level_by_place(self.right_at, self.candidates)
 
     @abstractmethod
     def draw(self, chance: np.random.Generator) -> Story:
-        """Facts, a question and its candidates; which is right is drawn last."""
+        """Draw facts, a question and its candidates; the right one is drawn last."""
 
     def filler(self, haystack: Iterable[np.ndarray], tokenizer: "PreTrainedTokenizerBase") -> Filler:
-        """What stands between: out of the haystack's documents, cleaned."""
+        """Filler from the documents of the haystack, cleaned."""
         return clean_filler(haystack, tokenizer, self)
 
     def make(
@@ -122,8 +108,10 @@ class TextProbe(ABC):
         tokenizer: "PreTrainedTokenizerBase",
         filler: Filler,
     ) -> ProbeText:
-        """A text whose question stands in the window `distance` windows after that of the facts; `seed` is that of all
-        texts and the number of this one."""
+        """A text whose question is in the window `distance` windows after that of the facts.
+
+        `seed` is the seed of all texts and the number of this one.
+        """
         if distance < 0:
             raise UserError(f"A distance counts windows and cannot be negative: got {distance}.")
         check_length(distance, window)
@@ -149,14 +137,14 @@ class TextProbe(ABC):
         needed = said + ending if distance == 0 else max(said, ending)
         if needed > window:
             raise UserError(
-                f"The probe {self.name!r} takes {said} tokens for what it says and {ending} for what it asks, too many "
+                f"The probe {self.name!r} needs {said} tokens for its facts and {ending} for its question, too many "
                 f"for windows of {window}{' that hold both' if distance == 0 else ''}: choose larger windows."
             )
 
     def fits_one_window(
         self, window: int, tokenizer: "PreTrainedTokenizerBase", filler: Filler, seed: tuple[int, int]
     ) -> bool:
-        """Whether facts and question can stand in the same window, for this seed."""
+        """Whether facts and question fit into one window, for this seed."""
         try:
             self.make(0, seed, window, tokenizer, filler)
         except UserError:
@@ -177,7 +165,7 @@ class Passkey(TextProbe):
 
 class Needle(TextProbe):
     name = "needle"
-    asks = "What should one buy in a city? One sentence in a text about other things said so."
+    asks = "What should one buy in a city? One sentence of a long text says so."
     secrets = re.compile("|".join(THINGS), re.IGNORECASE)
 
     def draw(self, chance: np.random.Generator) -> Story:
@@ -189,10 +177,10 @@ class Needle(TextProbe):
 
 
 class WordRecall(TextProbe):
-    """The other things' colours are drawn from the same candidates, and may be the same."""
+    """The colours of the other things are drawn from the same candidates, and may be equal."""
 
     name = "recall"
-    asks = "Which colour had this one of three things?"
+    asks = "Which colour has one of three things?"
     right_at = (1 / 3, 1 / 3, 1 / 3)
     secrets = re.compile("|".join(COLOURS), re.IGNORECASE)
 
@@ -211,7 +199,7 @@ class WordVariables(TextProbe):
     """Two chains of two names; the other chain's value is one of the candidates."""
 
     name = "variables"
-    asks = "Which number does a name stand for that was given another name's value?"
+    asks = "Which number is the value of a name that was assigned another name?"
     right_at = (1 / 2, 1 / 2)
     secrets = re.compile(r"\d{3}|" + "|".join(VARIABLES))
 
@@ -229,16 +217,16 @@ class WordVariables(TextProbe):
 
 
 class WordCopying(TextProbe):
-    """All candidates have the same words: it is their order that has to be remembered."""
+    """All candidates have the same words: their order must be remembered."""
 
     name = "copying"
-    asks = "In which order stood the four words of a list?"
+    asks = "In which order were the four words of a list?"
     secrets = re.compile("|".join(THINGS), re.IGNORECASE)
     again: ClassVar[str] = "again"
 
     @property
     def guess_level(self) -> float:
-        """Whoever knows the words alone knows nothing of their order."""
+        """The words alone say nothing about their order."""
         return self.chance_level
 
     def draw(self, chance: np.random.Generator) -> Story:
@@ -253,13 +241,13 @@ class WordCopying(TextProbe):
         return Story((f"\nThe list: {', '.join(said)}.\n",), f"\nThe list {self.again}:", candidates, answer)
 
     def say(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
-        """What has to be said for this to be the answer."""
+        """The list for which this is the answer."""
         return wanted
 
 
 class WordReversal(WordCopying):
     name = "reversal"
-    asks = "In which order stood the four words of a list, read backwards?"
+    asks = "In which order were the four words of a list, read backwards?"
     again = "backwards"
 
     def say(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
@@ -267,11 +255,11 @@ class WordReversal(WordCopying):
 
 
 class Entities(TextProbe):
-    """Another carries another thing along. The story goes on about other people, who go to all the places alike: the
-    right one is named there too, but not more often than any other."""
+    """Two people carry a thing each. The filler is about other people, who go to all places equally often: the right
+    place is named there too, but not more often than any other."""
 
     name = "entities"
-    asks = "Where is the one of two things that two people took and carried along? A generated story."
+    asks = "Where is one of two things that two people carry? A generated story."
     needs_haystack = False
     right_at = (1 / 8, 3 / 8, 1 / 2)
     others: ClassVar[list[str]] = PEOPLE[3:]
@@ -281,7 +269,7 @@ class Entities(TextProbe):
         things = _some(THINGS, 2, chance)
         ways, asked, answer = _ways(people, chance)
         taken = {one: f"took the {thing}" for one, thing in zip(people, things, strict=True)}
-        # Each takes a thing along where they are first told of, and has it from there on.
+        # Each takes a thing at first mention and carries it from then on.
         said = "".join(f" {one} {taken.pop(one, 'went')} to the {place}." for one, place in ways)
         candidates = tuple(f" {place}." for place in PLACES)
         return Story((said,), f" The {things[asked]} is in the", candidates, answer)
@@ -298,15 +286,15 @@ class Entities(TextProbe):
             most = count // shortest + 2
             ways = chance.integers(len(said), size=most)
             places = chance.integers(len(PLACES), size=most)
-            told = [said[way][place] for way, place in zip(ways, places, strict=True)]
-            return np.concatenate(told)[:count]
+            parts = [said[way][place] for way, place in zip(ways, places, strict=True)]
+            return np.concatenate(parts)[:count]
 
         return fill
 
 
 class Hidden(TextProbe):
     name = "hidden"
-    asks = "Where is the one of two people whose ways are told in sentences hidden in a text about other things?"
+    asks = "Where is one of two people, whose ways are sentences hidden in a long text?"
     right_at = (1 / 8, 3 / 8, 1 / 2)
     secrets = re.compile("|".join(PLACES), re.IGNORECASE)
 
@@ -318,9 +306,11 @@ class Hidden(TextProbe):
 
 
 def _ways(people: Sequence[str], chance: np.random.Generator) -> tuple[list[tuple[str, str]], int, int]:
-    """The ways of two people, of whom one is told of twice; which of the two is asked for, and where that one is in
-    the end, as a number. Who is asked for comes last as often as not, and is told of once as often as twice: neither
-    the last place nor that of whoever went on is always the right one."""
+    """The ways of two people, one of whom moves twice; the indices of the person asked for and of their last place.
+
+    The person asked for moves last in half of the cases, and moves twice in half of them: neither the last place nor
+    that of the person who moved twice is always right.
+    """
     turn = 2 if _drawn(chance, 2) else _drawn(chance, 2)
     turns = [0, 0]
     turns.insert(turn, 1)
@@ -344,7 +334,7 @@ def text_probe(name: str) -> TextProbe:
 
 
 def check_length(distance: int, window: int) -> None:
-    """Refuse a text that is too long to be made."""
+    """Raise a `UserError` for a text that is too long."""
     tokens = (distance + 1) * window
     if tokens > MOST_TOKENS:
         raise UserError(
@@ -354,8 +344,8 @@ def check_length(distance: int, window: int) -> None:
 
 
 def clean_filler(documents: Iterable[np.ndarray], tokenizer: "PreTrainedTokenizerBase", probe: TextProbe) -> Filler:
-    """The documents' tokens one after the other, from a random place on and round again, without the pieces in which
-    something stands that could be an answer."""
+    """The documents' tokens in sequence, from a random place on and in a circle, without pieces that contain a possible
+    answer."""
 
     def clean(ids: np.ndarray) -> bool:
         return probe.secrets.search(tokenizer.decode(ids, clean_up_tokenization_spaces=False)) is None
@@ -368,8 +358,8 @@ def clean_filler(documents: Iterable[np.ndarray], tokenizer: "PreTrainedTokenize
         kept.pop()
     if not kept:
         raise UserError(
-            f"The text to hide the facts of {probe.name!r} in has no {PIECE} tokens without something that could be an "
-            "answer: name a longer or another one with --haystack."
+            f"The haystack of the probe {probe.name!r} has no {PIECE} tokens without a possible answer: give a longer "
+            "or another one with --haystack."
         )
     stream = np.concatenate(kept)
 
@@ -393,7 +383,7 @@ def _pieces(documents: Iterable[np.ndarray]) -> Iterable[np.ndarray]:
 def _hidden(
     facts: Sequence[np.ndarray], filler: np.ndarray, chance: np.random.Generator
 ) -> tuple[np.ndarray, tuple[tuple[int, int], ...]]:
-    """The facts at random places of the filler, in their order, and where each came to stand."""
+    """The facts at random places of the filler, in order, and the span of each."""
     cuts = np.sort(chance.integers(len(filler) + 1, size=len(facts)))
     parts: list[np.ndarray] = []
     spans = []
@@ -409,7 +399,7 @@ def _hidden(
 def _question_and_candidates(
     tokenizer: "PreTrainedTokenizerBase", story: Story
 ) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
-    """Encoded together, for a tokenizer may join what stands side by side; the question is what all have in common."""
+    """Encoded together, since a tokenizer may join neighbours; the question is the common beginning."""
     whole = [_encode(tokenizer, story.question + candidate) for candidate in story.candidates]
     most = min(map(len, whole)) - 1
     alike = 0

@@ -1,4 +1,4 @@
-"""Questions as tokens: windows that each begin with the question, and the way back to characters.
+"""Questions as tokens: windows that each begin with the question, and the mapping back to characters.
 
 Shapes: E examples, W windows, T tokens of a window, C tokens of a context.
 """
@@ -25,39 +25,39 @@ NO_SPAN = -100
 
 @dataclass(frozen=True)
 class WindowedQuestion:
-    """A question's windows, all full but the last; every token of the context stands in exactly one of them."""
+    """A question's windows, all full but the last; every token of the context is in exactly one of them."""
 
     id: str
     windows: list[list[int]]
-    """Token ids: the question and its separators, a part of the context, what ends a window."""
+    """Token ids: the question and its separators, a part of the context, the end of a window."""
     types: list[list[int]] | None
-    """Token types where the tokenizer tells question and context apart by them."""
+    """Token types, if the tokenizer has them."""
     columns: np.ndarray
-    """(C,) where each token of the context stands, counted through all windows."""
+    """(C,): the position of each context token, counted through all windows."""
     offsets: np.ndarray
-    """(C, 2): the characters of the context, first and past the last, that each of its tokens stands for."""
+    """(C, 2): first and past-the-last character of each context token."""
     span: tuple[int, int] | None
     """The answer's first and last token in the context."""
     kind: int
-    """The kind of the answer, an index into span, yes, no; NO_SPAN where it is not told."""
+    """The kind of the answer, an index into span, yes, no; NO_SPAN without an answer."""
 
     @property
     def learnable(self) -> bool:
-        """Whether training has something to aim at."""
+        """Whether the question can be trained on."""
         return self.span is not None or self.kind > 0
 
     def characters(self, first: int, last: int) -> tuple[int, int]:
-        """Where the context's tokens from `first` to `last` begin and end in its text."""
+        """First and past-the-last character of the context's tokens from `first` to `last`."""
         return int(self.offsets[first, 0]), int(self.offsets[last, 1])
 
 
 def window_questions(
     questions: Sequence[Question], tokenizer: "PreTrainedTokenizerBase", window: int, counts: Counter[str] | None = None
 ) -> list[WindowedQuestion]:
-    """Each question's windows of `window` tokens; what needed handling is added to `counts`."""
+    """Each question in windows of `window` tokens; what needs handling is added to `counts`."""
     if not tokenizer.is_fast:
         raise UserError(
-            f"{type(tokenizer).__name__} cannot say which characters its tokens stand for: load a fast tokenizer "
+            f"{type(tokenizer).__name__} does not map tokens to characters: load a fast tokenizer "
             "(one with a tokenizer.json)."
         )
     counts = Counter() if counts is None else counts
@@ -65,7 +65,7 @@ def window_questions(
 
 
 def _windowed(question: Question, tokenizer: Any, window: int, counts: Counter[str]) -> WindowedQuestion:
-    # One call for the whole context: a token never depends on where windows begin.
+    # One call for the whole context: tokens do not depend on where windows begin.
     encoded = tokenizer(question.question, question.context, return_offsets_mapping=True, verbose=False)
     parts = np.array([-1 if part is None else part for part in encoded.sequence_ids(0)])
     ids, offsets = np.array(encoded["input_ids"]), np.array(encoded["offset_mapping"])
@@ -96,7 +96,7 @@ def _windowed(question: Question, tokenizer: Any, window: int, counts: Counter[s
 
 
 def _with_accents(offsets: np.ndarray, context: str) -> np.ndarray:
-    """Marks that a tokenizer takes away, or joins to their letter, stand for no token: they go to the one before."""
+    """Assign marks that a tokenizer removes, or joins to their letter, to the token before."""
     accents = [index for index, character in enumerate(context) if goes_on(character)]
     for accent in accents:
         if not ((offsets[:, 0] <= accent) & (accent < offsets[:, 1])).any():
@@ -107,13 +107,13 @@ def _with_accents(offsets: np.ndarray, context: str) -> np.ndarray:
 def _cut_question(
     front: np.ndarray, parts: np.ndarray, back: int, window: int, identity: str, counts: Counter[str]
 ) -> np.ndarray:
-    """Leave at least half of a window to the context: a question longer than the rest loses its end."""
+    """Keep at least half of a window for the context: a longer question is cut at its end."""
     asked = front[parts[front] == 0]
     most = window - window // 2 - back - (len(front) - len(asked))
     if most < 1:
         raise UserError(
             f"A window of {window} tokens has no room for question {identity!r}, its context and "
-            f"{len(front) - len(asked) + back} separators: take a longer window."
+            f"{len(front) - len(asked) + back} separators: choose a longer window."
         )
     if len(asked) <= most:
         return front
@@ -133,10 +133,10 @@ def _tokens_of_span(question: Question, offsets: np.ndarray, counts: Counter[str
 
 
 def collate_questions(batch: Sequence[WindowedQuestion], pad_token_id: int, window: int) -> dict[str, Tensor]:
-    """A batch in the names by which RecurrentForQuestionAnswering takes it, (E, W, T) with padding behind."""
+    """A batch of arguments of RecurrentForQuestionAnswering, (E, W, T), padded on the right."""
     count = max(len(question.windows) for question in batch)
     longest = max(len(question.windows[-1]) for question in batch)
-    # Several windows are as long as the model's; one alone need not be longer than its tokens.
+    # Several windows have the model's length; a single one needs only its tokens.
     width = window if count > 1 else longest
     shape = (len(batch), count, width)
     ids, mask = torch.full(shape, pad_token_id), torch.zeros(shape, dtype=torch.long)

@@ -1,17 +1,17 @@
-"""The plain records that every part of `data` passes around."""
+"""Records shared by all modules of `data`."""
 
 from typing import NamedTuple
 
 
 class Document(NamedTuple):
-    """One text that is read from its first word to its last; documents never run into each other."""
+    """One text; windows and sequences never cross documents."""
 
     name: str
     text: str
 
 
 class Skipped(NamedTuple):
-    """Something that was found in a source but left out, and why; for the caller to print."""
+    """Something in a source that was left out, and why; for the caller to report."""
 
     name: str
     reason: str

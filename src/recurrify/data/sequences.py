@@ -1,4 +1,4 @@
-"""Training sequences: documents cut into stretches of a fixed number of windows.
+"""Training sequences: documents cut into a fixed number of windows each.
 
 B: sequences of a batch, N: inputs of a sequence.
 """
@@ -16,7 +16,7 @@ from recurrify.errors import UserError
 from recurrify.windows import check_window
 
 IGNORED = -100
-"""The label that losses leave out."""
+"""The label that losses ignore."""
 
 
 class TrainingSequences(Dataset[dict[str, Tensor]]):
@@ -43,7 +43,7 @@ class TrainingSequences(Dataset[dict[str, Tensor]]):
 
     @property
     def targets(self) -> int:
-        """How many tokens are predicted in one pass over all sequences."""
+        """The number of tokens predicted in one epoch."""
         return sum(max(len(ids) - 1, 0) for ids in self._ids)
 
     def __len__(self) -> int:
@@ -65,12 +65,11 @@ def collate(examples: Sequence[dict[str, Tensor]], pad_token_id: int = 0) -> dic
     real_BN = torch.arange(ids_BN.shape[1]) < lengths_B[:, None]
     batch = {
         "input_ids": ids_BN,
-        # Not used for the loss, which takes `shift_labels`: `transformers.Trainer` counts the targets of
-        # a batch, by which it scales the loss, only if there are `labels`.
+        # The loss uses `shift_labels`; `transformers.Trainer` counts targets, to scale the loss, by `labels`.
         "labels": ids_BN.masked_fill(~real_BN, IGNORED),
         "shift_labels": pad_sequence(targets, batch_first=True, padding_value=IGNORED),
     }
-    # Without padding a mask would say nothing, and fused attention runs only without one.
+    # Fused attention runs only without a mask.
     if not real_BN.all():
         batch["attention_mask"] = real_BN.long()
     return batch

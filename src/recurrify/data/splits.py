@@ -1,4 +1,4 @@
-"""Which documents belong to train, valid and test when the source does not say so itself."""
+"""The split of each document where the source has no splits of its own."""
 
 import hashlib
 import re
@@ -22,7 +22,7 @@ SPLIT_OF_NAME = {
 
 
 def canonical_split(split: str) -> str:
-    """`train`, `valid`, `test` or `all`, whichever of its usual names it was asked for by."""
+    """`train`, `valid`, `test` or `all`, from any of their usual names."""
     if split == EVERYTHING:
         return split
     if split not in SPLIT_OF_NAME:
@@ -31,7 +31,7 @@ def canonical_split(split: str) -> str:
 
 
 def stable_hash(name: str) -> int:
-    """The same number on every machine, run and Python version, which `hash()` is not."""
+    """A hash that, unlike `hash()`, is the same on every machine, run and Python version."""
     return int(hashlib.sha256(name.encode(errors="surrogateescape")).hexdigest(), 16)
 
 
@@ -58,9 +58,9 @@ def deal(documents: list[Document], split: str, keys: Sequence[str]) -> list[Doc
 
 
 def cut_by_position(text: str) -> tuple[str, str, str]:
-    """The first 90 %, the next 5 % and the last 5 % of a text; joined again they are the text."""
+    """The first 90 %, the next 5 % and the last 5 % of a text; joined they are the text."""
     valid, test, end = len(text) * 90 // 100, len(text) * 95 // 100, len(text)
-    # A cut may move half of the way to the next, so that no part can end up empty.
+    # A cut moves at most half of the way to the next, so that no part is empty.
     first_cut = _boundary(text, valid, (valid + test) // 2)
     second_cut = _boundary(text, test, (test + end) // 2)
     return text[:first_cut], text[first_cut:second_cut], text[second_cut:]

@@ -1,4 +1,4 @@
-"""The running Python's own standard library: a corpus of long documents that every machine has."""
+"""The standard library of the running Python: a corpus of long documents on every machine."""
 
 import os
 import sysconfig
@@ -10,7 +10,7 @@ from recurrify.data.splits import EVERYTHING, stable_hash
 from recurrify.errors import UserError
 
 SHORTEST_DOCUMENT = 2_000
-"""Characters; shorter files have nothing to carry from one window to the next."""
+"""Characters; shorter files have no use for memory."""
 
 FOREIGN_FOLDERS = {"site-packages", "dist-packages", "_bundled", "__pycache__"}
 TEST_FOLDERS = {"test", "tests", "idle_test"}
@@ -18,7 +18,7 @@ DATA_FOLDERS = {"pydoc_data"}
 
 
 def load_stdlib(split: str, limit: int | None, skipped: list[Skipped]) -> list[Document]:
-    """One document per source file; `skipped` names only what could not be read."""
+    """One document per source file; only unreadable files are added to `skipped`."""
     root = Path(sysconfig.get_paths()["stdlib"])
     documents: list[Document] = []
     for file in _source_files(root):
@@ -41,13 +41,13 @@ def split_of_module(file: Path) -> str:
 
 
 def _source_files(root: Path) -> list[Path]:
-    """Relative paths of the files written by hand for the library: no tests, no data, no build output."""
+    """Relative paths of the library's own sources: no tests, no data, no build output."""
     left_out = FOREIGN_FOLDERS | TEST_FOLDERS | DATA_FOLDERS
     files: list[Path] = []
     for parent, folders, names in os.walk(root):
         folders[:] = [name for name in folders if name not in left_out and not name.startswith("config-")]
         files += [Path(parent, name).relative_to(root) for name in names if name.endswith(".py")]
-    # In bytes no file is shorter than in characters, so nothing long enough is lost here.
+    # A file has at least as many bytes as characters.
     long = [file for file in files if (root / file).stat().st_size >= SHORTEST_DOCUMENT]
     return sorted((file for file in long if not _is_table(file)), key=lambda file: file.as_posix())
 

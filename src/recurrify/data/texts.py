@@ -1,4 +1,4 @@
-"""What every job begins with: a device, and text as tokens."""
+"""Device selection, and text as tokens with a report of what was skipped."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -14,23 +14,25 @@ from recurrify.data.tokens import TokenizedDocument, checksum
 from recurrify.errors import UserError
 
 Say = Callable[[str], None]
+"""Prints a progress message."""
 
 
 def cache_folder() -> Path:
-    """Where tokenized text is kept between runs."""
+    """The folder of the token cache."""
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "recurrify"
 
 
 def pick_device(name: str = "auto") -> torch.device:
+    """The device of this name; `auto` is CUDA if available, else the CPU."""
     if name != "auto":
         try:
             device = torch.device(name)
             if device.type != "cuda" or torch.cuda.is_available():
-                torch.ones(1, device=device).item()  # a device that torch knows may still not be here
+                torch.ones(1, device=device).item()  # torch knows devices that this machine lacks
         except (RuntimeError, AssertionError) as error:
             raise UserError(f"There is no device {name!r}: use auto, cpu, cuda or cuda:N.") from error
         if device.type == "cuda" and not torch.cuda.is_available():
-            raise UserError(f"Device {name!r} was asked for, but this machine has no usable CUDA GPU: use cpu.")
+            raise UserError(f"Device {name!r} is not available, this machine has no usable CUDA GPU: use cpu.")
         return device
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -53,13 +55,13 @@ def read_text(
         say(f"… and skipped {len(skipped) - 10} more")
     if tokens_per_document is not None:
         tokens = shorten(tokens, tokenizer, tokens_per_document)
-    documents_told = "1 document" if len(tokens) == 1 else f"{len(tokens)} documents"
-    say(f"{source} ({split}): {documents_told}, {sum(len(d.ids) for d in tokens):,} tokens")
+    count = "1 document" if len(tokens) == 1 else f"{len(tokens)} documents"
+    say(f"{source} ({split}): {count}, {sum(len(d.ids) for d in tokens):,} tokens")
     return tokens, checksum(documents)
 
 
 def shorten(tokens: Sequence[TokenizedDocument], tokenizer: Any, most: int) -> list[TokenizedDocument]:
-    """The first `most` tokens of each document, with the words and characters that these tokens spell."""
+    """The first `most` tokens of each document, with the sizes of the text that they decode to."""
     short = []
     for document in tokens:
         if len(document.ids) > most:

@@ -1,4 +1,4 @@
-"""Token ids kept on disk, so that a corpus is tokenized once per tokenizer."""
+"""A cache of token ids on disk: a corpus is tokenized once per tokenizer."""
 
 import hashlib
 import json
@@ -16,7 +16,6 @@ from safetensors.numpy import save_file
 from recurrify.data.documents import load_documents
 from recurrify.data.records import Document, Skipped
 from recurrify.data.tokens import TokenizedDocument, checksum, tokenize_documents
-from recurrify.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -48,7 +47,10 @@ def tokenize_cached(
     show_progress: bool = False,
     skipped: list[Skipped] | None = None,
 ) -> list[TokenizedDocument]:
-    """As `tokenize_documents`, out of a file in `cache_dir` where one holds the same texts and tokenizer."""
+    """`tokenize_documents`, or its cached result for the same texts and tokenizer in `cache_dir`.
+
+    A cache that cannot be written is reported in `skipped`.
+    """
     skipped = [] if skipped is None else skipped
     if cache_dir is None:
         return tokenize_documents(documents, tokenizer, show_progress=show_progress, skipped=skipped)
@@ -57,7 +59,9 @@ def tokenize_cached(
     if cached is None:
         too_short: list[Skipped] = []
         fresh = tokenize_documents(documents, tokenizer, show_progress=show_progress, skipped=too_short)
-        _write(path, fresh, too_short)
+        problem = _write(path, fresh, too_short)
+        if problem is not None:
+            skipped.append(Skipped(f"the token cache {path.parent}", f"cannot be written ({problem})"))
         cached = fresh, too_short
     skipped += cached[1]
     return cached[0]
@@ -71,15 +75,15 @@ def _cache_key(documents: Sequence[Document], tokenizer: "PreTrainedTokenizerBas
 def _tokenizer_identity(tokenizer: "PreTrainedTokenizerBase") -> str:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
-        # A tokenizer written in Python has no serial form; its class and vocabulary decide what it gives.
+        # A tokenizer written in Python is identified by its class and vocabulary.
         return json.dumps([type(tokenizer).__qualname__, sorted(tokenizer.get_vocab().items())])
     serial = json.loads(backend.to_str())
-    # These two remember how the tokenizer was last called, not what it is.
+    # Truncation and padding are settings of the last call.
     return json.dumps({key: value for key, value in serial.items() if key not in ("truncation", "padding")})
 
 
-def _write(path: Path, documents: list[TokenizedDocument], skipped: list[Skipped]) -> None:
-    """Under a temporary name first: a run that is killed here leaves no half-written cache behind."""
+def _write(path: Path, documents: list[TokenizedDocument], skipped: list[Skipped]) -> Exception | None:
+    """Write under a temporary name first, so that a killed run leaves no partial cache; returns what prevented it."""
     ids = np.concatenate([document.ids for document in documents])
     sizes = [
         [document.name, len(document.ids), document.words, document.characters, document.bytes]
@@ -91,17 +95,16 @@ def _write(path: Path, documents: list[TokenizedDocument], skipped: list[Skipped
         path.parent.mkdir(parents=True, exist_ok=True)
         save_file({"ids": ids}, temporary, metadata={FORMAT: json.dumps(about)})
         os.replace(temporary, path)
+        return None
     except (OSError, SafetensorError) as error:
-        raise UserError(
-            f"The token cache {path.parent} cannot be written ({error}): choose another `cache_dir`, or None."
-        ) from error
+        return error
     finally:
         with suppress(OSError):
             temporary.unlink()
 
 
 def _read(path: Path) -> tuple[list[TokenizedDocument], list[Skipped]] | None:
-    """What a cache file holds; None when there is no such file or it is damaged."""
+    """The content of a cache file; None if it is missing or damaged."""
     if not path.is_file():
         return None
     try:

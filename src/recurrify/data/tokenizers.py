@@ -1,4 +1,4 @@
-"""Tokenizers for models trained from scratch: made from the text itself, or taken from another model."""
+"""Tokenizers for models trained from scratch: learned from the text, or those of another model."""
 
 import os
 import shutil
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 SHIPPED_PREFIX, SHIPPED_FOLDER = "shipped:", Path(__file__).parent.parent / "shipped"
 END_OF_TEXT = "<|endoftext|>"
 SMALLEST_VOCABULARY = 257
-"""Every byte and the end of a text: with these, any text can be written."""
+"""Every byte and the end of a text: these can represent any text."""
 PAD = "[PAD]"
 MASKING_TOKENS = {"pad_token": PAD, "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
 SENTINELS = 100
 """As many as T5 has."""
 
 PIECE_CHARACTERS = 100_000
-"""Words are counted in pieces of about this size, side by side; one long text alone would keep one core busy."""
+"""Words are counted in pieces of about this size, in parallel."""
 
 
 def make_tokenizer(documents: Iterable[Document], vocabulary: int, objective: str = "clm") -> "PreTrainedTokenizerFast":
-    """A byte-level BPE tokenizer learnt from the documents, with `<|endoftext|>` as its only special token, and those
-    that the objective needs: [CLS], [SEP], [MASK] and [PAD] for masked tokens, sentinels for corrupted spans.
+    """Learn a byte-level BPE tokenizer from the documents.
 
-    It gets `vocabulary` tokens, or fewer where the text has no more pairs that occur twice.
+    Its special tokens are `<|endoftext|>` and those of the objective: [CLS], [SEP], [MASK] and [PAD] for mlm, sentinels
+    for span. It has `vocabulary` tokens, or fewer if the text has no more pairs that occur twice.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
@@ -66,13 +66,14 @@ def make_tokenizer(documents: Iterable[Document], vocabulary: int, objective: st
 
 
 def _special_tokens(objective: str) -> list[str]:
-    """Beside the end of a text."""
+    """Special tokens of the objective, without the end of a text."""
     if objective == "mlm":
         return list(MASKING_TOKENS.values())
     return [PAD, *(f"<extra_id_{number}>" for number in range(SENTINELS))] if objective == "span" else []
 
 
 def check_vocabulary_size(vocabulary: int, objective: str = "clm") -> None:
+    """Raise a `UserError` if the vocabulary has no space for bytes and special tokens."""
     special = len(_special_tokens(objective))
     if vocabulary < SMALLEST_VOCABULARY + special:
         more = f" and {special} special tokens for {objective}" if special else ""
@@ -83,7 +84,7 @@ def check_vocabulary_size(vocabulary: int, objective: str = "clm") -> None:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """The text in pieces that begin with a blank where there is one: words are counted as if it were whole."""
+    """The text in pieces that begin with a blank if possible, so that word counts stay the same."""
     start = 0
     while len(text) - start > PIECE_CHARACTERS:
         blank = text.rfind(" ", start + 1, start + PIECE_CHARACTERS)
@@ -94,7 +95,7 @@ def _pieces(text: str) -> Iterator[str]:
 
 
 def save_tokenizer(tokenizer: "PreTrainedTokenizerBase", folder: Path) -> None:
-    """Whole or not at all: a process that is killed here leaves no half tokenizer behind."""
+    """Save under a temporary name first, so that a killed process leaves no partial tokenizer."""
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     try:
         tokenizer.save_pretrained(temporary)
@@ -107,8 +108,8 @@ def save_tokenizer(tokenizer: "PreTrainedTokenizerBase", folder: Path) -> None:
 
 
 def load_tokenizer(name: str) -> "PreTrainedTokenizerBase":
-    """The tokenizer of a folder, of a run's folder, of a shipped model, or of a name on the hub; it must know an end of
-    text, or at least a separator."""
+    """The tokenizer of a folder, a run, a shipped model or a name on the hub; it must have an end-of-text or separator
+    token."""
     from transformers import AutoTokenizer
 
     if name.startswith(SHIPPED_PREFIX) and name not in SHIPPED:
@@ -120,12 +121,12 @@ def load_tokenizer(name: str) -> "PreTrainedTokenizerBase":
         raise UserError(f"There is no folder {name!r} with a tokenizer: check the path, or give a name on the hub.")
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(path) if path.is_dir() else name)
-    except Exception as error:  # whatever a stranger's files make transformers raise
+    except Exception as error:  # transformers raises many types for damaged files
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise UserError(f"Could not load a tokenizer from {name!r}: {reason}.") from error
-    # Where the files are missing, transformers makes some tokenizers up, with an empty vocabulary.
+    # Without files, transformers creates some tokenizers with an empty vocabulary.
     if len(tokenizer) <= len(tokenizer.all_special_ids):
         raise UserError(f"There is no tokenizer in {name!r}: give a folder that holds one, or a name on the hub.")
     if tokenizer.eos_token_id is None and tokenizer.sep_token_id is None:
-        raise UserError(f"The tokenizer {name!r} has no end-of-text token (eos_token): take another, or make one.")
+        raise UserError(f"The tokenizer {name!r} has no end-of-text token (eos_token): choose another, or make one.")
     return tokenizer

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 BATCH_CHARACTERS = 2_000_000
-"""Text given to the tokenizer in one call, or a document for each core if that is more: each goes to one core alone."""
+"""Text per tokenizer call; at least one document per core, since a document uses one core."""
 
 FEWEST_TOKENS = 2
 """One to read and one to predict."""
 
 
 class TokenizedDocument(NamedTuple):
-    """A document's token ids (int32), and the sizes of its text that losses are measured by."""
+    """A document's token ids (int32) and the sizes of its text, by which losses are divided."""
 
     name: str
     ids: np.ndarray
@@ -41,7 +41,7 @@ def tokenize_documents(
     skipped = [] if skipped is None else skipped
     tokenized: list[TokenizedDocument] = []
     for batch in _with_progress(list(_batches(documents)), show_progress):
-        # Documents are longer than any model's window on purpose: `verbose=False` keeps that warning away.
+        # `verbose=False`: documents may be longer than the model's context.
         encoded = tokenizer(
             [document.text for document in batch],
             add_special_tokens=False,
@@ -69,7 +69,7 @@ def checksum(documents: Iterable[Document]) -> str:
     for document in documents:
         for part in document:
             content = part.encode(errors="surrogateescape")
-            # The length in front keeps ("ab", "c") and ("a", "bc") apart.
+            # The length first, so that ("ab", "c") and ("a", "bc") differ.
             digest.update(len(content).to_bytes(8, "big"))
             digest.update(content)
     return digest.hexdigest()
@@ -104,5 +104,5 @@ def _with_progress(batches: list[list[Document]], show_progress: bool) -> Iterab
     from rich.console import Console
     from rich.progress import track
 
-    # Results go to stdout; a progress bar must not get into them.
+    # Results go to stdout, progress to stderr.
     return track(batches, description="Tokenizing", console=Console(stderr=True))

@@ -1,34 +1,97 @@
-"""How good a model is, how sure that is, and what it costs."""
+"""How good a model is, how certain that is, and what it costs."""
 
-from recurrify.evaluate.answers import Answer, AnswerScores, official_predictions, predict_answers, score_answers
+from recurrify.evaluate.answers import (
+    Answer,
+    AnswerScores,
+    mean_interval,
+    official_predictions,
+    predict_answers,
+    score_answers,
+)
 from recurrify.evaluate.bootstrap import Gain, gain_beyond, interval, relative_gain
-from recurrify.evaluate.classification import classification_metrics
-from recurrify.evaluate.evaluation import METRICS, Evaluation, ScoredDocument
+from recurrify.evaluate.classification import classification_metrics, share_interval
+from recurrify.evaluate.comparison import (
+    ComparisonRow,
+    ComparisonSetting,
+    compare_with_base,
+    comparison_settings,
+    comparison_tokens,
+    matched_overlap,
+    matched_window,
+    training_differences,
+)
+from recurrify.evaluate.evaluation import METRICS, Evaluation, ScoredDocument, Tally
 from recurrify.evaluate.flops import MemoryCost, full_flops_per_token, memory_cost, paper_flops_per_token
-from recurrify.evaluate.perplexity import evaluate_documents
+from recurrify.evaluate.inspection import TextChoice, gradient_profile, inspect_text, slot_attention
+from recurrify.evaluate.perplexity import (
+    BatchRow,
+    as_recurrent,
+    batch_of,
+    check_counts,
+    check_documents,
+    check_finite,
+    check_ids,
+    evaluate_documents,
+    evaluation_mode,
+)
 from recurrify.evaluate.prediction import Predictions, collect_predictions, predict_documents, prediction_metrics
+from recurrify.evaluate.probe_run import SymbolTraining, TextProbing, probe_model, probe_training
+from recurrify.evaluate.probing import ProbeScore, score_symbols, score_texts
+from recurrify.evaluate.rows import evaluation_rows, gain_row
 
 __all__ = [
     "METRICS",
     "Answer",
     "AnswerScores",
+    "BatchRow",
+    "ComparisonRow",
+    "ComparisonSetting",
     "Evaluation",
     "Gain",
     "MemoryCost",
     "Predictions",
+    "ProbeScore",
     "ScoredDocument",
+    "SymbolTraining",
+    "Tally",
+    "TextChoice",
+    "TextProbing",
+    "as_recurrent",
+    "batch_of",
+    "check_counts",
+    "check_documents",
+    "check_finite",
+    "check_ids",
     "classification_metrics",
     "collect_predictions",
+    "compare_with_base",
+    "comparison_settings",
+    "comparison_tokens",
     "evaluate_documents",
+    "evaluation_mode",
+    "evaluation_rows",
     "full_flops_per_token",
     "gain_beyond",
+    "gain_row",
+    "gradient_profile",
+    "inspect_text",
     "interval",
+    "matched_overlap",
+    "matched_window",
+    "mean_interval",
     "memory_cost",
     "official_predictions",
     "paper_flops_per_token",
     "predict_answers",
     "predict_documents",
     "prediction_metrics",
+    "probe_model",
+    "probe_training",
     "relative_gain",
     "score_answers",
+    "score_symbols",
+    "score_texts",
+    "share_interval",
+    "slot_attention",
+    "training_differences",
 ]

@@ -1,4 +1,4 @@
-"""Answers out of a model's scores, and how good they are by the official rules of SQuAD and HotpotQA."""
+"""Answers from a model's scores, evaluated by the official rules of SQuAD and HotpotQA."""
 
 import re
 import string
@@ -16,19 +16,22 @@ from recurrify.errors import UserError
 from recurrify.modeling.task_heads import RecurrentForQuestionAnswering
 
 LONGEST_ANSWER = 30
-SAMPLES_AT_ONCE = 500
 """Tokens of the longest span that is considered."""
+SAMPLES_AT_ONCE = 500
+"""Bootstrap samples drawn at once, which bounds memory use."""
 
 
 class Answer(NamedTuple):
+    """A predicted answer."""
+
     text: str
     kind: str
     """span, yes or no."""
     start: int
     stop: int
-    """The best span's characters in the context, also where the answer is yes or no."""
+    """First and past-the-last character of the best span, even if the answer is yes or no."""
     score: float
-    """Of the best span: its start's and its end's, added."""
+    """The sum of the best span's start and end scores."""
 
 
 class Span(NamedTuple):
@@ -41,7 +44,7 @@ class Span(NamedTuple):
 
 
 def normalize_answer(text: str) -> str:
-    """Lower case, no punctuation, no articles, single blanks: what both official evaluations compare."""
+    """Lower case, no punctuation, no articles, single blanks, as both official evaluations compare."""
     text = "".join(character for character in text.lower() if character not in string.punctuation)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
 
@@ -61,7 +64,7 @@ def squad_f1(prediction: str, answer: str) -> float:
 
 
 def hotpotqa_f1(prediction: str, answer: str) -> float:
-    """As SQuAD's, but yes, no and noanswer are right as a whole or not at all."""
+    """SQuAD's F1, but yes, no and noanswer must match exactly."""
     said, wanted = normalize_answer(prediction), normalize_answer(answer)
     if said != wanted and {said, wanted} & {"yes", "no", "noanswer"}:
         return 0.0
@@ -73,7 +76,7 @@ _F1: dict[str, Callable[[str, str], float]] = {"squad": squad_f1, "hotpotqa": ho
 
 @dataclass(frozen=True)
 class AnswerScores:
-    """Of each question, in the order they were asked; the best over all answers that count as right."""
+    """The scores of each question, in order; the best over all accepted answers."""
 
     ids: list[str]
     exact: np.ndarray
@@ -81,22 +84,22 @@ class AnswerScores:
 
     @property
     def means(self) -> dict[str, float]:
-        """In percent, as they are published."""
+        """Means in percent, as published."""
         return {"exact_match": 100 * float(self.exact.mean()), "f1": 100 * float(self.f1.mean())}
 
     def with_wrong(self, ids: Sequence[str]) -> "AnswerScores":
-        """And these, to which nothing was said."""
+        """With questions added that have no prediction, which count as wrong."""
         nothing = np.zeros(len(ids))
         return AnswerScores([*self.ids, *ids], np.append(self.exact, nothing), np.append(self.f1, nothing))
 
 
 def score_answers(predictions: Mapping[str, str], questions: Sequence[Question], style: str = "squad") -> AnswerScores:
-    """Exact match and F1; a question without a prediction is wrong, as in the official programs."""
+    """Exact match and F1; a question without a prediction counts as wrong, as in the official programs."""
     if style not in _F1:
         raise UserError(f"`style` must be one of {', '.join(_F1)}: got {style!r}.")
-    untold = next((question.id for question in questions if not question.answers), None)
-    if untold is not None:
-        raise UserError(f"Question {untold!r} has no answers to score by: use `recurrify qa predict`.")
+    without = next((question.id for question in questions if not question.answers), None)
+    if without is not None:
+        raise UserError(f"Question {without!r} has no answers to score by: use `recurrify qa predict`.")
     f1 = _F1[style]
     exact_all, f1_all = np.zeros(len(questions)), np.zeros(len(questions))
     for row, question in enumerate(questions):
@@ -108,7 +111,7 @@ def score_answers(predictions: Mapping[str, str], questions: Sequence[Question],
 
 
 def official_predictions(answers: Mapping[str, Answer], style: str = "squad") -> dict[str, Any]:
-    """What the official evaluation programs read; HotpotQA's supporting facts are not predicted."""
+    """The format of the official evaluation programs; HotpotQA's supporting facts are not predicted."""
     texts = {identity: answer.text for identity, answer in answers.items()}
     if style == "hotpotqa":
         return {"answer": texts, "sp": {identity: [] for identity in texts}}
@@ -118,11 +121,11 @@ def official_predictions(answers: Mapping[str, Answer], style: str = "squad") ->
 def mean_interval(
     values: np.ndarray, samples: int = 20_000, seed: int = 0, level: float = 0.95
 ) -> tuple[float, float] | None:
-    """The interval of a mean of (seeds, questions) values, both drawn with replacement; None for one question.
+    """The bootstrap interval of a mean of (seeds, questions) values, both drawn with replacement; None for one.
 
-    Few samples would let its ends hang on the seed: 2,000 moved those of 819 questions by up to 0.4 points of 100.
-
-    Of differences between two models on the same questions it is the interval of their mean difference.
+    For differences between two models on the same questions it is the paired interval of their mean difference. With
+    2,000 samples the ends depend on the seed: those of 819 questions moved by up to 0.4 points of 100. Not
+    `scipy.stats.bootstrap`, which draws from one level only.
     """
     values = np.atleast_2d(values)
     if values.shape[1] < 2:
@@ -143,7 +146,7 @@ def mean_interval(
 
 
 def best_span(starts: np.ndarray, ends: np.ndarray, longest: int = LONGEST_ANSWER) -> Span:
-    """The tokens, at most `longest` from the first to the last, whose start's and end's scores add up to the most."""
+    """The span of at most `longest` tokens with the highest sum of start and end scores."""
     best = Span(0, 0, -np.inf)
     for extra in range(min(longest, len(starts))):
         scores = starts[: len(starts) - extra] + ends[extra:]
@@ -161,11 +164,11 @@ def read_answer(
     kinds: np.ndarray,
     longest: int,
 ) -> Answer:
-    """`starts` and `ends` are the scores of all tokens of all windows, `kinds` those of span, yes and no."""
+    """The answer by the scores of all tokens of all windows, and of the kinds span, yes and no."""
     span = best_span(starts[windowed.columns], ends[windowed.columns], longest)
     start, stop = windowed.characters(span.first, span.last)
     text = question.context[start:stop]
-    # Some tokenizers count the blank before a word as part of it.
+    # Some tokenizers make the blank before a word part of its token.
     start, stop = start + len(text) - len(text.lstrip()), stop - len(text) + len(text.rstrip())
     kind = KINDS[int(kinds.argmax())]
     return Answer(question.context[start:stop] if kind == "span" else kind, kind, start, stop, span.score)
@@ -181,7 +184,7 @@ def predict_answers(
     bf16: bool = False,
     on_batch: Callable[[int], None] | None = None,
 ) -> dict[str, Answer]:
-    """The model's answer to each question, by id; questions with as many windows are read side by side."""
+    """The model's answer to each question, by id; questions with equally many windows share batches."""
     was_training = model.training
     model.eval()
     order = sorted(range(len(questions)), key=lambda index: len(windowed[index].windows))

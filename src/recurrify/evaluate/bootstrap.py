@@ -1,4 +1,7 @@
-"""How far results could have come out otherwise: bootstrap over documents and seeds."""
+"""Bootstrap intervals over documents and training seeds.
+
+Not `scipy.stats.bootstrap`: it resamples one level, and here documents and seeds are drawn together.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,12 +15,12 @@ from recurrify.evaluate.evaluation import METRICS, Evaluation
 
 @dataclass(frozen=True)
 class Gain:
-    """The relative drop of perplexity per word: 0.05 says that the recurrent model's is 5 % lower."""
+    """The relative reduction of a perplexity: 0.05 means that the recurrent model's is 5 % lower."""
 
     relative_gain: float
     interval: tuple[float, float] | None
     within_noise: bool
-    """Whether the interval contains 0, or there is no interval."""
+    """Whether the interval contains 0, or there is none."""
 
 
 def interval(
@@ -27,15 +30,14 @@ def interval(
     seed: int = 0,
     level: float = 0.95,
 ) -> tuple[float, float] | None:
-    """Where the metric would mostly lie on other documents of the same kind; None with a single document.
+    """The bootstrap interval of a metric over documents; None with a single document.
 
-    Documents are drawn with replacement, whole: tokens of one document are not independent of each other. A
-    single document drawn again is always itself, which would give an interval of no width, and a false one. Of
-    several evaluations of the same documents, one per training seed, it is the mean's interval, seeds drawn too.
+    Whole documents are drawn with replacement, since the tokens of one document are not independent. For several
+    evaluations of the same documents, one per training seed, it is the interval of the mean, with seeds drawn too.
     """
     _check(samples, level)
     if metric not in METRICS:
-        raise UserError(f"Unknown metric {metric!r}: known are {', '.join(METRICS)}.")
+        raise UserError(f"Unknown metric {metric!r}: choose one of {', '.join(METRICS)}.")
     found = [evaluation] if isinstance(evaluation, Evaluation) else list(evaluation)
     _check_same_documents([found])
     if len(found[0].names) == 1:
@@ -56,14 +58,12 @@ def relative_gain(
     level: float = 0.95,
     paired_seeds: bool = False,
 ) -> Gain:
-    """The relative drop of a perplexity from `plain` to `recurrent`, and whether it could be chance.
+    """The relative reduction of a perplexity from `plain` to `recurrent`, with its bootstrap interval.
 
-    Both sides may be lists, one evaluation per training seed: perplexities are then averaged over seeds. Each
-    bootstrap sample draws documents, the same for both sides, and seeds, for each side its own; with
-    `paired_seeds` the same for both, which is right where a seed gave both sides the same batches in the same order.
-
-    With a single document there is no interval and the gain counts as within noise: how much documents differ
-    cannot be seen from one, however many seeds there are.
+    Both sides may be lists, one evaluation per training seed, whose perplexities are averaged. Each bootstrap sample
+    draws the same documents for both sides, and seeds for each side; with `paired_seeds` the same seeds, which is right
+    if a seed gave both sides the same batches. With a single document there is no interval, and the gain counts as
+    within noise.
     """
     sides = [[side] if isinstance(side, Evaluation) else list(side) for side in (plain, recurrent)]
     return _resampled(_gain, sides, metric, samples, seed, level, paired_seeds)
@@ -78,10 +78,10 @@ def gain_beyond(
     seed: int = 0,
     level: float = 0.95,
 ) -> Gain:
-    """By how much the gain of `new` over `plain` passes so many `times` that of `known`, in perplexity per word.
+    """By how much the gain of `new` over `plain` exceeds `times` that of `known`, in perplexity per word.
 
-    One evaluation per training seed on each side, which gave all three the same batches in the same order. Unlike a
-    ratio of gains it has an interval even where the known gain is hardly any.
+    Each side has one evaluation per training seed, and a seed gave all three the same batches. Unlike a ratio of gains
+    it has a finite interval even if the known gain is near 0.
     """
 
     def passed(losses: Sequence[np.ndarray], units: np.ndarray) -> np.ndarray:
@@ -100,8 +100,8 @@ def _resampled(
     level: float,
     paired_seeds: bool,
 ) -> Gain:
-    """What `value` makes of the sides' losses (seeds, samples) and units (samples,), documents added up, and where it
-    mostly lies for other documents and seeds."""
+    """`value` of the sides' losses (seeds, samples) and units (samples,), summed over documents, and its interval over
+    documents and seeds."""
     _check(samples, level)
     _check_same_documents(sides)
     counts = [len(side) for side in sides]
@@ -122,8 +122,7 @@ def _resampled(
 
 def _gain(losses: Sequence[np.ndarray], units: np.ndarray) -> np.ndarray:
     """`losses`: (seeds, samples) of the plain side and of the recurrent one."""
-    # In logarithms, so that perplexities too large for a float still compare; a sample of wordless documents
-    # alone still needs something to divide by.
+    # In logarithms, so that perplexities too large for a float compare; a sample may have no words at all.
     plain, recurrent = (_log_mean_perplexity(side / np.maximum(units, 1)) for side in losses)
     with np.errstate(over="ignore"):
         gains: np.ndarray = -np.expm1(recurrent - plain)
@@ -139,8 +138,8 @@ def _log_mean_perplexity(logs: np.ndarray) -> np.ndarray:
 def _draws(
     seed: int, samples: int, documents: int, counts: tuple[int, ...]
 ) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
-    """Documents (samples, documents) and, of so many seeds on each side, seeds (samples, count). Kept, because tables
-    ask for the same ones hundreds of times; without counts there is one side of one seed."""
+    """Drawn documents (samples, documents) and, for each side, drawn seeds (samples, count). Cached, because tables use
+    the same ones hundreds of times; without counts there is one side of one seed."""
     random = np.random.default_rng(seed)
     drawn = np.empty((samples, documents), dtype=np.int32)
     seeds = [np.zeros((samples, count), dtype=np.int32) for count in counts or (1,)]
@@ -152,14 +151,14 @@ def _draws(
 
 
 def _drawn_sums(losses: np.ndarray, documents: np.ndarray, seeds: np.ndarray) -> np.ndarray:
-    """Losses (seeds, documents), of which each sample takes its own, added up over documents: (seeds, samples)."""
+    """Losses (seeds, documents), resampled and summed over documents: (seeds, samples)."""
     sums = np.stack([one[documents].sum(1) for one in losses])
     return np.take_along_axis(sums, seeds.T, axis=0)
 
 
 def _quantiles(values: np.ndarray, level: float) -> tuple[float, float]:
     outside = (1 - level) / 2
-    # Perplexities can be infinite, which cannot be interpolated: take values that occurred.
+    # Infinite perplexities cannot be interpolated: take values that occur.
     low, high = np.quantile(values, [outside, 1 - outside], method="nearest")
     return float(low), float(high)
 

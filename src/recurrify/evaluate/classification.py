@@ -1,32 +1,29 @@
-"""How good a classifier is: accuracy, precision, recall, F1 and the area under the ROC curve."""
+"""Accuracy, precision, recall, F1, the area under the ROC curve, and intervals of shares."""
 
 import numpy as np
 
 from recurrify.errors import UserError
 
 NORMAL = 1.959964
-"""How many standard deviations hold 95 %."""
+"""The 97.5 % quantile of the normal distribution."""
 
 
 def classification_metrics(scores: np.ndarray, labels: np.ndarray) -> dict[str, float | None]:
-    """The usual five, from the scores (texts, classes), logits or probabilities, and the true classes (texts,).
+    """The metrics of scores (texts, classes), logits or probabilities, for the true classes (texts,).
 
-    With two classes, precision, recall and F1 are those of class 1, recall and F1 None where no text is of it; with
-    more they are averaged over the classes, each counting alike. `roc_auc` is None where the labels hold one class
-    only: there is no curve then.
+    With two classes, precision, recall and F1 are those of class 1, and recall and F1 are None if no text has it; with
+    more they are macro averages. `roc_auc` is None if all labels are equal.
     """
     from sklearn.metrics import accuracy_score, precision_recall_fscore_support, roc_auc_score
 
     scores, labels = np.asarray(scores, dtype=np.float64), np.asarray(labels)
     if scores.ndim != 2 or scores.shape[1] < 2 or labels.shape != (len(scores),) or not len(labels):
         raise UserError(
-            f"Scores (texts, classes) and labels (texts,) must belong together: got {scores.shape} and {labels.shape}."
+            f"Scores (texts, classes) and labels (texts,) must match: got {scores.shape} and {labels.shape}."
         )
     classes = scores.shape[1]
     if not np.isfinite(scores.max(1)).all():
-        raise UserError(
-            "Every text needs a finite score: the model gave NaN or infinity, so its weights are of no use."
-        )
+        raise UserError("Every text needs a finite score: the model returned NaN or infinity; check its weights.")
     if labels.dtype.kind not in "iub":
         raise UserError(f"Labels must be whole numbers: got {labels[0]!r}.")
     if labels.min() < 0 or labels.max() >= classes:
@@ -47,8 +44,8 @@ def classification_metrics(scores: np.ndarray, labels: np.ndarray) -> dict[str, 
     }
 
 
-def share_interval(hits: int, total: int) -> tuple[float, float]:
-    """The 95 % interval of a share by Wilson's formula, which holds where all or none are right, too."""
+def share_interval(hits: float, total: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share, valid at 0 and 1 too. By hand, since scipy's takes whole `hits` only."""
     share, spread = hits / total, NORMAL**2 / total
     middle = (share + spread / 2) / (1 + spread)
     reach = NORMAL * np.sqrt(share * (1 - share) / total + spread / 4 / total) / (1 + spread)

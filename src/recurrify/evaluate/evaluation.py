@@ -1,4 +1,4 @@
-"""What an evaluation found: losses by document, and the rates that are published about them."""
+"""Losses by document and the metrics computed from them."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ import numpy as np
 from recurrify.windows import check_window
 
 WINDOWS_KEPT = 64
-"""How many of a document's windows `Evaluation.loss_by_window` tells apart."""
+"""The number of windows in `Evaluation.loss_by_window`."""
 
 
 class ScoredDocument(Protocol):
@@ -44,9 +44,8 @@ class Evaluation:
     characters: np.ndarray
     bytes: np.ndarray
     loss_by_position: tuple[float | None, ...]
-    """Mean loss at each position of the window. None where nothing counts: the overlap region, whose tokens
-    the window before has scored. (Only a document's first window scores it; its few values, all without any
-    context before the window, would not compare with those beside them.)"""
+    """Mean loss at each position of the window. None in the overlap, whose tokens the window before has scored. (A
+    document's first window scores it too, but without context, so that its values would not compare.)"""
     loss_by_window: tuple[float, ...]
     """Mean loss in the documents' first, second, … window; at most the first 64."""
 
@@ -71,15 +70,16 @@ class Evaluation:
         return self.metric("bits_per_byte")
 
     def metric(self, name: str) -> float:
+        """The value of a metric in `METRICS`."""
         return METRICS[name].value(self.total_nll, int(self.units(name).sum()))
 
     def units(self, metric: str) -> np.ndarray:
-        """(documents,): what the metric divides the losses by."""
+        """(documents,): the units that the metric divides losses by."""
         units: np.ndarray = getattr(self, METRICS[metric].unit)
         return units
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, in the types JSON has; a perplexity may be infinite."""
+        """Everything in JSON types; a perplexity may be infinite."""
         columns = {
             "name": list(self.names),
             "nll": self.nll.tolist(),
@@ -101,7 +101,7 @@ class Evaluation:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Evaluation":
-        """What `to_dict` wrote down."""
+        """The inverse of `to_dict`."""
         rows = values["documents"]
         return cls(
             window=values["window"],
@@ -126,7 +126,7 @@ class Metric:
     is_perplexity: bool
 
     def value(self, nll: float, units: int) -> float:
-        """Infinite where it is too large for a float, or where there is no unit to divide by."""
+        """The metric; infinite if it is too large for a float or there are no units."""
         if units == 0:
             return math.inf
         if not self.is_perplexity:
@@ -146,7 +146,7 @@ METRICS = {
 
 
 class Tally:
-    """Adds up losses, stretch by stretch, into an `Evaluation`."""
+    """Sums losses, part by part, into an `Evaluation`."""
 
     def __init__(self, documents: Sequence[ScoredDocument], window: int, overlap: int) -> None:
         check_window(window, overlap)
@@ -158,7 +158,7 @@ class Tally:
         self.window_count = np.zeros(WINDOWS_KEPT, dtype=np.int64)
 
     def add(self, document: int, first: int, losses: np.ndarray) -> None:
-        """`losses` (float64) are those of predicting from the document's inputs `first`, `first + 1`, …"""
+        """Add the losses (float64) of predictions from the document's inputs `first`, `first + 1`, …"""
         self.nll[document] += losses.sum()
         self.tokens[document] += len(losses)
         inputs = first + np.arange(len(losses))
@@ -180,7 +180,7 @@ class Tally:
             characters=self._sizes("characters"),
             bytes=self._sizes("bytes"),
             loss_by_position=tuple(_means(self.position_loss, self.position_count)),
-            # A window is reached only through those before it, so None stands at the end alone.
+            # Every window follows the ones before it, so None occurs only at the end.
             loss_by_window=tuple(loss for loss in by_window if loss is not None),
         )
 

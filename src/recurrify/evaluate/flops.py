@@ -1,4 +1,4 @@
-"""Floating-point operations per token, counted from the model's own matrices.
+"""Floating-point operations per token, counted from the model's matrices.
 
 A product with a matrix of n weights costs 2n per input. Causal attention over n inputs costs 2·n²·k: scores
 and weighted sums take 2·k each for every pair, k = heads × size of a head, and half of the pairs are masked.
@@ -19,22 +19,21 @@ from recurrify.windows import check_window
 
 
 def paper_flops_per_token(model: PreTrainedModel, window: int | None = None, overlap: int | None = None) -> float:
-    """As the paper counts: the layers' matrices and causal attention, times window / (window − overlap).
+    """The paper's count: the layers' matrices and causal attention, times window / (window − overlap).
 
-    Embeddings, output head and recurrence are left out, so a plain and a recurrent model cost the same. A
-    recurrent model's own window and overlap stand in for what is not given; a plain one's are the defaults of
-    `NoRecurrence`.
+    Embeddings, output head and memory are not counted, so a plain and a recurrent model cost the same. Window and
+    overlap default to the model's own, or to those of `NoRecurrence` for a plain model.
     """
     window, overlap = _window_and_overlap(model, window, overlap)
     return _layers_flops(_base_of(model), window, {}) / (window - overlap)
 
 
 def full_flops_per_token(model: PreTrainedModel, window: int | None = None, overlap: int | None = None) -> float:
-    """The paper's count, and what it leaves out: the output head, once per token, and the recurrence.
+    """The paper's count plus the output head, once per token, and the memory.
 
-    Recurrence costs the module's own matrix products; and in each layer that has extra inputs in front of the
-    window or behind it, their keys and values for all queries and their own way through the layer. Every window
-    is taken to be full and to receive something, as all but the first and the last of a long text are.
+    The memory costs its own matrix products and, in each layer with extra inputs before or after the window, their keys
+    and values for all queries and their own pass through the layer. Every window is assumed to be full and to receive a
+    memory.
     """
     window, overlap = _window_and_overlap(model, window, overlap)
     stride = window - overlap
@@ -53,15 +52,15 @@ def full_flops_per_token(model: PreTrainedModel, window: int | None = None, over
 
 
 class MemoryCost(NamedTuple):
-    """What a model's memory takes, beside the same base in plain windows."""
+    """What a model's memory costs compared with the same base in plain windows."""
 
     mechanism: str
     added_parameters: int
     state_floats: int
-    """Numbers that pass from window to window, for each row."""
+    """The state size per batch row, in numbers."""
     extra_flops_per_token: float
     extra_share: float
-    """The same as a share of what plain windows take."""
+    """The same as a share of the cost of plain windows."""
 
     def __str__(self) -> str:
         return (
@@ -71,7 +70,7 @@ class MemoryCost(NamedTuple):
 
 
 def memory_cost(model: RecurrentPreTrainedModel, window: int | None = None, overlap: int | None = None) -> MemoryCost:
-    """State size and extra operations, in the model's own windows unless others are given."""
+    """Added parameters, state size and extra FLOPs; window and overlap default to the model's own."""
     window, overlap = _window_and_overlap(model, window, overlap)
     plain = full_flops_per_token(model.base, window, overlap)
     extra = full_flops_per_token(model, window, overlap) - plain

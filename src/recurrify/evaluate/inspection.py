@@ -1,38 +1,49 @@
-"""What a recurrent model makes of one text: losses and states, attention on what was carried, and what was used.
+"""How a recurrent model reads one text: losses, state norms, attention to the memory, and gradients through it.
 
 Everything here reads a single text in the model's own windows. Shapes: N tokens, W windows, T positions of a window, K
 windows back, H heads.
 """
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from recurrify.data.corpora import find_corpus
+from recurrify.data.documents import load_documents
+from recurrify.data.records import Document
+from recurrify.data.texts import Say, pick_device
+from recurrify.data.tokens import checksum
 from recurrify.errors import UserError
+from recurrify.evaluate.flops import memory_cost
 from recurrify.evaluate.perplexity import (
-    Lane,
+    BatchRow,
     batch_of,
     check_counts,
     check_finite,
     evaluation_mode,
-    read_side_by_side,
+    read_in_parallel,
     scoring,
 )
-from recurrify.modeling.heads import RecurrentForCausalLM
+from recurrify.mechanisms.base import NoRecurrence
+from recurrify.modeling.heads import RecurrentForCausalLM, add_recurrence
+from recurrify.modeling.loading import load_model
 from recurrify.modeling.model import RecurrentOutput
+from recurrify.results import provenance
 from recurrify.state import State
 from recurrify.windows import schedule
 
 REACH = 8
-"""How many windows back gradients are followed."""
+"""The number of windows back that gradients are followed."""
 STARTS = 16
-"""From how many windows' losses at most."""
+"""The most windows whose losses are differentiated."""
 
 
 class Text(NamedTuple):
@@ -49,23 +60,23 @@ class Reading:
     losses: np.ndarray
     """(N − 1,) float64: of predicting each token but the first."""
     norms: list[float]
-    """Of the memory after each window that was filled to the brim; empty where the model has none."""
+    """Of the memory after each full window; empty without memory."""
     changes: list[float | None]
-    """The norm of what changed since the window before; None for the first."""
+    """The norm of the change since the window before; None for the first."""
 
 
 @dataclass(frozen=True)
 class SlotAttention:
-    """How much of their attention a window's tokens give to what was carried into it."""
+    """The share of attention that a window's tokens give to the memory."""
 
     layers: list[int]
     """The layers that see slots, counted from 0."""
     slots: list[int]
-    """How many each of them sees."""
+    """The number of slots in each of these layers."""
     windows: int
-    """How many windows had a memory to look at: all but the first."""
+    """The number of windows with a memory: all but the first."""
     mass: np.ndarray
-    """(layers, T): the mean over these windows and all heads; not a number at positions that no such window has."""
+    """(layers, T): the mean over these windows and all heads; NaN at positions that no such window has."""
 
 
 @dataclass(frozen=True)
@@ -84,11 +95,11 @@ def read_text(model: RecurrentForCausalLM, text: Text) -> Reading:
     norms: list[float] = []
     changes: list[float | None] = []
 
-    def see(lane: Lane, before: State, output: RecurrentOutput) -> None:
+    def see(row: BatchRow, before: State, output: RecurrentOutput) -> None:
         assert output.token_losses is not None
         assert output.state is not None
         found = output.token_losses[0].cpu().double().numpy()
-        check_finite(found, text, lane.start, "loss")
+        check_finite(found, text, row.start, "loss")
         losses.append(found)
         old, new = before.memory, output.state.memory
         if new is not None and new is not old:
@@ -101,8 +112,7 @@ def read_text(model: RecurrentForCausalLM, text: Text) -> Reading:
 
 
 def slot_attention(model: RecurrentForCausalLM, text: Text) -> SlotAttention | None:
-    """Attention on the slots, or on the keys kept, by layer and position; None for a model that has neither, or a
-    text that ends with its first window."""
+    """Attention to the slots or kept keys by layer and position; None without them, or for a text of one window."""
     mechanism = model.mechanism
     slots = {} if mechanism is None else mechanism.slots()
     if mechanism is None or not slots:
@@ -110,14 +120,14 @@ def slot_attention(model: RecurrentForCausalLM, text: Text) -> SlotAttention | N
     layers = sorted(slots)
     sums, counts = np.zeros((len(layers), model.recurrence.window)), np.zeros(model.recurrence.window, dtype=np.int64)
 
-    def see(lane: Lane, before: State, output: RecurrentOutput) -> None:
+    def see(row: BatchRow, before: State, output: RecurrentOutput) -> None:
         if not bool(before.live[0]):
             return
-        length = int(before.lengths[0]) + lane.stop - lane.start
+        length = int(before.lengths[0]) + row.stop - row.start
         behind = mechanism.inputs_behind() if length == model.recurrence.window else 0
-        for row, layer in enumerate(layers):
+        for index, layer in enumerate(layers):
             first = 0 if mechanism.keys_only else slots[layer]
-            sums[row, :length] += _mass(weights.get(layer), layer, slots[layer], first, length, behind)
+            sums[index, :length] += _mass(weights.get(layer), layer, slots[layer], first, length, behind)
         counts[:length] += 1
 
     with scoring(model, [text], None, None, bf16=False) as reader, watched_attention(reader, layers) as weights:
@@ -130,7 +140,7 @@ def slot_attention(model: RecurrentForCausalLM, text: Text) -> SlotAttention | N
 
 
 def _mass(weights: Tensor | None, layer: int, slots: int, first: int, length: int, behind: int) -> np.ndarray:
-    """(length,): what the window's tokens, queries from `first` on, give to the `slots` keys in front."""
+    """(length,): the attention of the window's tokens, queries from `first` on, to the first `slots` keys."""
     if weights is None or weights.shape[2:] != (first + length + behind, slots + length + behind):
         raise UserError(f"Layer {layer + 1} does not show its attention: this model cannot be inspected.")
     return weights[0, :, first : first + length, :slots].sum(-1).double().mean(0).cpu().numpy()
@@ -140,7 +150,7 @@ def _mass(weights: Tensor | None, layer: int, slots: int, first: int, length: in
 def watched_attention(model: RecurrentForCausalLM, layers: Sequence[int]) -> Iterator[dict[int, Tensor]]:
     """The attention weights (rows, H, queries, keys) of each of these layers' last run.
 
-    Fused attention never has them: meanwhile the base computes its attention step by step.
+    Fused attention does not return them, so the base uses eager attention meanwhile.
     """
     seen: dict[int, Tensor] = {}
 
@@ -169,9 +179,9 @@ def gradient_profile(
 ) -> GradientProfile:
     """Norms of the gradients of windows' losses at the input embeddings of up to `reach` windows before.
 
-    The losses are those of the first `starts` windows that have so many before them. Where windows overlap, a token is
-    embedded anew in each: what is counted for an earlier window came through the memory alone. Gradients are followed
-    through all windows, also those of a model whose training cuts them: what a loss depends on is not how it learned.
+    The losses are those of the first `starts` windows that have `reach` windows before them. Overlapping windows embed
+    a token separately, so gradients of earlier windows come through the memory alone. Gradients pass through all
+    windows, even if the model is trained with truncated backpropagation.
     """
     check_counts(reach=reach, starts=starts)
     recurrence = model.recurrence
@@ -186,7 +196,7 @@ def gradient_profile(
 
     ids = torch.as_tensor(text.ids[: spans[-1].stop + 1], dtype=torch.long, device=model.device)[None]
     hook = model.get_input_embeddings().register_forward_hook(keep)
-    # A checkpointed window would be embedded a second time on the way back.
+    # A checkpointed window would be embedded again in the backward pass.
     model.set_recurrence(checkpoint=False, bptt_windows=None)
     try:
         with evaluation_mode(model), torch.enable_grad():
@@ -204,11 +214,13 @@ def gradient_profile(
     return GradientProfile(ends, norms)
 
 
-def _each_window(model: RecurrentForCausalLM, text: Text, see: Callable[[Lane, State, RecurrentOutput], None]) -> None:
-    """Read the text window by window; `see` gets the inputs that are new in it, the state before it and the output."""
+def _each_window(
+    model: RecurrentForCausalLM, text: Text, see: Callable[[BatchRow, State, RecurrentOutput], None]
+) -> None:
+    """Read the text window by window; `see` gets the row with the new inputs, the state before it and the output."""
 
-    def read(lanes: Sequence[Lane], state: State) -> State:
-        batch = batch_of(lanes, model.device)
+    def read(batch_rows: Sequence[BatchRow], state: State) -> State:
+        batch = batch_of(batch_rows, model.device)
         output = model(
             batch.inputs,
             attention_mask=batch.mask,
@@ -217,11 +229,160 @@ def _each_window(model: RecurrentForCausalLM, text: Text, see: Callable[[Lane, S
             return_logits=False,
             return_losses=True,
         )
-        see(lanes[0], state, output)
+        see(batch_rows[0], state, output)
         return output.state
 
-    read_side_by_side(model, [text], read, rows=1, windows_per_call=1, progress=None)
+    read_in_parallel(model, [text], read, rows=1, windows_per_call=1, progress=None)
 
 
 def _norm(values: Tensor) -> float:
     return float(values.detach().double().norm())
+
+
+# ---- the result behind a page ----------------------------------------------------------------------------
+
+
+class TextChoice(NamedTuple):
+    """Which text to read."""
+
+    source: str
+    """A file, a folder or a data source."""
+    split: str | None = None
+    """None: all of a file or folder, and the test split of anything else."""
+    text_field: str = "text"
+    document: int = 1
+    """Which of its documents, counted from 1."""
+    tokens: int = 3000
+    """The most tokens to read."""
+
+
+def inspect_text(
+    name: str, choice: TextChoice, say: Say, plain: str | None = None, reach: int = REACH, device: str = "auto"
+) -> dict[str, Any]:
+    """The data of an inspection page: losses, attention, gradients and states of a model on one text.
+
+    Args:
+        name: The model with memory.
+        choice: The text.
+        say: Called with progress messages.
+        plain: A model without memory to compare with, in the same windows; by default the same base.
+        reach: The number of windows back that gradients are followed.
+        device: auto, cpu, cuda or cuda:N.
+    """
+    started = time.time()
+    where = pick_device(device)
+    model, tokenizer = load_model(name)
+    if model.mechanism is None:
+        raise UserError(
+            f"{name!r} has no memory to inspect: give a recurrent model, such as shipped:recurrent or a run of "
+            "`recurrify train`; a model without memory goes to --plain."
+        )
+    document = _choose(choice)
+    text, pieces = _tokens(document, tokenizer, choice.tokens)
+    twin = _plain(model, document, text, plain, choice.tokens)
+    say(f"{document.name}: {len(text.ids):,} tokens, windows of {model.recurrence.window}")
+    cost = memory_cost(model)
+    say(str(cost))
+    model, twin = model.to(where), twin.to(where)
+    reading, other = read_text(model, text), read_text(twin, text)
+    say("losses computed; computing attention and gradients")
+    config = {"model": name, "plain": plain, "device": where.type, "reach": reach, **choice._asdict()}
+    return {
+        "kind": "inspection",
+        "model": name,
+        "plain": plain,
+        "mechanism": model.recurrence.mechanism,
+        "recurrence": model.recurrence.to_dict(),
+        "memory": cost._asdict(),
+        "document": document.name,
+        "tokens": {
+            "text": pieces,
+            "plain": [None, *other.losses.tolist()],
+            "recurrent": [None, *reading.losses.tolist()],
+        },
+        "windows": _window_rows(model, reading, other),
+        "slot_attention": _attention_row(slot_attention(model, text)),
+        "gradients": _gradient_row(gradient_profile(model, text, reach)),
+        "states": {"norm": reading.norms, "change": reading.changes},
+        "provenance": provenance(config, data_checksum=checksum([document]), started=started),
+    }
+
+
+def _choose(choice: TextChoice) -> Document:
+    split = choice.split
+    if split is None:
+        local = find_corpus(choice.source) is None and Path(choice.source).expanduser().exists()
+        split = "all" if local else "test"
+    documents = load_documents(choice.source, split, text_field=choice.text_field, limit=choice.document)
+    if len(documents) < choice.document:
+        raise UserError(
+            f"{choice.source} ({split}) has only {len(documents)} document(s): "
+            f"`document` must be 1 to {len(documents)}, got {choice.document}."
+        )
+    return documents[choice.document - 1]
+
+
+def _tokens(document: Document, tokenizer: Any, most: int) -> tuple[Text, list[str]]:
+    """The document's first tokens, and the part of its text that each of them stands for."""
+    fast = bool(tokenizer.is_fast)
+    encoded = tokenizer(document.text, add_special_tokens=False, return_offsets_mapping=fast, verbose=False)
+    ids = encoded["input_ids"][:most]
+    if len(ids) < 2:
+        raise UserError(f"{document.name!r} gives {len(ids)} token(s), too few to predict any: give a longer text.")
+    pieces: list[str] = []
+    if fast:
+        # Each piece begins where the token before ends, so that blanks without a token are kept. A character of several
+        # tokens is shown with the first.
+        done = 0
+        for _, stop in encoded["offset_mapping"][:most]:
+            pieces.append(document.text[done:stop])
+            done = max(done, stop)
+    else:
+        pieces = [tokenizer.decode([token], clean_up_tokenization_spaces=False) for token in ids]
+    return Text(document.name, np.asarray(ids)), pieces
+
+
+def _plain(
+    model: RecurrentForCausalLM, document: Document, text: Text, name: str | None, most: int
+) -> RecurrentForCausalLM:
+    window, overlap = model.recurrence.window, model.recurrence.overlap
+    if name is None:
+        return add_recurrence(model.base, NoRecurrence(window=window, overlap=overlap))
+    twin, tokenizer = load_model(name)
+    if twin.mechanism is not None:
+        raise UserError(
+            f"`--plain` is for a model without memory, but {name!r} has {twin.recurrence.mechanism!r}: "
+            "name one trained with --mechanism none, or a base model."
+        )
+    if not np.array_equal(_tokens(document, tokenizer, most)[0].ids, text.ids):
+        raise UserError(
+            f"{name!r} cuts the text into other tokens than the recurrent model: name a model with the same tokenizer."
+        )
+    twin.set_recurrence(window=window, overlap=overlap)
+    return twin
+
+
+def _window_rows(model: RecurrentForCausalLM, recurrent: Reading, plain: Reading) -> list[dict[str, Any]]:
+    """For each window the tokens that it predicts, and both models' mean loss of them."""
+    spans = schedule(len(recurrent.losses), model.recurrence.window, model.recurrence.overlap)
+    return [
+        {
+            "first": span.first + 1,
+            "stop": span.stop + 1,
+            "plain": float(plain.losses[span.first : span.stop].mean()),
+            "recurrent": float(recurrent.losses[span.first : span.stop].mean()),
+        }
+        for span in spans
+    ]
+
+
+def _attention_row(found: SlotAttention | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    layers = [layer + 1 for layer in found.layers]
+    return {"layers": layers, "slots": found.slots, "windows": found.windows, "mass": found.mass.tolist()}
+
+
+def _gradient_row(found: GradientProfile) -> dict[str, Any]:
+    windows = [window + 1 for window in found.windows]
+    return {"windows": windows, "norms": found.norms.tolist(), "mean": found.norms.mean(0).tolist()}

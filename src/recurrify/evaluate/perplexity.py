@@ -1,5 +1,5 @@
-"""Losses of whole documents, read side by side, each from its first token to its last with carried state, or, where
-nothing is carried, in pieces."""
+"""Losses of whole documents, read in parallel: from first to last token with carried state, or, without memory, in any
+order of windows."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +14,6 @@ from transformers import PreTrainedModel
 
 from recurrify.errors import UserError
 from recurrify.evaluate.evaluation import Evaluation, ScoredDocument, Tally
-from recurrify.evaluate.exchange import Exchange
 from recurrify.mechanisms.base import NoRecurrence
 from recurrify.modeling.heads import RecurrentForCausalLM, add_recurrence
 from recurrify.modeling.model import RecurrentPreTrainedModel
@@ -22,7 +21,7 @@ from recurrify.state import State
 
 
 class NamedTokens(Protocol):
-    """As much of a document as reading it takes."""
+    """The part of a document that reading it needs."""
 
     @property
     def name(self) -> str: ...
@@ -44,14 +43,17 @@ def evaluate_documents(
 ) -> Evaluation:
     """Score every token of every document except its first, exactly once.
 
-    - `model` is a recurrent causal model, or a plain one, which then runs over windows without memory.
-    - `window` and `overlap` are the model's own unless given; every setting scores the same tokens.
-    - `rows` documents, or pieces of them where there is no memory, are read side by side, at most `windows_per_call`
-      windows of each in one forward pass: the two bound the memory and do not change the result.
-    - `bf16` computes in bfloat16 where the model is on a CUDA device; elsewhere it does nothing.
-    - `exchange_memories` lets every window read what another document's window left: a control, which shows how much
-      of a gain is memory.
-    - `progress` is called after each forward pass with the number of tokens it scored.
+    Args:
+        model: A recurrent causal model, or a plain one, which runs over windows without memory.
+        documents: The tokenized documents.
+        window: Tokens in a window; by default the model's own. Every setting scores the same tokens.
+        overlap: Tokens that each window shares with the one before; by default the model's own.
+        rows: Documents (without memory, parts of documents) read in parallel.
+        windows_per_call: Windows of each row in one forward pass. Neither changes the result; both bound memory use.
+        bf16: Compute in bfloat16 on CUDA devices.
+        exchange_memories: Let every window read the memory of another document: a control that shows how much of a
+            gain is memory.
+        progress: Called after each forward pass with the number of tokens it scored.
     """
     check_counts(rows=rows, windows_per_call=windows_per_call)
     exchange = Exchange() if exchange_memories else None
@@ -60,24 +62,24 @@ def evaluate_documents(
     with scoring(model, documents, window, overlap, bf16) as recurrent:
         tally = Tally(documents, recurrent.recurrence.window, recurrent.recurrence.overlap)
 
-        def read(lanes: Sequence[Lane], state: State) -> State:
-            losses, after = _losses(recurrent, lanes, state)
+        def read(batch_rows: Sequence[BatchRow], state: State) -> State:
+            losses, after = _losses(recurrent, batch_rows, state)
             if exchange is not None:
-                # What is passed on stays a document's own: written by windows that read another's, it would be both.
-                losses, _ = _losses(recurrent, lanes, exchange([lane.document for lane in lanes], state))
-            for lane, row in zip(lanes, losses, strict=True):
-                scored = row[: lane.stop - lane.start]
-                check_finite(scored, documents[lane.document], lane.start, "loss")
-                tally.add(lane.document, lane.start, scored)
+                # The carried state stays the document's own: only the scored pass reads another memory.
+                losses, _ = _losses(recurrent, batch_rows, exchange([row.document for row in batch_rows], state))
+            for row, found in zip(batch_rows, losses, strict=True):
+                scored = found[: row.stop - row.start]
+                check_finite(scored, documents[row.document], row.start, "loss")
+                tally.add(row.document, row.start, scored)
             return after
 
         if recurrent.mechanism is not None:
-            read_side_by_side(recurrent, documents, read, rows, windows_per_call, progress)
+            read_in_parallel(recurrent, documents, read, rows, windows_per_call, progress)
         else:
-            for lanes, state in pieces(recurrent, documents, rows, windows_per_call):
-                read(lanes, state)
+            for batch_rows, state in pieces(recurrent, documents, rows, windows_per_call):
+                read(batch_rows, state)
                 if progress is not None:
-                    progress(count_inputs(lanes))
+                    progress(count_inputs(batch_rows))
     return tally.evaluation()
 
 
@@ -85,7 +87,7 @@ def evaluate_documents(
 def scoring(
     model: PreTrainedModel, documents: Sequence[NamedTokens], window: int | None, overlap: int | None, bf16: bool
 ) -> Iterator[RecurrentForCausalLM]:
-    """The model, ready to score the documents, and as it was before afterwards."""
+    """The model set up for scoring; its own settings are restored afterwards."""
     with evaluation_mode(model):
         recurrent = as_recurrent(model, window, overlap)
         check_documents(documents, recurrent.base.config.vocab_size)
@@ -100,7 +102,7 @@ def scoring(
 
 @contextmanager
 def evaluation_mode(model: PreTrainedModel) -> Iterator[None]:
-    """Dropout off, and each module back in its own mode afterwards: parts may have been frozen one by one."""
+    """Evaluation mode; each module gets its own mode back afterwards, since parts may be frozen separately."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -112,7 +114,7 @@ def evaluation_mode(model: PreTrainedModel) -> Iterator[None]:
 
 @contextmanager
 def recurrence_settings(model: RecurrentPreTrainedModel, window: int | None, overlap: int | None) -> Iterator[None]:
-    """Another window and overlap for a while; None leaves the model's own."""
+    """A temporary window and overlap; None keeps the model's own."""
     before = model.recurrence
     changes = {
         "window": before.window if window is None else window,
@@ -126,6 +128,7 @@ def recurrence_settings(model: RecurrentPreTrainedModel, window: int | None, ove
 
 
 def as_recurrent(model: PreTrainedModel, window: int | None, overlap: int | None) -> RecurrentForCausalLM:
+    """The model itself if it is recurrent; a plain one in windows without memory."""
     recurrent: Any = model
     if not isinstance(model, RecurrentPreTrainedModel):
         settings = NoRecurrence(
@@ -142,13 +145,14 @@ def as_recurrent(model: PreTrainedModel, window: int | None, overlap: int | None
 
 
 def check_counts(**counts: int) -> None:
+    """Raise a `UserError` for any value below 1."""
     for name, value in counts.items():
         if value < 1:
             raise UserError(f"`{name}` must be at least 1: got {name}={value}.")
 
 
 def check_finite(values: np.ndarray, document: NamedTokens, first: int, what: str) -> None:
-    """`values` (tokens, …) come from predicting with the document's inputs `first`, `first + 1`, …"""
+    """Raise a `UserError` for values (tokens, …) of the document's inputs from `first` on that are not finite."""
     finite = np.isfinite(values).reshape(len(values), -1).all(1)
     if not finite.all():
         raise UserError(
@@ -158,6 +162,7 @@ def check_finite(values: np.ndarray, document: NamedTokens, first: int, what: st
 
 
 def check_documents(documents: Sequence[NamedTokens], vocabulary: int) -> None:
+    """Raise a `UserError` for documents that cannot be scored by a model with so many tokens."""
     if len(documents) == 0:
         raise UserError("There is nothing to evaluate: give at least one document.")
     for document in documents:
@@ -170,8 +175,9 @@ def check_documents(documents: Sequence[NamedTokens], vocabulary: int) -> None:
 
 
 def check_ids(ids: np.ndarray, whose: str, vocabulary: int) -> None:
+    """Raise a `UserError` for token ids outside the vocabulary."""
     largest = int(np.max(ids))
-    # On a GPU such an id would end the process in the middle of a kernel.
+    # On a GPU such an id ends the process with a device-side assertion.
     if largest >= vocabulary or int(np.min(ids)) < 0:
         raise UserError(
             f"{whose} has token ids up to {largest}, but the model knows 0 to {vocabulary - 1}: "
@@ -180,77 +186,81 @@ def check_ids(ids: np.ndarray, whose: str, vocabulary: int) -> None:
 
 
 @dataclass
-class Lane:
-    """A row of the batch and the document it is reading."""
+class BatchRow:
+    """A row of the batch and the document it reads."""
 
     document: int
     ids: np.ndarray
     start: int = 0
-    """The first input of the coming call."""
+    """The first input of the next call."""
     stop: int = 0
     """The end of its inputs."""
 
     @property
     def ended(self) -> bool:
-        # The last token is only predicted: nothing follows that it could predict.
+        # The last token is predicted but never an input.
         return self.stop == len(self.ids) - 1
 
     def advance(self, window: int, stride: int, windows: int) -> None:
-        """Choose the coming call's inputs: up to a window's end, so that no window is run a second time."""
+        """Choose the next call's inputs, up to the end of a window, so that no window runs twice."""
         fresh = window + (windows - 1) * stride if self.stop == 0 else windows * stride
         self.start, self.stop = self.stop, min(self.stop + fresh, len(self.ids) - 1)
 
 
-def read_side_by_side(
+Lane = BatchRow
+"""Former name."""
+
+
+def read_in_parallel(
     model: RecurrentForCausalLM,
     documents: Sequence[NamedTokens],
-    read: Callable[[Sequence[Lane], State], State],
+    read: Callable[[Sequence[BatchRow], State], State],
     rows: int,
     windows_per_call: int,
     progress: Callable[[int], None] | None,
 ) -> None:
-    """Call `read` with the coming inputs of each row and the state before them until all documents are read."""
-    # The longest first: a long document begun last would be read alone, in an otherwise empty batch.
+    """Call `read` with the next inputs of each row and the state before them until all documents are read."""
+    # The longest first: a long document started last would be read alone.
     longest_first = sorted(range(len(documents)), key=lambda index: -len(documents[index].ids))
-    waiting = deque(Lane(index, np.asarray(documents[index].ids)) for index in longest_first)
-    lanes = [waiting.popleft() for _ in range(min(rows, len(waiting)))]
-    state = State.fresh(len(lanes), model.device)
+    waiting = deque(BatchRow(index, np.asarray(documents[index].ids)) for index in longest_first)
+    batch_rows = [waiting.popleft() for _ in range(min(rows, len(waiting)))]
+    state = State.fresh(len(batch_rows), model.device)
     window, stride = model.recurrence.window, model.recurrence.stride
-    while lanes:
-        for lane in lanes:
-            lane.advance(window, stride, windows_per_call)
-        state = read(lanes, state)
+    while batch_rows:
+        for row in batch_rows:
+            row.advance(window, stride, windows_per_call)
+        state = read(batch_rows, state)
         if progress is not None:
-            progress(count_inputs(lanes))
-        lanes, state = _next_lanes(lanes, waiting, state)
+            progress(count_inputs(batch_rows))
+        batch_rows, state = _next_rows(batch_rows, waiting, state)
 
 
-def count_inputs(lanes: Sequence[Lane]) -> int:
-    """Of the coming call."""
-    return sum(lane.stop - lane.start for lane in lanes)
+def count_inputs(batch_rows: Sequence[BatchRow]) -> int:
+    """The inputs of the next call."""
+    return sum(row.stop - row.start for row in batch_rows)
 
 
 def pieces(
     model: RecurrentForCausalLM, documents: Sequence[NamedTokens], rows: int, windows_per_call: int
-) -> Iterator[tuple[Sequence[Lane], State]]:
+) -> Iterator[tuple[Sequence[BatchRow], State]]:
     """Calls that read all windows of a model without memory, in any order: documents are cut where windows begin, so
-    that no row waits for a longer document to end."""
+    that no row waits for a longer document."""
     window, overlap, stride = model.recurrence.window, model.recurrence.overlap, model.recurrence.stride
-    found: list[Lane] = []
+    found: list[BatchRow] = []
     for index, document in enumerate(documents):
-        lane = Lane(index, np.asarray(document.ids))
-        while not lane.ended:
-            lane.advance(window, stride, windows_per_call)
-            found.append(replace(lane))
-    found.sort(key=lambda lane: -count_inputs([lane]))  # the longest first: calls of one length
+        row = BatchRow(index, np.asarray(document.ids))
+        while not row.ended:
+            row.advance(window, stride, windows_per_call)
+            found.append(replace(row))
+    found.sort(key=lambda row: -count_inputs([row]))  # the longest first: calls of one length
     for at in range(0, len(found), rows):
-        lanes = found[at : at + rows]
-        shared = [lane.ids[lane.start - overlap : lane.start] if lane.start else lane.ids[:0] for lane in lanes]
-        yield lanes, _behind(shared, model.device)
+        batch_rows = found[at : at + rows]
+        shared = [row.ids[row.start - overlap : row.start] if row.start else row.ids[:0] for row in batch_rows]
+        yield batch_rows, _behind(shared, model.device)
 
 
 def _behind(shared: Sequence[np.ndarray], device: torch.device) -> State:
-    """The state of rows that stand in windows whose first tokens, already scored, are `shared` with the one before."""
+    """The state of rows whose windows begin with tokens `shared` with the window before, which are already scored."""
     lengths = [len(ids) for ids in shared]
     tokens = np.zeros((len(shared), max(lengths)), dtype=np.int64)
     for row, ids in enumerate(shared):
@@ -263,26 +273,26 @@ class Batch(NamedTuple):
 
     inputs: Tensor
     labels: Tensor
-    """What follows each input, -100 behind a row's last."""
+    """The token after each input, -100 after a row's last."""
     mask: Tensor
 
 
-def batch_of(lanes: Sequence[Lane], device: torch.device) -> Batch:
-    """The lanes' coming inputs as one batch."""
-    longest = max(lane.stop - lane.start for lane in lanes)
-    inputs = np.zeros((len(lanes), longest), dtype=np.int64)
+def batch_of(batch_rows: Sequence[BatchRow], device: torch.device) -> Batch:
+    """The next inputs of the rows as one batch."""
+    longest = max(row.stop - row.start for row in batch_rows)
+    inputs = np.zeros((len(batch_rows), longest), dtype=np.int64)
     labels, mask = np.full_like(inputs, -100), np.zeros_like(inputs)
-    for row, lane in enumerate(lanes):
-        count = lane.stop - lane.start
-        inputs[row, :count] = lane.ids[lane.start : lane.stop]
-        labels[row, :count] = lane.ids[lane.start + 1 : lane.stop + 1]
-        mask[row, :count] = 1
+    for index, row in enumerate(batch_rows):
+        count = row.stop - row.start
+        inputs[index, :count] = row.ids[row.start : row.stop]
+        labels[index, :count] = row.ids[row.start + 1 : row.stop + 1]
+        mask[index, :count] = 1
     return Batch(*(torch.from_numpy(values).to(device) for values in (inputs, labels, mask)))
 
 
-def _losses(model: RecurrentForCausalLM, lanes: Sequence[Lane], state: State) -> tuple[np.ndarray, State]:
+def _losses(model: RecurrentForCausalLM, batch_rows: Sequence[BatchRow], state: State) -> tuple[np.ndarray, State]:
     """One forward pass; the losses (rows, longest) in float64, each row from its first column on."""
-    batch = batch_of(lanes, model.device)
+    batch = batch_of(batch_rows, model.device)
     output = model(
         input_ids=batch.inputs,
         attention_mask=batch.mask,
@@ -294,21 +304,55 @@ def _losses(model: RecurrentForCausalLM, lanes: Sequence[Lane], state: State) ->
     return output.token_losses.cpu().double().numpy(), output.state
 
 
-def _next_lanes(lanes: Sequence[Lane], waiting: deque[Lane], state: State) -> tuple[list[Lane], State]:
-    """Let rows whose document has ended take a waiting one, or leave the batch when none waits."""
-    following: list[Lane | None] = []
+def _next_rows(batch_rows: Sequence[BatchRow], waiting: deque[BatchRow], state: State) -> tuple[list[BatchRow], State]:
+    """Give rows whose document has ended a waiting one, or remove them if none waits."""
+    following: list[BatchRow | None] = []
     taken: list[int] = []
-    for row, lane in enumerate(lanes):
-        if not lane.ended:
-            following.append(lane)
+    for index, row in enumerate(batch_rows):
+        if not row.ended:
+            following.append(row)
         elif waiting:
             following.append(waiting.popleft())
-            taken.append(row)
+            taken.append(index)
         else:
             following.append(None)
     if taken:
         state = state.reset(taken)
-    kept = [row for row, lane in enumerate(following) if lane is not None]
-    if len(kept) < len(lanes):
+    kept = [index for index, row in enumerate(following) if row is not None]
+    if len(kept) < len(batch_rows):
         state = state.select(torch.tensor(kept, dtype=torch.long))
-    return [lane for lane in following if lane is not None], state
+    return [row for row in following if row is not None], state
+
+
+class Exchange:
+    """Gives every document the memory of another one in the batch, before each window.
+
+    Added weights adapt to a kind of text even if nothing is remembered. A gain over the memories of other documents is
+    memory; a gain over plain windows need not be.
+    """
+
+    def __init__(self) -> None:
+        self.spare: dict[int, Tensor] = {}
+        """By document, the latest memories of two of them: for the last document, which is read alone."""
+
+    def __call__(self, documents: Sequence[int], state: State) -> State:
+        """`documents` are those that the rows read."""
+        rows = state.live.nonzero()[:, 0]
+        if state.memory is None or len(rows) == 0:
+            return state
+        on_device, reading = rows.to(state.memory.device), [documents[row] for row in rows.tolist()]
+        own = state.memory[on_device]
+        if len(reading) > 1:
+            given = own.roll(1, 0)
+            self.spare = {reading[0]: own[:1], reading[1]: own[1:2]}
+        else:
+            given = self._others(reading[0])
+        memory = state.memory.clone()
+        memory[on_device] = given
+        return state._replace(memory=memory)
+
+    def _others(self, document: int) -> Tensor:
+        others = [memory for of, memory in self.spare.items() if of != document]
+        if not others:
+            raise UserError("Memories are exchanged between documents: give two or more that are longer than a window.")
+        return others[0]

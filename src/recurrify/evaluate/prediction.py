@@ -1,7 +1,4 @@
-"""Predicting the next token as a classification: how often the model is right, and for which tokens.
-
-scikit-learn is imported where it is used: a machine without it can still do everything else.
-"""
+"""Next-token prediction scored as a classification: accuracy, precision, recall, F1, area under the ROC curve."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -13,12 +10,12 @@ from transformers import PreTrainedModel
 
 from recurrify.errors import UserError
 from recurrify.evaluate.perplexity import (
-    Lane,
+    BatchRow,
     NamedTokens,
     batch_of,
     check_counts,
     check_finite,
-    read_side_by_side,
+    read_in_parallel,
     scoring,
 )
 from recurrify.state import State
@@ -39,15 +36,15 @@ class Predictions(NamedTuple):
     targets: np.ndarray
     predicted: np.ndarray
     in_top: np.ndarray
-    """bool: whether the target is among the five likeliest tokens."""
+    """bool: whether the target is among the five most likely tokens."""
     probabilities: np.ndarray
-    """(tokens, classes): what the model gave each of the most frequent tokens."""
+    """(tokens, classes): the probability of each of the most frequent tokens."""
     classes: np.ndarray
     """(classes,): those tokens."""
 
 
 def predict_documents(model: PreTrainedModel, documents: Sequence[NamedTokens], **settings: Any) -> dict[str, Any]:
-    """`collect_predictions`, and what `prediction_metrics` finds in them."""
+    """The `prediction_metrics` of `collect_predictions`, which takes the same settings."""
     found = collect_predictions(model, documents, **settings)
     return {"tokens": len(found.targets), "classes": len(found.classes), "metrics": prediction_metrics(found)}
 
@@ -64,12 +61,14 @@ def collect_predictions(
     bf16: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> Predictions:
-    """What the model predicts for every token of every document except its first.
+    """The model's predictions for every token of every document except its first.
 
-    - `window`, `overlap`, `rows`, `bf16` and `progress` are as in `evaluate_documents`; the logits of one window
-      of each row are the most that exists at once.
-    - `tokens_per_document` scores only the first so many tokens of each document.
-    - `classes` are the most frequent targets, whose probabilities are kept; fewer where fewer occur.
+    Args:
+        model: A causal language model, recurrent or plain.
+        documents: The tokenized documents.
+        classes: How many of the most frequent targets to keep the probabilities of.
+        tokens_per_document: Score only the first tokens of each document.
+        window, overlap, rows, bf16, progress: As in `evaluate_documents`.
     """
     check_counts(classes=classes, rows=rows)
     if tokens_per_document is not None:
@@ -83,23 +82,23 @@ def collect_predictions(
         frequent = _most_frequent(documents, classes)
         chosen = torch.from_numpy(frequent).to(recurrent.device)
 
-        def read(lanes: Sequence[Lane], state: State) -> State:
-            batch = batch_of(lanes, recurrent.device)
+        def read(batch_rows: Sequence[BatchRow], state: State) -> State:
+            batch = batch_of(batch_rows, recurrent.device)
             output = recurrent(batch.inputs, attention_mask=batch.mask, state=state, return_logits=True)
-            for row, lane in enumerate(lanes):
-                count = lane.stop - lane.start
-                part = _predictions(output.logits[row, :count], batch.labels[row, :count], chosen)
-                check_finite(part[-1], documents[lane.document], lane.start, "prediction")
+            for index, row in enumerate(batch_rows):
+                count = row.stop - row.start
+                part = _predictions(output.logits[index, :count], batch.labels[index, :count], chosen)
+                check_finite(part[-1], documents[row.document], row.start, "prediction")
                 parts.append(part)
             return output.state
 
-        read_side_by_side(recurrent, documents, read, rows, 1, progress)
+        read_in_parallel(recurrent, documents, read, rows, 1, progress)
     targets, predicted, in_top, probabilities = (np.concatenate(column) for column in zip(*parts, strict=True))
     return Predictions(targets, predicted, in_top, probabilities, frequent)
 
 
 def _most_frequent(documents: Sequence[NamedTokens], classes: int) -> np.ndarray:
-    """The most frequent targets, of equally frequent ones those with the smaller id."""
+    """The most frequent targets; ties go to the smaller id."""
     tokens, counts = np.unique(np.concatenate([document.ids[1:] for document in documents]), return_counts=True)
     return tokens[np.argsort(-counts, kind="stable")[:classes]].astype(np.int64)
 
@@ -116,10 +115,9 @@ def _predictions(logits: Tensor, targets: Tensor, classes: Tensor) -> tuple[np.n
 def prediction_metrics(found: Predictions) -> dict[str, float | None]:
     """The classification metrics of next-token prediction.
 
-    - Macro averages weigh alike all tokens that occur as a target or as a prediction, weighted ones by how often
-      they are the target; what is never predicted has a precision of 0. (Weighted recall is the accuracy.)
-    - `auc_roc` is the mean over the classes: one against all others, scored by that token's own probability among
-      the whole vocabulary; None where all targets are one token.
+    - Macro averages are over all tokens that occur as a target or a prediction; weighted ones weigh tokens by how often
+      they are the target. A token that is never predicted has a precision of 0. (Weighted recall is the accuracy.)
+    - `auc_roc` is the mean over the classes, each against all other tokens; None if all targets are one token.
     """
     from sklearn.metrics import accuracy_score, precision_recall_fscore_support
 

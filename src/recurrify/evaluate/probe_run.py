@@ -1,4 +1,4 @@
-"""Probes as whole jobs: any model on texts with hidden facts, or a small one trained on symbols and tested further."""
+"""Probe jobs: a model on texts with hidden facts, or a small model trained on symbols and tested at more distances."""
 
 import math
 import time
@@ -27,20 +27,20 @@ from recurrify.speed.backends import leave_out_cudnn
 
 Progress = Callable[[int], None]
 Bar = Callable[[str, int], AbstractContextManager[Progress]]
-"""Opens a progress bar with a name and a total."""
+"""Opens a progress bar, given a name and a total."""
 SYMBOLS_WINDOW = 32
-"""Symbols in a window, unless asked otherwise."""
+"""Default number of symbols in a window."""
 FEWEST_TWICE = 4
-"""Symbols of a window in which a stretch of two can be said twice."""
+"""The smallest window in which a list of two symbols can be repeated."""
 SCRATCH_SIZES = {"layers": 4, "width": 64, "heads": 4}
-"""Of a model from scratch, unless asked otherwise."""
+"""Default sizes of a model from scratch."""
 MOST_SYMBOLS = 2**28
-"""Of the sequences that are made at once: with their targets they take four GiB."""
+"""The most symbols generated at once: with their targets they take four GiB."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextProbing:
-    """A model asked about texts, by all that the scores depend on."""
+    """Settings of a text probe."""
 
     model: str
     tasks: tuple[str, ...] = tuple(TEXT_PROBES)
@@ -49,10 +49,10 @@ class TextProbing:
     examples: int = 50
     """At each distance."""
     haystack: str = "stdlib"
-    """The text that facts are hidden in: any source of data."""
+    """The text that facts are hidden in: any data source."""
     split: str = "test"
     window: int | None = None
-    """Tokens in a window; None: the model's own."""
+    """Tokens in a window; None is the model's own."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -63,14 +63,14 @@ class TextProbing:
 
 
 def probe_model(settings: TextProbing, say: Say, bar: Bar, device: str = "auto", rows: int = 8) -> dict[str, Any]:
-    """Every task at every distance, and at distance 0: facts and question in one window, where that fits."""
+    """Score every task at every distance, and at distance 0 if facts and question fit into one window."""
     started = time.time()
     model, tokenizer = load_model(settings.model)
     model = model.to(pick_device(device))
     found = []
     with evaluation_mode(model), recurrence_settings(model, settings.window, 0):
         window = model.recurrence.window
-        check_length(max(settings.distances), window)  # before the haystack is read, which may take long
+        check_length(max(settings.distances), window)  # before the haystack is read, which can take long
         documents, checksum = _haystack(settings, tokenizer, say)
         for name in settings.tasks:
             probe = text_probe(name)
@@ -135,33 +135,33 @@ def _task_result(probe: TextProbe | SymbolProbe, scores: dict[int, ProbeScore]) 
 
 @dataclass(frozen=True, kw_only=True)
 class SymbolTraining:
-    """A small model trained on a probe of symbols, by all that it depends on."""
+    """Settings of a small model trained on a symbol probe."""
 
     task: str = "recall"
     task_settings: dict[str, int] = field(default_factory=dict)
-    """What is changed of the task: pairs=8, for example."""
+    """Changed settings of the task, such as pairs=8."""
     recurrence: dict[str, Any] = field(default_factory=lambda: {"mechanism": "compress"})
-    """The mechanism and what is set of it."""
+    """The mechanism and its settings."""
     model: str | None = None
-    """A base to start from, whose first tokens serve as symbols; None: a small GPT-2 from scratch."""
+    """A base whose first tokens serve as symbols; None is a small GPT-2 from scratch."""
     windows: int = 10
-    """The farthest distance of training."""
+    """The largest training distance."""
     distances: tuple[int, ...] = (1, 2, 5, 10, 20, 50, 100)
-    """What is tested, in windows."""
+    """The tested distances, in windows."""
     examples: int = 200
     """Sequences at each tested distance."""
     layers: int | None = None
-    """Of a model from scratch, like width and heads: None becomes what `SCRATCH_SIZES` says. A base has its own."""
+    """Of a model from scratch, like width and heads; None is the value in `SCRATCH_SIZES`."""
     width: int | None = None
     heads: int | None = None
     steps: int = 3000
     batch: int = 64
     learning_rate: float = 1e-3
     growth: float = 0.5
-    """The farthest distance grows from 1 to `windows` over this share of the steps."""
+    """The largest distance grows from 1 to `windows` over this share of the steps."""
     repetitions: int = 600
-    """Steps before those, on stretches that are said twice: from them a model learns to look things up, which it hardly
-    ever finds out from the task itself."""
+    """Steps before those, on lists that are repeated: from them a model learns to look things up, which it rarely
+    learns from the task itself."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -194,7 +194,7 @@ class SymbolTraining:
             )
 
     def check_amounts(self, window: int) -> None:
-        """Refuse more symbols than can be made at once."""
+        """Raise a `UserError` for more symbols than can be generated at once."""
         for name, farthest, count, counted in (
             ("distances", max(self.distances), self.examples, "examples"),
             ("windows", self.windows, self.batch, "batch"),
@@ -207,7 +207,7 @@ class SymbolTraining:
                 )
 
     def texts(self, step: int, probe: SymbolProbe, window: int) -> SymbolTexts:
-        """What a step trains on, counted from 0 with the repetitions: new sequences of one distance."""
+        """New sequences of one distance for a step, counted from 0 with the repetitions."""
         chance = probe_stream("train", self.seed, step)
         if step < self.repetitions:
             return repetitions(probe.vocabulary, self.batch, window, chance)
@@ -215,23 +215,23 @@ class SymbolTraining:
         return probe.make(distance, self.batch, window, chance)
 
     def farthest(self, step: int) -> int:
-        """The farthest distance of a step, counted from 0."""
+        """The largest distance of a step, counted from 0."""
         growing = self.growth * self.steps
         return self.windows if step >= growing else 1 + int((self.windows - 1) * step / growing)
 
 
 def probe_training(settings: SymbolTraining, say: Say, bar: Bar, device: str = "auto") -> dict[str, Any]:
-    """Train, then test at every distance, and at distance 0: facts and questions in one window."""
+    """Train, then test at every distance and at distance 0, where facts and questions share a window."""
     started = time.time()
     probe = symbol_probe(settings.task, **settings.task_settings)
     model = model_for(settings, probe).to(pick_device(device))
     if settings.repetitions and model.recurrence.window < FEWEST_TWICE:
         raise UserError(
-            f"In windows of {model.recurrence.window} nothing can be said twice: take a --window of at least "
+            f"Windows of {model.recurrence.window} are too short for repetitions: choose a --window of at least "
             f"{FEWEST_TWICE}, or --repetitions 0."
         )
     settings.check_amounts(model.recurrence.window)
-    settings.texts(settings.repetitions, probe, model.recurrence.window)  # a task that does not fit is refused now
+    settings.texts(settings.repetitions, probe, model.recurrence.window)  # raises if the task does not fit
     with bar(f"training on {probe.name}", settings.repetitions + settings.steps) as progress:
         curve = train_on_symbols(model, probe, settings, progress)
     say(f"trained {settings.steps} steps: loss {curve[-1]['loss']:.3f}, over all distances up to {settings.windows}")
@@ -267,7 +267,7 @@ def model_for(settings: SymbolTraining, probe: SymbolProbe) -> RecurrentForCausa
     if wanted["overlap"]:
         raise UserError(f"Probes count windows without overlap: got overlap={wanted['overlap']}; leave it out.")
     if wanted["mechanism"] == KVConfig.mechanism and isinstance(wanted["window"], int):
-        # The usual number is meant for the windows of a language model.
+        # The default is for windows of a language model.
         wanted.setdefault("keep", max(1, wanted["window"] - wanted.get("sinks", KVConfig.sinks)))
     if settings.model is not None:
         model, _ = load_model(settings.model, wanted)
@@ -281,11 +281,11 @@ def model_for(settings: SymbolTraining, probe: SymbolProbe) -> RecurrentForCausa
     assert settings.width is not None, "a model from scratch has its sizes"
     config = recurrence_config(wanted)
     if "neutral_start" in {one.name for one in fields(config)} and "neutral_start" not in wanted:
-        # There is no trained base whose ways would have to be kept.
+        # There is no trained base whose behaviour must be kept.
         config = recurrence_config(wanted | {"neutral_start": False})
     base = GPT2Config(
         vocab_size=probe.vocabulary,
-        # Room for what a mechanism puts beside the window's own tokens.
+        # Positions for the inputs that a mechanism adds.
         n_positions=2 * config.window + 64,
         n_embd=settings.width,
         n_layer=settings.layers,
@@ -295,7 +295,7 @@ def model_for(settings: SymbolTraining, probe: SymbolProbe) -> RecurrentForCausa
         attn_pdrop=0.0,
         bos_token_id=0,
         eos_token_id=0,
-        # The usual 0.02 is meant for wide models; so narrow a one would begin all but blind to its input.
+        # The default, 0.02, is for wide models; a narrow one would hardly see its input.
         initializer_range=settings.width**-0.5,
     )
     return cast(RecurrentForCausalLM, add_recurrence(GPT2LMHeadModel(base), config))
@@ -304,7 +304,7 @@ def model_for(settings: SymbolTraining, probe: SymbolProbe) -> RecurrentForCausa
 def train_on_symbols(
     model: RecurrentForCausalLM, probe: SymbolProbe, settings: SymbolTraining, progress: Progress
 ) -> list[dict[str, float]]:
-    """Distances are drawn from 0 to the farthest; returns the loss over time."""
+    """Train on distances from 0 to the largest; returns the loss over time."""
     window, steps = model.recurrence.window, settings.repetitions + settings.steps
     model.train()
     leave_out_cudnn()
@@ -329,7 +329,7 @@ def train_on_symbols(
             curve.append({"step": step + 1, "loss": float(torch.stack(losses).mean())})
             losses.clear()
     if not np.isfinite(curve[-1]["loss"]):
-        raise UserError("The training went wrong, its loss is not finite: take a lower --learning-rate.")
+        raise UserError("The loss of training is not finite: choose a lower --learning-rate.")
     return curve
 
 

@@ -1,6 +1,5 @@
-"""What a model remembers: probes read window by window with carried state, in the memory of a few windows."""
+"""Scores of probes, read window by window with carried state, so that memory use does not grow with distance."""
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import NamedTuple
@@ -9,53 +8,46 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recurrify.data.probes import IGNORED, SymbolProbe, SymbolTexts
+from recurrify.data.probes import SymbolProbe, SymbolTexts
 from recurrify.data.probes_text import ProbeText
+from recurrify.data.sequences import IGNORED
 from recurrify.errors import UserError
+from recurrify.evaluate.classification import share_interval
 from recurrify.evaluate.perplexity import check_ids
 from recurrify.modeling.heads import RecurrentForCausalLM
 from recurrify.state import State
 
-NORMAL_95 = 1.959964
 Progress = Callable[[int], None]
 
 
 class ProbeScore(NamedTuple):
-    """Of the answers at one distance."""
+    """The accuracy at one distance."""
 
     accuracy: float
-    """How often the right candidate was the likeliest one."""
+    """How often the right candidate is the most likely one."""
     interval: tuple[float, float]
-    """Wilson's, 95 %, by the number of texts: answers of the same text need not be independent."""
+    """Wilson's 95 % interval for the number of texts: answers of one text need not be independent."""
     probability: float
-    """What the right candidate got on average, all candidates together getting 1."""
+    """The mean probability of the right candidate among all candidates."""
     answers: int
 
 
 def score_of(likelihoods: np.ndarray, right: np.ndarray, texts: int) -> ProbeScore:
-    """From log likelihoods (answers, candidates) and the right candidate of each answer, out of so many texts."""
+    """The score of log likelihoods (answers, candidates), given the right candidates and the number of texts."""
     if not np.isfinite(likelihoods).all():
-        raise UserError("The model gives numbers that are not finite: check its weights, or run it in float32.")
+        raise UserError("The model returns values that are not finite: check its weights, or run it in float32.")
     shares = np.exp(likelihoods - likelihoods.max(axis=1, keepdims=True))
     rows = np.arange(len(right))
-    # Candidates that are equally likely share the point: a model that cannot tell them apart is right by chance.
+    # Equally likely candidates share the point, so that a model that cannot distinguish them scores chance.
     best = shares == 1
     points = best[rows, right] / best.sum(axis=1)
     accuracy = float(points.mean())
     return ProbeScore(
         accuracy=accuracy,
-        interval=wilson(accuracy, texts),
+        interval=share_interval(accuracy * texts, texts),
         probability=float((shares[rows, right] / shares.sum(axis=1)).mean()),
         answers=len(right),
     )
-
-
-def wilson(share: float, count: int) -> tuple[float, float]:
-    """The interval of a share that was counted so many times."""
-    scaled = NORMAL_95**2 / count
-    middle = (share + scaled / 2) / (1 + scaled)
-    half = math.sqrt(share * (1 - share) * scaled + scaled**2 / 4) / (1 + scaled)
-    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 @torch.inference_mode()
@@ -67,10 +59,10 @@ def score_texts(
     windows_per_call: int = 8,
     progress: Progress | None = None,
 ) -> ProbeScore:
-    """Score texts of one distance by the likelihood of each candidate after all that was read before.
+    """Score texts of one distance by the likelihood of each candidate after the text.
 
-    No more than `rows` texts are taken at a time, so they may be made as they are needed. The model runs with its own
-    window and without overlap; `progress` is called with how many tokens were read.
+    At most `rows` texts are taken at a time, so that they can be generated lazily. The model runs with its own window
+    and without overlap; `progress` is called with the number of tokens read.
     """
     coming = iter(texts)
     found: list[np.ndarray] = []
@@ -128,7 +120,7 @@ def score_symbols(
     windows_per_call: int = 8,
     progress: Progress | None = None,
 ) -> ProbeScore:
-    """Score sequences of one distance: which of the answers' symbols is likeliest where one is due."""
+    """Score sequences of one distance by the most likely answer symbol wherever an answer is due."""
     window = _window_without_overlap(model)
     last = texts.inputs.shape[1] - window
     symbols = list(probe.answer_symbols)
@@ -149,7 +141,7 @@ def score_symbols(
 def read_windows(
     model: RecurrentForCausalLM, inputs: Tensor, windows_per_call: int, progress: Progress | None = None
 ) -> State:
-    """What is remembered of whole windows, read a few at a time."""
+    """The state after whole windows, read a few at a time."""
     state = State.fresh(len(inputs), model.device)
     step = windows_per_call * model.recurrence.window
     for start in range(0, inputs.shape[1], step):

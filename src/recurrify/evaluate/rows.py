@@ -1,4 +1,4 @@
-"""A model scored at several overlaps, and held against another."""
+"""Table rows: a model scored at several overlaps, and its gain over another."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -20,7 +20,7 @@ def evaluation_rows(
     rows: int = 32,
     bf16: bool = False,
 ) -> tuple[list[dict[str, Any]], list[Evaluation]]:
-    """One table row per overlap, all scoring the same tokens, and the evaluations behind them."""
+    """One table row per overlap, all scoring the same tokens, and the evaluations."""
     table, evaluations = [], []
     for overlap in overlaps:
         found = evaluate_documents(model, tokens, overlap=overlap, rows=rows, bf16=bf16, progress=progress)

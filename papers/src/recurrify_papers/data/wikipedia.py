@@ -245,7 +245,7 @@ def _opened(path: Path, dump: Dump | None) -> Iterator[BinaryIO]:
                 with path.open("rb") as file:
                     yield file
     except (gzip.BadGzipFile, lzma.LZMAError, zipfile.BadZipFile, zlib.error, EOFError) as error:
-        raise UserError(f"{path} is no whole {path.suffix} file ({error}): {way_out}.") from error
+        raise UserError(f"{path} is not a complete {path.suffix} file ({error}): {way_out}.") from error
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}): check its rights.") from error
 

@@ -1,0 +1,159 @@
+"""Token ids, their cache, and the checksum."""
+
+import logging
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from recurrify.data import (
+    Document,
+    Skipped,
+    TokenizedDocument,
+    checksum,
+    make_tokenizer,
+    token_cache,
+    tokenize_cached,
+    tokenize_documents,
+    tokenized,
+    tokens,
+)
+from recurrify.errors import UserError
+
+DOCUMENTS = [
+    Document("one", "the cat sat on the mat, déjà vu"),
+    Document("none", "x"),
+    Document("two", "the dog\r\nsat on the cat  " * 50),
+]
+
+
+def small_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
+    made = make_tokenizer([Document("a", "the cat sat on the mat the dog sat on the cat " * 5)], vocabulary)
+    made.model_max_length = 16
+    return made
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return small_tokenizer(280)
+
+
+def assert_same(left: list[TokenizedDocument], right: list[TokenizedDocument]) -> None:
+    assert [document._replace(ids=None) for document in left] == [document._replace(ids=None) for document in right]
+    for first, second in zip(left, right, strict=True):
+        assert first.ids.dtype == second.ids.dtype == np.int32
+        np.testing.assert_array_equal(first.ids, second.ids)
+
+
+def test_ids_decode_to_the_documents(
+    tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    skipped: list[Skipped] = []
+    result = tokenize_documents(DOCUMENTS, tokenizer, skipped=skipped)
+    assert [document.name for document in result] == ["one", "two"]
+    assert [tokenizer.decode(document.ids.tolist()) for document in result] == [
+        DOCUMENTS[0].text,
+        DOCUMENTS[2].text,
+    ]
+    assert len(result[1].ids) > tokenizer.model_max_length
+    assert (result[0].words, result[0].characters, result[0].bytes) == (8, 31, 33)
+    assert skipped == [Skipped("none", "gives 1 token(s), too few to predict any")]
+    assert "longer than" not in caplog.text
+
+
+def test_batches_do_not_change_the_ids(
+    tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = tokenize_documents(DOCUMENTS, tokenizer)
+    monkeypatch.setattr(tokens, "BATCH_CHARACTERS", 1)
+    assert_same(tokenize_documents(DOCUMENTS, tokenizer, show_progress=True), whole)
+    assert capsys.readouterr().out == ""
+
+
+def test_documents_without_tokens_raise(tokenizer: PreTrainedTokenizerFast) -> None:
+    with pytest.raises(UserError, match="no text gives 2 tokens or more"):
+        tokenize_documents(DOCUMENTS[1:2], tokenizer)
+
+
+def test_checksum_differs_for_different_documents() -> None:
+    assert checksum([Document("a", "b")]) == ("3c9d591045bc8876f9d0399bbfb05c6a412096e906f73278f98406cd5dca86df")
+    variants = [
+        [Document("ab", "c")],
+        [Document("a", "bc")],
+        [Document("a", "b"), Document("c", "")],
+        [Document("c", ""), Document("a", "b")],
+        [],
+    ]
+    assert len({checksum(documents) for documents in variants}) == len(variants)
+
+
+def test_cache_gives_the_same_result(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first_skipped: list[Skipped] = []
+    first = tokenize_cached(DOCUMENTS, tokenizer, tmp_path / "cache", skipped=first_skipped)
+    assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".safetensors"]
+    # Settings of the tokenizer's last call do not matter.
+    tokenizer("some text", truncation=True, max_length=4)
+    monkeypatch.setattr(token_cache, "tokenize_documents", None)
+    second_skipped: list[Skipped] = []
+    second = tokenize_cached(DOCUMENTS, tokenizer, tmp_path / "cache", skipped=second_skipped)
+    assert_same(first, second)
+    assert first_skipped == second_skipped != []
+
+
+def test_cache_depends_on_text_and_tokenizer(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    tokenize_cached(DOCUMENTS, tokenizer, tmp_path)
+    other = small_tokenizer(262)
+    assert_same(tokenize_cached(DOCUMENTS, other, tmp_path), tokenize_documents(DOCUMENTS, other))
+    changed = [Document("one", "the cat sat on the dog")]
+    assert_same(tokenize_cached(changed, tokenizer, tmp_path), tokenize_documents(changed, tokenizer))
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "emptied", "foreign"])
+def test_damaged_cache_is_rebuilt(tokenizer: PreTrainedTokenizerFast, tmp_path: Path, damage: str) -> None:
+    fresh = tokenize_cached(DOCUMENTS, tokenizer, tmp_path)
+    (path,) = tmp_path.iterdir()
+    whole = path.read_bytes()
+    damaged = {
+        "truncated": whole[:-5],
+        "flipped": whole[:-1] + bytes([whole[-1] ^ 1]),
+        "emptied": b"",
+        "foreign": b"not safetensors at all",
+    }
+    path.write_bytes(damaged[damage])
+    assert_same(tokenize_cached(DOCUMENTS, tokenizer, tmp_path), fresh)
+    assert path.read_bytes() == whole
+
+
+def test_killed_write_leaves_nothing(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", die)
+    with pytest.raises(KeyboardInterrupt):
+        tokenize_cached(DOCUMENTS, tokenizer, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_unwritable_cache_is_reported(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    skipped: list[Skipped] = []
+    found = tokenize_cached(DOCUMENTS, tokenizer, tmp_path / "file" / "cache", skipped=skipped)
+    assert_same(found, tokenize_documents(DOCUMENTS, tokenizer))
+    assert skipped[0].name == f"the token cache {tmp_path}/file/cache"
+    assert skipped[0].reason.startswith("cannot be written")
+
+
+def test_tokenized_source(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("the cat sat on the mat\n" * 100)
+    without_cache = tokenized(text, "valid", tokenizer)
+    assert_same(tokenized(str(text), "valid", tokenizer, tmp_path / "cache"), without_cache)
+    assert without_cache[0].words == 30

@@ -1,0 +1,373 @@
+"""Scoring documents: compared with naive loops, and invariances."""
+
+import copy
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from recurrify import CarryConfig, NoRecurrence, SummaryConfig, UserError, add_recurrence
+from recurrify.data import TokenizedDocument
+from recurrify.evaluate import Evaluation, Tally, evaluate_documents, perplexity
+from recurrify.results import load_result, save_result
+from recurrify.state import State
+from support.models import VOCABULARY, tiny
+
+WINDOW = 8
+LENGTHS = (30, 2, 9, 57, 8, 10, 41)
+"""Shorter than a window of 8, exactly one window long, and many windows long."""
+
+
+def document(name: str, length: int) -> TokenizedDocument:
+    ids = np.random.default_rng(length).integers(0, VOCABULARY, length).astype(np.int32)
+    return TokenizedDocument(name, ids, words=length // 2 + 1, characters=3 * length, bytes=4 * length)
+
+
+DOCUMENTS = [document(f"document {index}", length) for index, length in enumerate(LENGTHS)]
+
+
+def carrying(base: Any, **settings: Any) -> Any:
+    torch.manual_seed(1)
+    model = add_recurrence(base, CarryConfig(**{"window": WINDOW, "hidden_size": 8, **settings}))
+    with torch.no_grad():
+        for weight in model.mechanism.parameters():
+            weight.normal_(std=0.5)
+    return model
+
+
+def summing() -> Any:
+    """Its memory keeps what older windows wrote."""
+    torch.manual_seed(1)
+    model = add_recurrence(tiny("gpt2"), SummaryConfig(window=WINDOW, tokens=2, limit=4))
+    with torch.no_grad():
+        for weight in model.mechanism.parameters():
+            weight.normal_(std=0.5)
+    return model
+
+
+def having(memory: torch.Tensor | None) -> State:
+    state = State.fresh(1)
+    return state if memory is None else state._replace(memory=memory, live=torch.ones(1, dtype=torch.bool))
+
+
+def plain(overlap: int) -> Any:
+    return add_recurrence(tiny("gpt2"), NoRecurrence(window=WINDOW, overlap=overlap))
+
+
+@torch.no_grad()
+def naive_losses(base: Any, ids: np.ndarray, window: int, overlap: int) -> list[float]:
+    """Each token's loss given its context in the first window that contains its predecessor."""
+    losses = []
+    base = base.eval()
+    for target in range(1, len(ids)):
+        start = 0
+        while start + window < target:
+            start += window - overlap
+        logits = base(torch.tensor(ids[start:target])[None].long()).logits[0, -1]
+        losses.append(-logits.log_softmax(-1)[ids[target]].item())
+    return losses
+
+
+@torch.no_grad()
+def whole_document_losses(model: Any, ids: np.ndarray) -> np.ndarray:
+    tokens = torch.tensor(ids)[None].long()
+    output = model.eval()(tokens[:, :-1], targets=tokens[:, 1:], return_losses=True)
+    return output.token_losses[0].double().numpy()
+
+
+@pytest.mark.parametrize("overlap", [0, 3, WINDOW - 1])
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_plain_windows_equal_a_naive_loop(family: str, overlap: int) -> None:
+    model = tiny(family)
+    expected = [naive_losses(model, document.ids, WINDOW, overlap) for document in DOCUMENTS]
+    found = evaluate_documents(model, DOCUMENTS, window=WINDOW, overlap=overlap, rows=3, windows_per_call=2)
+    np.testing.assert_allclose(found.nll, [sum(losses) for losses in expected], rtol=1e-5)
+    wrapped = add_recurrence(model, NoRecurrence(window=WINDOW, overlap=overlap))
+    again = evaluate_documents(wrapped, DOCUMENTS, rows=3, windows_per_call=2)
+    np.testing.assert_array_equal(again.nll, found.nll)
+    assert again.to_dict() == found.to_dict()
+
+
+@pytest.mark.parametrize("overlap", [0, 3, WINDOW - 1])
+def test_losses_by_position_and_window_equal_a_naive_count(overlap: int) -> None:
+    model = tiny("gpt2")
+    by_position: list[list[float]] = [[] for _ in range(WINDOW)]
+    by_window: dict[int, list[float]] = {}
+    for text in DOCUMENTS:
+        for index, loss in enumerate(naive_losses(model, text.ids, WINDOW, overlap)):
+            window = 0
+            while window * (WINDOW - overlap) + WINDOW <= index:
+                window += 1
+            position = index - window * (WINDOW - overlap)
+            by_window.setdefault(window, []).append(loss)
+            if position >= overlap:
+                by_position[position].append(loss)
+    found = evaluate_documents(model, DOCUMENTS, window=WINDOW, overlap=overlap, rows=3)
+    assert found.loss_by_position[:overlap] == (None,) * overlap
+    assert found.loss_by_position[overlap:] == pytest.approx(
+        [np.mean(losses) for losses in by_position[overlap:]], rel=1e-5
+    )
+    assert found.loss_by_window == pytest.approx([np.mean(by_window[window]) for window in sorted(by_window)], rel=1e-5)
+
+
+@pytest.mark.parametrize("overlap", [0, 3, WINDOW - 1])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"pooling": "attention", "insert_layer": "all", "slots": 2},
+        {"pooling": "max", "standardize": True},
+    ],
+)
+def test_carried_state_equals_one_call_over_the_whole_document(settings: Any, overlap: int) -> None:
+    model = carrying(tiny("gpt2"), overlap=overlap, **settings)
+    expected = [whole_document_losses(model, document.ids).sum() for document in DOCUMENTS]
+    found = evaluate_documents(model, DOCUMENTS, rows=3, windows_per_call=2)
+    np.testing.assert_allclose(found.nll, expected, rtol=1e-5)
+    plain = evaluate_documents(model.base, DOCUMENTS, window=WINDOW, overlap=overlap)
+    changed = np.array(LENGTHS) > WINDOW + 1
+    assert (np.abs(plain.nll - found.nll)[changed] > 1e-3).all()
+    np.testing.assert_allclose(plain.nll[~changed], found.nll[~changed], rtol=1e-5)
+
+
+@pytest.mark.parametrize("overlap", [0, 3])
+@pytest.mark.parametrize(("rows", "windows_per_call"), [(1, 100), (2, 3), (100, 1)])
+@pytest.mark.parametrize("remembers", [True, False])
+def test_rows_and_windows_per_call_change_nothing(
+    rows: int, windows_per_call: int, overlap: int, remembers: bool
+) -> None:
+    model = carrying(tiny("gpt2"), overlap=overlap) if remembers else plain(overlap)
+    expected = evaluate_documents(model, DOCUMENTS)
+    found = evaluate_documents(model, DOCUMENTS, rows=rows, windows_per_call=windows_per_call)
+    np.testing.assert_allclose(found.nll, expected.nll, rtol=1e-5)
+    assert found.loss_by_window == pytest.approx(expected.loss_by_window, rel=1e-5)
+    assert found.loss_by_position[overlap:] == pytest.approx(expected.loss_by_position[overlap:], rel=1e-5)
+
+
+@pytest.mark.parametrize("mechanism", ["carry", "summary"])
+def test_exchanged_memories_are_those_of_other_documents(mechanism: str) -> None:
+    """The longer document is read alone at the end, with the last memory of the other. Each continues with its own."""
+    model = carrying(tiny("gpt2")).eval() if mechanism == "carry" else summing().eval()
+    both = [document("long", 4 * WINDOW + 1), document("short", 2 * WINDOW + 1)]
+    found = evaluate_documents(model, both, exchange_memories=True)
+    nll, given = np.zeros(2), [None, None]
+    for window in range(4):
+        left: list[Any] = list(given)
+        for index, one in enumerate(both):
+            ids = torch.from_numpy(one.ids.astype(np.int64))[None, window * WINDOW : (window + 1) * WINDOW + 1]
+            if ids.shape[1] <= WINDOW:
+                continue
+            with torch.no_grad():
+                others, own = (
+                    model(ids[:, :-1], targets=ids[:, 1:], state=having(memory), return_losses=True)
+                    for memory in (given[1 - index], given[index])
+                )
+            nll[index] += float(others.token_losses.double().sum())
+            if (window + 2) * WINDOW < len(one.ids):
+                left[index] = own.state.memory
+        given = left
+    assert found.nll == pytest.approx(nll, rel=1e-5)
+    assert abs(found.nll - evaluate_documents(model, both).nll).max() > 1e-3
+
+
+def test_exchange_needs_two_documents_and_a_memory() -> None:
+    with pytest.raises(UserError, match="two or more that are longer than a window"):
+        evaluate_documents(
+            carrying(tiny("gpt2")), [document("alone", 30), document("short", 3)], exchange_memories=True
+        )
+    plain = add_recurrence(tiny("gpt2"), NoRecurrence(window=WINDOW))
+    both = [evaluate_documents(plain, DOCUMENTS, exchange_memories=one).nll for one in (False, True)]
+    assert both[0] == pytest.approx(both[1], rel=1e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8])
+def test_with_exchange_no_document_reads_its_own_memory(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    own: dict[int, list[bytes]] = {}
+    swap = perplexity.Exchange.__call__
+
+    def watched(self: Any, documents: Sequence[int], state: State) -> State:
+        given = swap(self, documents, state)
+        for row, index in enumerate(documents):
+            if state.live[row]:
+                assert state.memory is not None
+                assert given.memory is not None
+                own.setdefault(index, []).append(state.memory[row].numpy().tobytes())
+                assert given.memory[row].numpy().tobytes() not in own[index]
+        return given
+
+    monkeypatch.setattr(perplexity.Exchange, "__call__", watched)
+    evaluate_documents(carrying(tiny("gpt2")), DOCUMENTS, rows=rows, exchange_memories=True)
+    assert len(own) == sum(length > WINDOW + 1 for length in LENGTHS)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_bf16_on_a_gpu_is_close_but_different() -> None:
+    model = carrying(tiny("gpt2")).to("cuda")
+    exact, rounded = (evaluate_documents(model, DOCUMENTS, rows=3, bf16=bf16) for bf16 in (False, True))
+    np.testing.assert_allclose(rounded.nll, exact.nll, rtol=0.02)
+    assert (rounded.nll != exact.nll).any()
+
+
+def test_order_of_documents_changes_only_the_order() -> None:
+    model = carrying(tiny("gpt2"))
+    order = [4, 2, 6, 0, 5, 1, 3]
+    expected = evaluate_documents(model, DOCUMENTS, rows=2)
+    found = evaluate_documents(model, [DOCUMENTS[index] for index in order], rows=2)
+    assert found.names == tuple(f"document {index}" for index in order)
+    np.testing.assert_allclose(found.nll, expected.nll[order], rtol=1e-5)
+    np.testing.assert_array_equal(found.bytes, expected.bytes[order])
+
+
+@pytest.mark.parametrize("overlap", [0, 5, WINDOW - 1])
+@pytest.mark.parametrize("windows_per_call", [1, 3])
+@pytest.mark.parametrize("remembers", [True, False])
+def test_every_token_is_scored_once_and_every_window_run_once(
+    monkeypatch: pytest.MonkeyPatch, overlap: int, windows_per_call: int, remembers: bool
+) -> None:
+    seen: list[tuple[int, int]] = []
+    keep = Tally.add
+
+    def add(tally: Tally, document: int, first: int, losses: np.ndarray) -> None:
+        seen.extend((document, first + step + 1) for step in range(len(losses)))
+        keep(tally, document, first, losses)
+
+    monkeypatch.setattr(Tally, "add", add)
+    model = carrying(tiny("gpt2"), overlap=overlap) if remembers else plain(overlap)
+    windows_run = []
+    model.base.base_model.register_forward_hook(lambda *_: windows_run.append(1))
+    reported: list[int] = []
+    found = evaluate_documents(model, DOCUMENTS, rows=1, windows_per_call=windows_per_call, progress=reported.append)
+    expected = [(row, token) for row, length in enumerate(LENGTHS) for token in range(1, length)]
+    assert sorted(seen) == expected
+    assert found.tokens.tolist() == [length - 1 for length in LENGTHS]
+    assert sum(reported) == len(expected)
+    inputs = (length - 1 for length in LENGTHS)
+    assert len(windows_run) == sum(1 + max(0, math.ceil((n - WINDOW) / (WINDOW - overlap))) for n in inputs)
+
+
+@pytest.mark.parametrize("memory", [True, False])
+def test_model_is_unchanged_afterwards(memory: bool) -> None:
+    base = tiny("gpt2", resid_pdrop=0.1)
+    model = (carrying(base) if memory else add_recurrence(base, NoRecurrence(window=WINDOW))).train()
+    model.base.transformer.h[0].eval()
+    modes = [module.training for module in model.modules()]
+    weights, config = copy.deepcopy(model.state_dict()), copy.deepcopy(model.config.to_dict())
+    first = evaluate_documents(model, DOCUMENTS, window=6, overlap=2)
+    assert (first.window, first.overlap) == (6, 2)
+    # Dropout would make two runs differ.
+    np.testing.assert_array_equal(first.nll, evaluate_documents(model, DOCUMENTS, window=6, overlap=2).nll)
+    assert [module.training for module in model.modules()] == modes
+    assert (model.recurrence.window, model.recurrence.overlap) == (WINDOW, 0)
+    assert model.config.to_dict() == config
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+
+
+def test_settings_are_restored_after_an_error_and_training_continues() -> None:
+    model = carrying(tiny("gpt2")).train()
+
+    def stop(_: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        evaluate_documents(model, DOCUMENTS, window=6, overlap=2, progress=stop)
+    assert model.training
+    assert (model.recurrence.window, model.recurrence.overlap) == (WINDOW, 0)
+    ids = torch.tensor(DOCUMENTS[0].ids)[None].long()
+    model(ids, labels=ids).loss.backward()
+    assert all(weight.grad is not None for weight in model.mechanism.parameters())
+
+
+class Sized(NamedTuple):
+    name: str
+    ids: np.ndarray
+    words: int
+    characters: int
+    bytes: int
+
+
+def evaluation(nll: Sequence[float], tokens: Sequence[int]) -> Evaluation:
+    """Two words, ten characters and twelve bytes to each document."""
+    documents = [Sized(f"document {index}", np.zeros(2), 2, 10, 12) for index in range(len(nll))]
+    tally = Tally(documents, window=4, overlap=1)
+    for index, (total, count) in enumerate(zip(nll, tokens, strict=True)):
+        tally.add(index, 0, np.full(count, total / count))
+    return tally.evaluation()
+
+
+def test_metrics_by_hand(tmp_path: Any) -> None:
+    made = evaluation([6 * math.log(2), 2 * math.log(2)], [3, 5])
+    assert made.total_nll == pytest.approx(8 * math.log(2))
+    assert made.perplexity_per_token == pytest.approx(2)
+    assert made.perplexity_per_word == pytest.approx(4)
+    assert made.bits_per_character == pytest.approx(0.4)
+    assert made.bits_per_byte == pytest.approx(8 / 24)
+    save_result(tmp_path / "result.json", made.to_dict())
+    saved = load_result(tmp_path / "result.json")
+    assert saved == made.to_dict()
+    assert saved["perplexity_per_word"] == pytest.approx(4)
+    assert saved["tokens"] == 8
+    assert saved["documents"][1] == {
+        "name": "document 1",
+        "nll": pytest.approx(2 * math.log(2)),
+        "tokens": 5,
+        "words": 2,
+        "characters": 10,
+        "bytes": 12,
+    }
+    # The second document's fifth input is at position 1 of its second window.
+    assert made.loss_by_position[0] is None
+    assert np.array(made.loss_by_position[1:]) / math.log(2) == pytest.approx([2.8 / 3, 2.4 / 2, 0.4])
+    assert np.array(made.loss_by_window) / math.log(2) == pytest.approx([7.6 / 7, 0.4])
+
+
+def test_huge_perplexity_is_infinite() -> None:
+    made = evaluation([1e5], [3])
+    assert made.perplexity_per_word == math.inf
+    assert made.perplexity_per_token == math.inf
+    assert math.isfinite(made.bits_per_byte)
+
+
+def test_loss_by_window_has_64_entries() -> None:
+    found = evaluate_documents(tiny("gpt2"), [document("long", 300)], window=4)
+    assert len(found.loss_by_window) == 64
+
+
+def test_losses_that_are_not_finite_raise() -> None:
+    # With tied weights the NaN below would reach every document.
+    model = tiny("gpt2", tie_word_embeddings=False)
+    rare = VOCABULARY - 1
+    texts = [document._replace(ids=document.ids % rare) for document in DOCUMENTS]
+    texts[3].ids[20] = rare
+    with torch.no_grad():
+        model.transformer.wte.weight[rare] = torch.nan
+    with pytest.raises(UserError, match=r"'document 3' is not a finite number from token \d+ on"):
+        evaluate_documents(model, texts, window=WINDOW)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"documents": []}, "at least one document"),
+        ({"documents": [document("short", 1)]}, "'short' has 1 token"),
+        ({"documents": [document("odd", 4)._replace(ids=np.array([1, 99]))]}, "'odd' has token ids up to 99"),
+        ({"rows": 0}, "`rows` must be at least 1: got rows=0"),
+        ({"windows_per_call": 0}, "`windows_per_call` must be at least 1"),
+        ({"overlap": WINDOW}, "smaller than `window`"),
+        ({"window": 33}, "only 32 positions"),
+    ],
+)
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_invalid_input_raises(changes: dict[str, Any], message: str, wrapped: bool) -> None:
+    model = carrying(tiny("gpt2")) if wrapped else tiny("gpt2")
+    arguments = {"documents": DOCUMENTS, "window": WINDOW, **changes}
+    with pytest.raises(UserError, match=message):
+        evaluate_documents(model, **arguments)
+
+
+def test_model_without_language_head_raises() -> None:
+    with pytest.raises(UserError, match="AutoModelForCausalLM"):
+        evaluate_documents(tiny("gpt2", "bare"), DOCUMENTS, window=WINDOW)

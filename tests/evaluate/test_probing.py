@@ -1,0 +1,169 @@
+"""Probe scores compared with direct computation and with synthetic readers of known memory."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from recurrify.data import IGNORED
+from recurrify.data.probes import SymbolTexts, probe_stream, symbol_probe
+from recurrify.data.probes_text import ProbeText
+from recurrify.errors import UserError
+from recurrify.evaluate.classification import share_interval
+from recurrify.evaluate.probing import score_of, score_symbols, score_texts
+from recurrify.mechanisms.base import NoRecurrence
+from recurrify.mechanisms.carry import CarryConfig
+from recurrify.modeling.heads import RecurrentForCausalLM, add_recurrence
+from recurrify.state import State
+from support.models import VOCABULARY, tiny
+
+WINDOW = 8
+FACT, KEY = 50, 51
+
+
+class Reader:
+    """Remembers the tokens of the last `reach` windows: what followed a FACT there is likely, everything else equal."""
+
+    device = torch.device("cpu")
+    base = SimpleNamespace(config=SimpleNamespace(vocab_size=VOCABULARY))
+    recurrence = SimpleNamespace(window=WINDOW, overlap=0)
+
+    def __init__(self, reach: int) -> None:
+        self.reach = reach
+
+    def __call__(self, input_ids: Any, state: State, labels: Any = None, **_: Any) -> Any:
+        kept = torch.zeros(len(input_ids), 0) if state.memory is None else state.memory
+        seen = torch.cat([kept, input_ids], dim=1)
+        if labels is None:
+            return SimpleNamespace(state=state._replace(memory=seen[:, -self.reach * WINDOW :]))
+        losses = torch.zeros(input_ids.shape)
+        for row, (ids, wanted) in enumerate(zip(seen.tolist(), labels.tolist(), strict=True)):
+            place = next(index for index, label in enumerate(wanted) if label != IGNORED)
+            known = FACT in ids and ids[ids.index(FACT) + 1] == wanted[place]
+            losses[row, place - 1] = 0.1 if known else 3.0
+        return SimpleNamespace(token_losses=losses)
+
+
+def probe_text(distance: int, answer: int, chance: np.random.Generator) -> ProbeText:
+    """A fact at a random place of the first window; candidates of one and two tokens."""
+    ids = chance.integers(4, 40, size=(distance + 1) * WINDOW - 2)
+    place = int(chance.integers(WINDOW - 4))
+    ids[place : place + 2] = FACT, 40 + answer
+    ids[-1] = KEY
+    candidates = tuple(np.array([40 + number] + [9] * (number % 2)) for number in range(4))
+    return ProbeText(ids, candidates, answer, ((place, place + 2),), len(ids) - 1)
+
+
+def texts_at(distance: int, count: int = 12) -> list[ProbeText]:
+    chance = np.random.default_rng(distance)
+    return [probe_text(distance, number % 4, chance) for number in range(count)]
+
+
+class TestTexts:
+    @pytest.mark.parametrize(("distance", "accuracy"), [(0, 1.0), (1, 1.0), (3, 1.0), (4, 0.25), (30, 0.25)])
+    def test_a_reader_that_remembers_three_windows(self, distance: int, accuracy: float) -> None:
+        model: Any = Reader(reach=3)
+        score = score_texts(model, texts_at(distance), rows=5, windows_per_call=2)
+        assert score.accuracy == accuracy
+        assert score.answers == 12
+        sure = 1 / (1 + 3 * np.exp(0.1 - 3.0))
+        assert score.probability == pytest.approx(sure if accuracy == 1 else 0.25, rel=1e-5)
+
+    @pytest.mark.parametrize("distance", [0, 3])
+    def test_likelihoods_are_those_of_the_whole_text(self, distance: int) -> None:
+        torch.manual_seed(1)
+        config = CarryConfig(window=WINDOW, neutral_start=False)
+        model: RecurrentForCausalLM = add_recurrence(tiny("gpt2"), config).eval()
+        texts = texts_at(distance, 6)
+        done: list[int] = []
+        score = score_texts(model, texts, rows=4, windows_per_call=2, progress=done.append)
+        likelihoods = np.array([[whole_likelihood(model, text, one) for one in text.candidates] for text in texts])
+        right = np.arange(6) % 4
+        shares = np.exp(likelihoods) / np.exp(likelihoods).sum(axis=1, keepdims=True)
+        assert score.accuracy == (likelihoods.argmax(axis=1) == right).mean()
+        assert score.probability == pytest.approx(shares[np.arange(6), right].mean(), rel=1e-5)
+        assert sum(done) == 6 * (distance + 1) * WINDOW
+
+    def test_without_memory_the_fact_has_no_effect(self) -> None:
+        model: RecurrentForCausalLM = add_recurrence(tiny("gpt2"), NoRecurrence(window=WINDOW)).eval()
+        text = texts_at(2, 1)[0]
+        place = text.facts[0][0]
+        probabilities = []
+        for other in range(4):
+            ids = text.ids.copy()
+            ids[place + 1] = 40 + other
+            probabilities.append(score_texts(model, [text._replace(ids=ids)]).probability)
+        assert len(set(probabilities)) == 1
+
+    def test_invalid_input_raises(self) -> None:
+        model: RecurrentForCausalLM = add_recurrence(tiny("gpt2"), NoRecurrence(window=WINDOW, overlap=2)).eval()
+        with pytest.raises(UserError, match=r"overlap=2"):
+            score_texts(model, texts_at(1))
+        model.set_recurrence(overlap=0)
+        strange = texts_at(1, 1)[0]
+        with pytest.raises(UserError, match="the model knows 0 to 59"):
+            score_texts(model, [strange._replace(candidates=(np.array([60]),))])
+
+
+def whole_likelihood(model: RecurrentForCausalLM, text: ProbeText, candidate: np.ndarray) -> float:
+    """The text and the candidate in one call, from the logits."""
+    ids = torch.from_numpy(np.concatenate([text.ids, candidate]))[None]
+    with torch.no_grad():
+        logs = model(ids).logits[0].double().log_softmax(dim=-1)
+    first = len(text.ids)
+    return float(sum(logs[first - 1 + step, int(token)] for step, token in enumerate(candidate)))
+
+
+class TestSymbols:
+    @pytest.mark.parametrize("distance", [0, 2])
+    def test_scores_equal_those_of_all_logits(self, distance: int) -> None:
+        probe = symbol_probe("recall", answers=5, pairs=2)
+        texts = probe.make(distance, 7, 10, probe_stream("test", 0))
+        model: RecurrentForCausalLM = add_recurrence(tiny("gpt2"), CarryConfig(window=10, neutral_start=False)).eval()
+        score = score_symbols(model, probe, texts, rows=3, windows_per_call=1)
+        with torch.no_grad():
+            logits = model(torch.from_numpy(texts.inputs)).logits.double().numpy()
+        right, sure = [], []
+        for row, place in np.argwhere(texts.targets != IGNORED):
+            shares = np.exp(logits[row, place, probe.answer_symbols])
+            wanted = texts.targets[row, place] - probe.answer_symbols[0]
+            right.append(shares.argmax() == wanted)
+            sure.append(shares[wanted] / shares.sum())
+        assert score.answers == 14
+        assert score.interval == share_interval(score.accuracy * 7, 7)
+        assert score.accuracy == pytest.approx(np.mean(right))
+        assert score.probability == pytest.approx(np.mean(sure), rel=1e-5)
+
+    def test_perfect_and_guessing_models(self) -> None:
+        probe = symbol_probe("copying", answers=4)
+        texts = probe.make(1, 30, 12, probe_stream("test", 2))
+        knowing: Any = Answering(texts, probe.vocabulary, knows=True)
+        guessing: Any = Answering(texts, probe.vocabulary, knows=False)
+        assert score_symbols(knowing, probe, texts, rows=30).accuracy == 1
+        assert score_symbols(guessing, probe, texts, rows=30).accuracy == probe.chance_level
+
+
+class Answering:
+    """Predicts the targets; or a symbol that is never an answer."""
+
+    device = torch.device("cpu")
+    recurrence = SimpleNamespace(window=12, overlap=0)
+
+    def __init__(self, texts: SymbolTexts, vocabulary: int, knows: bool) -> None:
+        wanted = torch.from_numpy(texts.targets[:, -12:]).clamp(min=0)
+        self.logits = torch.nn.functional.one_hot(wanted if knows else torch.zeros_like(wanted), vocabulary) * 9.0
+
+    def __call__(self, input_ids: Any, state: State, **_: Any) -> Any:
+        return SimpleNamespace(state=state, logits=self.logits)
+
+
+def test_ties_share_the_point() -> None:
+    likelihoods = np.log([[0.5, 0.5, 0.1, 0.1], [0.4, 0.1, 0.4, 0.1], [0.2, 0.2, 0.2, 0.2], [0.1, 0.9, 0.2, 0.2]])
+    assert score_of(likelihoods, np.array([0, 1, 2, 1]), 4).accuracy == (0.5 + 0 + 0.25 + 1) / 4
+
+
+def test_values_that_are_not_finite_raise() -> None:
+    with pytest.raises(UserError, match="not finite"):
+        score_of(np.array([[0.0, np.nan]]), np.array([0]), 1)
