@@ -124,7 +124,6 @@ class Recall(SymbolProbe):
 
     name: ClassVar[str] = "recall"
     asks: ClassVar[str] = "Which value follows this name? Several pairs, every one is asked for."
-    fact_length: ClassVar[int] = 2
 
     answers: int = 16
     pairs: int = 4
@@ -132,8 +131,8 @@ class Recall(SymbolProbe):
 
     def __post_init__(self) -> None:
         _at_least(self, answers=2, pairs=1, different_names=self.pairs)
-        _derive(self, names=self.different_names, facts=self.pairs, asked=self.pairs)
-        _derive(self, question_length=3 * self.pairs - 1)
+        _derive(self, names=self.different_names, facts=self.pairs, fact_length=2)
+        _derive(self, asked=self.pairs, question_length=3 * self.pairs - 1)
 
     def state_and_ask(self, count: int, chance: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         names = self.first_name + _distinct(count, self.pairs, self.different_names, chance)
@@ -148,7 +147,6 @@ class Variables(SymbolProbe):
 
     name: ClassVar[str] = "variables"
     asks: ClassVar[str] = "What is the value of the last name of a chain of assignments?"
-    fact_length: ClassVar[int] = 3
 
     answers: int = 16
     chains: int = 2
@@ -158,8 +156,8 @@ class Variables(SymbolProbe):
 
     def __post_init__(self) -> None:
         _at_least(self, answers=2, chains=1, hops=1, different_names=self.chains * self.hops)
-        _derive(self, names=self.different_names, facts=self.chains * self.hops, asked=self.chains)
-        _derive(self, question_length=3 * self.chains - 1)
+        _derive(self, names=self.different_names, facts=self.chains * self.hops, fact_length=3)
+        _derive(self, asked=self.chains, question_length=3 * self.chains - 1)
 
     def state_and_ask(self, count: int, chance: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         shape = (count, self.chains, self.hops)
@@ -184,7 +182,6 @@ class Copying(SymbolProbe):
 
     name: ClassVar[str] = "copying"
     asks: ClassVar[str] = "Which symbols were in the list, in order?"
-    facts: ClassVar[int] = 1
     backwards: ClassVar[bool] = False
 
     answers: int = 16
@@ -193,7 +190,7 @@ class Copying(SymbolProbe):
 
     def __post_init__(self) -> None:
         _at_least(self, answers=2, symbols=1)
-        _derive(self, fact_length=1 + self.symbols, asked=self.symbols, question_length=self.symbols)
+        _derive(self, facts=1, fact_length=1 + self.symbols, asked=self.symbols, question_length=self.symbols)
 
     def state_and_ask(self, count: int, chance: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         said = chance.integers(FIRST_ANSWER, self.first_name, size=(count, self.symbols))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recurrify.data.files import UnreadableFileError, check_regular, read_text_file, uncompressed_suffix
+from recurrify.data.files import COMPRESSED, UnreadableFileError, check_regular, read_text_file, uncompressed_suffix
 from recurrify.data.splits import SPLIT_OF_NAME
 from recurrify.errors import UserError
 
@@ -79,7 +79,7 @@ def is_data_set(source: str) -> bool:
     if source.startswith(HUB_PREFIX) or is_saved_dataset(path):
         return True
     # A path that does not exist in a folder that does is a mistyped path.
-    looks_like_file = is_table(path) or uncompressed_suffix(path) in (".txt", ".text", ".md")
+    looks_like_file = is_table(path) or path.suffix in (".txt", ".text", ".md", *COMPRESSED)
     named = HUB_NAME.fullmatch(source) is not None and not looks_like_file
     return named and not path.exists() and not path.parent.exists()
 

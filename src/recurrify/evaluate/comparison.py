@@ -99,7 +99,8 @@ def compare_with_base(
         model: A recurrent model, or a base that gets the memory `config`.
         documents: Tokenized documents; every token but each one's first is scored.
         config: The memory to add if `model` is a base.
-        base: What to compare with, such as a plain model fine-tuned alike; by default the base inside `model`.
+        base: What to compare with; by default the base inside `model`. After fine-tuning in short windows that base has
+            lost its long context: pass the original one, or a plain model fine-tuned alike.
         rows: Documents read in parallel in the memory's windows; fewer in longer windows, so that memory use is alike.
         bf16: Compute in bfloat16 on CUDA devices.
         progress: Called with the number of tokens scored; the total is `comparison_tokens(settings, documents)`.
