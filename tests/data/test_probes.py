@@ -83,12 +83,12 @@ class TestSymbols:
             inputs, targets = probe.make(distance, 30, WINDOW, probe_stream("train", 0, distance))
             assert inputs.shape == (30, (distance + 1) * WINDOW)
             noise = (inputs >= FIRST_NOISE) & (inputs < FIRST_ANSWER)
-            told = inputs.shape[1] - probe.question_length
-            assert noise[:, WINDOW:told].all()
-            assert not noise[:, told:].any()
+            asking = inputs.shape[1] - probe.question_length
+            assert noise[:, WINDOW:asking].all()
+            assert not noise[:, asking:].any()
             assert ((~noise[:, :WINDOW]).sum(axis=1) == probe.facts * probe.fact_length).all()
-            assert told // WINDOW == distance
-            assert (targets[:, :told] == IGNORED).all()
+            assert asking // WINDOW == distance
+            assert (targets[:, :asking] == IGNORED).all()
 
     @pytest.mark.parametrize("name", list(SYMBOL_PROBES))
     def test_answers_are_uniform_and_independent(self, name: str) -> None:

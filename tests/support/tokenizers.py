@@ -17,7 +17,7 @@ SPECIAL = {
 def like_bert(texts: Sequence[str], words: int = 200) -> PreTrainedTokenizerFast:
     """Lower case, no accents, word pieces, `[CLS] a [SEP] b [SEP]` with token types.
 
-    The first so many words are tokens of their own, the others are spelt. (A trainer would number ties at random.)
+    The first words are single tokens, the others are spelled. (A trainer would number ties at random.)
     """
     normalizer, splitter = (
         normalizers.BertNormalizer(lowercase=True, strip_accents=True),

@@ -43,7 +43,7 @@ def content() -> bytes:
 
 @pytest.fixture
 def dump(content: bytes, monkeypatch: pytest.MonkeyPatch) -> Dump:
-    """A small enwik8 that stands for the real one."""
+    """A small file in place of enwik8."""
     small = replace(ENWIK8, size=len(content), md5=hashlib.md5(content).hexdigest())
 
     def load(*args: Any) -> Any:

@@ -60,7 +60,7 @@ class Table:
 
 
 class MissingFieldError(UserError):
-    """A row has no field of the name that was asked for."""
+    """A row lacks the wanted field."""
 
 
 def shortened(names: Sequence[str], most: int = 10) -> str:

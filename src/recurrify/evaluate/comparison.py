@@ -173,8 +173,8 @@ def comparison_tokens(settings: Sequence[ComparisonSetting], documents: Sequence
 
 
 def matched_overlap(base: PreTrainedModel, flops: float, window: int, inputs: Sequence[int] = ()) -> int:
-    """The smallest overlap at which plain windows cost at least `flops` per token, averaged over documents with so many
-    `inputs`, or in full windows."""
+    """The smallest overlap at which plain windows cost at least `flops` per token, averaged over documents with
+    `inputs` tokens, or in full windows."""
     return _smallest(lambda overlap: _mean_flops(base, inputs, window, overlap), flops, 0, window - 1)
 
 
@@ -190,7 +190,7 @@ def _smallest(cost: Callable[[int], float], wanted: float, low: int, high: int) 
 
 
 def _mean_flops(base: PreTrainedModel, inputs: Sequence[int], window: int, overlap: int) -> float:
-    """Over documents with so many inputs; one that is shorter than a window costs what a window of its length does."""
+    """The mean over documents; one that is shorter than a window costs as much as a window of its length."""
     if not inputs:
         return full_flops_per_token(base, window, overlap)
     lengths = [min(length, window) for length in inputs]

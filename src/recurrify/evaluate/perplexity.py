@@ -162,7 +162,7 @@ def check_finite(values: np.ndarray, document: NamedTokens, first: int, what: st
 
 
 def check_documents(documents: Sequence[NamedTokens], vocabulary: int) -> None:
-    """Raise a `UserError` for documents that cannot be scored by a model with so many tokens."""
+    """Raise a `UserError` for documents that a model with this vocabulary cannot score."""
     if len(documents) == 0:
         raise UserError("There is nothing to evaluate: give at least one document.")
     for document in documents:

@@ -285,7 +285,7 @@ _MARKUP: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern, flags | re.ASCII), replacement)
     for pattern, replacement, flags in (
         (r"<.*>", "", 0),  # the dump's own tags
-        (r"&amp;", "&", 0),  # first: the dump has escaped an article's own `&lt;` once more
+        (r"&amp;", "&", 0),  # first: the dump escapes an article's own `&lt;` again
         (r"&lt;", "<", 0),
         (r"&gt;", ">", 0),
         (r"<ref[^<]*</ref>", "", 0),  # footnotes
