@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from datasets import Dataset
+from datasets import Dataset, DatasetDict
 
 from recurrify.data import Question, QuestionSet, load_questions, plain_title, save_questions, words_of
 from recurrify.data.answer_spans import find_span
@@ -75,6 +75,14 @@ class TestHotpotqa:
                 written(tmp_path, [columns], name)
         (official,) = load_questions(written(tmp_path, [HOTPOT], "official.json")).questions
         assert load_questions(tmp_path / name).questions == [official]
+
+    def test_data_set_with_several_parts_needs_a_split(self, tmp_path: Path) -> None:
+        row = {"id": "s1", "context": "Ann.", "question": "Who?", "answers": {"text": ["Ann"], "answer_start": [0]}}
+        parts = {"train": Dataset.from_list([row]), "validation": Dataset.from_list([row | {"id": "s2"}])}
+        DatasetDict(parts).save_to_disk(tmp_path / "saved")
+        assert load_questions(tmp_path / "saved", split="test").questions[0].id == "s2"
+        with pytest.raises(UserError, match="has no single part, only train, validation"):
+            load_questions(tmp_path / "saved")
 
     def test_nested_supporting_facts(self, tmp_path: Path) -> None:
         facts = [["Ada", [1], ["She met Babbage in 1833."], {"id": "7", "text": "…"}]]

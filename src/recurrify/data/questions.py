@@ -75,7 +75,7 @@ class _Item(NamedTuple):
     """Parts of the context in which the answer is looked for first."""
 
 
-def load_questions(source: str | Path, answers_needed: bool = True, split: str = "train") -> QuestionSet:
+def load_questions(source: str | Path, answers_needed: bool = True, split: str | None = None) -> QuestionSet:
     """The questions of a file (.json, .jsonl, .parquet, also compressed) or of a Hugging Face data set.
 
     The format is recognised by its fields: SQuAD's articles or flat rows, HotpotQA's items, or rows with `ctxs`.
@@ -83,7 +83,7 @@ def load_questions(source: str | Path, answers_needed: bool = True, split: str =
     Args:
         source: A file, a folder written by `save_to_disk`, or `hf:owner/name`.
         answers_needed: False also takes questions without answers, to predict them.
-        split: Of a data set, train or test.
+        split: Of a data set with several parts, train or test.
     """
     source = str(source)
     rows = [fields for _, fields in open_table(source, split).rows]

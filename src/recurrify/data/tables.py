@@ -90,18 +90,24 @@ def is_saved_dataset(path: Path) -> bool:
     return one_split or (path / "dataset_dict.json").is_file()
 
 
-def open_table(source: str, split: str) -> Table:
-    """The rows of a file or of one part of a data set: train, or test, for which a validation part is taken where there
-    is no test part. A data set with a single part of another name gives that one for both."""
+def open_table(source: str, split: str | None = None) -> Table:
+    """The rows of a file, or of one part of a data set.
+
+    Args:
+        source: A file, a folder written by `save_to_disk`, or `hf:owner/name`.
+        split: Of a data set, train, or test, for which a validation part is taken if there is no test part. None takes
+            the only part, and raises a `UserError` if there are several.
+    """
     if is_data_set(source):
         parts = open_dataset(source)
         by_split = {SPLIT_OF_NAME.get(name, name): rows for name, rows in parts.items()}
-        wanted = ("train",) if split == "train" else ("test", "valid")
-        found = next((by_split[name] for name in wanted if name in by_split), None)
-        if found is None and len(parts) == 1 and not SPLIT_OF_NAME.keys() & parts.keys():
+        wanted = ["train"] if split == "train" else ["test", "valid"]
+        found = next((by_split[name] for name in wanted if split is not None and name in by_split), None)
+        if len(parts) == 1 and (split is None or not SPLIT_OF_NAME.keys() & parts.keys()):
             (found,) = parts.values()
         if found is None:
-            raise UserError(f"{source} has no {split} part, only {shortened(list(parts))}: write one to a file.")
+            part = "single part" if split is None else f"{split} part"
+            raise UserError(f"{source} has no {part}, only {shortened(list(parts))}: write one of them to a file.")
         return Table(source, "row", enumerate(_guarded(found, source), start=1))
     path = Path(source).expanduser()
     if not path.exists() or path.is_dir():
