@@ -1,0 +1,88 @@
+"""Every code block in README and docs runs: Python as it stands, commands as far as their options are known."""
+
+import json
+import re
+import shlex
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from transformers import logging
+
+from recurrify import RecurrenceConfig
+from recurrify.cli.main import app
+from recurrify.modeling import mechanism_names, recurrence_config
+from support.models import tiny
+from support.runs import model_folder
+from support.tokenizers import like_bert
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+CONTEXT = "Good words stand here . " * 200
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+def pages_with(language: str) -> list[Any]:
+    found = [page for page in PAGES if blocks(page, language)]
+    return [pytest.param(page, id=str(page.relative_to(ROOT))) for page in found]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Tiny models in place of those on the hub, by name."""
+    folder = tmp_path_factory.mktemp("models")
+    like_bert([CONTEXT, "Which words ? A long text."]).save_pretrained(folder / "bert")
+    tiny("bert", max_position_embeddings=520).save_pretrained(folder / "bert")
+    decoder = model_folder(folder / "gpt2", n_positions=1024)
+    return {"gpt2": decoder, "smollm2": decoder, "bert-base-uncased": folder / "bert"}
+
+
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument")  # Trainer's default, without a GPU
+@pytest.mark.parametrize("page", pages_with("python"))
+def test_python_blocks_run(
+    page: Path, models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logging.set_verbosity_error()
+    monkeypatch.chdir(tmp_path)
+    answers = [{"text": "stand", "answer_start": CONTEXT.index("stand")}]
+    asked = {"context": CONTEXT, "qas": [{"id": "1", "question": "Which words ?", "answers": answers}]}
+    Path("questions.json").write_text(json.dumps({"data": [{"title": "t", "paragraphs": [asked]}]}), encoding="utf-8")
+    names: dict[str, Any] = {"__name__": "example"}
+    for code in blocks(page, "python"):
+        for name, folder in models.items():
+            code = code.replace(f'"{name}"', repr(str(folder)))
+        exec(compile(code, str(page), "exec"), names)
+
+
+def commands() -> list[Any]:
+    lines = [(page, line) for page in PAGES for block in blocks(page, "sh") for line in block.splitlines()]
+    return [pytest.param(line, id=f"{page.stem}: {line}") for page, line in lines if line.startswith("recurrify ")]
+
+
+@pytest.mark.parametrize("line", commands())
+def test_commands_have_these_options(line: str) -> None:
+    command: Any = typer.main.get_command(app)
+    words = shlex.split(line, comments=True)[1:]
+    while hasattr(command, "commands"):
+        command = command.commands[words.pop(0)]
+    context = command.make_context("recurrify", words, resilient_parsing=True)
+    assert not context.args, context.args
+    known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    assert {word.split("=")[0] for word in words if re.fullmatch(r"--[a-z-]+.*", word)} <= known
+
+
+def test_all_settings_of_mechanisms_are_listed() -> None:
+    page = (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8")
+    listed = page.split("| name | settings |")[1].split("\n\n")[0]
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", listed, re.MULTILINE))
+    assert sorted(rows) == sorted(set(mechanism_names()) - {"none"})
+    shared = {field.name for field in fields(RecurrenceConfig)}
+    for name, text in rows.items():
+        own = {field.name for field in fields(recurrence_config({"mechanism": name}))} - shared
+        assert all(f"`{one}" in text for one in own), name
+        assert set(re.findall(r"`(\w+)=", text)) <= own

@@ -1,0 +1,57 @@
+"""The words that this project does not use in what people read: README, docs, help texts and pages."""
+
+import re
+from pathlib import Path
+
+import pytest
+import typer
+
+from recurrify.cli.main import app
+
+ROOT = Path(__file__).parent.parent
+REPLACED = {
+    r"told|untold": "reported, logged, or an error",
+    r"anew|once more": "again, from scratch, retrain",
+    r"goes on from|given again|go on with it": "resumes; run the same command again",
+    r"makes little of|left to itself|serves best": "ignores; by default; works best",
+    r"is refused|are refused|refuses": "raises an error; is rejected",
+    r"mended": "fixed",
+    r"nobody": "no one, or name the reader",
+    r"stand-ins?": "parameter aliases",
+    r"numbers passed on": "state size",
+    r"lanes?": "batch rows",
+    r"faint": "initial scale",
+    r"held alone": "run lock",
+}
+ALLOWED: set[tuple[str, str]] = set()
+"""(file, word) pairs where the word has its ordinary meaning."""
+
+
+def texts() -> list[tuple[str, str]]:
+    """Everything that is checked, by name."""
+    files = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
+    files += [*ROOT.glob("src/**/templates/*.j2"), *ROOT.glob("papers/src/**/templates/*.j2")]
+    found = [(str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")) for path in files]
+    return [*found, *help_texts(typer.main.get_command(app), "recurrify")]
+
+
+def help_texts(command: object, name: str) -> list[tuple[str, str]]:
+    """Help of a command, its options and its subcommands."""
+    own = [str(getattr(command, "help", None) or "")]
+    own += [str(getattr(option, "help", None) or "") for option in getattr(command, "params", [])]
+    found = [(f"{name} --help", "\n".join(own))]
+    for word, inner in getattr(command, "commands", {}).items():
+        found += help_texts(inner, f"{name} {word}")
+    return found
+
+
+@pytest.mark.parametrize(("name", "text"), texts(), ids=lambda value: value if len(value) < 80 else "")
+def test_plain_words(name: str, text: str) -> None:
+    prose = re.sub(r"```.*?```|`[^`]*`", "", text, flags=re.DOTALL)
+    found = {
+        match.group(0): better
+        for words, better in REPLACED.items()
+        for match in re.finditer(rf"\b({words})\b", prose, re.IGNORECASE)
+        if (name, match.group(0).lower()) not in ALLOWED
+    }
+    assert not found, f"{name}: write instead {found}"
