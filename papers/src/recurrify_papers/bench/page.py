@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from recurrify import UserError
+from recurrify.pages import Block, Page, Table, Verdict, bar_chart, line_chart, write_page
 from recurrify.results import load_result
 from recurrify_papers.bench.bench import IDENTITY, PARTS
-
-Table = tuple[str, list[str], list[list[str]]]
 
 
 def load_parts(folder: Path) -> dict[str, dict[str, Any]]:
@@ -23,23 +22,58 @@ def load_parts(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def bench_tables(parts: Mapping[str, Mapping[str, Any]]) -> list[Table]:
-    """Rows and ratios of every part: caption, header, cells."""
+    """Rows and ratios of every part."""
     tables: list[Table] = []
     for name, result in parts.items():
         rows = [[_label(group, row), *_cells(row)] for group in result["groups"] for row in group["rows"]]
-        tables.append((f"{name}: {PARTS[name].purpose}", ["what", "tokens/s", "of the ceiling", "peak GiB"], rows))
+        tables.append(Table(f"{name}: {PARTS[name].purpose}", ["what", "tokens/s", "of the ceiling", "GiB"], rows))
         ratios = [
             [f"{one['name']}, {_identity(group)}", f"{one['ratio']:.2f}", f"{one['low']:.2f} to {one['high']:.2f}"]
             for group in result["groups"]
             for one in group["ratios"]
         ]
         if ratios:
-            tables.append((f"{name}: times as fast", ["what", "median", "range"], ratios))
+            tables.append(Table(f"{name}: times as fast", ["what", "median", "range"], ratios))
     return tables
 
 
 def write_bench_page(parts: Mapping[str, Mapping[str, Any]], folder: Path) -> Path:
-    raise NotImplementedError
+    """Write `index.html` and return its path."""
+    blocks: list[Block] = []
+    training = [
+        {"what": _label(group, row), "tokens per second": row["tokens_per_second"]}
+        for group in (parts.get("training") or {}).get("groups", [])[-1:]
+        for row in group["rows"]
+    ]
+    if training:
+        title = "Training, the largest batch"
+        blocks.append(bar_chart(training, x="tokens per second", y="what", title=title, x_format=",.0f"))
+    lengths = [
+        {"tokens": group["tokens"], "GiB": row["peak_bytes"] / 2**30, "model": _label({}, row)}
+        for group in (parts.get("lengths") or {}).get("groups", [])
+        for row in group["rows"]
+        if row["peak_bytes"] is not None
+    ]
+    if lengths:
+        title = "Peak memory of a training step by the length of the sequence"
+        blocks.append(line_chart(lengths, x="tokens", y="GiB", series="model", title=title, x_scale="log", points=True))
+    path = folder / "index.html"
+    provenance = next(iter(parts.values()))["provenance"]
+    page = Page("Speed and memory", _verdict(parts), [*blocks, *bench_tables(parts)], provenance=provenance)
+    write_page(path, page)
+    return path
+
+
+def _verdict(parts: Mapping[str, Mapping[str, Any]]) -> Verdict:
+    """Carry against plain windows in the best mode and the largest batch."""
+    groups = (parts.get("training") or {}).get("groups", [])
+    ratios = {one["name"]: one for group in groups for one in group["ratios"]}
+    for mode in ("graphs", "compiled", "eager"):
+        found = ratios.get(f"carry, {mode} / plain")
+        if found is not None:
+            text = f"the speed of plain windows with the paper's memory ({mode})"
+            return Verdict(text, number=f"{found['ratio']:.2f}", interval=f"{found['low']:.2f} to {found['high']:.2f}")
+    return Verdict("Training was not measured.")
 
 
 def _identity(group: Mapping[str, Any]) -> str:

@@ -49,8 +49,8 @@ def bench_command(
             max_minutes=max_minutes,
         )
     found = load_parts(out)
-    for caption, header, rows in bench_tables(found):
-        show_table(caption, header, rows, text_columns=1)
+    for table in bench_tables(found):
+        show_table(table.caption, table.header, table.texts, text_columns=1)
     typer.echo(f"page: {write_bench_page(found, out)}")
     if failed:
         err_console.print(f"Wrong results, not timed: {'; '.join(failed)}.", style="red", markup=False)
