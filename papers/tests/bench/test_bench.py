@@ -162,7 +162,8 @@ class TestParts:
 def _weights(size: Size) -> int:
     from recurrify_papers.bench.models import base_model
 
-    named = base_model(size, torch.device("meta")).named_parameters()
+    with torch.device("meta"):
+        named = base_model(size, torch.device("meta")).named_parameters()
     return sum(value.numel() for name, value in named if name != "lm_head.weight")  # tied to the embedding
 
 
