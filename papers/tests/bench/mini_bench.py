@@ -1,5 +1,6 @@
 """A benchmark that is too small to be worth timing."""
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -7,11 +8,11 @@ from typing import Any
 import torch
 
 from recurrify_papers.bench.bench import Bench
-from recurrify_papers.bench.sizes import SIZES, Size
+from recurrify_papers.bench.sizes import TINY, Size
 
 CPU = torch.device("cpu")
 MINI = replace(
-    SIZES["tiny"],
+    TINY,
     vocabulary=41,
     width=16,
     layers=2,
@@ -20,23 +21,22 @@ MINI = replace(
     window=8,
     windows=3,
     batches=(1, 2),
-    tail=4,
     keep=4,
     lengths=(2, 4),
-    prompts=(1, 20, 100),
+    prompts=(1, 60),
     documents=3,
     document_tokens=40,
     rounds=1,
     matrices=(32,),
-    copied_bytes=2**16,
 )
+LLAMA = replace(MINI, name="llama", family="llama", kv_heads=1, inner=24)
 
 
 @contextmanager
-def no_bar(name: str, total: int) -> Any:
+def no_progress(name: str, total: int) -> Iterator[Any]:
     yield lambda done: None
 
 
-def mini_bench(size: Size = MINI, **more: Any) -> Bench:
-    more = {"ways": ("eager",), "ceiling": 1e12, "batches": size.batches, **more}
-    return Bench(size, CPU, lambda text: None, no_bar, **more)
+def mini_bench(size: Size = MINI, **changes: Any) -> Bench:
+    settings = {"memories": ("plain", "carry"), "modes": ("eager",), "batches": (2,), "ceiling": 1e12, **changes}
+    return Bench(size=size, device=CPU, say=lambda text: None, progress=no_progress, **settings)

@@ -1,0 +1,208 @@
+"""What the benchmark checks before it times, what it leaves out, and how it resumes."""
+
+import json
+from collections.abc import Callable
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+import torch
+from mini_bench import CPU, LLAMA, MINI, mini_bench
+from torch.utils.flop_counter import FlopCounterMode
+
+from recurrify_papers.bench import bench as bench_module
+from recurrify_papers.bench.bench import run_bench
+from recurrify_papers.bench.checks import check_generation, compare, distinct_windows, observe
+from recurrify_papers.bench.inference import measure_generation, measure_reading
+from recurrify_papers.bench.models import NaiveLoop, Recurrent, Transformers, memories, random_tokens, recurrent_model
+from recurrify_papers.bench.peers import PEERS, layer_weights, measure_peers
+from recurrify_papers.bench.sizes import GPT2, LLAMA_1B, SIZES, SMOLLM2, Size, size_for
+from recurrify_papers.bench.timing import (
+    OUT_OF_MEMORY,
+    OUT_OF_TIME,
+    WRONG,
+    Entrant,
+    NotMeasuredError,
+    attempt,
+    interleave,
+    ratio,
+)
+from recurrify_papers.bench.training import measure_lengths, measure_naive, measure_training
+from support.commands import invoke
+
+Refused = Callable[..., str]
+
+
+@pytest.fixture(autouse=True)
+def _quick_ceiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_module, "measure_ceiling", lambda size, device: 1e12)
+
+
+class TestTimings:
+    def test_entrants_take_turns(self) -> None:
+        order: list[str] = []
+        entrants = [Entrant(name, lambda name=name: order.append(name)) for name in "ab"]
+        found = interleave(entrants, 2, CPU)
+        assert [name for name, _ in groupby(order)] == ["a", "b"] * 2
+        assert [len(one.seconds) for one in found] == [2, 2]
+
+    def test_expected_problems_are_kept_and_others_raised(self) -> None:
+        def fail(error: Exception) -> Callable[[], None]:
+            def run() -> None:
+                raise error
+
+            return run
+
+        assert attempt(fail(NotMeasuredError("not here")), CPU) == "not here"
+        assert attempt(fail(torch.OutOfMemoryError("full")), CPU) == OUT_OF_MEMORY
+        with pytest.raises(ValueError, match="a bug"):
+            attempt(fail(ValueError("a bug")), CPU)
+
+    def test_nothing_is_timed_after_the_deadline(self) -> None:
+        (timing,) = interleave([Entrant("a", lambda: None)], 3, CPU, deadline=0.0)
+        assert (timing.seconds, timing.problem) == ([], OUT_OF_TIME)
+
+    def test_ratio_is_the_median_over_rounds(self) -> None:
+        assert ratio("a / b", [1.0, 2.0, 1.0], [2.0, 2.0, 3.0]) == [
+            {"name": "a / b", "ratio": 2.0, "low": 1, "high": 3}
+        ]
+        assert ratio("a / b", [], [1.0]) == []
+
+
+class TestChecks:
+    def test_a_memory_without_gradients_fails(self) -> None:
+        stepper = Recurrent(MINI, "carry", CPU)
+        ids = distinct_windows(random_tokens(MINI, 2, 24), MINI.window)
+        expected = observe(stepper, ids)
+        stepper.recurrent.set_recurrence(bptt_windows=1)
+        assert not compare("cut", expected, observe(stepper, ids), CPU)["passed"]
+
+    def test_plain_windows_equal_transformers(self) -> None:
+        theirs, plain = Transformers(MINI, CPU), Recurrent(MINI, "plain", CPU)
+        ids = random_tokens(MINI, 2, 24)
+        expected = observe(theirs, ids, inside_windows=True)
+        assert compare("plain", expected, observe(plain, ids, inside_windows=True), CPU)["passed"]
+
+    def test_naive_loop_equals_carry(self) -> None:
+        ids = distinct_windows(random_tokens(MINI, 2, 24), MINI.window)
+        found = compare("naive", observe(Recurrent(MINI, "carry", CPU), ids), observe(NaiveLoop(MINI, CPU), ids), CPU)
+        assert found["passed"], found
+
+    def test_generation_that_forgets_fails(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        model = recurrent_model(MINI, "carry", CPU)
+        assert check_generation("carry", model, MINI)["passed"]
+        other = recurrent_model(MINI, "plain", CPU)
+        monkeypatch.setattr(model, "generate", other.generate)
+        assert not check_generation("carry", model, MINI)["passed"]
+
+    def test_wrong_variants_are_not_timed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("recurrify_papers.bench.training.compare", lambda name, *_: {"name": name, "passed": False})
+        (group,) = measure_training(mini_bench())
+        problems = {(row["model"], row["checkpoint"]): row["problem"] for row in group["rows"]}
+        assert problems["carry", True] == WRONG
+        assert problems["carry", False] is None
+        assert not next(row for row in group["rows"] if row["model"] == "carry" and row["checkpoint"])["seconds"]
+
+
+class TestParts:
+    def test_flops_are_what_torch_counts(self) -> None:
+        """torch counts all pairs of positions of eager attention, we the causal half."""
+        stepper = Transformers(MINI, CPU)
+        stepper.model.set_attn_implementation("eager")
+        ids = random_tokens(MINI, 2, MINI.window)
+        with FlopCounterMode(display=False) as counter:
+            stepper.backward(stepper.rows_of(ids))
+        masked = 3 * 2 * MINI.window**2 * MINI.width * MINI.layers * len(ids)
+        assert stepper.flops_per_token * ids.numel() == pytest.approx(counter.get_total_flops() - masked)
+
+    @pytest.mark.parametrize("size", [MINI, LLAMA], ids=["gpt2", "llama"])
+    def test_training_compares_every_memory(self, size: Size) -> None:
+        (group,) = measure_training(mini_bench(size, memories=tuple(memories(size))))
+        assert all(check["passed"] for check in group["checks"])
+        assert {row["model"] for row in group["rows"]} == {"transformers", *memories(size)}
+        assert all(row["tokens_per_second"] > 0 and row["share_of_ceiling"] > 0 for row in group["rows"])
+        names = [one["name"] for one in group["ratios"]]
+        assert {"carry, eager / plain", "carry, eager / transformers", "carry, eager, checkpointed / unchecked"} <= {
+            *names
+        }
+
+    def test_lengths_reading_naive(self) -> None:
+        assert [group["tokens"] for group in measure_lengths(mini_bench())] == [16, 32]
+        (reading,) = measure_reading(mini_bench())
+        assert all(check["passed"] for check in reading["checks"])
+        assert {(row["model"], row["rows"]) for row in reading["rows"]} >= {("carry", 3), ("transformers", 1)}
+        (naive,) = measure_naive(mini_bench())
+        assert naive["checks"][0]["passed"]
+        assert any(one["name"] == "carry, eager / naive loop" for one in naive["ratios"])
+
+    def test_generation_goes_beyond_the_context(self) -> None:
+        groups = list(measure_generation(mini_bench()))
+        assert all(check["passed"] for check in groups[0]["checks"])
+        problems = [{row["model"]: row["problem"] for row in group["rows"]} for group in groups]
+        assert problems[0]["transformers"] is None
+        assert problems[1] == {"transformers": "beyond its context", "plain": None, "carry": None}
+
+    def test_peers_that_are_missing_are_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("recurrify_papers.bench.peers.find_spec", lambda name: None)
+        said: list[str] = []
+        bench = mini_bench()
+        bench.say = said.append
+        assert list(measure_peers(bench)) == []
+        assert all(peer.package in said[0] for peer in PEERS)
+        assert layer_weights(recurrent_model(MINI, "carry", CPU).base) == MINI.layers * 12 * MINI.width**2
+
+    def test_sizes(self) -> None:
+        assert size_for("auto", CPU) is SIZES["tiny"]
+        weights = {size.name: _weights(size) for size in (GPT2, SMOLLM2, LLAMA_1B)}
+        assert weights["gpt2"] == pytest.approx(124e6, rel=0.01)
+        assert weights["smollm2"] == pytest.approx(135e6, rel=0.01)
+        assert weights["llama-1b"] == pytest.approx(1.24e9, rel=0.02)
+
+
+def _weights(size: Size) -> int:
+    from recurrify_papers.bench.models import base_model
+
+    with torch.device("meta"):
+        named = base_model(size, torch.device("meta")).named_parameters()
+    return sum(value.numel() for name, value in named if name != "lm_head.weight")  # tied to the embedding
+
+
+class TestRunning:
+    def test_a_second_run_measures_only_what_is_missing(self, tmp_path: Path) -> None:
+        run_bench(mini_bench(), ["training"], tmp_path)
+        first = json.loads((tmp_path / "training.json").read_text())
+        run_bench(mini_bench(batches=(1, 2)), ["training"], tmp_path)
+        second = json.loads((tmp_path / "training.json").read_text())
+        assert [group["batch"] for group in second["groups"]] == [2, 1]
+        assert second["groups"][0] == first["groups"][0]
+        assert second["provenance"]["config"]["size"] == "tiny"
+
+    def test_results_of_other_settings_are_kept(self, tmp_path: Path, refused: Refused) -> None:
+        run_bench(mini_bench(), ["reading"], tmp_path)
+        said = refused("bench", "reading", "--out", tmp_path, "--memories", "tail")
+        assert "was measured with memories ['plain', 'carry'], not ['plain', 'tail']: choose another --out" in said
+
+    def test_command_writes_tables_and_a_page(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(SIZES, "tiny", MINI)
+        monkeypatch.setattr("recurrify_papers.bench.sizes.TINY", MINI)
+        said = invoke("bench", "training", "peers", "--out", tmp_path, "--batches", "2", "--memories", "carry")
+        assert "carry" in said
+        assert "<table" in (tmp_path / "index.html").read_text()
+        assert "training" in invoke("bench", "--page", "--out", tmp_path).lower()
+
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            (["nothing"], "Unknown part 'nothing': choose from training, lengths"),
+            (["--size", "huge"], "Unknown size 'huge': choose auto, tiny"),
+            (["--memories", "kv"], "Unknown memory 'kv': choose from plain, carry, tail, lookback."),
+            (["--modes", "fast"], "Unknown mode 'fast'"),
+            (["--modes", "graphs"], "needs a CUDA GPU"),
+            (["--batches", "0"], "must be positive whole numbers: got '0'"),
+        ],
+    )
+    def test_bad_input(
+        self, options: list[str], words: str, refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+        assert words in refused("bench", *options, "--out", tmp_path)
