@@ -33,6 +33,8 @@ REACH = 8
 """How many windows back gradients are followed."""
 STARTS = 16
 """From how many windows' losses at most."""
+PLACES = 16
+"""Into how many parts a memory is divided to show where attention goes."""
 
 
 class Text(NamedTuple):
@@ -66,6 +68,11 @@ class SlotAttention:
     """How many windows had a memory to look at: all but the first."""
     mass: np.ndarray
     """(layers, T): the mean over these windows and all heads; not a number at positions that no such window has."""
+    by_token: np.ndarray
+    """(N − 1, layers): the share that the position before each token, which predicts it, gives to the memory; not a
+    number in the first window, which has none."""
+    places: np.ndarray
+    """(N − 1, at most 16): the same share by place in the memory, oldest first, mean over the layers that see most."""
 
 
 @dataclass(frozen=True)
@@ -109,15 +116,27 @@ def slot_attention(model: RecurrentForCausalLM, text: Text) -> SlotAttention | N
         return None
     layers = sorted(slots)
     sums, counts = np.zeros((len(layers), model.recurrence.window)), np.zeros(model.recurrence.window, dtype=np.int64)
+    most = max(slots.values())
+    parts = np.arange(most) * min(PLACES, most) // most
+    by_token = np.full((len(text.ids) - 1, len(layers)), np.nan)
+    places = np.full((len(text.ids) - 1, parts[-1] + 1), np.nan)
 
     def see(lane: Lane, before: State, output: RecurrentOutput) -> None:
         if not bool(before.live[0]):
             return
         length = int(before.lengths[0]) + lane.stop - lane.start
         behind = mechanism.inputs_behind() if length == model.recurrence.window else 0
+        new = slice(lane.start, lane.stop)
+        spread = []
         for row, layer in enumerate(layers):
             first = 0 if mechanism.keys_only else slots[layer]
-            sums[row, :length] += _mass(weights.get(layer), layer, slots[layer], first, length, behind)
+            shares = _shares(weights.get(layer), layer, slots[layer], first, length, behind)
+            sums[row, :length] += shares.sum(-1)
+            by_token[new, row] = shares[lane.start - lane.stop :].sum(-1)
+            if slots[layer] == most:
+                spread.append(shares[lane.start - lane.stop :])
+        for part in range(places.shape[1]):
+            places[new, part] = np.mean(spread, axis=0)[:, parts == part].sum(-1)
         counts[:length] += 1
 
     with scoring(model, [text], None, None, bf16=False) as reader, watched_attention(reader, layers) as weights:
@@ -126,14 +145,14 @@ def slot_attention(model: RecurrentForCausalLM, text: Text) -> SlotAttention | N
     if not windows:
         return None
     mass = np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0)
-    return SlotAttention(layers, [slots[layer] for layer in layers], windows, mass)
+    return SlotAttention(layers, [slots[layer] for layer in layers], windows, mass, by_token, places)
 
 
-def _mass(weights: Tensor | None, layer: int, slots: int, first: int, length: int, behind: int) -> np.ndarray:
-    """(length,): what the window's tokens, queries from `first` on, give to the `slots` keys in front."""
+def _shares(weights: Tensor | None, layer: int, slots: int, first: int, length: int, behind: int) -> np.ndarray:
+    """(length, slots): what the window's tokens, queries from `first` on, give to each of the keys in front."""
     if weights is None or weights.shape[2:] != (first + length + behind, slots + length + behind):
         raise UserError(f"Layer {layer + 1} does not show its attention: this model cannot be inspected.")
-    return weights[0, :, first : first + length, :slots].sum(-1).double().mean(0).cpu().numpy()
+    return weights[0, :, first : first + length, :slots].double().mean(0).cpu().numpy()
 
 
 @contextmanager

@@ -66,6 +66,7 @@ def inspect_text(
     say(str(cost))
     model, twin = model.to(where), twin.to(where)
     reading, other = read_text(model, text), read_text(twin, text)
+    full = _in_full_context(twin, text)
     say("losses read; now attention and gradients")
     config = {"model": name, "plain": plain, "device": where.type, "reach": reach, **choice._asdict()}
     return {
@@ -80,6 +81,7 @@ def inspect_text(
             "text": pieces,
             "plain": [None, *other.losses.tolist()],
             "recurrent": [None, *reading.losses.tolist()],
+            **({} if full is None else {"full context": [None, *full.losses.tolist()]}),
         },
         "windows": _window_rows(model, reading, other),
         "slot_attention": _attention_row(slot_attention(model, text)),
@@ -143,6 +145,15 @@ def _plain(
     return twin
 
 
+def _in_full_context(plain: RecurrentForCausalLM, text: Text) -> Reading | None:
+    """The base in windows as long as its positions and the text allow; None where these are the memory's windows."""
+    positions = getattr(plain.base.config, "max_position_embeddings", None) or 0
+    window = min(positions, len(text.ids) - 1)
+    if window <= plain.recurrence.window:
+        return None
+    return read_text(add_recurrence(plain.base, NoRecurrence(window=window)), text)
+
+
 def _window_rows(model: RecurrentForCausalLM, recurrent: Reading, plain: Reading) -> list[dict[str, Any]]:
     """For each window the tokens that it predicts, and both models' mean loss of them."""
     spans = schedule(len(recurrent.losses), model.recurrence.window, model.recurrence.overlap)
@@ -161,7 +172,14 @@ def _attention_row(found: SlotAttention | None) -> dict[str, Any] | None:
     if found is None:
         return None
     layers = [layer + 1 for layer in found.layers]
-    return {"layers": layers, "slots": found.slots, "windows": found.windows, "mass": found.mass.tolist()}
+    return {
+        "layers": layers,
+        "slots": found.slots,
+        "windows": found.windows,
+        "mass": found.mass.tolist(),
+        "by_token": [None, *found.by_token.round(4).tolist()],
+        "places": [None, *found.places.round(4).tolist()],
+    }
 
 
 def _gradient_row(found: GradientProfile) -> dict[str, Any]:
