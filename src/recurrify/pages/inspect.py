@@ -230,7 +230,7 @@ def _attention(result: Result) -> list[Block]:
             y_title="share of attention",
             y_format=".3~%",
             y_from_zero=True,
-            description=f"From {numbers.percent(known[0][1])} at the first position to {numbers.percent(known[-1][1])}.",
+            description=_ends(known),
             caption=means,
         )
     ]
@@ -244,6 +244,10 @@ def _attention(result: Result) -> list[Block]:
     columns += [Column(name, numbers.percent) for name in ("mean", "first position", "last position", "if even")]
     table = Table("Share of attention on the memory, by layer", columns, rows)
     return [Columns(charts), Fold("Table: by layer", [table])]
+
+
+def _ends(known: Sequence[tuple[int, float]]) -> str:
+    return f"{numbers.percent(known[0][1])} at the first position, {numbers.percent(known[-1][1])} at the last."
 
 
 def _layer_map(layers: Sequence[int], mass: Sequence[Sequence[Any]]) -> Chart:
