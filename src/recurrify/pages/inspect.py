@@ -168,7 +168,8 @@ class Reader(Block):
         names |= result.get("names") or {}
         keys = [key for key in tokens if key != "text"]
         data = {
-            "text": tokens["text"],
+            # Half of a surrogate pair is no text that a browser can show.
+            "text": [str(piece).encode("utf-8", "replace").decode() for piece in tokens["text"]],
             "readings": {key: _rounded(tokens[key]) for key in keys},
             "windows": [[window["first"], window["stop"]] for window in result["windows"]],
             "layers": attention.get("layers") or [],
