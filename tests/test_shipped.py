@@ -1,4 +1,4 @@
-"""The models in the package: there, small, loadable, and better with memory than without on modules they never saw."""
+"""The shipped models and text: small, loadable, and better with memory than without on unseen modules."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from recurrify.evaluate.perplexity import evaluate_documents
 from recurrify.modeling.loading import load_model, shipped_names
 
 
-def test_all_three_are_shipped_and_small() -> None:
+def test_models_are_shipped_and_small() -> None:
     assert shipped_names() == ["shipped:base", "shipped:plain", "shipped:recurrent"]
     size = sum(path.stat().st_size for path in loading.SHIPPED.rglob("*") if path.is_file())
     assert size < 5_000_000
@@ -23,12 +23,18 @@ def test_all_three_are_shipped_and_small() -> None:
         assert len(tokenizer) == model.get_input_embeddings().num_embeddings
 
 
-def test_no_config_tells_where_it_was_made() -> None:
+def test_novel_is_shipped() -> None:
+    text = (loading.SHIPPED / "novel.txt").read_text(encoding="utf-8")
+    assert text.startswith("Chapter I")
+    assert 30_000 < len(text) < 40_000
+
+
+def test_configs_hold_no_paths() -> None:
     for path in loading.SHIPPED.rglob("*.json"):
         assert "/" not in (path.read_text(encoding="utf-8") if path.name == "config.json" else ""), path
 
 
-def test_the_twins_had_the_same_start_and_the_recurrent_one_is_better() -> None:
+def test_memory_is_better_than_plain_windows() -> None:
     plain, tokenizer = load_model("shipped:plain")
     recurrent, _ = load_model("shipped:recurrent")
     assert plain.mechanism is None
@@ -46,7 +52,7 @@ def test_the_twins_had_the_same_start_and_the_recurrent_one_is_better() -> None:
 
 
 @pytest.mark.parametrize("name", ["shipped.json", "gpu.json", "demo.json", "real_models.json"])
-def test_results_name_no_place(name: str) -> None:
+def test_results_hold_no_paths(name: str) -> None:
     text = (Path(__file__).parent.parent / "results" / name).read_text(encoding="utf-8")
     assert "/tmp" not in text
     assert "/root" not in text

@@ -1,119 +1,161 @@
-"""A made-up demo result of the shape the real one has; no number in it was measured."""
+"""Invented results of the shape that the commands write; no number in them was measured."""
 
 import math
 from typing import Any
 
 import pytest
 
-WINDOW = 64
-OVERLAPS = (0, 8, 16, 32)
+WINDOW, OVERLAPS = 64, (0, 8)
+ROLES = {
+    "memory": ("memory, windows of 300", 300, 33.0, 2.97e8),
+    "windows": ("plain windows of 300", 300, 44.0, 2.79e8),
+    "overlap": ("windows of 300, overlap 18", 300, 41.0, 2.97e8),
+    "longer window": ("plain windows of 800", 800, 36.0, 2.97e8),
+    "full context": ("full context of 8000", 8000, 30.0, 5.45e8),
+}
+PIECES = ["Miss", " Mar", "jor", "\n", "<b>&\"'", "\x0c", "", "é", "\ud800", " end"]
 
 
-def _row(model: str, weights: str, seed: int | None, overlap: int, per_word: float) -> dict[str, Any]:
-    flops = (1.14e6 if model != "recurrent" else 1.21e6) * WINDOW / (WINDOW - overlap)
+def _row(model: str, weights: str, seed: int | None, overlap: int, level: float) -> dict[str, Any]:
     return {
         "model": model,
         "weights": weights,
         "seed": seed,
+        "window": WINDOW,
         "overlap": overlap,
-        "perplexity_per_word": per_word,
-        "perplexity_per_word_interval": [per_word * 0.96, per_word * 1.04],
-        "perplexity_per_token": per_word**0.65,
-        "bits_per_character": math.log2(per_word) / 2.6,
-        "full_flops_per_token": flops,
+        "perplexity_per_token": level,
+        "perplexity_per_token_interval": [level * 0.96, level * 1.04],
+        "perplexity_per_word": level**2,
+        "bits_per_character": math.log2(level) / 2.6,
+        "full_flops_per_token": (1.14e6 if model != "recurrent" else 1.21e6) * WINDOW / (WINDOW - overlap),
     }
 
 
-def _rows() -> list[dict[str, Any]]:
-    rows = []
-    for step, overlap in enumerate(OVERLAPS):
-        rows.append(_row("base", "shipped", None, overlap, 33.4 - 1.1 * step))
-        rows.append(_row("plain", "shipped", None, overlap, 30.12 - 1.0 * step))
-        rows.append(_row("recurrent", "shipped", None, overlap, 28.83 - 0.8 * step))
-        for seed in (0, 1):
-            rows.append(_row("plain", "live", seed, overlap, 32.5 - 1.0 * step + 0.3 * seed))
-            rows.append(_row("recurrent", "live", seed, overlap, 32.2 - 0.9 * step + 0.5 * seed))
-    return rows
+def _gain(weights: str, overlap: int, middle: float, seeds: int, noise: bool) -> dict[str, Any]:
+    interval = [middle - 0.007, middle + 0.007]
+    entry = {"weights": weights, "overlap": overlap, "relative_gain": middle, "interval": interval}
+    return {**entry, "seeds": seeds, "within_noise": noise, "unit": "token"}
 
 
-def _gains() -> list[dict[str, Any]]:
-    gains = []
-    for step, overlap in enumerate(OVERLAPS):
-        middle = 0.043 - 0.008 * step
-        gain = {"weights": "shipped", "overlap": overlap, "relative_gain": middle, "seeds": 1}
-        gains.append(gain | {"interval": [middle - 0.007, middle + 0.007], "within_noise": False})
-        gain = {"weights": "live", "overlap": overlap, "relative_gain": 0.006 - 0.003 * step, "seeds": 2}
-        gains.append(gain | {"interval": [-0.004 - 0.003 * step, 0.017 - 0.003 * step], "within_noise": True})
-    return gains
-
-
-def _loss_by_position(floor: float, first: float) -> list[float]:
-    return [
-        floor + (first - floor) / (1 + position) ** 0.6 + 0.03 * math.sin(7.0 * position) for position in range(WINDOW)
+def _real() -> dict[str, Any]:
+    rows = [
+        {
+            "role": role,
+            "model": role,
+            "label": label,
+            "window": window,
+            "overlap": 18 if role == "overlap" else 0,
+            "full_flops_per_token": flops,
+            "perplexity_per_token": level,
+            "perplexity_per_token_interval": [level - 2, level + 2],
+            "perplexity_per_word": level * 4,
+            "bits_per_character": 1.1,
+            "loss_by_position": [5 - place / 9 for place in range(9)] if role in ("memory", "windows") else None,
+        }
+        for role, (label, window, level, flops) in ROLES.items()
     ]
-
-
-def _curve(seed: int, end: float) -> dict[str, Any]:
-    tokens = list(range(10_000, 610_000, 10_000))
-    losses = [end + 0.25 * math.exp(-count / 2e5) + 0.05 * math.sin(seed + count / 9e3) for count in tokens]
-    return {"seed": seed, "tokens": tokens, "loss": losses}
-
-
-def _provenance() -> dict[str, Any]:
+    gains = [
+        {
+            "model": "memory",
+            "label": ROLES["memory"][0],
+            "against": role,
+            "against_label": ROLES[role][0],
+            "unit": "token",
+            "relative_gain": 1 - 33 / ROLES[role][2],
+            "interval": [1 - 34 / ROLES[role][2], 1 - 32 / ROLES[role][2]],
+            "within_noise": False,
+        }
+        for role in list(ROLES)[1:]
+    ]
+    losses = {
+        role: [None, *(3.0 + math.sin(place * (1 + number)) for place in range(1, len(PIECES)))]
+        for number, role in enumerate(ROLES)
+    }
     return {
-        "config": {"command": "demo", "window": WINDOW, "learning_rate": 0.0005},
-        "seed": 0,
-        "recurrify": "0.1.0",
-        "git": {"commit": "0f3a" * 10, "dirty": True},
-        "libraries": {"python": "3.11.7", "torch": "2.13.0+cpu", "datasets": None},
-        "machine": {"cpu": "Example CPU @ 2.60GHz", "cores": 2, "ram_bytes": 8_000_000_000, "gpu": None},
-        "date_utc": "2025-01-02T03:04:05+00:00",
-        "wall_seconds": 312.5,
-        "peak_memory_bytes": {"cpu": 900_000_000, "gpu": None},
-        "data_checksum": "sha256:" + "ab12" * 16,
+        "model": "smollm2",
+        "mechanism": "kv",
+        "recurrence": {"window": 5},
+        "memory": {"state_floats": 3_000_000, "added_parameters": 0},
+        "source": "a novel",
+        "note": "",
+        "rows": rows,
+        "gains": gains,
+        "tokens": {"text": PIECES, **losses},
+        "continuation": {"prompt_end": "so it", "truth": "was", "plain": "is</code>", "recurrent": "was <b>"},
     }
 
 
 @pytest.fixture
 def result() -> dict[str, Any]:
+    """Of `recurrify demo`."""
+    seeds = [("shipped", None, 0.0), ("live", 0, 2.0), ("live", 1, 3.0)]
+    rows = [_row("base", "shipped", None, 0, 33.4)]
+    for weights, seed, more in seeds:
+        for overlap in OVERLAPS if weights == "shipped" else (0,):
+            rows.append(_row("plain", weights, seed, overlap, 30.12 + more - overlap / 8))
+            rows.append(_row("recurrent", weights, seed, overlap, 28.83 + more - overlap / 10))
+    positions = [2.0 + 4 / (1 + place) for place in range(WINDOW)]
+    curve = {"tokens": [10_000, 20_000], "loss": [3.0, 2.5]}
     return {
         "kind": "demo",
-        "provenance": _provenance(),
-        "settings": {
-            "corpus": "stdlib",
-            "window": WINDOW,
-            "windows": 8,
-            "overlaps": list(OVERLAPS),
-            "live_tokens": 600_000,
-            "live_seeds": [0, 1],
-            "parameters": {"base": 570_000, "recurrent": 650_000},
-            "test_documents": 40,
-            "test_tokens": 120_000,
-            "python": "3.11.7",
+        "unit": "token",
+        "real": _real(),
+        "settings": {"live_tokens": 80_000, "window": WINDOW},
+        "rows": rows,
+        "gains": [*(_gain("shipped", o, 0.043, 1, False) for o in OVERLAPS), _gain("live", 0, 0.004, 2, True)],
+        "loss_by_position": {name: {"plain": positions, "recurrent": positions} for name in ("shipped", "live")},
+        "curves": {kind: [{"seed": seed, **curve} for seed in (0, 1)] for kind in ("plain", "recurrent")},
+        "made_by": "python tools/make_shipped.py",
+        "provenance": {"machine": {"cpu": "Example CPU", "gpu": None}},
+    }
+
+
+@pytest.fixture
+def evaluation() -> dict[str, Any]:
+    """Of `recurrify evaluate`."""
+    rows = [_row("base", "", None, 0, 30.0), _row("base", "", None, 8, 28.5), _row("recurrent", "", None, 0, 27.0)]
+    gain = _gain("", 0, 0.1, 1, False) | {"model": "recurrent", "against": "base"}
+    by_position = [2.0 + 4 / (1 + place) for place in range(WINDOW)]
+    return {
+        "kind": "evaluation",
+        "rows": rows,
+        "gains": [gain],
+        "speed": {"base": {"tokens_per_second": 1200.0}},
+        "documents": {name: [{"loss_by_position": by_position}] for name in ("base", "recurrent")},
+        "notes": ["These models were not trained on the same data."],
+        "provenance": {"config": {"models": ["base", "recurrent"]}},
+    }
+
+
+@pytest.fixture
+def inspection() -> dict[str, Any]:
+    """Of `recurrify inspect`."""
+    return {
+        "kind": "inspection",
+        "model": "some/model",
+        "plain": None,
+        "mechanism": "tail",
+        "recurrence": {"window": 5, "overlap": 0, "bptt_windows": None},
+        "memory": {"extra_share": 0.064},
+        "document": "a <text>",
+        "tokens": {
+            "text": PIECES,
+            "plain": [None, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 9.0],
+            "recurrent": [None, 1.95, 1.9, 1.0, 5.5, 2.35, 2.0, 0.0, 3.0, 4.0],
         },
-        "rows": _rows(),
-        "gains": _gains(),
-        "loss_by_position": {
-            "shipped": {"plain": _loss_by_position(1.9, 6.2), "recurrent": _loss_by_position(1.88, 4.9)},
-            "live": {"plain": _loss_by_position(2.0, 6.3), "recurrent": _loss_by_position(2.0, 6.0)},
-        },
-        "curves": {
-            "plain": [_curve(0, 2.42), _curve(1, 2.44)],
-            "recurrent": [_curve(0, 2.40), _curve(1, 2.43)],
-        },
-        "continuations": [
-            {
-                "prompt_end": "    def assert_close(self):\n        if self._file and <closed",
-                "truth": ":\n            self._file.close()\n            del self._file\n",
-                "plain": ":\n            return self.name\n        if x < 3 & y > '2':\n            raise\n",
-                "recurrent": ":\n            self._file.close()\n        return self._file\n",
-            },
-            {
-                "prompt_end": "class Parser:\n    def feed(",
-                "truth": "self, data):\n        self._buffer.append(data)\n        return len(data)\n",
-                "plain": "self, *args, **kwargs):\n        self.args = args\n",
-                "recurrent": "self, data):\n        self.data = data\n\x0c\n</code><script>alert(1)</script>",
-            },
+        "windows": [
+            {"first": 1, "stop": 6, "plain": 2.0, "recurrent": 2.54},
+            {"first": 6, "stop": 10, "plain": 3.75, "recurrent": 2.25},
         ],
-        "made_by": "recurrify experiment run demo-weights --tokens 40000000",
+        "slot_attention": {
+            "layers": [2, 3],
+            "slots": [1, 3],
+            "windows": 1,
+            "mass": [[0.5, 0.25, 0.2, 0.1, math.nan], [0.7, 0.45, 0.4, 0.3, math.nan]],
+            "by_token": [None, *[[math.nan, math.nan]] * 5, *[[0.5, 0.7]] * 4],
+            "places": [None, *[[math.nan] * 3] * 5, *[[0.1, 0.2, 0.3]] * 4],
+        },
+        "gradients": {"windows": [2], "norms": [[4.0, 0.5, 1e-6, 0.0]], "mean": [4.0, 0.5, 1e-6, 0.0]},
+        "states": {"norm": [3.0, 5.0], "change": [None, 4.0]},
+        "provenance": {"config": {"model": "some/model"}},
     }

@@ -58,12 +58,12 @@ def _quieten_transformers() -> None:
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the page and the live runs.")] = Path("runs/demo"),
-    live_tokens: Annotated[int, typer.Option(min=10_000, help="Tokens of each live fine-tuning.")] = 700_000,
-    seeds: Annotated[int, typer.Option(min=1, help="Live fine-tunings of each kind.")] = 2,
+    live_tokens: Annotated[int, typer.Option(min=10_000, help="Tokens of each live fine-tuning.")] = 80_000,
+    seeds: Annotated[int, typer.Option(min=1, help="Live fine-tunings of each kind.")] = 1,
 ) -> None:
-    """Add recurrence to the shipped tiny model, fine-tune it live, compare, report: minutes, offline, no GPU.
+    """A pretrained model reads a novel with and without memory, a tiny one is fine-tuned: minutes, no GPU.
 
-    Run again, it goes on where it stopped; a finished one only writes its page anew.
+    Run the same command again to resume.
     """
     from recurrify.demo import run_demo
     from recurrify.pages.markdown_text import summary

@@ -44,6 +44,8 @@ REACH = 8
 """The number of windows back that gradients are followed."""
 STARTS = 16
 """The most windows whose losses are differentiated."""
+PLACES = 16
+"""Parts of a memory that attention is shown for."""
 
 
 class Text(NamedTuple):
@@ -77,6 +79,10 @@ class SlotAttention:
     """The number of windows with a memory: all but the first."""
     mass: np.ndarray
     """(layers, T): the mean over these windows and all heads; NaN at positions that no such window has."""
+    by_token: np.ndarray
+    """(N − 1, layers): the share of the memory at the position before each token; NaN in the first window."""
+    places: np.ndarray
+    """(N − 1, at most 16): the same share by place in the memory, oldest first, mean over the layers that see most."""
 
 
 @dataclass(frozen=True)
@@ -119,15 +125,27 @@ def slot_attention(model: RecurrentForCausalLM, text: Text) -> SlotAttention | N
         return None
     layers = sorted(slots)
     sums, counts = np.zeros((len(layers), model.recurrence.window)), np.zeros(model.recurrence.window, dtype=np.int64)
+    most = max(slots.values())
+    parts = np.arange(most) * min(PLACES, most) // most
+    by_token = np.full((len(text.ids) - 1, len(layers)), np.nan)
+    places = np.full((len(text.ids) - 1, parts[-1] + 1), np.nan)
 
     def see(row: BatchRow, before: State, output: RecurrentOutput) -> None:
         if not bool(before.live[0]):
             return
         length = int(before.lengths[0]) + row.stop - row.start
         behind = mechanism.inputs_behind() if length == model.recurrence.window else 0
+        new = slice(row.start, row.stop)
+        spread = []
         for index, layer in enumerate(layers):
             first = 0 if mechanism.keys_only else slots[layer]
-            sums[index, :length] += _mass(weights.get(layer), layer, slots[layer], first, length, behind)
+            shares = _shares(weights.get(layer), layer, slots[layer], first, length, behind)
+            sums[index, :length] += shares.sum(-1)
+            by_token[new, index] = shares[row.start - row.stop :].sum(-1)
+            if slots[layer] == most:
+                spread.append(shares[row.start - row.stop :])
+        for part in range(places.shape[1]):
+            places[new, part] = np.mean(spread, axis=0)[:, parts == part].sum(-1)
         counts[:length] += 1
 
     with scoring(model, [text], None, None, bf16=False) as reader, watched_attention(reader, layers) as weights:
@@ -136,14 +154,14 @@ def slot_attention(model: RecurrentForCausalLM, text: Text) -> SlotAttention | N
     if not windows:
         return None
     mass = np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0)
-    return SlotAttention(layers, [slots[layer] for layer in layers], windows, mass)
+    return SlotAttention(layers, [slots[layer] for layer in layers], windows, mass, by_token, places)
 
 
-def _mass(weights: Tensor | None, layer: int, slots: int, first: int, length: int, behind: int) -> np.ndarray:
-    """(length,): the attention of the window's tokens, queries from `first` on, to the first `slots` keys."""
+def _shares(weights: Tensor | None, layer: int, slots: int, first: int, length: int, behind: int) -> np.ndarray:
+    """(length, slots): what the window's tokens, queries from `first` on, give to each of the keys in front."""
     if weights is None or weights.shape[2:] != (first + length + behind, slots + length + behind):
         raise UserError(f"Layer {layer + 1} does not show its attention: this model cannot be inspected.")
-    return weights[0, :, first : first + length, :slots].sum(-1).double().mean(0).cpu().numpy()
+    return weights[0, :, first : first + length, :slots].double().mean(0).cpu().numpy()
 
 
 @contextmanager
@@ -285,6 +303,7 @@ def inspect_text(
     say(str(cost))
     model, twin = model.to(where), twin.to(where)
     reading, other = read_text(model, text), read_text(twin, text)
+    full = _in_full_context(twin, text)
     say("losses computed; computing attention and gradients")
     config = {"model": name, "plain": plain, "device": where.type, "reach": reach, **choice._asdict()}
     return {
@@ -299,6 +318,7 @@ def inspect_text(
             "text": pieces,
             "plain": [None, *other.losses.tolist()],
             "recurrent": [None, *reading.losses.tolist()],
+            **({} if full is None else {"full context": [None, *full.losses.tolist()]}),
         },
         "windows": _window_rows(model, reading, other),
         "slot_attention": _attention_row(slot_attention(model, text)),
@@ -362,6 +382,15 @@ def _plain(
     return twin
 
 
+def _in_full_context(plain: RecurrentForCausalLM, text: Text) -> Reading | None:
+    """The base in windows as long as its positions and the text allow; None where these are the memory's windows."""
+    positions = getattr(plain.base.config, "max_position_embeddings", None) or 0
+    window = min(positions, len(text.ids) - 1)
+    if window <= plain.recurrence.window:
+        return None
+    return read_text(add_recurrence(plain.base, NoRecurrence(window=window)), text)
+
+
 def _window_rows(model: RecurrentForCausalLM, recurrent: Reading, plain: Reading) -> list[dict[str, Any]]:
     """For each window the tokens that it predicts, and both models' mean loss of them."""
     spans = schedule(len(recurrent.losses), model.recurrence.window, model.recurrence.overlap)
@@ -380,7 +409,14 @@ def _attention_row(found: SlotAttention | None) -> dict[str, Any] | None:
     if found is None:
         return None
     layers = [layer + 1 for layer in found.layers]
-    return {"layers": layers, "slots": found.slots, "windows": found.windows, "mass": found.mass.tolist()}
+    return {
+        "layers": layers,
+        "slots": found.slots,
+        "windows": found.windows,
+        "mass": found.mass.tolist(),
+        "by_token": [None, *found.by_token.round(4).tolist()],
+        "places": [None, *found.places.round(4).tolist()],
+    }
 
 
 def _gradient_row(found: GradientProfile) -> dict[str, Any]:

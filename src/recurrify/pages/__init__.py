@@ -7,8 +7,9 @@ The toolkit (`Page`, `Verdict`, `Table`, `line_chart`, `write_page` ...) is for 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from recurrify.pages import numbers
+
 if TYPE_CHECKING:
-    from recurrify.pages import numbers
     from recurrify.pages.charts import bar_chart, chart, heat_chart, line_chart, write_picture
     from recurrify.pages.page import (
         Block,

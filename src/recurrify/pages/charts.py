@@ -50,10 +50,12 @@ def line_chart(
     band: tuple[str, str] | None = None,
     levels: Mapping[str, float] | None = None,
     marks: Mapping[str, float] | None = None,
+    tip: str | None = None,
     label: str | None = None,
     points: bool = False,
     x_title: str | None = None,
     y_title: str | None = None,
+    x_ticks: Sequence[float] | None = None,
     x_scale: str = "linear",
     y_scale: str = "linear",
     x_format: str = ",~r",
@@ -71,14 +73,17 @@ def line_chart(
         band: Keys of an interval's ends, drawn as a shaded band.
         levels: Named horizontal lines, such as chance.
         marks: Named vertical lines.
+        tip: Key of a text that heads the tooltip.
         label: Key of a text that is drawn next to each point.
         points: Draw points even where nobody hovers.
+        x_ticks: Where the x axis has ticks, if not chosen by the chart.
         x_scale, y_scale: "linear", "log" or "symlog".
         x_format, y_format: d3 formats of axes and tooltips, such as ".1%" or "~s".
     """
     kept = [dict(one) for one in records if _number(one.get(x)) and _number(one.get(y))]
     names = list(dict.fromkeys(str(one[series]) for one in kept)) if series else []
-    x_axis = alt.X(x, type="quantitative", title=x_title or x, scale=_scale(x_scale), axis=alt.Axis(format=x_format))
+    ticks = alt.Axis(format=x_format, values=list(x_ticks)) if x_ticks else alt.Axis(format=x_format)
+    x_axis = alt.X(x, type="quantitative", title=x_title or x, scale=_scale(x_scale), axis=ticks)
     y_axis = alt.Y(
         y,
         type="quantitative",
@@ -97,6 +102,8 @@ def line_chart(
         )
         tips.insert(0, alt.Tooltip(series, type="nominal"))
         base = base.encode(color=alt.Color(series, type="nominal", scale=alt.Scale(domain=names), legend=legend))
+    if tip:
+        tips.insert(0, alt.Tooltip(tip, type="nominal", title=""))
     layers: list[Any] = []
     if band:
         low, high = (alt.Y(band[0], type="quantitative", title=y_title or y), alt.Y2(band[1]))
@@ -125,8 +132,8 @@ def _rules(levels: Mapping[str, float], axis: str) -> list[Any]:
         data = alt.Chart(alt.Data(values=[{"level": value, "name": name}]))
         place = alt.Y("level:Q") if axis == "y" else alt.X("level:Q")
         found.append(data.mark_rule(strokeDash=[4, 3]).encode(place, tooltip=["name:N", "level:Q"]))
-        style = {"align": "right", "dy": -5} if axis == "y" else {"align": "left", "dx": 4, "baseline": "top"}
-        edge = {"x": alt.value("width")} if axis == "y" else {"y": alt.value(0)}
+        style = {"align": "right", "dy": -5} if axis == "y" else {"align": "left", "dx": 4, "dy": -4}
+        edge = {"x": alt.value("width")} if axis == "y" else {"y": alt.value("height")}
         found.append(data.mark_text(**style).encode(place, text="name:N", **edge))
     return found
 
@@ -259,7 +266,8 @@ def write_picture(charts: Sequence[Chart], path: str | Path) -> None:
             selections[one["name"]] = {**one, "views": [*views, *one.get("views", [])]}
     light = themes()["light"]
     spec = {
-        "hconcat": panels,
+        "concat": panels,
+        "columns": 3,
         "datasets": datasets,
         "params": list(selections.values()),
         "resolve": {"scale": {"color": "independent", "strokeDash": "independent"}},
