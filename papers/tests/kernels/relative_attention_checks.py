@@ -121,7 +121,7 @@ def model_results(config: TransformerXLConfig | BlockRecurrentConfig, kernel: bo
         state = BlockRecurrentState(memory, torch.randn(2, 3, 8, device=device), pending)
     for name, parameter in model.named_parameters():
         is_bias = name.endswith("bias.table")
-        torch.nn.init.normal_(parameter, std=0.3 / (block_recurrent.BIAS_PACE if is_bias else 1))
+        torch.nn.init.normal_(parameter, std=0.3 / (block_recurrent.BIAS_SCALE if is_bias else 1))
     tokens = torch.randint(11, (2, 21), device=device)
     with kernel_forced(kernel):
         logits = model(tokens, state).logits
