@@ -1,6 +1,4 @@
-"""Attention by content and distance in Triton against a plain double, on a GPU or, as a program, in the interpreter.
-
-TRITON_INTERPRET=1 python tests/attention/relative_attention_checks.py kernels | use
+"""Attention by content and distance in Triton compared with plain PyTorch, on a GPU or, as a program, in the interpreter.
 """
 
 import math
@@ -29,7 +27,7 @@ BRT = BlockRecurrentConfig(
 
 
 def drawn(queries: int, keys: int, width: int, device: str, dtype: torch.dtype, shared: bool = False) -> list[Tensor]:
-    """Queries, position scores, keys, values; heads lie side by side in memory, as in the model. `shared` scores are
+    """Queries, position scores, keys, values; heads are adjacent in memory, as in the model. `shared` scores are
     the same for all sequences and queries."""
     rows = [torch.randn(2, length, 2, width, device=device).transpose(1, 2) for length in (queries, keys, keys)]
     scores = torch.randn(*((1, 2, 1) if shared else (2, 2, queries)), keys, device=device) * 4

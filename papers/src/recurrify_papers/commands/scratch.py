@@ -71,7 +71,7 @@ def evaluate_command(
         check_has_model(name)
         if not is_scratch(name):
             raise UserError(f"{name!r} was not trained from scratch: use `recurrify evaluate`.")
-    how = {"text_field": text_field, "rows": rows, "length": length, "symbols": symbols, "device": device}
+    how: dict[str, Any] = {"text_field": text_field, "rows": rows, "length": length, "symbols": symbols, "device": device}
     found = [score_run(name, data, split, **how) for name in runs]
     for one in found:
         typer.echo(f"{one['model']} ({one['arch']}): {_scored(one, one['unit'])}")

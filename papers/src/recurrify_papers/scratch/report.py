@@ -86,7 +86,7 @@ def _section(runs: Sequence[Run]) -> Section:
         for label, own in by_label.items()
         for point in own[0]["history"]["validation"]
     ]
-    words = {"y": "bits", "series": "model", "y_title": f"validation, bits per {unit}", "y_format": ".3f"}
+    words: dict[str, Any] = {"y": "bits", "series": "model", "y_title": f"validation, bits per {unit}", "y_format": ".3f"}
     charts = [
         line_chart(points, x="step", title="Validation by step", **words),
         line_chart(points, x="minutes", title="Validation by training time", **words),
@@ -113,7 +113,7 @@ def _table(by_label: Mapping[str, Sequence[Run]], caption: str) -> Table:
                 first["tokens_per_second"],
             ]
         )
-    columns = [
+    columns: list[str | Column] = [
         "model",
         Column("test", numbers.bits),
         Column("± (seeds)", numbers.fixed, meaning="standard deviation over the seeds"),
@@ -129,7 +129,7 @@ def _table(by_label: Mapping[str, Sequence[Run]], caption: str) -> Table:
 
 
 def _published() -> Section:
-    columns = ["model", "source", "steps", Column("enwik8", numbers.bits), Column("text8", numbers.bits)]
+    scores = [Column(corpus, numbers.bits) for corpus in ("enwik8", "text8")]
     entries = {(one.model, one.source): one for one in PUBLISHED}.values()
     rows = [[one.model, one.source, one.steps, one.enwik8, one.text8] for one in entries]
-    return Section("Published", [Table("Published scores, in bits per character", columns, rows)])
+    return Section("Published", [Table("Published scores, in bits per character", ["model", "source", "steps", *scores], rows)])
