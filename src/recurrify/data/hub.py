@@ -9,6 +9,7 @@ from typing import Any
 from recurrify.data.records import Document, Skipped
 from recurrify.data.splits import EVERYTHING, SPLIT_OF_NAME, deal
 from recurrify.errors import UserError
+from recurrify.hub_access import hub_is_reachable
 
 # " = Title = " but not " = = Section = = ".
 ARTICLE_HEADING = re.compile(r" = ([^=\s][^=]*?) = \s*")
@@ -100,6 +101,7 @@ def open_dataset(name: str, config: str | None, limit: int | None) -> dict[str, 
     else:
         # A few documents out of a large corpus should not cost the whole download; the offline cache,
         # on the other hand, cannot be streamed.
+        hub_is_reachable()  # without a connection, downloaded data sets are used, without a minute of retries
         streaming = limit is not None and not datasets.config.HF_HUB_OFFLINE
         opened = datasets.load_dataset(name, config, streaming=streaming)
     return {str(key): rows for key, rows in opened.items()} if isinstance(opened, dict) else {"train": opened}
