@@ -271,7 +271,7 @@ def test_sources_are_pooled(settings_for: Build, texts: Path, finished: Callable
         ({"positions": 1}, "`positions` must be at least 2"),
         ({"epochs": -1.0}, "`epochs` must be a positive number"),
         ({"learning_rate": math.nan}, "`learning_rate` must be a positive number"),
-        ({"dropout": 1.0}, "`dropout` must be at least 0 and below 1"),
+        ({"dropout": 1.0}, "`dropout` must be below 1"),
         ({"compile": "yes"}, "auto, on or off"),
         ({"data": []}, "no training text"),
     ],

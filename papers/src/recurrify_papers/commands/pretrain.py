@@ -5,12 +5,13 @@ from typing import Any
 
 import typer
 
+from recurrify.cli.settings import settings_command
 from recurrify.console import is_first, perplexity_level, say
-from recurrify_papers.commands.from_settings import settings_options
+from recurrify.run_lock import run_lock
 from recurrify_papers.pretrain.settings import PretrainSettings
 
 
-@settings_options(PretrainSettings)
+@settings_command(typer.Typer(), "pretrain", PretrainSettings)
 def pretrain_command(given: dict[str, Any]) -> None:
     """Train a small model from scratch on your text: a GPT-2 or a BERT to add recurrence to, or a T5.
 
@@ -21,11 +22,10 @@ def pretrain_command(given: dict[str, Any]) -> None:
     - mlm: `recurrify qa train --model OUT`, or `add_recurrence(AutoModelForMaskedLM…)` in Python;
     - span: transformers, like any T5; recurrify adds no recurrence to it.
     """
-    from recurrify.side_by_side import held_alone
     from recurrify_papers.pretrain.run import pretrain
 
     settings = PretrainSettings(**given)
-    with held_alone(Path(settings.out)):
+    with run_lock(settings.out):
         result = pretrain(settings, say)
     found = result["validation"]
     if is_first() and found["loss_per_token"] is not None:

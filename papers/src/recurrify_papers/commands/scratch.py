@@ -6,12 +6,17 @@ from typing import Annotated, Any
 import typer
 
 from recurrify.cli import options
+from recurrify.cli.settings import settings_command
 from recurrify.console import say, show_table
 from recurrify.errors import UserError
 from recurrify.records import check_has_model
 from recurrify.results import check_overwrites_nothing, provenance, save_result
-from recurrify_papers.commands.from_settings import settings_options
-from recurrify_papers.scratch.settings import ScratchSettings
+from recurrify.run_lock import run_lock
+from recurrify.settings import check_choice
+from recurrify_papers.scratch.settings import ARCHITECTURES, ScratchSettings
+
+EVAL = "eval."
+"""Prefix of settings that differ in validation and test."""
 
 app = typer.Typer(
     help="Language models trained from scratch: Transformer-XL, the Block-Recurrent Transformer, RSA, LSTM, GRU.",
@@ -20,31 +25,46 @@ app = typer.Typer(
 )
 
 
-@app.command(name="train")
-@settings_options(ScratchSettings, repeated={"settings": "--set", "eval_settings": "--eval-set"})
+EXAMPLES = (
+    "recurrify scratch train --arch xl --data enwik8 --symbols bytes-without-newlines --out runs/xl",
+    "recurrify scratch train --arch rsa-xl --data book.txt --out runs/rsa --set layers=6 --set eval.memory_length=2000",
+)
+
+
+@settings_command(app, "train", ScratchSettings, rest="settings", epilog=EXAMPLES)
 def train_command(given: dict[str, Any]) -> None:
     """Train a language model from scratch on one stream of characters, bytes or tokens.
 
-    The state is carried from batch to batch. The defaults are those of Transformer-XL. A checkpoint is saved every five
-    minutes; run the same command to resume. `recurrify scratch report` draws the curves.
+    The state is carried from batch to batch. The defaults are those of Transformer-XL. `--set NAME=VALUE` is a setting
+    of the architecture, and `--set eval.NAME=VALUE` one that differs in validation and test. A checkpoint is saved
+    every five minutes; run the same command to resume. `recurrify scratch report` draws the curves.
     """
+    check_choice("arch", given["arch"], *ARCHITECTURES)
     from recurrify.data import check_source
 
     for source in filter(None, (given["data"], given["valid"])):
         check_source(source)
-    from recurrify.side_by_side import held_alone
-    from recurrify_papers.models.language import parse_settings
     from recurrify_papers.scratch.run import train_scratch
 
-    assigned = {name: parse_settings(given["arch"], given[name]) for name in ("settings", "eval_settings")}
-    settings = ScratchSettings(**given | assigned)
-    with held_alone(Path(settings.out)):
+    own = {name: value for name, value in given["settings"].items() if not name.startswith(EVAL)}
+    evaluated = {name.removeprefix(EVAL): given["settings"][name] for name in given["settings"] if name not in own}
+    typed = {"settings": _typed(given["arch"], own), "eval_settings": _typed(given["arch"], evaluated)}
+    settings = ScratchSettings(**given | typed)
+    with run_lock(settings.out):
         result = train_scratch(settings, say)
     if not result["finished"]:
         raise typer.Exit(130 if result["interrupted"] else 0)
     for part in ("validation", "test"):
         typer.echo(f"{part}: {_scored(result[part], result['unit'])}")
     typer.echo(f"model: {Path(settings.out) / 'model'}")
+
+
+def _typed(arch: str, values: dict[str, Any]) -> dict[str, Any]:
+    """Settings of the architecture in their types, from text or from YAML."""
+    from recurrify_papers.models.language import parse_settings
+
+    listed = {name: ",".join(map(str, value)) if isinstance(value, list) else value for name, value in values.items()}
+    return parse_settings(arch, [f"{name}={value}" for name, value in listed.items()])
 
 
 @app.command(name="evaluate")
@@ -71,7 +91,13 @@ def evaluate_command(
         check_has_model(name)
         if not is_scratch(name):
             raise UserError(f"{name!r} was not trained from scratch: use `recurrify evaluate`.")
-    how: dict[str, Any] = {"text_field": text_field, "rows": rows, "length": length, "symbols": symbols, "device": device}
+    how: dict[str, Any] = {
+        "text_field": text_field,
+        "rows": rows,
+        "length": length,
+        "symbols": symbols,
+        "device": device,
+    }
     found = [score_run(name, data, split, **how) for name in runs]
     for one in found:
         typer.echo(f"{one['model']} ({one['arch']}): {_scored(one, one['unit'])}")

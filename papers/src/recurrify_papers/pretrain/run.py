@@ -28,10 +28,9 @@ from recurrify.errors import UserError
 from recurrify.evaluate.perplexity import evaluate_documents
 from recurrify.mechanisms.base import NoRecurrence
 from recurrify.modeling.heads import add_recurrence
+from recurrify.records import RESULT_FILE
 from recurrify.results import provenance, save_result
-from recurrify.train import TrainOutcome, Validate, uses_bf16
-from recurrify.train.finetuning import explain_full_disk
-from recurrify.train.resuming import RESULT_FILE, earlier_result
+from recurrify.train import TrainOutcome, Validate, earlier_result, explain_full_disk, uses_bf16
 from recurrify_papers.documents import read_documents
 from recurrify_papers.pretrain.objectives import IGNORED, Masked, collator_of
 from recurrify_papers.pretrain.settings import OBJECTIVES, PretrainSettings

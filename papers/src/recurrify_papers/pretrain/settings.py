@@ -4,60 +4,59 @@ import math
 from dataclasses import dataclass
 
 from recurrify.errors import UserError
-from recurrify.train.settings import TrainerSettings
+from recurrify.settings import setting
+from recurrify.train import TrainerSettings
 
 OBJECTIVES = {"clm": "GPT-2", "mlm": "BERT", "span": "T5"}
 """Objectives and the architectures that learn by them."""
+INPUT, MODEL, BUDGET, TRAINING = "Input and output", "Model", "Budget and validation", "Training"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainSettings(TrainerSettings):
     """The defaults are a small model that trains in minutes on one GPU."""
 
-    data: list[str]
+    data: list[str] = setting(panel=INPUT, basic=True)
     """Sources of training text, pooled in this order."""
-    objective: str = "clm"
+    objective: str = setting("clm", choices=tuple(OBJECTIVES), panel=MODEL, basic=True)
     """clm: a GPT-2 predicts the next token; mlm: a BERT, masked tokens; span: a T5, spans that were cut out."""
-    valid: str | None = None
+    valid: str | None = setting(None, panel=INPUT)
     """Validation text; None: the validation splits of the training sources."""
-    text_field: str = "text"
+    text_field: str = setting("text", panel=INPUT)
     """Field of JSON lines or of a data set that holds the text."""
-    tokenizer: str | None = None
+    tokenizer: str | None = setting(None, panel=MODEL)
     """Folder or hub name of a tokenizer; None: trained on the text."""
-    vocabulary: int = 16_384
+    vocabulary: int = setting(16_384, panel=MODEL, basic=True)
     """Tokens of the tokenizer that is trained."""
-    layers: int = 8
+    layers: int = setting(8, at_least=1, panel=MODEL, basic=True)
     """Layers; of a T5, in encoder and decoder each."""
-    width: int = 512
+    width: int = setting(512, at_least=1, panel=MODEL, basic=True)
     """Width of the hidden states."""
-    heads: int = 8
+    heads: int = setting(8, at_least=1, panel=MODEL, basic=True)
     """Attention heads."""
-    positions: int = 1024
+    positions: int = setting(1024, at_least=2, panel=MODEL, basic=True)
     """Tokens of a sequence, and the longest window of the model."""
-    epochs: float | None = None
+    epochs: float | None = setting(None, positive=True, panel=BUDGET, basic=True)
     """Passes over the text; None: as many as `max_tokens` takes, or one."""
-    max_tokens: int | None = None
+    max_tokens: int | None = setting(None, positive=True, panel=BUDGET, basic=True)
     """Stop after about this many training tokens."""
-    batch: int = 32
+    batch: int = setting(32, at_least=1, panel=TRAINING, basic=True)
     """Sequences in a step, per device."""
-    learning_rate: float = 1e-3
+    learning_rate: float = setting(1e-3, positive=True, panel=TRAINING, basic=True)
     """Peak learning rate; a cosine decays it to a tenth."""
-    warmup_steps: int = 200
+    warmup_steps: int | None = setting(200, at_least=0, panel=TRAINING)
     """Steps of linear warm-up."""
-    weight_decay: float = 0.1
+    weight_decay: float = setting(0.1, at_least=0, panel=TRAINING)
     """Weight decay of matrices; biases and LayerNorms have none."""
-    dropout: float = 0.0
+    dropout: float = setting(0.0, at_least=0, panel=TRAINING)
     """Dropout."""
-    valid_every: int = 20_000_000
+    valid_every: int = setting(20_000_000, at_least=1, panel=BUDGET)
     """Training tokens between validations, each with a checkpoint."""
-    compile: str = "auto"
+    compile: str = setting("auto", choices=("auto", "on", "off"), panel=TRAINING)
     """auto (on with CUDA), on or off."""
 
     def __post_init__(self) -> None:
-        sizes = dict.fromkeys(("layers", "width", "heads", "valid_every"), 1)
-        self.check({**sizes, "positions": 2}, ("epochs", "max_tokens"))
-        self.check_choice("objective", *OBJECTIVES)
-        self.check_choice("compile", "auto", "on", "off")
+        super().__post_init__()
         if not self.data:
             raise UserError("`data` names no training text: give at least one source.")
         if self.width % self.heads:
@@ -69,5 +68,5 @@ class PretrainSettings(TrainerSettings):
             from recurrify.data import check_vocabulary_size  # imports tokenizers
 
             check_vocabulary_size(self.vocabulary, self.objective)
-        if not 0 <= self.dropout < 1:
-            raise UserError(f"`dropout` must be at least 0 and below 1: got {self.dropout}.")
+        if self.dropout >= 1:
+            raise UserError(f"`dropout` must be below 1: got {self.dropout}.")

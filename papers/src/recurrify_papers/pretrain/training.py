@@ -26,8 +26,15 @@ from transformers.utils import is_torch_tf32_available
 
 from recurrify.data import PackedRows
 from recurrify.errors import UserError
-from recurrify.train import TrainOutcome, Validate, last_whole_checkpoint, uses_compile
-from recurrify.train.running import ValidatingTrainer, run_to_end, trainer_arguments
+from recurrify.train import (
+    TrainOutcome,
+    Validate,
+    ValidatingTrainer,
+    last_whole_checkpoint,
+    run_to_end,
+    trainer_arguments,
+    uses_compile,
+)
 from recurrify_papers.pretrain.objectives import RandomCollator
 from recurrify_papers.pretrain.settings import PretrainSettings
 

@@ -8,9 +8,8 @@ from typing import Any
 
 from recurrify.errors import UserError
 from recurrify.pages import Column, Page, Section, Table, Text, Verdict, line_chart, numbers, write_page
-from recurrify.records import RUN_FILE
+from recurrify.records import RESULT_FILE, RUN_FILE
 from recurrify.results import load_result
-from recurrify.train.resuming import RESULT_FILE
 from recurrify_papers.scratch.published import PUBLISHED, published_for
 
 PAGE = "index.html"
@@ -86,7 +85,12 @@ def _section(runs: Sequence[Run]) -> Section:
         for label, own in by_label.items()
         for point in own[0]["history"]["validation"]
     ]
-    words: dict[str, Any] = {"y": "bits", "series": "model", "y_title": f"validation, bits per {unit}", "y_format": ".3f"}
+    words: dict[str, Any] = {
+        "y": "bits",
+        "series": "model",
+        "y_title": f"validation, bits per {unit}",
+        "y_format": ".3f",
+    }
     charts = [
         line_chart(points, x="step", title="Validation by step", **words),
         line_chart(points, x="minutes", title="Validation by training time", **words),
@@ -132,4 +136,6 @@ def _published() -> Section:
     scores = [Column(corpus, numbers.bits) for corpus in ("enwik8", "text8")]
     entries = {(one.model, one.source): one for one in PUBLISHED}.values()
     rows = [[one.model, one.source, one.steps, one.enwik8, one.text8] for one in entries]
-    return Section("Published", [Table("Published scores, in bits per character", ["model", "source", "steps", *scores], rows)])
+    return Section(
+        "Published", [Table("Published scores, in bits per character", ["model", "source", "steps", *scores], rows)]
+    )

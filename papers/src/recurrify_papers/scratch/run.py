@@ -15,11 +15,10 @@ from torch import Tensor, nn
 from recurrify.console import progress_bar
 from recurrify.data.texts import Say, pick_device
 from recurrify.errors import UserError
-from recurrify.records import MODEL_FOLDER
+from recurrify.records import MODEL_FOLDER, RESULT_FILE
 from recurrify.results import provenance, save_result
 from recurrify.speed.backends import leave_out_cudnn
-from recurrify.train.finetuning import explain_full_disk
-from recurrify.train.resuming import RESULT_FILE, earlier_result
+from recurrify.train import earlier_result, explain_full_disk
 from recurrify_papers.models.language import (
     architecture_name,
     count_parameters,

@@ -2,26 +2,16 @@
 
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from recurrify.errors import UserError
 from recurrify.records import RunRecord
+from recurrify.settings import setting
 
 ARCHITECTURES = ("xl", "rsa-xl", "brt", "rsa-brt", "lstm", "gru", "transformer", "rsa")
 WITH_RECURRENCE = tuple(name for name in ARCHITECTURES if name.startswith("rsa"))
-CHOICES = {
-    "arch": ARCHITECTURES,
-    "schedule": ("constant_with_warmup", "linear", "cosine"),
-    "precision": ("auto", "bf16", "fp32"),
-    "speed": ("auto", "eager", "compile", "graph"),
-}
-AT_LEAST = {
-    **dict.fromkeys(("steps", "batch", "length", "valid_every", "eval_batch", "eval_length"), 1),
-    **dict.fromkeys(("valid_tokens", "test_tokens"), 2),
-    **dict.fromkeys(("warmup_steps", "weight_decay", "clip", "seed"), 0),
-}
-POSITIVE = ("learning_rate", "recurrence_learning_rate", "max_minutes")
+INPUT, BUDGET, TRAINING, EVALUATION = "Input and output", "Budget and validation", "Training", "Evaluation"
 POINTS_OF_THE_CURVE = 500
 SCORED_AT_ONCE = 4
 """Training steps whose symbols fit into the memory of one scoring step, which has no gradients."""
@@ -34,71 +24,59 @@ MEMORIES_IN_A_ROW = 20
 class ScratchSettings(RunRecord):
     """The defaults are those of the published 14-layer Transformer-XL, with 20,000 instead of 400,000 steps."""
 
-    arch: str
+    arch: str = setting(choices=ARCHITECTURES, panel=INPUT, basic=True)
     """Architecture: xl, rsa-xl, brt, rsa-brt, lstm, gru, transformer or rsa."""
-    data: str
+    data: str = setting(panel=INPUT, basic=True)
     """Text source with a training, a validation and a test part."""
-    valid: str | None = None
+    valid: str | None = setting(None, panel=INPUT)
     """Validate on all of this source instead."""
-    text_field: str = "text"
+    text_field: str = setting("text", panel=INPUT)
     """Field of JSON lines or of a data set that holds the text."""
-    symbols: str = "bytes"
+    symbols: str = setting("bytes", panel=INPUT, basic=True)
     """characters, bytes, all-bytes, bytes-without-newlines, or a tokenizer."""
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = setting(factory=dict, option=False)  # noqa: RUF009
     """Settings of the architecture. On text8, RSA gets the dilations published for text8 unless they are set."""
-    eval_settings: dict[str, Any] = field(default_factory=dict)
+    eval_settings: dict[str, Any] = setting(factory=dict, option=False, recorded=True)  # noqa: RUF009
     """Settings that differ in validation and test, with the same weights: a longer memory."""
-    steps: int = 20_000
+    steps: int = setting(20_000, at_least=1, panel=BUDGET, basic=True)
     """Updates of the weights."""
-    batch: int = 22
+    batch: int = setting(22, at_least=1, panel=TRAINING, basic=True)
     """Batch rows; each reads its own part of the text."""
-    length: int = 512
+    length: int = setting(512, at_least=1, panel=TRAINING, basic=True)
     """Symbols of a row in one step; gradients reach no further back."""
-    learning_rate: float = 2.5e-4
+    learning_rate: float = setting(2.5e-4, positive=True, panel=TRAINING, basic=True)
     """Peak learning rate."""
-    recurrence_learning_rate: float | None = None
+    recurrence_learning_rate: float | None = setting(None, positive=True, panel=TRAINING)
     """Peak learning rate of RSA's gates, decays and angles; None: the same."""
-    schedule: str = "cosine"
+    schedule: str = setting("cosine", choices=("constant_with_warmup", "linear", "cosine"), panel=TRAINING)
     """Learning rate after the warm-up: constant_with_warmup, linear or cosine."""
-    warmup_steps: int = 0
+    warmup_steps: int = setting(0, at_least=0, panel=TRAINING)
     """Steps of linear warm-up."""
-    weight_decay: float = 0.0
+    weight_decay: float = setting(0.0, at_least=0, panel=TRAINING)
     """Weight decay; a value above 0 selects AdamW."""
-    clip: float = 0.25
+    clip: float = setting(0.25, at_least=0, panel=TRAINING)
     """Gradient-norm clipping (0 = off)."""
-    eval_batch: int | None = None
+    eval_batch: int | None = setting(None, at_least=1, panel=EVALUATION)
     """Rows in validation and test; None: `batch`, or more for a long text."""
-    eval_length: int | None = None
+    eval_length: int | None = setting(None, at_least=1, panel=EVALUATION)
     """Symbols of a segment in validation and test; None: `length`."""
-    valid_every: int = 22_528_000
+    valid_every: int = setting(22_528_000, at_least=1, panel=BUDGET)
     """Training symbols between validations."""
-    valid_tokens: int = 500_000
+    valid_tokens: int = setting(500_000, at_least=2, panel=BUDGET)
     """Validate on the first so many symbols."""
-    test_tokens: int | None = None
+    test_tokens: int | None = setting(None, at_least=2, panel=EVALUATION)
     """Symbols of the validation and test part scored at the end; None: all."""
-    precision: str = "auto"
+    precision: str = setting("auto", choices=("auto", "bf16", "fp32"), panel=TRAINING)
     """auto (bf16 on GPUs that have it, else fp32), bf16 or fp32."""
-    speed: str = "auto"
+    speed: str = setting("auto", choices=("auto", "eager", "compile", "graph"), panel=TRAINING)
     """eager, compile, graph (compiled and captured), or auto: graph on CUDA except for LSTM and GRU, else eager."""
-    seed: int = 0
+    seed: int = setting(0, at_least=0, at_most=2**32 - 1, panel=TRAINING)
     """Seed of the weights and of dropout."""
-    data_checksum: str | None = None
+    data_checksum: str | None = setting(None, recorded=True, option=False)
     """Checksum of the text, set when the run starts."""
 
     def __post_init__(self) -> None:
-        for name, known in CHOICES.items():
-            if getattr(self, name) not in known:
-                raise UserError(f"`{name}` must be one of {', '.join(known)}: got {getattr(self, name)!r}.")
-        for name, least in AT_LEAST.items():
-            value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and value >= least):
-                raise UserError(f"`{name}` must be at least {least}: got {value}.")
-        for name in POSITIVE:
-            value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and value > 0):
-                raise UserError(f"`{name}` must be a positive number: got {value}.")
-        if self.seed >= 2**32:
-            raise UserError(f"`seed` must be below 2³²: got {self.seed}.")
+        super().__post_init__()
         if self.recurrence_learning_rate is not None and self.arch not in WITH_RECURRENCE:
             raise UserError(
                 f"`recurrence_learning_rate` is for {', '.join(WITH_RECURRENCE)}: {self.arch} has no recurrence."
