@@ -1,5 +1,4 @@
-"""Attention by content and distance in Triton compared with plain PyTorch, on a GPU or, as a program, in the interpreter.
-"""
+"""Attention by content and distance in Triton compared with plain PyTorch: on a GPU, or in the interpreter."""
 
 import math
 import sys

@@ -16,7 +16,7 @@ INPUT, MODEL, BUDGET, TRAINING = "Input and output", "Model", "Budget and valida
 class PretrainSettings(TrainerSettings):
     """The defaults are a small model that trains in minutes on one GPU."""
 
-    data: list[str] = setting(panel=INPUT, basic=True)
+    data: list[str] = setting(panel=INPUT, basic=True)  # noqa: RUF009
     """Sources of training text, pooled in this order."""
     objective: str = setting("clm", choices=tuple(OBJECTIVES), panel=MODEL, basic=True)
     """clm: a GPT-2 predicts the next token; mlm: a BERT, masked tokens; span: a T5, spans that were cut out."""

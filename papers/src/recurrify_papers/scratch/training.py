@@ -1,6 +1,6 @@
 """The training loop of models from scratch. A run that is stopped and resumed ends with the same weights.
 
-A checkpoint is a folder as Trainer writes it, with the carried state beside: weights, optimizer, random numbers, and
+A checkpoint is a folder in Trainer's layout: weights, optimizer, random numbers, the carried state, and
 `trainer_state.json`, which is written last.
 """
 
