@@ -16,7 +16,7 @@ from recurrify_papers.models import block_recurrent, transformer_xl
 from recurrify_papers.models.block_recurrent import BlockRecurrentConfig, BlockRecurrentState, BlockRecurrentTransformer
 from recurrify_papers.models.transformer_xl import TransformerXL, TransformerXLConfig, TransformerXLState
 
-SIZES = [(32, 32, None), (1, 1, None), (1, 40, None), (20, 53, None), (37, 45, None), (33, 50, 18)]
+SIZES = [(1, 1, None), (1, 40, None), (37, 45, None), (33, 50, 18)]
 """Queries, keys, span: no memory, more of it than queries and less, in full blocks of 16 and not."""
 XL = TransformerXLConfig(vocabulary=11, layers=2, width=8, heads=2, head_width=16, inner=12, dropout=0.0)
 BRT = BlockRecurrentConfig(
@@ -129,7 +129,6 @@ def model_results(config: TransformerXLConfig | BlockRecurrentConfig, kernel: bo
 def assert_models_are_the_same(device: str, tolerance: float) -> None:
     rsa = RSAConfig(heads=2, counts=(0, 0, 0, 0, 1, 1), dilations=(2, 3))
     for config in (
-        XL,
         replace(XL, same_length=True, memory_length=12),
         replace(XL, clamp=5, rsa=rsa),
         BRT,

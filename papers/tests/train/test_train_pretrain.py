@@ -380,13 +380,13 @@ def test_steps_are_compiled_once_and_norms_do_not_decay(
         trainers.append(real(**given))
         return trainers[-1]
 
-    real = pretraining.ValidatingTrainer
+    whole, real = finished("clm"), pretraining.ValidatingTrainer
     monkeypatch.setattr(torch, "compile", compile)
     monkeypatch.setattr(pretraining, "ValidatingTrainer", made)
     run(settings_for(tmp_path, compile="on"))
     assert asked == [{"options": faultless()}]
     assert training == [True] * 24
-    assert_same_weights(weights_of(tmp_path), weights_of(finished("clm")))
+    assert_same_weights(weights_of(tmp_path), weights_of(whole))
     (trainer,) = trainers
     decay = {id(p): group["weight_decay"] for group in trainer.optimizer.param_groups for p in group["params"]}
     for name, parameter in trainer.model.named_parameters():

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, set_seed
 
+from recurrify import NoRecurrence, add_recurrence
 from recurrify.console import is_first
 from recurrify.data import (
     Document,
@@ -25,9 +26,7 @@ from recurrify.data import (
 )
 from recurrify.data.texts import Say, cache_folder
 from recurrify.errors import UserError
-from recurrify.evaluate.perplexity import evaluate_documents
-from recurrify.mechanisms.base import NoRecurrence
-from recurrify.modeling.heads import add_recurrence
+from recurrify.evaluate import evaluate_documents
 from recurrify.records import RESULT_FILE
 from recurrify.results import provenance, save_result
 from recurrify.train import TrainOutcome, Validate, earlier_result, explain_full_disk, uses_bf16
