@@ -1,19 +1,19 @@
-"""What long work says while it goes on."""
+"""What long work prints while it runs."""
 
 import io
+import threading
 
 import pytest
 from rich.console import Console
 
 from recurrify import console
-from recurrify.console import progress_bar
+from recurrify.console import busy, progress_bar, time_left
 
 
 class Clock:
-    """Stands where it is put."""
+    """A clock that stands still until it is set."""
 
-    def __init__(self) -> None:
-        self.now = 1000.0
+    now = 1000.0
 
     def monotonic(self) -> float:
         return self.now
@@ -26,48 +26,53 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return found
 
 
-def test_lines_where_there_is_no_terminal(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
-    with progress_bar("scoring", 4000) as advance:
-        for _ in range(4):
-            clock.now += 10
-            advance(1000)
-    found = capsys.readouterr()
-    assert found.out == ""
-    # Behind 20 and 40 seconds; the pace is that of 1,000 in 10 seconds.
-    assert found.err == "scoring: 2,000 of 4,000, 50 %, 0.3 min left\nscoring: 4,000 of 4,000, 100 %, 0.0 min left\n"
+def test_line_has_the_time_left(clock: Clock) -> None:
+    lines = console._Lines("training", 1000)
+    assert lines.line() == "training: 0 of 1,000, 0 %"
+    lines.advance(900)  # of an earlier start, which does not count towards the pace
+    assert lines.line() == "training: 900 of 1,000, 90 %"
+    clock.now += 60
+    lines.advance(10)
+    assert lines.line() == "training: 910 of 1,000, 91 %, 9.0 min left"
 
 
-def test_short_work_is_silent(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("seconds", "words"), [(-1, "0 s left"), (59, "59 s left"), (90, "1.5 min left")])
+def test_time_left(seconds: float, words: str) -> None:
+    assert time_left(seconds) == words
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_long_work_is_never_silent(
+    rank: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One process speaks for those that train together."""
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setattr(console, "LINE_SECONDS", 0.01)
+    printed = threading.Event()
+    real = console.say
+    monkeypatch.setattr(console, "say", lambda text: (real(text), printed.set())[0])
+    for work in (busy("loading"), progress_bar("scoring", 4)):
+        printed.clear()
+        with work:
+            printed.clear()
+            assert printed.wait(60)
+    written = capsys.readouterr()
+    assert written.out == ""
+    for words in ("loading\nloading: 0 s\n", "scoring: 0 of 4, 0 %\n"):
+        assert (words in written.err) == (rank == "0")
+
+
+def test_short_work_prints_no_line(capsys: pytest.CaptureFixture[str]) -> None:
     with progress_bar("scoring", 2) as advance:
-        clock.now += 14
         advance(2)
     assert capsys.readouterr().err == ""
 
 
-def test_what_was_done_another_time_says_nothing_of_the_pace(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
-    with progress_bar("training", 1000) as advance:
-        clock.now += 20
-        advance(900)
-        clock.now += 60
-        advance(10)
-    said = capsys.readouterr().err.splitlines()
-    assert said == ["training: 900 of 1,000, 90 %", "training: 910 of 1,000, 91 %, 9.0 min left"]
-
-
-def test_one_voice_is_enough(clock: Clock, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "1")
-    with progress_bar("scoring", 2) as advance:
-        clock.now += 60
-        advance(1)
-    assert capsys.readouterr().err == ""
-
-
-def test_a_bar_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bar_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = io.StringIO()
-    monkeypatch.setattr(console, "LINE_SECONDS", 0)
     monkeypatch.setattr(console, "err_console", Console(file=screen, force_terminal=True, width=100))
     with progress_bar("scoring", 2) as advance:
         advance(1)
     assert "scoring" in screen.getvalue()
     assert "━" in screen.getvalue()
-    assert "min left" not in screen.getvalue()
+    assert "left" not in screen.getvalue()

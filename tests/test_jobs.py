@@ -5,7 +5,7 @@ from pathlib import Path
 from recurrify.data.records import Document
 from recurrify.data.texts import shorten
 from recurrify.data.tokens import tokenize_documents
-from recurrify.train.finetuning import train_run
+from recurrify.train.finetune import train_run
 from support.runs import model_folder, run_settings, text_folder
 from support.words import word_tokenizer
 

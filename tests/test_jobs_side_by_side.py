@@ -3,14 +3,12 @@
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from recurrify import UserError, ending_with_parent, side_by_side
-from recurrify.side_by_side import INTERRUPTED, Task, held_alone, run_side_by_side
+from recurrify import ending_with_parent, side_by_side
+from recurrify.side_by_side import INTERRUPTED, Task, run_side_by_side
 from support.processes import comes, runs
 
 
@@ -138,97 +136,3 @@ def test_a_task_whose_parent_is_gone_already_does_not_begin(tmp_path: Path) -> N
     ended = subprocess.run([sys.executable, ending_with_parent.__file__, "1", code])
     assert ended.returncode
     assert not (tmp_path / "begun").exists()
-
-
-def test_a_folder_is_trained_in_by_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(side_by_side, "LOCK_SECONDS", 0.0)
-    with (
-        held_alone(tmp_path / "run"),
-        held_alone(tmp_path / "another"),
-        pytest.raises(UserError, match="run' is being trained by another process: wait for it or end it"),
-        held_alone(tmp_path / "run"),
-    ):
-        pytest.fail("two at once")
-    with held_alone(tmp_path / "run"):
-        pass
-
-
-def test_processes_that_train_together_share_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(side_by_side, "LOCK_SECONDS", 0.0)
-    with held_alone(tmp_path):
-        monkeypatch.setenv("RANK", "1")
-        with held_alone(tmp_path):
-            pass
-        monkeypatch.setenv("RANK", "0")
-        assert not is_free(tmp_path, monkeypatch)
-
-
-def test_where_nothing_was_begun_no_folder_is_left(tmp_path: Path) -> None:
-    there, new = tmp_path / "there", tmp_path / "new"
-    there.mkdir()
-    for folder in (there, new):
-        with pytest.raises(UserError), held_alone(folder):
-            raise UserError("no such model")
-    assert there.is_dir()
-    assert not list(there.iterdir())
-    assert not new.exists()
-    with held_alone(new):
-        (new / "run.json").touch()
-    assert [path.name for path in new.iterdir()] == ["run.json"]
-
-
-def test_many_that_want_one_folder_have_it_one_after_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though each takes away the file that it held, while others wait for it. Threads are as good as processes here:
-    whoever opens the file locks it for himself."""
-    monkeypatch.setattr(side_by_side, "LOCK_SECONDS", 60.0)
-    monkeypatch.setattr(side_by_side, "POLL_SECONDS", 0.0005)
-    inside: list[int] = []
-    together: list[int] = []
-
-    def enter_often(who: int) -> None:
-        for _ in range(100):
-            with held_alone(tmp_path):
-                inside.append(who)
-                together.append(len(inside))
-                time.sleep(0.001)
-                together.append(len(inside))
-                inside.remove(who)
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(enter_often, range(4)))
-    assert together == [1] * 800
-
-
-def is_free(folder: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether it can be had at once."""
-    with monkeypatch.context() as patch, suppress(UserError):
-        patch.setattr(side_by_side, "LOCK_SECONDS", 0.0)
-        with held_alone(folder):
-            return True
-    return False
-
-
-def test_what_a_killed_process_held_is_free_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code = (
-        "import fcntl, os, pathlib, sys, time; file = open(sys.argv[2], 'ab'); fcntl.flock(file, fcntl.LOCK_EX); "
-        + WRITE_AND_WAIT
-    )
-    other = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path / "process"), str(tmp_path / side_by_side.LOCK_FILE)]
-    )
-    waited_for(tmp_path / "process")
-    assert not is_free(tmp_path, monkeypatch)
-    other.kill()
-    with held_alone(tmp_path):  # at once, or after the little while that it waits
-        assert not is_free(tmp_path, monkeypatch)
-    assert is_free(tmp_path, monkeypatch)
-    other.wait()
-
-
-def test_a_folder_that_cannot_be_made_is_left_to_the_training_to_tell(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("of somebody")
-    begun = False
-    with held_alone(tmp_path / "file"):
-        begun = True
-    assert begun
-    assert (tmp_path / "file").read_text() == "of somebody"

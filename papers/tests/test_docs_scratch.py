@@ -1,4 +1,4 @@
-"""docs/scratch.md: its tables are the settings and defaults that the architectures have, and its examples run."""
+"""docs/scratch.md: its tables match the settings of the architectures, and its examples run."""
 
 import json
 import math
@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from recurrify.attention.config import RSAConfig
+from recurrify.attention import RSAConfig
 from recurrify_papers.models.language import ARCHITECTURES, RSA_PREFIX, Architecture
 from support.commands import invoke
 
-PAGE = Path(__file__).parent.parent / "docs" / "scratch.md"
+PAGE = Path(__file__).parents[2] / "docs" / "scratch.md"
 ABSENT = "–"
 
 
-def told_settings() -> dict[str, dict[str, str]]:
-    """By architecture and setting, the defaults of all tables of settings."""
+def documented_settings() -> dict[str, dict[str, str]]:
+    """Defaults in the tables by architecture and setting."""
     found: dict[str, dict[str, str]] = {name: {} for name in ARCHITECTURES}
     header: list[str] = []
     for line in PAGE.read_text(encoding="utf-8").splitlines():
@@ -50,11 +50,10 @@ def default_of(architecture: Architecture, name: str) -> str:
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_settings_and_their_defaults(arch: str) -> None:
+def test_settings_and_defaults(arch: str) -> None:
     architecture = ARCHITECTURES[arch]
-    # Of a segment: an option of its own.
     names = [name for name in architecture.settings() if name != "target_length"]
-    assert told_settings()[arch] == {name: default_of(architecture, name) for name in names}
+    assert documented_settings()[arch] == {name: default_of(architecture, name) for name in names}
 
 
 def test_every_architecture_is_described() -> None:
@@ -72,21 +71,22 @@ def shown_in(section: str, language: str = "") -> list[str]:
 
 @pytest.fixture(scope="module")
 def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the page's first command was given, for two steps of another text."""
+    """The page's first command, with two steps on another text."""
     folder = tmp_path_factory.mktemp("scratch")
     text = folder / "text.txt"
     text.write_text("".join(f"{number} times {number} is {number * number}.\n" for number in range(1000)))
-    (command,) = shown_in("A small one, for a CPU")
+    (command,) = shown_in("A small model on a CPU")
     arguments = shlex.split(command.replace("runs/small", str(folder / "runs" / "small")))[1:]
-    # Of an option that is given twice the last counts.
     other = {"--data": text, "--steps": 2, "--valid-tokens": 40, "--test-tokens": 40}
-    invoke(*arguments, *(part for option in other.items() for part in option))
+    for option, value in other.items():
+        arguments[arguments.index(option) + 1] = value
+    invoke(*arguments)
     return folder
 
 
-def test_the_small_model_is_as_large_as_the_page_says(small_run: Path) -> None:
+def test_size_of_the_small_model(small_run: Path) -> None:
     result = json.loads((small_run / "runs" / "small" / "result.json").read_text())
-    assert f"\n{result['parameters']:,} parameters" in PAGE.read_text(encoding="utf-8")
+    assert f"{result['parameters']:,} parameters" in PAGE.read_text(encoding="utf-8")
 
 
 class TestPython:
@@ -95,7 +95,7 @@ class TestPython:
         exec(compile(shown_in("In Python", "python")[number], f"{PAGE} {number}", "exec"), names)
         return names
 
-    def test_all_examples_are_run_here(self) -> None:
+    def test_all_examples_run_here(self) -> None:
         assert len(shown_in("In Python", "python")) == 4
 
     def test_attention(self) -> None:
@@ -119,7 +119,7 @@ class TestPython:
         found = self.run(2)
         assert found["score"].symbols == len(Path("other.txt").read_bytes()) - 1
         nats, bits = (float(line.split()[0]) for line in capsys.readouterr().out.splitlines())
-        # After two steps hardly better than to guess one byte of 256.
+        # After two steps the model is close to guessing one byte of 256.
         assert math.log(256) - 2 < nats < math.log(256) + 1
         assert bits == found["score"].bits_per_symbol < 10
 

@@ -1,4 +1,4 @@
-"""What is hidden from a model, and what it is asked to restore."""
+"""Pretraining objectives: masked tokens and spans."""
 
 from itertools import pairwise
 from typing import Any
@@ -6,11 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import T5Config, T5ForConditionalGeneration
 
-from recurrify.data.packed import collate_rows
-from recurrify.data.records import Document
-from recurrify.data.tokenizers import make_tokenizer
+from recurrify.data import Document, collate_rows, make_tokenizer
 from recurrify.errors import UserError
 from recurrify_papers.pretrain.objectives import (
     Masked,
@@ -37,7 +34,7 @@ def spanning() -> Any:
 
 
 class TestSpans:
-    def test_the_slides_example(self) -> None:
+    def test_example_of_the_slides(self) -> None:
         inputs, targets = corrupt_spans(TEXT.split(), [(2, 4), (8, 9)], ["<X>", "<Y>", "<Z>"])
         assert " ".join(inputs) == "Thank you <X> me to your party <Y> week."
         assert " ".join(targets) == "<X> for inviting <Y> last <Z>"
@@ -55,23 +52,23 @@ class TestSpans:
             assert all(left < right for left, right in pairwise(borders))
             assert borders[-1] <= length
 
-    def test_one_token_has_nothing_to_cut_out(self) -> None:
+    def test_one_token_raises(self) -> None:
         with pytest.raises(UserError, match="at least 2 tokens: got 1"):
             random_spans(1, np.random.default_rng(0))
 
-    def test_every_token_is_cut_out_about_equally_often(self) -> None:
+    def test_all_tokens_are_cut_equally_often(self) -> None:
         chance = np.random.default_rng(0)
         counts = np.zeros(100)
-        for _ in range(4000):
+        for _ in range(2000):
             for start, stop in random_spans(100, chance):
                 counts[start:stop] += 1
-        assert counts.mean() / 4000 == pytest.approx(0.15)
+        assert counts.mean() / 2000 == pytest.approx(0.15)
         # The first token is always kept and the last always cut out, as in T5; away from the edges chances are even.
-        assert (counts[0], counts[-1]) == (0, 4000)
-        assert counts[10:90].min() > 0.85 * counts[10:90].mean()
-        assert counts[10:90].max() < 1.15 * counts[10:90].mean()
+        assert (counts[0], counts[-1]) == (0, 2000)
+        assert counts[10:90].min() > 0.8 * counts[10:90].mean()
+        assert counts[10:90].max() < 1.2 * counts[10:90].mean()
 
-    def test_inputs_and_targets_make_up_the_row(self, spanning: Any) -> None:
+    def test_inputs_and_targets_contain_the_row(self, spanning: Any) -> None:
         rows = np.random.default_rng(0).integers(150, 400, size=(5, 41))
         batch = SpanCorruption(spanning)(rows)
         sentinels, end = sentinels_of(spanning), spanning.eos_token_id
@@ -87,13 +84,6 @@ class TestSpans:
             assert spans.pop(sentinels[len(spans) - 1]) == []
             restored = [part for token in inputs for part in spans.get(token, [token])]
             assert restored == row[:-1].tolist()
-
-    def test_a_t5_takes_it(self, spanning: Any) -> None:
-        sizes = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2}
-        config = T5Config(vocab_size=len(spanning), **sizes, decoder_start_token_id=spanning.pad_token_id)
-        batch = SpanCorruption(spanning)(np.full((2, 20), 200))
-        loss = T5ForConditionalGeneration(config)(**batch).loss
-        assert torch.isfinite(loss)
 
     def test_seeds(self, spanning: Any) -> None:
         rows = np.arange(150, 250)[None]
@@ -140,12 +130,12 @@ class TestMasked:
         assert (batch["input_ids"][:, -1] == masking.sep_token_id).all()
         assert batch["input_ids"].shape == (50, 102)
 
-    def test_a_tokenizer_without_a_mask(self, spanning: Any) -> None:
+    def test_tokenizer_without_a_mask_raises(self, spanning: Any) -> None:
         with pytest.raises(UserError, match="mask token"):
             Masked(spanning)
 
 
-def test_every_masked_batch_has_something_to_predict(masking: Any) -> None:
+def test_every_masked_batch_has_a_target(masking: Any) -> None:
     objective = Masked(masking, seed=1)
     ordinary = [token for token in range(len(masking)) if token not in masking.all_special_ids]
     chosen = []
@@ -161,15 +151,13 @@ def test_every_masked_batch_has_something_to_predict(masking: Any) -> None:
     assert set(chosen) == {1, 2}
 
 
-def test_objectives_by_name(masking: Any, spanning: Any) -> None:
+def test_collators_by_name(masking: Any, spanning: Any) -> None:
     assert collator_of("clm", None) is collate_rows
     assert isinstance(collator_of("mlm", masking), Masked)
     assert isinstance(collator_of("span", spanning), SpanCorruption)
-    with pytest.raises(UserError, match="'glm'"):
-        collator_of("glm", None)
 
 
-def test_made_tokenizers(masking: Any, spanning: Any) -> None:
+def test_trained_tokenizers(masking: Any, spanning: Any) -> None:
     assert masking.convert_ids_to_tokens(masking(TEXT)["input_ids"])[0] == "[CLS]"
     assert masking.decode(masking(TEXT)["input_ids"], skip_special_tokens=True) == TEXT
     assert masking("a", "b")["token_type_ids"] == [0, 0, 0, 1, 1]
@@ -180,7 +168,7 @@ def test_made_tokenizers(masking: Any, spanning: Any) -> None:
             make_tokenizer(SOURCE, least - 1, objective)
 
 
-def test_a_berts_own_tokenizer_will_do() -> None:
+def test_tokenizer_of_bert() -> None:
     tokenizer = like_bert([TEXT])
     batch = Masked(tokenizer)(np.full((2, 9), 8))
     assert batch["input_ids"].shape == (2, 10)

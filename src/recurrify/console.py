@@ -1,6 +1,7 @@
-"""What the commands say to people: results to standard output, everything else to standard error."""
+"""What commands print: results to standard output, everything else to standard error."""
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -9,25 +10,38 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+__all__ = [
+    "busy",
+    "err_console",
+    "heartbeat",
+    "is_first",
+    "out_console",
+    "perplexity_level",
+    "progress_bar",
+    "say",
+    "show_table",
+    "time_left",
+]
+
 out_console = Console()
 err_console = Console(stderr=True)
-LINE_SECONDS = 15
-"""Between the lines that stand for a bar where the output is no terminal."""
+LINE_SECONDS = 8.0
+"""Between two lines of a log, where there is no terminal to show a bar."""
 
 
 def is_first() -> bool:
-    """One voice is enough where several processes train together."""
+    """Whether this process speaks: of processes that train together, the first."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def say(text: str) -> None:
-    if not is_first():
-        return
-    err_console.print(text, style="dim", highlight=False, markup=False, soft_wrap=True)
+    """Print a line of progress."""
+    if is_first():
+        err_console.print(text, style="dim", highlight=False, markup=False, soft_wrap=True)
 
 
 def show_table(caption: str, header: Sequence[str], rows: Sequence[Sequence[str]], text_columns: int) -> None:
-    """A table on standard output: the first columns are words and may be folded, the others numbers."""
+    """Print a table; the first `text_columns` columns hold words, which may wrap, the others numbers."""
     table = Table(box=None, pad_edge=False, title=caption, title_justify="left")
     for column, name in enumerate(header):
         words = column < text_columns
@@ -39,11 +53,39 @@ def show_table(caption: str, header: Sequence[str], rows: Sequence[Sequence[str]
 
 
 @contextmanager
+def heartbeat(line: Callable[[], str]) -> Iterator[None]:
+    """Print `line()` every few seconds until the block ends: a log is never silent for long."""
+    over = threading.Event()
+
+    def beat() -> None:
+        while not over.wait(max(LINE_SECONDS, 0.01)):
+            say(line())
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+@contextmanager
+def busy(what: str) -> Iterator[None]:
+    """Say what is being done, and for how long, while the block runs."""
+    say(what)
+    begun = time.monotonic()
+    with heartbeat(lambda: f"{what}: {time.monotonic() - begun:.0f} s"):
+        yield
+
+
+@contextmanager
 def progress_bar(name: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar for long work, or plain lines where the output is no terminal: a log shows no bar, and long silence looks
-    like a fault. What it yields is called with how much was done."""
+    """A progress bar on a terminal, lines elsewhere; call what it yields with the amount of work done."""
     if not err_console.is_terminal:
-        yield _Lines(name, total).advance
+        lines = _Lines(name, total)
+        with heartbeat(lines.line):
+            yield lines.advance
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:3.0f}%"))
     times = (TimeElapsedColumn(), TimeRemainingColumn())
@@ -53,29 +95,31 @@ def progress_bar(name: str, total: int) -> Iterator[Callable[[int], None]]:
 
 
 class _Lines:
-    """A line now and then: how much is done, its share, and the minutes left."""
+    """How much is done, its share, and the time left."""
 
     def __init__(self, name: str, total: int) -> None:
         self.name, self.total, self.done = name, total, 0
-        self.last_line = time.monotonic()
-        self.begun, self.before = 0.0, -1
+        self.begun, self.before = time.monotonic(), -1
 
     def advance(self, done: int) -> None:
-        now = time.monotonic()
         self.done += done
         if self.before < 0:
-            # Work that goes on tells first what was done another time: it says nothing of today's pace.
-            self.begun, self.before = now, self.done
-        if now - self.last_line < LINE_SECONDS:
-            return
-        self.last_line = now
+            # A resumed job first reports earlier work, which does not count towards today's pace.
+            self.begun, self.before = time.monotonic(), self.done
+
+    def line(self) -> str:
         text = f"{self.name}: {self.done:,} of {self.total:,}, {100 * self.done / max(self.total, 1):.0f} %"
-        if self.done > self.before:
-            left = (self.total - self.done) * (now - self.begun) / (self.done - self.before)
-            text += f", {max(left, 0.0) / 60:.1f} min left"
-        say(text)
+        if self.done > self.before >= 0:
+            pace = (time.monotonic() - self.begun) / (self.done - self.before)
+            text += f", {time_left(pace * (self.total - self.done))}"
+        return text
+
+
+def time_left(seconds: float) -> str:
+    """The time left in words."""
+    return f"{max(seconds, 0.0) / 60:.1f} min left" if seconds >= 60 else f"{max(seconds, 0.0):.0f} s left"
 
 
 def perplexity_level(perplexity: float, digits: int) -> str:
-    """Short enough for a line even where a model knows nothing of the text."""
+    """A perplexity in few characters, however large it is."""
     return f"{perplexity:,.{digits}f}" if perplexity < 1e5 else f"{perplexity:.4g}"

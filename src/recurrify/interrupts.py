@@ -1,56 +1,69 @@
-"""Ctrl-C while a training runs: the first one is noted, so that the step is finished and all is saved."""
+"""Ctrl-C, SIGTERM and SIGHUP while training: finish the step, save, and exit."""
 
 import multiprocessing
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
+__all__ = ["CTRL_C", "TERMINATED", "Interrupt", "answering_ctrl_c", "interrupt_code", "unless_interrupted"]
+
 Found = TypeVar("Found")
-_heard_here = threading.Event()
-"""Whether this process has heard it."""
+CTRL_C, TERMINATED = 130, 143
+"""Exit codes of a run that was stopped and saved."""
+SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+_received: list[int] = []
+"""The signals that this process received while training."""
+
+
+def interrupt_code() -> int:
+    """The exit code of a stopped run: 143 after SIGTERM or SIGHUP, else 130."""
+    return TERMINATED if _received and _received[-1] != signal.SIGINT else CTRL_C
 
 
 @contextmanager
-def answering_ctrl_c(answer: Callable[[int, Any], Any] | signal.Handlers) -> Iterator[None]:
-    """By this meanwhile, in the main thread, for which signals are."""
+def answering_ctrl_c(
+    answer: Callable[[int, Any], Any] | signal.Handlers, signals: Sequence[int] = (signal.SIGINT,)
+) -> Iterator[None]:
+    """Handle these signals with `answer` meanwhile, if this is the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGINT, answer)
+    before = {number: signal.signal(number, answer) for number in signals}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class Interrupt:
-    """The first Ctrl-C while listening is noted; a second one ends all at once."""
+    """Records the first signal, so that the step ends and is saved; a second one raises `KeyboardInterrupt`."""
 
     def __init__(self) -> None:
         self.heard = False
 
     def listening(self) -> AbstractContextManager[None]:
-        return answering_ctrl_c(self._hear)
+        """Listen to signals meanwhile."""
+        return answering_ctrl_c(self._hear, SIGNALS)
 
     def _hear(self, number: int, frame: Any) -> None:
+        _received.append(number)
         if self.heard:
             raise KeyboardInterrupt
         self.heard = True
-        _heard_here.set()
-        if multiprocessing.parent_process() is None:  # workers side by side hear it all at once
+        if multiprocessing.parent_process() is None:  # all workers of a pool receive it
             print("stopping after this step and saving; Ctrl-C again stops at once", file=sys.stderr, flush=True)
 
 
 def unless_interrupted(work: Callable[..., Found], *args: Any) -> Found | None:
-    """For a pool's processes, to which it hands out one piece of work more than there are: after Ctrl-C nobody waits
-    for that any more. None where it was not done."""
-    if _heard_here.is_set():
+    """In a worker of a pool: call `work`, or return None if this process was interrupted before."""
+    if _received:
         return None
     try:
         return work(*args)
     except KeyboardInterrupt:
-        _heard_here.set()
+        _received.append(signal.SIGINT)
         raise

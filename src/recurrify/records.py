@@ -1,4 +1,4 @@
-"""Settings that are written beside a run's weights, so that the same command goes on with it and no other does."""
+"""The record of a run (`run.json`): its settings, written before training, so that the same command resumes it."""
 
 import json
 from collections.abc import Mapping
@@ -8,96 +8,118 @@ from typing import Any, ClassVar, Self
 
 from recurrify.errors import UserError
 from recurrify.results import write_whole
+from recurrify.run_lock import LOCK_FILE
+from recurrify.settings import check_settings, setting
 
-RUN_FILE, MODEL_FOLDER, CONFIG_FILE = "run.json", "model", "config.json"
-LOCK_FILE = ".training.lock"
-"""In the folder of a run while it is trained."""
+__all__ = [
+    "CONFIG_FILE",
+    "LOCK_FILE",
+    "MODEL_FOLDER",
+    "RESULT_FILE",
+    "RUN_FILE",
+    "RunRecord",
+    "check_has_model",
+    "check_takes_results",
+]
+
+RUN_FILE, RESULT_FILE, MODEL_FOLDER, CONFIG_FILE = "run.json", "result.json", "model", "config.json"
+BUDGET = "Budget and validation"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """Everything a run is made of, in one flat record."""
+    """The settings that every run has."""
 
     may_differ: ClassVar[tuple[str, ...]] = ("max_minutes", "out")
-    """What does not belong to the run itself: how long an invocation may take, and where."""
+    """Settings that may change when a run is resumed."""
+    input_names: ClassVar[Mapping[str, str]] = {"data_checksum": "the training data"}
+    """Checksums among the settings, and the inputs that they belong to."""
 
-    out: str
-    """Folder of this run."""
-    max_minutes: float | None = None
-    """Stop this invocation after so many minutes, saved and ready to be resumed."""
+    out: str = setting(panel="Input and output", basic=True)
+    """Folder of the run; run the same command again to resume."""
+    max_minutes: float | None = setting(None, positive=True, panel=BUDGET, basic=True)
+    """Save and stop after this many minutes."""
+
+    def __post_init__(self) -> None:
+        check_settings(self)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
+        """Settings as `to_dict` writes them; raises `UserError` for unknown ones."""
         unknown = sorted(set(values) - {entry.name for entry in fields(cls)})
         if unknown:
             raise UserError(
-                f"Unknown settings {', '.join(unknown[:3])}: another kind of run, or a newer recurrify, wrote them."
+                f"unknown settings {', '.join(unknown[:3])}: another command or another version of recurrify wrote them"
             )
         return cls(**values)
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any], **changed: Any) -> Self:
-        """A command's options that are called like a setting are that setting, unless `changed` says otherwise."""
+        """The options of a command that have the name of a setting, with those in `changed` replaced."""
         known = {entry.name for entry in fields(cls)}
         return cls(**{name: value for name, value in options.items() if name in known} | changed)
 
     def write(self) -> None:
+        """Write `run.json` into the run's folder."""
         write_whole(Path(self.out) / RUN_FILE, (json.dumps(self.to_dict(), indent=2) + "\n").encode())
 
     @classmethod
     def read(cls, folder: str | Path) -> Self | None:
+        """The record in a folder; None if there is none. Raises `UserError` if it cannot be read."""
         path = Path(folder) / RUN_FILE
         if not path.is_file():
             return None
         try:
             return cls.from_dict(json.loads(path.read_text(encoding="utf-8")))
         except (ValueError, TypeError, AttributeError) as error:
-            raise UserError(f"{str(path)!r} cannot be read ({error}): name another folder.") from error
+            raise UserError(f"{str(path)!r} cannot be read ({error}): choose another folder.") from error
 
     def check_same_run(self, earlier: Self) -> None:
-        """A folder belongs to one run."""
+        """Raise `UserError` unless `earlier` has the same settings, apart from those that may differ."""
         mine, theirs = self.to_dict(), earlier.to_dict()
-        different = [
-            told
-            for name in mine
-            if name not in self.may_differ
-            for told in _differences(name, theirs[name], mine[name])
-        ]
+        names = [name for name in mine if name not in self.may_differ and mine[name] != theirs[name]]
+        changed = [self.input_names[name] for name in names if name in self.input_names]
+        if changed and len(changed) == len(names):
+            raise UserError(
+                f"{' and '.join(changed)} changed since the run in {self.out!r} began: restore the input, or choose "
+                "another output folder."
+            )
+        different = [part for name in names for part in _differences(name, theirs[name], mine[name])]
         if different:
             raise UserError(
-                f"{self.out!r} holds a run with other settings ({'; '.join(different)}): "
-                "repeat its settings to go on with it, or choose another output folder."
+                f"{self.out!r} contains a run with other settings ({'; '.join(different)}): use the same settings to "
+                "resume it, or choose another output folder."
             )
 
 
 def check_takes_results(out: Path) -> None:
-    """Before long work: whether its results can be put into `out`; in a run's folder they would replace its own."""
+    """Before long work: raise `UserError` if results cannot be written to the folder `out`."""
     above = next(one for one in (out, *out.absolute().parents) if one.exists())
     if not above.is_dir():
-        raise UserError(f"`out` is {str(out)!r}, but {str(above)!r} is a file, not a folder: give another folder.")
+        raise UserError(f"`out` is {str(out)!r}, but {str(above)!r} is a file, not a folder: choose another folder.")
     if (out / RUN_FILE).is_file():
-        raise UserError(f"`out` is {str(out)!r}, a run's folder, which has its own results: give another one.")
+        raise UserError(f"`out` is {str(out)!r}, the folder of a training run: choose another folder.")
 
 
 def check_has_model(folder: str | Path) -> None:
-    """Refuse the folder of a run that was stopped before it had a model."""
+    """Raise `UserError` for the folder of a run that stopped before it saved a model."""
     if (Path(folder) / RUN_FILE).is_file() and not (Path(folder) / MODEL_FOLDER / CONFIG_FILE).is_file():
         saved = max(Path(folder).glob("checkpoint-*/config.json"), key=lambda path: path.stat().st_mtime, default=None)
-        meanwhile = "" if saved is None else f", or take what was saved last, {str(saved.parent)!r}"
+        meanwhile = "" if saved is None else f", or use its last checkpoint, {str(saved.parent)!r}"
         raise UserError(
-            f"The run in {str(folder)!r} is not finished, and has no model yet: give its command again to go on with "
-            f"it{meanwhile}."
+            f"The run in {str(folder)!r} is not finished and has no model yet: run its command again to resume it"
+            f"{meanwhile}."
         )
 
 
 def _differences(name: str, there: Any, now: Any) -> list[str]:
-    """In words; of settings inside a setting only those that differ."""
+    """How two values of a setting differ; of nested settings, those that differ."""
     if there == now:
         return []
     if isinstance(there, dict) and isinstance(now, dict):
         names = dict.fromkeys([*there, *now])
-        return [told for inner in names for told in _differences(f"{name}.{inner}", there.get(inner), now.get(inner))]
+        return [part for inner in names for part in _differences(f"{name}.{inner}", there.get(inner), now.get(inner))]
     return [f"{name}={there!r} there, {now!r} now"]

@@ -8,24 +8,19 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-try:
-    import fcntl
-except ImportError:  # not on Windows: there, nobody holds a folder
-    fcntl = None  # type: ignore[assignment]
-
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from recurrify import ending_with_parent
-from recurrify.console import err_console, is_first
+from recurrify.console import err_console
 from recurrify.data.texts import Say
-from recurrify.errors import UserError
-from recurrify.records import LOCK_FILE
+from recurrify.run_lock import run_lock as held_alone
 
+__all__ = ["INTERRUPTED", "Outcome", "Task", "held_alone", "run_side_by_side"]
 INTERRUPTED = 130
 """What a task exits with that was stopped before its end and is ready to go on."""
 POLL_SECONDS = 0.2
@@ -35,8 +30,6 @@ NO_ROOM = ("out of memory", "ALLOC_FAILED", "mha_graph.execute")
 """What a log's last lines say where the device's memory was full; the last is how cuDNN's attention puts it."""
 LAST_LINES = 8
 """As many as CUDA's errors take with the advice behind them."""
-LOCK_SECONDS = 3.0
-"""How long a process that was killed may take to let go of its folder."""
 
 
 class Task(NamedTuple):
@@ -160,59 +153,6 @@ def _start(task: Task, jobs: int) -> _Running:
         env={"OMP_NUM_THREADS": cores, "TORCHINDUCTOR_COMPILE_THREADS": cores, **os.environ},
     )
     return _Running(task, process, log, earlier)
-
-
-@contextmanager
-def held_alone(folder: Path) -> Iterator[None]:
-    """No other process that asks for it trains in `folder` meanwhile; the system lets go of what a killed one held.
-    Processes that train one model together are let in with their first. Nothing of it is left in the end, nor a folder
-    where nothing was begun."""
-    if not is_first():
-        yield
-        return
-    is_new = not folder.exists()
-    with _locked(folder) as file:
-        try:
-            yield
-        finally:
-            if file is not None:
-                with suppress(OSError):
-                    (folder / LOCK_FILE).unlink()
-                    if is_new:
-                        folder.rmdir()  # refused where there is anything in it
-
-
-def _locked(folder: Path) -> IO[bytes] | nullcontext[None]:
-    end = time.monotonic() + LOCK_SECONDS
-    while True:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            file = (folder / LOCK_FILE).open("ab")
-        except OSError:  # the training that cannot write there tells it better
-            return nullcontext()
-        try:
-            if fcntl is not None:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_at(file, folder / LOCK_FILE):
-                return file
-        except BlockingIOError as error:
-            if time.monotonic() > end:
-                file.close()
-                raise UserError(
-                    f"{str(folder)!r} is being trained by another process: wait for it or end it, then run this again."
-                ) from error
-        except OSError:  # a file system without locks
-            return file
-        file.close()
-        time.sleep(POLL_SECONDS)
-
-
-def _is_at(file: IO[bytes], path: Path) -> bool:
-    """Whether an open file still has its name: who held it before takes the name away, and others make a new one."""
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
-        return False
 
 
 def _stop(running: Sequence[_Running]) -> None:

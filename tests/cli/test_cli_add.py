@@ -26,7 +26,7 @@ def test_a_memory_that_was_added_is_of_use(tmp_path: Path) -> None:
     assert gain["relative_gain_per_token"] == pytest.approx(1 - ours / plain)
     assert f"per token {100 * gain['relative_gain_per_token']:.2f} % lower" in said
     # Against windows that are shorter than the base's own it is not yet known to be better than the base.
-    assert "note: shipped:base comes with windows of 256, and was scored in those of the others, 64" in said
+    assert "note: shipped:base was made for windows of 256, but scored with 64 like the others" in said
     assert "recurrify evaluate shipped:base --window 256" in said
     for name in ("shipped:base", str(out)):
         assert f"{found['speed'][name]['tokens_per_second']:,.0f} tokens/s" in said
@@ -46,7 +46,7 @@ def test_refusals(refused: Command, base: Path, tmp_path: Path) -> None:
     there.mkdir()
     (there / "mine.txt").write_text("mine")
     sentence = refused("add", "--model", base, "--window", 8, "--set", "keep=3", "--out", there)
-    assert f"'{there}' is there already" in sentence
+    assert f"'{there}' exists already" in sentence
     assert [path.name for path in there.iterdir()] == ["mine.txt"]
     out = tmp_path / "new"
     kept = ("--mechanism", "lookback", "--window", 8, "--set", "keep=64")
@@ -59,7 +59,7 @@ def test_refusals(refused: Command, base: Path, tmp_path: Path) -> None:
         "add", "--model", llama, "--mechanism", "lookback", "--window", 8, "--set", "keep=3", "--out", out
     )
     assert "choose 'kv', which can turn their keys" in sentence
-    assert "give --window 8" in refused("add", "--model", base, "--set", "window=8", "--out", out)
+    assert "use --window 8" in refused("add", "--model", base, "--set", "window=8", "--out", out)
     assert "is no memory" in refused("add", "--model", base, "--mechanism", "none", "--out", out)
     assert not out.exists()
     invoke("add", "--model", base, "--window", 8, "--set", "keep=3", "--out", out)

@@ -21,7 +21,7 @@ from support.tokenizers import like_bert
 from support.words import word_tokenizer
 
 WINDOW = 8
-TRAINING = ["--window", WINDOW, "--batch", 6, "--learning-rate", 0.01, "--warmup-steps", 2, "--epochs", 4]
+TRAINING = ["--window", WINDOW, "--batch", 6, "--learning-rate", 0.01, "--set", "warmup_steps=2", "--epochs", 4]
 
 CLASSES = {"10": range(10, 14), "2": range(20, 24), "7": range(30, 34)}
 """Each class has words of its own; in sorted order they are 2, 7, 10."""
@@ -75,9 +75,9 @@ def train(folder: Path, base: str, out: Path, *more: object, data: str = "train.
 def runs(folder: Path) -> dict[str, Path]:
     test = ["--test", folder / "test.csv"]
     plain = [*test, "--mechanism", "none"]
-    small = [*test, "--set", "hidden_layers=1", "--set", "hidden_size=12", "--insert-layer", "all"]
+    small = [*test, "--set", "hidden_layers=1", "--set", "hidden_size=12", "--set", "insert_layer=all"]
     return {
-        "recurrent": train(folder, "decoder", folder / "recurrent", *small, "--language-weight", 0.1),
+        "recurrent": train(folder, "decoder", folder / "recurrent", *small, "--set", "language_weight=0.1"),
         "plain": train(folder, "decoder", folder / "plain", *plain),
         "encoder": train(folder, "encoder", folder / "encoding", *small),
     }
@@ -109,7 +109,7 @@ def logits_one_by_one(run: Path, texts: list[str]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", ["recurrent", "plain", "encoder"])
-def test_scores_are_those_of_the_saved_model(name: str, folder: Path, runs: dict[str, Path]) -> None:
+def test_scores(name: str, folder: Path, runs: dict[str, Path]) -> None:
     texts = read_texts(folder / "test.csv")
     logits = torch.from_numpy(logits_one_by_one(runs[name], [text for text, _ in texts]))
     shares = logits.softmax(1).numpy()
@@ -143,7 +143,7 @@ def test_scores_are_those_of_the_saved_model(name: str, folder: Path, runs: dict
     assert 0.5 < found["accuracy"] < 0.85
 
 
-def test_a_run_leaves_its_classes_and_settings_behind(folder: Path, runs: dict[str, Path]) -> None:
+def test_run_folder(folder: Path, runs: dict[str, Path]) -> None:
     result, config = result_of(runs["recurrent"]), json.loads((runs["recurrent"] / "model" / "config.json").read_text())
     for part in (config, config["text_config"]):
         assert part["id2label"] == {"0": "2", "1": "7", "2": "10"}
@@ -167,7 +167,7 @@ def test_a_run_leaves_its_classes_and_settings_behind(folder: Path, runs: dict[s
     )
 
 
-def test_a_memory_changes_what_is_said(folder: Path, runs: dict[str, Path], tmp_path: Path) -> None:
+def test_evaluate_compares_models(folder: Path, runs: dict[str, Path], tmp_path: Path) -> None:
     out = tmp_path / "scores.json"
     shown = invoke(
         "classify", "evaluate", runs["plain"], runs["recurrent"], runs["encoder"],
@@ -188,12 +188,12 @@ def test_a_memory_changes_what_is_said(folder: Path, runs: dict[str, Path], tmp_
         assert gain["against"] == str(runs["plain"])
         assert gain["accuracy_gain"] == pytest.approx(row["accuracy"] - found["rows"][0]["accuracy"])
         assert gain["interval"][0] <= gain["accuracy_gain"] <= gain["interval"][1]
-    assert f"against {runs['plain']}: accuracy" in shown
+    assert f"vs. {runs['plain']}: accuracy" in shown
     assert found["provenance"]["data_checksum"] == found["rows"][0]["checksum"]
 
 
 @pytest.mark.parametrize("name", ["recurrent", "encoder"])
-def test_predictions_are_the_models_own(name: str, folder: Path, runs: dict[str, Path], tmp_path: Path) -> None:
+def test_predict(name: str, folder: Path, runs: dict[str, Path], tmp_path: Path) -> None:
     texts = [text for text, _ in read_texts(folder / "test.csv")]
     (tmp_path / "texts.jsonl").write_text(
         "\n".join(json.dumps({"body": text}) for text in [*texts[:2], "", *texts[2:]])
@@ -216,14 +216,14 @@ def test_predictions_are_the_models_own(name: str, folder: Path, runs: dict[str,
         assert list(line["probabilities"].values()) == pytest.approx(own.tolist(), abs=1e-5)
 
 
-def test_the_language_weight_adds_the_loss_of_each_next_token(folder: Path, tmp_path: Path) -> None:
+def test_language_weight_adds_the_next_token_loss(folder: Path, tmp_path: Path) -> None:
     rows = ["w10 w11 w12,a", "w20 w21 w22 w23 w24,b", "w30 w31,b"]
     (tmp_path / "few.csv").write_text("\n".join(["text,label", *rows]))
     said = {}
     for weight in (0, 0.5):
         out = tmp_path / str(weight)
         data = ["--data", tmp_path / "few.csv", "--test", tmp_path / "few.csv", "--mechanism", "none"]
-        more = ["--language-weight", weight, "--epochs", 1, "--warmup-steps", 0]
+        more = ["--set", f"language_weight={weight}", "--epochs", 1, "--set", "warmup_steps=0"]
         invoke("classify", "train", "--model", folder / "decoder", "--out", out, *data, *TRAINING[:-4], *more)
         said[weight] = next(entry["loss"] for entry in result_of(out)["history"] if "loss" in entry)
     losses = []
@@ -235,15 +235,15 @@ def test_the_language_weight_adds_the_loss_of_each_next_token(folder: Path, tmp_
     assert (weights_of(tmp_path / "0.5")["base.score.weight"] != weights_of(tmp_path / "0")["base.score.weight"]).any()
 
 
-def test_a_stopped_run_goes_on_to_the_same_weights(folder: Path, tmp_path: Path, refused: Command) -> None:
+def test_stopped_run_resumes(folder: Path, tmp_path: Path, refused: Command) -> None:
     parts, whole = tmp_path / "parts", tmp_path / "whole"
-    more = ["--tail", 2, "--mechanism", "tail", "--language-weight", 0.1, "--epochs", 2]
+    more = ["--mechanism", "tail", "--set", "tail=2", "--epochs", 2]
     train(folder, "decoder", parts, *more, "--max-minutes", 1e-9)
     assert not (parts / "result.json").exists()
     assert (parts / "checkpoint-1").is_dir()
     common = ["classify", "train", "--model", folder / "decoder", "--data", folder / "train.csv", "--out", parts]
-    sentence = refused(*common, *TRAINING, *more, "--language-weight", 0.2)
-    assert "holds a run with other settings (language_weight=0.1 there, 0.2 now)" in sentence
+    sentence = refused(*common, *TRAINING, *more, "--set", "language_weight=0.2")
+    assert "contains a run with other settings (language_weight=0.0 there, 0.2 now)" in sentence
     train(folder, "decoder", parts, *more)
     train(folder, "decoder", whole, *more)
     assert_same_weights(weights_of(parts), weights_of(whole))
@@ -254,7 +254,7 @@ def test_a_stopped_run_goes_on_to_the_same_weights(folder: Path, tmp_path: Path,
     assert (parts / "result.json").read_bytes() == before
 
 
-def test_other_texts_to_test_by_are_another_run(folder: Path, tmp_path: Path, refused: Command) -> None:
+def test_changed_test_texts_raise(folder: Path, tmp_path: Path, refused: Command) -> None:
     test = write_texts(tmp_path / "test.csv", 6, 3)
     train(folder, "decoder", tmp_path / "run", "--test", test, "--max-minutes", 5)
     write_texts(test, 7, 4)
@@ -268,20 +268,20 @@ def test_other_texts_to_test_by_are_another_run(folder: Path, tmp_path: Path, re
         "--test",
         test,
     ]
-    assert "data_checksum=" in refused("classify", "train", *arguments, *TRAINING)
+    assert "the training data changed since the run" in refused("classify", "train", *arguments, *TRAINING)
 
 
-def test_texts_that_are_trained_on_flatter_and_that_is_said(folder: Path, tmp_path: Path) -> None:
+def test_overlap_of_training_and_test_is_reported(folder: Path, tmp_path: Path) -> None:
     said = invoke(
         "classify", "train", "--model", folder / "decoder", "--data", folder / "test.csv", "--out", tmp_path / "run",
         "--test", folder / "test.csv", *TRAINING,
     )  # fmt: skip
     result = result_of(tmp_path / "run")
     assert result["texts"]["tested_and_trained_on"] == result["test"]["texts"] == 24
-    assert "precision, recall and F1 are means over the classes" in said
+    assert "precision, recall and F1 are means over classes" in said
 
 
-def test_nothing_is_written_over_the_texts(runs: dict[str, Path], tmp_path: Path, refused: Command) -> None:
+def test_texts_are_not_overwritten(runs: dict[str, Path], tmp_path: Path, refused: Command) -> None:
     data = write_texts(tmp_path / "own.csv", 4, 0)
     before = data.read_bytes()
     for command in ("predict", "evaluate"):
@@ -290,7 +290,7 @@ def test_nothing_is_written_over_the_texts(runs: dict[str, Path], tmp_path: Path
     assert data.read_bytes() == before
 
 
-def test_a_frozen_base_still_learns_its_head_and_memory(folder: Path, tmp_path: Path) -> None:
+def test_freeze_base(folder: Path, tmp_path: Path) -> None:
     bases = {name: tiny(family, "label", num_labels=3, **more) for name, family, more in
              (("decoder", "gpt2", {}), ("encoder", "bert", {"vocab_size": 80}))}  # fmt: skip
     for name, base in bases.items():
@@ -306,12 +306,12 @@ def test_a_frozen_base_still_learns_its_head_and_memory(folder: Path, tmp_path: 
         assert any(key.startswith("mechanism.") for key in trained)
 
 
-def test_a_head_for_other_classes_is_replaced(folder: Path, tmp_path: Path) -> None:
+def test_head_for_other_classes_is_replaced(folder: Path, tmp_path: Path) -> None:
     tiny("gpt2", "label", num_labels=2).save_pretrained(tmp_path / "two")
     word_tokenizer().save_pretrained(tmp_path / "two")
     more = ["--mechanism", "none", "--epochs", 0.1]
     data = ["--data", folder / "train.csv", "--test", folder / "test.csv"]
-    common = ["--out", tmp_path / "run", *data, *TRAINING[:-4], "--warmup-steps", 0]
+    common = ["--out", tmp_path / "run", *data, *TRAINING[:-4], "--set", "warmup_steps=0"]
     invoke("classify", "train", "--model", tmp_path / "two", *common, *more)
     assert weights_of(tmp_path / "run")["base.score.weight"].shape[0] == 3
 
@@ -325,7 +325,7 @@ REFUSED = {
     ),
     "no file": ([*TRAIN, "nowhere.csv"], "nowhere.csv does not exist"),
     "empty file": ([*TRAIN, "{empty}"], "is empty"),
-    "one class": ([*TRAIN, "{one}"], "are of the class 'a'"),
+    "one class": ([*TRAIN, "{one}"], "have the class 'a'"),
     "not UTF-8": ([*TRAIN, "{latin}"], "is not UTF-8"),
     "unknown class": ([*TRAIN, "{train}", "--test", "{one}"], "one.csv, line 2, has the class 'a'"),
     "unknown class to a run": (["evaluate", "{run}", "--data", "{one}"], "line 2, has the class 'a'"),
@@ -336,24 +336,24 @@ REFUSED = {
         ["train", "--model", "{other}", "--data", "{train}", "--out", "{new}"],
         "'t5' are not supported",
     ),
-    "other classes": (["train", "--model", "{run}", "--data", "{two}", "--out", "{new}"], "tells 2, 7, 10 apart"),
+    "other classes": (["train", "--model", "{run}", "--data", "{two}", "--out", "{new}"], "has the classes 2, 7, 10"),
     "weight for encoder": (
-        ["train", "--model", "{encoder}", "--data", "{train}", "--out", "{new}", "--language-weight", "0.5"],
+        ["train", "--model", "{encoder}", "--data", "{train}", "--out", "{new}", "--set", "language_weight=0.5"],
         "is an encoder",
     ),
     "overlap for encoder": (
         ["train", "--model", "{encoder}", "--data", "{train}", "--out", "{new}", "--overlap", "2"],
         "cannot overlap",
     ),
-    "negative weight": ([*TRAIN, "{train}", "--language-weight", "-1"], "`language_weight` must be at least 0"),
-    "endless weight": ([*TRAIN, "{train}", "--language-weight", "inf"], "`language_weight` must be a number"),
-    "no gradients": ([*TRAIN, "{train}", "--bptt-windows", "1"], "take at least 2"),
+    "negative weight": ([*TRAIN, "{train}", "--set", "language_weight=-1"], "`language_weight` must be at least 0"),
+    "endless weight": ([*TRAIN, "{train}", "--set", "language_weight=inf"], "`language_weight` must be at least 0"),
+    "no gradients": ([*TRAIN, "{train}", "--set", "bptt_windows=1"], "use at least 2"),
     "odd file": (["predict", "{run}", "--data", "{train}", "--out", "{new}.txt"], "written as .csv or .jsonl"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_refusals(case: str, folder: Path, runs: dict[str, Path], tmp_path: Path, refused: Command) -> None:
+def test_errors(case: str, folder: Path, runs: dict[str, Path], tmp_path: Path, refused: Command) -> None:
     (tmp_path / "empty.csv").write_text("")
     (tmp_path / "one.csv").write_text("text,label\nw5,a\nw6,a\n")
     (tmp_path / "two.csv").write_text("text,label\nw5,a\nw6,b\nw7,a\n")

@@ -50,7 +50,7 @@ def test_a_page_and_its_numbers(runs: dict[str, Path], story: Path, tmp_path: Pa
     assert "w35" in page
     told = invoke("inspect", runs["recurrent"], story, "--out", tmp_path, "--tokens", 20)
     aside = next(tmp_path.glob("inspection-*.json"))
-    assert f"was of other settings, and is {aside} now" in told
+    assert f"had other settings and was renamed to {aside}" in told
     assert load_result(aside) == found
     assert load_result(tmp_path / "inspection.json")["provenance"]["config"]["tokens"] == 20
 

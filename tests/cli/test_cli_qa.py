@@ -5,59 +5,31 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from recurrify.cli import main as cli
-from recurrify.cli.options import encoder_mechanisms
-from recurrify.data.questions import Question, QuestionSet, save_questions
+from recurrify.data.questions import QuestionSet, save_questions
 from recurrify.errors import UserError
 from recurrify.evaluate.answers import score_answers
 from recurrify.mechanisms.base import mechanism_names, recurrence_config
 from recurrify.modeling.heads import add_recurrence
 from recurrify.modeling.task_heads import RecurrentForQuestionAnswering
 from recurrify.modeling.task_loading import load_task_model
+from recurrify.train.memories import encoder_mechanisms
 from support.commands import invoke
 from support.models import tiny
-from support.tokenizers import like_bert
+from support.runs import encoder_folder, question_file, town_questions
 
-PEOPLE = ("ann", "bob", "eve")
 PLACES = ("rome", "paris", "oslo")
-TRAINING = [
-    "--window",
-    16,
-    "--batch",
-    3,
-    "--learning-rate",
-    0.01,
-    "--warmup-steps",
-    5,
-    "--epochs",
-    80,
-    "--schedule",
-    "constant_with_warmup",
-]
-
-
-def questions() -> list[Question]:
-    made = []
-    for number, person in enumerate(PEOPLE):
-        context = " ".join(f"{who} lives in {where}." for who, where in zip(PEOPLE, PLACES, strict=True))
-        place = PLACES[number]
-        span = (context.index(place), context.index(place) + len(place))
-        made.append(Question(f"q{number}", f"where is {person}?", context, (place,), "span", span, "towns"))
-    return made
+SHORT = ["--window", 16, "--batch", 3, "--learning-rate", 0.01, "--set", "warmup_steps=5"]
+TRAINING = [*SHORT, "--epochs", 80, "--set", "schedule=constant_with_warmup"]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("qa")
-    save_questions(QuestionSet(questions(), "squad"), path / "towns.json")
-    texts = [text for question in questions() for text in (question.context, question.question)]
-    tokenizer = like_bert(texts)
-    base = tiny("bert", "masked", vocab_size=len(tokenizer), pad_token_id=0)
-    base.save_pretrained(path / "base")
-    tokenizer.save_pretrained(path / "base")
+    question_file(path / "towns.json")
+    encoder_folder(path / "base")
     return path
 
 
@@ -69,7 +41,7 @@ def trained(folder: Path) -> Path:
     return folder / "run"
 
 
-def test_it_learns_and_leaves_everything_behind(trained: Path) -> None:
+def test_training(trained: Path) -> None:
     result = json.loads((trained / "result.json").read_text())
     assert result["test"]["exact_match"] == 100
     assert result["test"]["f1"] == 100
@@ -88,14 +60,14 @@ def test_it_learns_and_leaves_everything_behind(trained: Path) -> None:
     assert memory["extra_flops_per_token"] > 0
 
 
-def test_a_finished_run_is_not_trained_again(folder: Path, trained: Path) -> None:
+def test_finished_run_is_left_alone(folder: Path, trained: Path) -> None:
     before = (trained / "result.json").read_text()
     data = ["--data", folder / "towns.json", "--test", folder / "towns.json"]
     invoke("qa", "train", "--model", folder / "base", "--out", trained, *data, *TRAINING)
     assert (trained / "result.json").read_text() == before
 
 
-def test_evaluate_and_predict_say_what_training_said(folder: Path, trained: Path, tmp_path: Path) -> None:
+def test_evaluate_and_predict_agree_with_training(folder: Path, trained: Path, tmp_path: Path) -> None:
     said = invoke("qa", "evaluate", trained, "--data", folder / "towns.json", "--out", tmp_path / "scores.json")
     assert said.startswith("F1 100.00 (95 %: 100.00 to 100.00), exact match 100.00")
     scores = json.loads((tmp_path / "scores.json").read_text())
@@ -107,10 +79,10 @@ def test_evaluate_and_predict_say_what_training_said(folder: Path, trained: Path
     (tmp_path / "untold.json").write_text(json.dumps(untold))
     invoke("qa", "predict", trained, "--data", tmp_path / "untold.json", "--out", tmp_path / "answers.json")
     answers: dict[str, str] = json.loads((tmp_path / "answers.json").read_text())
-    assert score_answers(answers, questions()).means == {"exact_match": 100, "f1": 100}
+    assert score_answers(answers, town_questions()).means == {"exact_match": 100, "f1": 100}
 
 
-def test_hotpotqa_answers_are_written_in_its_format(trained: Path, tmp_path: Path) -> None:
+def test_hotpotqa_format(trained: Path, tmp_path: Path) -> None:
     item: dict[str, Any] = {"_id": "h", "question": "where is ann?", "context": [["towns", ["ann lives in rome."]]]}
     (tmp_path / "hotpot.json").write_text(json.dumps([item]))
     invoke("qa", "predict", trained, "--data", tmp_path / "hotpot.json", "--out", tmp_path / "answers.json")
@@ -119,7 +91,7 @@ def test_hotpotqa_answers_are_written_in_its_format(trained: Path, tmp_path: Pat
     assert set(answers["answer"]) == {"h"}
 
 
-def test_a_question_that_cannot_be_answered_counts_as_wrong(trained: Path, tmp_path: Path) -> None:
+def test_question_without_context_counts_as_wrong(trained: Path, tmp_path: Path) -> None:
     """As in the official program, which knows nothing of why nothing was said."""
     towns = [["towns", ["ann lives in rome."]]]
     item = {"_id": "a", "question": "where is ann?", "answer": "rome", "context": towns}
@@ -135,16 +107,16 @@ def test_a_question_that_cannot_be_answered_counts_as_wrong(trained: Path, tmp_p
     assert together["f1"] == pytest.approx(alone["f1"] / 2)
 
 
-def test_the_disjoint_baseline_takes_the_same_path(folder: Path, tmp_path: Path) -> None:
+def test_plain_windows(folder: Path, tmp_path: Path) -> None:
     data = ["--data", folder / "towns.json", "--test", folder / "towns.json", "--mechanism", "none", "--epochs", 1]
-    invoke("qa", "train", "--model", folder / "base", "--out", tmp_path, *data, *TRAINING[:-4])
+    invoke("qa", "train", "--model", folder / "base", "--out", tmp_path, *data, *SHORT)
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["parameters"]["added"] == 0
     assert result["provenance"]["config"]["recurrence"]["mechanism"] == "none"
 
 
-def test_any_setting_of_a_mechanism(folder: Path, tmp_path: Path) -> None:
-    common = ["qa", "train", "--model", folder / "base", "--data", folder / "towns.json", *TRAINING[:-4], "--epochs", 1]
+def test_set(folder: Path, tmp_path: Path) -> None:
+    common = ["qa", "train", "--model", folder / "base", "--data", folder / "towns.json", *SHORT, "--epochs", 1]
     invoke(*common, "--out", tmp_path / "summary", "--mechanism", "summary", "--set", "limit=2", "--set", "tokens=1")
     invoke(*common, "--out", tmp_path / "carry", "--set", "hidden_size=8")
     summary, carry = (
@@ -155,7 +127,7 @@ def test_any_setting_of_a_mechanism(folder: Path, tmp_path: Path) -> None:
     assert (carry["hidden_size"], carry["pooled_layers"]) == (8, "last")  # the rest as in the paper
 
 
-def test_the_mechanisms_that_are_offered_work_with_encoders() -> None:
+def test_encoder_mechanisms() -> None:
     base = tiny("bert", "masked")
     for name in mechanism_names():
         sizes = {"kv": {"keep": 2, "sinks": 1}, "lookback": {"keep": 2}, "tail": {"tail": 2}}.get(name, {})
@@ -167,8 +139,8 @@ def test_the_mechanisms_that_are_offered_work_with_encoders() -> None:
                 add_recurrence(base, config)
 
 
-def test_what_was_handled_is_said(folder: Path, trained: Path, tmp_path: Path) -> None:
-    long, empty, _ = questions()
+def test_special_cases_are_reported(folder: Path, trained: Path, tmp_path: Path) -> None:
+    long, empty, _ = town_questions()
     odd = [long._replace(question="where is ann? " * 9), empty._replace(question=" ")]
     save_questions(QuestionSet(odd, "squad"), tmp_path / "odd.json")
     data = ["--data", str(tmp_path / "odd.json"), "--batch", "2"]
@@ -193,27 +165,6 @@ def test_what_was_handled_is_said(folder: Path, trained: Path, tmp_path: Path) -
     assert set(json.loads((tmp_path / "answers.json").read_text())) == {"q0", "q1"}
 
 
-def test_minutes_that_run_out_and_going_on(folder: Path, tmp_path: Path) -> None:
-    common = ["qa", "train", "--model", folder / "base", "--data", folder / "towns.json", *TRAINING[:-4], "--epochs", 4]
-    invoke(*common, "--out", tmp_path / "parts", "--max-minutes", 1e-9)
-    assert not (tmp_path / "parts" / "result.json").exists()
-    invoke(*common, "--out", tmp_path / "parts")
-    invoke(*common, "--out", tmp_path / "whole")
-    results = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("parts", "whole")]
-    assert [[(leg["first_step"], leg["last_step"]) for leg in result["legs"]] for result in results] == [
-        [(0, 1), (1, 4)],
-        [(0, 4)],
-    ]
-    assert results[0]["seconds"] == sum(leg["seconds"] for leg in results[0]["legs"])
-    assert results[0]["seconds"] > results[0]["provenance"]["wall_seconds"] == results[0]["legs"][1]["seconds"]
-    assert not (tmp_path / "parts" / "legs.json").exists()
-    parts, whole = (
-        RecurrentForQuestionAnswering.from_pretrained(tmp_path / name / "model") for name in ("parts", "whole")
-    )
-    for name, value in parts.named_parameters():
-        torch.testing.assert_close(value, whole.get_parameter(name), msg=lambda text, name=name: f"{name}: {text}")
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -221,14 +172,17 @@ def test_minutes_that_run_out_and_going_on(folder: Path, tmp_path: Path) -> None
         (["evaluate", "{run}", "--data", "nowhere.json"], "nowhere.json does not exist"),
         (["train", "--model", "{base}", "--data", "{data}", "--out", "x", "--window", "4"], "no room for question"),
         (["train", "--model", "{base}", "--data", "{data}", "--out", "x", "--epochs", "0"], "`epochs`"),
-        (["train", "--model", "{base}", "--data", "{lost}", "--out", "x"], "nothing to learn"),
-        (["train", "--model", "{base}", "--data", "{data}", "--out", "x", "--mechanism", "kv"], "for decoders alone"),
+        (
+            ["train", "--model", "{base}", "--data", "{lost}", "--out", "x"],
+            "has its answer in its context: check the file",
+        ),
+        (["train", "--model", "{base}", "--data", "{data}", "--out", "x", "--mechanism", "kv"], "for decoders only"),
         (["train", "--model", "{base}", "--data", "{data}", "--out", "x", "--set", "limit"], "name=value"),
     ],
     ids=["no head", "no file", "small window", "no epochs", "no answers", "kv", "no value"],
 )
-def test_refusals(arguments: list[str], words: str, folder: Path, trained: Path) -> None:
-    lost = [question._replace(answers=("zebra",), span=None) for question in questions()]
+def test_errors(arguments: list[str], words: str, folder: Path, trained: Path) -> None:
+    lost = [question._replace(answers=("zebra",), span=None) for question in town_questions()]
     save_questions(QuestionSet(lost, "squad"), folder / "lost.json")
     names = {"base": folder / "base", "run": trained, "data": folder / "towns.json", "lost": folder / "lost.json"}
     found = CliRunner().invoke(cli.app, ["qa", *(argument.format(**names) for argument in arguments)])
@@ -236,7 +190,7 @@ def test_refusals(arguments: list[str], words: str, folder: Path, trained: Path)
     assert words in str(found.exception)
 
 
-def test_a_model_for_another_task_is_refused(trained: Path, tmp_path: Path) -> None:
+def test_model_for_another_task_raises(trained: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="recurrent already"):
         load_task_model(str(trained), RecurrentForQuestionAnswering, {"mechanism": "carry", "hidden_size": 5})
     config = json.loads((trained / "model" / "config.json").read_text())

@@ -9,13 +9,13 @@ from typer.testing import CliRunner
 
 from recurrify.cli import main as cli
 
-TRAINING = ["--window", "8", "--windows", "3", "--batch", "4", "--learning-rate", "0.01", "--warmup-steps", "2"]
+TRAINING = ["--window", "8", "--windows", "3", "--batch", "4", "--learning-rate", "0.01", "--set", "warmup_steps=2"]
 Command = Callable[..., str]
 BUDGET = ["--max-tokens", "500", "--valid-every", "150"]
 
 
 def invoke(*arguments: object) -> str:
-    """Run a command that should succeed; gives what it wrote to stdout."""
+    """Run a command that should succeed; returns its standard output."""
     found = CliRunner().invoke(cli.app, [str(argument) for argument in arguments], catch_exceptions=False)
     assert found.exit_code == 0, found.stderr
     return found.stdout
@@ -23,7 +23,7 @@ def invoke(*arguments: object) -> str:
 
 @pytest.fixture(autouse=True)
 def transformers_as_before() -> Iterator[None]:
-    """The commands quieten transformers for the whole process."""
+    """Commands silence transformers for the whole process."""
     before = logging.get_verbosity()
     yield
     logging.set_verbosity(before)
@@ -32,7 +32,7 @@ def transformers_as_before() -> Iterator[None]:
 
 @pytest.fixture
 def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Run a command that should be refused; gives its one sentence."""
+    """Run a command that should fail; returns its one sentence."""
 
     def run(*arguments: object) -> str:
         monkeypatch.setattr(sys, "argv", ["recurrify", *[str(argument) for argument in arguments]])

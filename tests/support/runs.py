@@ -7,9 +7,11 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from recurrify.data.questions import Question, QuestionSet, save_questions
 from recurrify.mechanisms.base import recurrence_config
 from recurrify.train.settings import TrainSettings
 from support.models import FIRST_WORD, VOCABULARY, tiny
+from support.tokenizers import like_bert
 from support.words import word_tokenizer
 
 WINDOW = 8
@@ -64,3 +66,39 @@ def assert_same_weights(ours: dict[str, torch.Tensor], theirs: dict[str, torch.T
 def validations(result: dict[str, Any]) -> list[tuple[int, float]]:
     """Steps and losses of a run's validations."""
     return [(entry["step"], entry["eval_loss"]) for entry in result["history"] if "eval_loss" in entry]
+
+
+def labelled_file(path: Path, texts: int = 12) -> Path:
+    """Texts of one to three windows, in two classes with words of their own."""
+    chance = random.Random(0)
+    rows = [
+        " ".join(f"w{chance.randrange(10, 14) + 10 * (number % 2)}" for _ in range(5 + number)) + f",{'ab'[number % 2]}"
+        for number in range(texts)
+    ]
+    path.write_text("\n".join(["text,label", *rows]) + "\n")
+    return path
+
+
+def town_questions() -> list[Question]:
+    """Three questions about one context of several windows."""
+    people, places = ("ann", "bob", "eve"), ("rome", "paris", "oslo")
+    context = " ".join(f"{who} lives in {where}." for who, where in zip(people, places, strict=True))
+    spans = [(context.index(place), context.index(place) + len(place)) for place in places]
+    return [
+        Question(f"q{number}", f"where is {person}?", context, (place,), "span", span, "towns")
+        for number, (person, place, span) in enumerate(zip(people, places, spans, strict=True))
+    ]
+
+
+def question_file(path: Path) -> Path:
+    save_questions(QuestionSet(town_questions(), "squad"), path)
+    return path
+
+
+def encoder_folder(folder: Path) -> Path:
+    """A tiny encoder with a tokenizer for the questions."""
+    texts = [text for question in town_questions() for text in (question.context, question.question)]
+    tokenizer = like_bert(texts)
+    tiny("bert", "masked", vocab_size=len(tokenizer), pad_token_id=0).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

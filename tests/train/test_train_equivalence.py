@@ -8,22 +8,22 @@ import torch
 from transformers.training_args import OptimizerNames
 
 from recurrify.modeling.loading import load_model
-from recurrify.train import trainer
-from recurrify.train.finetuning import train_run
+from recurrify.train import finetune
+from recurrify.train.finetune import train_run
 from support.runs import assert_same_weights, run_settings, validations, weights_of
 
 
 @pytest.fixture
 def _plain_descent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Adam turns the rounding noise of gradients that should be zero into whole steps; SGD does not."""
-    real = trainer.training_arguments
+    real = finetune.training_arguments
 
     def with_sgd(*args: Any) -> Any:
         arguments = real(*args)
         arguments.optim = OptimizerNames.SGD
         return arguments
 
-    monkeypatch.setattr(trainer, "training_arguments", with_sgd)
+    monkeypatch.setattr(finetune, "training_arguments", with_sgd)
 
 
 def run(base: Path, texts: Path, out: Path, **more: Any) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:

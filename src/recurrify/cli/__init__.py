@@ -1,4 +1,5 @@
-"""The commands that are more than a few lines, one file each.
+"""The command line. Commands import torch and transformers when they run, so that help is quick."""
 
-They import what they run when they run, as cli.py does; `evaluating` and `generating` are imported only then.
-"""
+from recurrify.cli.settings import examples, memory_settings, parse_setting, settings_command
+
+__all__ = ["examples", "memory_settings", "parse_setting", "settings_command"]

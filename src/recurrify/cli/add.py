@@ -1,4 +1,4 @@
-"""`recurrify add`: a memory added to a model, and saved as it starts."""
+"""`recurrify add`: add a memory to a model and save it, untrained."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,66 +6,65 @@ from typing import Annotated
 import typer
 
 from recurrify.cli import options
-from recurrify.console import say
+from recurrify.cli.settings import memory_settings
+from recurrify.console import busy, say
 from recurrify.errors import UserError
-from recurrify.known_names import BEST
+from recurrify.train.memories import BEST
 
 
 def add_command(
     model: options.Model,
-    out: Annotated[Path, typer.Option(help="Folder of the new model: one that is empty, or not there yet.")],
-    mechanism: options.AddedMechanism = BEST,
+    out: Annotated[Path, typer.Option(help="New or empty folder for the model.")],
+    mechanism: Annotated[str, typer.Option(help=options.mechanism_help(none=False))] = BEST,
     window: options.Window = None,
-    overlap: options.Overlap = 0,
+    overlap: Annotated[int, typer.Option(help="Tokens that neighbouring windows share.")] = 0,
     settings: options.MechanismSet = None,
     seed: options.Seed = 0,
 ) -> None:
-    """Add a memory to a model and save it, without any training.
+    """Add a memory to a model and save it, without training.
 
-    Left to itself it takes what served best for models of this kind. Of use without training are `lookback`, for
-    models with absolute positions such as GPT-2 and OPT whose windows leave some of them free, and `kv`, for those
-    with rotary ones: what they remember, they remember from the start. The others must be trained: `recurrify train`
-    adds and trains in one go, and goes on with what was saved here. What was saved is a model as any other for
-    `evaluate`, `generate`, `inspect` and `probe`, and for transformers' Auto classes once recurrify is imported.
+    `lookback` (absolute positions, such as GPT-2 and OPT) and `kv` (rotary positions) work without training; the
+    others must be trained with `recurrify train`. By default the memory that works best for the model is chosen.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{str(out)!r} is there already: choose another folder with --out, or empty this one.")
-    given = options.mechanism_settings(settings)
+        raise UserError(f"{str(out)!r} exists already: choose another --out, or empty the folder.")
     if mechanism == "none":
-        raise UserError("`--mechanism none` is no memory: choose one that is, or use the model as it is.")
-    options.check_mechanism(mechanism)
-    asked = {"mechanism": mechanism, "window": window, "overlap": overlap, **given}
+        raise UserError("`--mechanism none` is no memory: choose another one, or use the model as it is.")
+    options.check_mechanism(mechanism, none=False)
+    asked = {"mechanism": mechanism, "window": window, "overlap": overlap, **memory_settings(settings)}
     recurrence = {name: value for name, value in asked.items() if value is not None}
     import torch
 
     from recurrify.data.texts import pick_device
     from recurrify.evaluate.flops import memory_cost
-    from recurrify.mechanisms.base import recurrence_config
-    from recurrify.mechanisms.carry import CarryConfig
     from recurrify.mechanisms.lookback import LookbackConfig, enough_room
+    from recurrify.modeling import recurrence_config
     from recurrify.modeling.loading import load_model, own_memory
+    from recurrify.train.memories import learns
 
     if mechanism != BEST:
-        recurrence_config(recurrence)  # refuses what cannot be, before anything is loaded
+        recurrence_config(recurrence)  # reports invalid settings before anything is loaded
     already = own_memory(model)
     if already:
         raise UserError(
             f"{model!r} has a memory already, {already['mechanism']!r}: add one to its base instead, or train this one."
         )
     torch.manual_seed(seed)
-    loaded, tokenizer = load_model(model, recurrence, device=pick_device())
+    with busy(f"loading {model}"):
+        loaded, tokenizer = load_model(model, recurrence, device=pick_device())
     loaded.save_pretrained(out)
     tokenizer.save_pretrained(out)
     has = loaded.recurrence
     say(f"windows of {has.window}, overlap {has.overlap}; {memory_cost(loaded)}")
-    if mechanism == BEST and isinstance(has, CarryConfig):
+    if isinstance(has, LookbackConfig):
+        if (has.room or 0) < enough_room(has.keep):
+            say(
+                f"Windows leave {has.room or 0} free positions for {has.keep} kept ones: this memory may do harm until "
+                "it is trained. Shorter windows help."
+            )
+    elif mechanism == BEST and learns(has.mechanism):
         say(
-            f"'carry' was chosen, which has to be trained: windows of {has.window} leave the base no positions for "
-            "kept keys and values. Shorter ones (--window) may."
-        )
-    if isinstance(has, LookbackConfig) and (has.room or 0) < enough_room(has.keep):
-        say(
-            f"Windows leave {has.room or 0} positions in front of them for the {has.keep} that are kept: this memory "
-            "may do harm until it is trained. Shorter windows help."
+            f"{has.mechanism!r} was chosen, which must be trained: windows of {has.window} leave the base no positions "
+            "for kept keys and values. Shorter windows (--window) may."
         )
     typer.echo(f"model: {out}")

@@ -1,4 +1,4 @@
-"""What `recurrify evaluate` does with pretrained models: each scores the same tokens."""
+"""`recurrify evaluate`: score models on the same tokens and print a table."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -18,7 +18,7 @@ from recurrify.evaluate.flops import memory_cost
 from recurrify.evaluate.rows import evaluation_rows, gain_row
 from recurrify.modeling.loading import load_model, own_recurrence
 from recurrify.results import provenance, save_result
-from recurrify.train.running import uses_bf16
+from recurrify.train.loop import uses_bf16
 from recurrify.train.settings import TrainSettings
 from recurrify.windows import check_window
 
@@ -26,7 +26,7 @@ ALIKE = (
     *("model", "epochs", "max_tokens", "batch", "accumulate", "learning_rate", "schedule", "warmup_steps", "patience"),
     *("windows", "freeze_base", "seed"),
 )
-"""Settings of a training that have to be the same for two runs to be compared."""
+"""Settings that must be equal for a fair comparison of two runs."""
 
 
 def evaluate_models(
@@ -72,14 +72,14 @@ def evaluate_models(
     others = [name for name in models[1:] if not any(gain["model"] == name for gain in gains)]
     _print_evaluation(table, gains, speed)
     notes = [
-        f"{name} comes with windows of {own}, and was scored in those of the others, {window}; in its own: "
+        f"{name} was made for windows of {own}, but scored with {window} like the others; for its own windows: "
         f"recurrify evaluate {name} --window {own}"
         for name, own in longer.items()
     ]
     notes += [
-        f"{name} cuts the text into other tokens than {models[0]}: "
-        + ("compare them without --tokens-per-document, " if tokens_per_document else "they compare ")
-        + "by the word or by the character, not by the token; there is no interval."
+        f"{name} has another tokenizer than {models[0]}: compare "
+        + ("without --tokens-per-document, " if tokens_per_document else "")
+        + "per word or per character, not per token; there is no interval."
         for name in others
     ]
     for note in [*notes, *unlike_trainings(models)]:
@@ -100,24 +100,24 @@ def evaluate_models(
 
 
 def _common_windows(models: list[str], window: int | None, overlap: list[int] | None) -> tuple[int, list[int]]:
-    """One window and the same overlaps for all models, or their perplexities could not be compared."""
+    """One window and the same overlaps for all models: other perplexities cannot be compared."""
     by_name = {name: own_recurrence(name) for name in models}
     own = [recurrence for recurrence in by_name.values() if recurrence is not None]
     if window is None and len({one.window for one in own}) > 1:
         raise UserError(
-            f"The models were made for windows of {_list(one.window for one in own)}: choose with --window; "
-            f"{min(one.window for one in own)}, the shortest, does for all."
+            f"The models were made for windows of {_list(one.window for one in own)}: choose one with --window; "
+            f"{min(one.window for one in own)}, the shortest, works for all."
         )
     if overlap is None and len({one.overlap for one in own}) > 1:
-        told = _list(one.overlap for one in own)
-        raise UserError(f"The models were made for overlaps of {told}: choose with --overlap.")
+        overlaps = _list(one.overlap for one in own)
+        raise UserError(f"The models were made for overlaps of {overlaps}: choose one with --overlap.")
     if window is None:
         window = own[0].window if own else load_model(models[0])[0].recurrence.window
     overlaps = overlap or [own[0].overlap if own else 0]
     for one in overlaps:
         check_window(window, one)
         for name, recurrence in by_name.items():
-            try:  # a memory that does not fit is told before any is scored
+            try:  # a memory that does not fit is reported before scoring
                 if recurrence is not None:
                     replace(recurrence, window=window, overlap=one)
             except UserError as error:
@@ -126,7 +126,7 @@ def _common_windows(models: list[str], window: int | None, overlap: list[int] | 
 
 
 def _gain(name: str, against: str, reference: Evaluation, evaluation: Evaluation) -> dict[str, Any] | None:
-    """None where the text was cut into other tokens."""
+    """The gain over the first model; None if the tokenizers differ."""
     try:
         by_word, by_token = (gain_row([reference], [evaluation], unit) for unit in ("word", "token"))
     except UserError:
@@ -135,24 +135,26 @@ def _gain(name: str, against: str, reference: Evaluation, evaluation: Evaluation
 
 
 def unlike_trainings(models: list[str]) -> list[str]:
-    """How runs of `recurrify train` differ in more than their memory."""
+    """A note if runs of `recurrify train` differ in more than their memory."""
     runs = [run for name in models if (run := _run_of(name)) is not None]
-    told = []
+    different = []
     for setting in ALIKE:
         values = dict.fromkeys(repr(getattr(run, setting)) for run in runs)
         if len(values) > 1:
-            told.append(f"{setting} {' and '.join(values)}")
+            different.append(f"{setting} {' and '.join(values)}")
     if len({run.data_checksum for run in runs}) > 1:
-        told.append("other texts")
+        different.append("training texts")
     for setting in ("window", "overlap"):
         values = dict.fromkeys(str(run.recurrence.get(setting)) for run in runs)
         if len(values) > 1:
-            told.append(f"{setting} {' and '.join(values)}")
-    return [f"these were not trained alike ({'; '.join(told)}): not all of a gain may be a memory's."] if told else []
+            different.append(f"{setting} {' and '.join(values)}")
+    if not different:
+        return []
+    return [f"the runs differ in more than their memory ({'; '.join(different)}): a gain may have other causes."]
 
 
 def _run_of(name: str) -> TrainSettings | None:
-    """The settings of the run whose folder this is, or in whose folder this model is."""
+    """The settings of the run in a folder, or of the run that a model belongs to."""
     try:
         return TrainSettings.read(name) or (TrainSettings.read(Path(name).parent) if Path(name).is_dir() else None)
     except UserError:  # a run of another kind
@@ -161,7 +163,7 @@ def _run_of(name: str) -> TrainSettings | None:
 
 @contextmanager
 def _timed(tokens: int, device: torch.device) -> Iterator[dict[str, float]]:
-    """How fast scoring was, and on a GPU the most memory that it took."""
+    """The speed of scoring, and the peak memory of a GPU."""
     speed: dict[str, float] = {}
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -184,7 +186,7 @@ def _print_evaluation(
         peak = speed[name].get("peak_bytes")
         out_console.print(
             f"{name} ({own[0]['mechanism']}), windows of {own[0]['window']}, {speed[name]['tokens_per_second']:,.0f} "
-            f"tokens/s{'' if peak is None else f', {peak / 2**30:.2f} GiB at most'}",
+            f"tokens/s{'' if peak is None else f', {peak / 2**30:.2f} GiB peak memory'}",
             markup=False,
             highlight=False,
             soft_wrap=True,
@@ -213,7 +215,7 @@ def _print_evaluation(
             text = f"95 % interval: {_change(span[0])} to {_change(span[1])}"
             text += ", within noise" if gain["within_noise"] else ""
         out_console.print(
-            f"{gain['model']} against {gain['against']} at overlap {gain['overlap']}: perplexity per word "
+            f"{gain['model']} vs. {gain['against']} at overlap {gain['overlap']}: perplexity per word "
             f"{_change(gain['relative_gain'])} ({text}), per token {_change(gain['relative_gain_per_token'])}",
             markup=False,
             highlight=False,

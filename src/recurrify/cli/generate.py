@@ -1,4 +1,4 @@
-"""What `recurrify generate` does, once it knows its prompt."""
+"""`recurrify generate`: continue a prompt."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ def continue_text(
     loaded = loaded.to(pick_device(device)).eval()
     if graphs:
         if loaded.device.type != "cuda":
-            raise UserError(f"--graphs are for CUDA GPUs, but the model is on {loaded.device.type}: leave them out.")
+            raise UserError(f"--graphs needs a CUDA GPU, but the model is on {loaded.device.type}: leave it out.")
         graph_generation(loaded)
     try:
         text.encode("utf-8")
@@ -37,7 +37,7 @@ def continue_text(
     inputs = tokenizer(text, return_tensors="pt", add_special_tokens=_begins_specially(tokenizer, text))
     ids = inputs["input_ids"].to(loaded.device)
     if ids.shape[1] == 0:
-        raise UserError("The prompt holds no token: give some text with --prompt or --prompt-file.")
+        raise UserError("The prompt contains no token: give some text with --prompt or --prompt-file.")
     if int(ids.max()) >= int(loaded.get_input_embeddings().num_embeddings):
         raise UserError(f"The tokenizer of {model!r} gives token {int(ids.max())}, which the model does not know.")
     set_seed(seed)
@@ -59,7 +59,7 @@ def continue_text(
 
 
 def _begins_specially(tokenizer: Any, text: str) -> bool:
-    """Keep a begin-of-text token that the model was pretrained with, but never add an end to a prompt."""
+    """Whether to add special tokens: a begin-of-text token, but never an end-of-text token."""
     ids = tokenizer(text)["input_ids"]
     return bool(ids) and ids[0] == tokenizer.bos_token_id and ids[-1] != tokenizer.eos_token_id
 

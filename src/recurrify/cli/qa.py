@@ -6,75 +6,62 @@ from typing import Annotated, Any
 import typer
 
 from recurrify.cli import options
+from recurrify.cli.settings import examples, settings_command
+from recurrify.cli.train import end_of_run
 from recurrify.console import is_first, say
 from recurrify.errors import UserError
 from recurrify.results import check_overwrites_nothing, save_result
+from recurrify.run_lock import run_lock
+from recurrify.train.settings import AnswerSettings
 
 app = typer.Typer(
     help="Question answering over contexts of several windows, each of which begins with the question.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
-DATA_HELP = "Questions: a SQuAD file, or a HotpotQA file (JSON or JSON lines)."
-Encoder = Annotated[str, typer.Option(help="An encoder: a Hugging Face name or a folder.")]
-Questions = Annotated[str, typer.Option(help=DATA_HELP)]
-Test = Annotated[str | None, typer.Option(help="Questions to answer and score once training is over.")]
-Trained = Annotated[str, typer.Argument(help="The folder of a trained model, or of its run.")]
-Take = Annotated[int | None, typer.Option("--questions", help="Train on so many, drawn at random; default: on all.")]
-Batch = Annotated[int, typer.Option(min=1, help="Questions read side by side.")]
-Longest = Annotated[int, typer.Option(min=1, help="Tokens of the longest answer.")]
+Questions = Annotated[str, typer.Option(help="Questions: a SQuAD or HotpotQA file (JSON or JSON lines).")]
+Trained = Annotated[str, typer.Argument(help="Folder of a trained model, or of its run.")]
+Batch = Annotated[int, typer.Option(min=1, help="Questions per batch.")]
+Longest = Annotated[int, typer.Option(min=1, help="Longest answer in tokens.")]
 Predictions = Annotated[Path, typer.Option(help="File for the answers, in the official format of the questions.")]
 
 
-@app.command(name="train")
-def train_command(
-    model: Encoder,
-    data: Questions,
-    out: options.RunFolder,
-    test: Test = None,
-    mechanism: options.EncoderMechanism = "carry",
-    window: options.TaskWindow = None,
-    settings: options.MechanismSet = None,
-    questions: Take = None,
-    epochs: options.QuestionEpochs = 4.0,
-    batch: options.QuestionBatch = 8,
-    accumulate: options.Accumulate = 1,
-    learning_rate: options.LearningRate = 2e-5,
-    added_learning_rate: options.AddedLearningRate = None,
-    warmup_steps: options.WarmupSteps = 100,
-    schedule: options.Schedule = "linear",
-    checkpoint: options.Checkpoint = False,
-    max_minutes: options.MaxMinutes = None,
-    longest_answer: Longest = 30,
-    precision: options.Precision = "auto",
-    seed: options.Seed = 0,
-) -> None:
-    """Train an encoder to answer questions, with a memory as in the paper or, with `--mechanism none`, without."""
-    given = locals()
-    if mechanism in options.DECODERS_ONLY:
-        known = ", ".join(options.encoder_mechanisms())
-        raise UserError(f"The mechanism {mechanism!r} is for decoders alone: an encoder can have {known}.")
-    from recurrify.mechanisms.base import recurrence_config
+@settings_command(
+    app,
+    "train",
+    AnswerSettings,
+    rest="recurrence",
+    epilog=[
+        "recurrify qa train --model bert-base-uncased --data train.json --test dev.json --out runs/qa",
+        "recurrify qa train --model bert-base-uncased --data train.json --out runs/plain --mechanism none",
+    ],
+)
+def train_command(given: dict[str, Any]) -> None:
+    """Train an encoder to answer questions, with the paper's memory, or without one (`--mechanism none`)."""
+    asked = given["recurrence"]
+    mechanism = asked.get("mechanism", "carry")
+    options.check_mechanism(mechanism)
+    from recurrify.modeling import recurrence_config
     from recurrify.modeling.task_loading import PAPERS_ANSWERING
-    from recurrify.train.answering import AnswerSettings
-    from recurrify.train.answering_run import PREDICTIONS_FILE, answer_train
+    from recurrify.train.answer import PREDICTIONS_FILE, answer_train
+    from recurrify.train.memories import encoder_mechanisms
 
-    recurrence: dict[str, Any] = dict(PAPERS_ANSWERING) if mechanism == "carry" else {"mechanism": mechanism}
-    recurrence |= {"checkpoint": checkpoint} | ({} if window is None else {"window": window})
-    recurrence |= dict(map(options.setting, settings or []))
-    recurrence_config(recurrence)  # refuses what cannot be, before anything is loaded
-    run = AnswerSettings.from_options(given, out=str(out), recurrence=recurrence)
-    result = answer_train(run, say)
-    if not result["finished"]:
-        raise typer.Exit(130 if result["interrupted"] else 0)
-    if is_first():
-        if "test" in result:
-            typer.echo(_scores(result["test"]))
-            typer.echo(f"answers: {out / PREDICTIONS_FILE}")
-        typer.echo(f"model: {out / 'model'}")
+    if mechanism not in encoder_mechanisms():
+        known = ", ".join(encoder_mechanisms())
+        raise UserError(f"The mechanism {mechanism!r} is for decoders only: an encoder can have {known}.")
+    papers = PAPERS_ANSWERING if mechanism == PAPERS_ANSWERING["mechanism"] else {"mechanism": mechanism}
+    recurrence = {**papers, "checkpoint": False, **asked}
+    recurrence_config(recurrence)  # reports invalid settings before anything is loaded
+    settings = AnswerSettings(**given | {"recurrence": recurrence})
+    with run_lock(settings.out):
+        result = answer_train(settings, say)
+    if is_first() and "test" in result:
+        typer.echo(_scores(result["test"]))
+        typer.echo(f"answers: {Path(settings.out) / PREDICTIONS_FILE}")
+    end_of_run(result, settings.out)
 
 
-@app.command()
+@app.command(epilog=examples("recurrify qa evaluate runs/qa --data dev.json"))
 def evaluate(
     model: Trained,
     data: Questions,
@@ -83,10 +70,10 @@ def evaluate(
     longest_answer: Longest = 30,
     device: options.Device = "auto",
 ) -> None:
-    """Score a trained model by the official rules: exact match and F1."""
+    """Score a trained model with the official metrics: exact match and F1."""
     check_overwrites_nothing(out, data, model)
     from recurrify.data.texts import pick_device
-    from recurrify.train.answering_run import answer_evaluate
+    from recurrify.train.answer import answer_evaluate
 
     _, result, _ = answer_evaluate(model, data, say, pick_device(device), batch, longest_answer)
     typer.echo(_scores(result))
@@ -94,7 +81,7 @@ def evaluate(
         save_result(out, result)
 
 
-@app.command()
+@app.command(epilog=examples("recurrify qa predict runs/qa --data questions.json --out answers.json"))
 def predict(
     model: Trained,
     data: Questions,
@@ -103,10 +90,10 @@ def predict(
     longest_answer: Longest = 30,
     device: options.Device = "auto",
 ) -> None:
-    """Answer questions, whose answers need not be in the file, and write them in the official format."""
+    """Answer questions and write the answers in the official format."""
     check_overwrites_nothing(out, data, model)
     from recurrify.data.texts import pick_device
-    from recurrify.train.answering_run import answer_predict, write_predictions
+    from recurrify.train.answer import answer_predict, write_predictions
 
     answers, style = answer_predict(model, data, say, pick_device(device), batch, longest_answer)
     write_predictions(answers, style, out)
@@ -114,8 +101,8 @@ def predict(
 
 
 def _scores(found: dict[str, Any]) -> str:
-    def told(name: str) -> str:
+    def score(name: str) -> str:
         interval = found[f"{name}_interval"]
         return f"{found[name]:.2f}" + ("" if interval is None else f" (95 %: {interval[0]:.2f} to {interval[1]:.2f})")
 
-    return f"F1 {told('f1')}, exact match {told('exact_match')}, {found['questions']:,} questions"
+    return f"F1 {score('f1')}, exact match {score('exact_match')}, {found['questions']:,} questions"

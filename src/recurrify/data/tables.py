@@ -17,6 +17,7 @@ from typing import Any
 from recurrify.data.files import COMPRESSED, UnreadableFileError, check_regular, read_text_file, uncompressed_suffix
 from recurrify.data.splits import SPLIT_OF_NAME
 from recurrify.errors import UserError
+from recurrify.hub_access import hub_is_reachable
 
 HUB_PREFIX = "hf:"
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
@@ -238,6 +239,7 @@ def open_dataset(source: str, config: str | None = None, limit: int | None = Non
         else:
             if not path.exists() and config is None:
                 name, _, config = name.partition(":")
+            hub_is_reachable()  # without a connection, downloaded data sets are used, without a minute of retries
             streaming = limit is not None and not datasets.config.HF_HUB_OFFLINE  # the offline cache cannot stream
             opened = datasets.load_dataset(str(path) if path.exists() else name, config or None, streaming=streaming)
     return {str(key): rows for key, rows in opened.items()} if isinstance(opened, dict) else {"train": opened}

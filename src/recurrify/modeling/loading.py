@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from recurrify.errors import UserError
 from recurrify.families import family_of
+from recurrify.hub_access import hub_is_reachable, trusts_remote_code
 from recurrify.known_names import BEST
 from recurrify.mechanisms.base import NoRecurrence, RecurrenceConfig, recurrence_config
 from recurrify.mechanisms.choose import best_settings, default_window
@@ -126,11 +127,13 @@ def resolve_name(name: str) -> tuple[str, dict[str, Any]]:
     _must_be_pretrained(name, path)
     if not path.exists() and _looks_like_a_path(name):
         raise UserError(f"There is no folder {name!r}: check the path, or give a model's name on the hub.")
-    if not path.exists() and constants.HF_HUB_OFFLINE and not isinstance(_downloaded_config(name), str):
-        raise UserError(
-            f"There is no folder {name!r}, and no model of that name was downloaded before: check the path, or unset "
-            f"HF_HUB_OFFLINE to ask the hub; {NEEDS_NO_NETWORK}."
-        )
+    if not path.exists():
+        way_out = "unset HF_HUB_OFFLINE to ask the hub" if constants.HF_HUB_OFFLINE else "check the network connection"
+        if not hub_is_reachable() and not isinstance(_downloaded_config(name), str):
+            raise UserError(
+                f"There is no folder {name!r}, and no model of that name was downloaded before: check the path, or "
+                f"{way_out}; {NEEDS_NO_NETWORK}."
+            )
     return name, {}
 
 
@@ -168,7 +171,7 @@ def _downloaded_config(name: str) -> object:
 def _must_be_causal(name: str, source: str) -> None:
     """Refuse, before any weights are read, what cannot predict the next token; what cannot be told is left to them."""
     try:
-        config = AutoConfig.from_pretrained(source)
+        config = AutoConfig.from_pretrained(source, trust_remote_code=trusts_remote_code())
     except Exception:  # whatever a stranger's files make transformers raise: loading the weights says it better
         return
     kinds = config.architectures or []
@@ -205,7 +208,7 @@ def tokenizer_of(name: str, source: str, kwargs: dict[str, Any]) -> Any:
     if folder.is_dir() and not any(next(folder.glob(files), None) for files in TOKENIZER_FILES):
         raise _no_tokenizer(name)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, **kwargs)
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trusts_remote_code(), **kwargs)
     except Exception as error:  # whatever a stranger's files make transformers raise
         told = f"Could not load a tokenizer from {name!r}: {first_line(error)}"
         if isinstance(error.__cause__, LocalEntryNotFoundError):
@@ -228,7 +231,9 @@ def _load_weights(name: str, source: str, dtype: torch.dtype | None, kwargs: dic
         if Path(source).is_dir() and is_recurrent(source):
             model = RecurrentForCausalLM.from_pretrained(source, dtype=dtype or torch.float32)
         else:
-            model = load_base(AutoModelForCausalLM, source, dtype=dtype or torch.float32, **kwargs)
+            trust = trusts_remote_code()
+            kwargs = {"dtype": dtype or torch.float32, "trust_remote_code": trust, **kwargs}
+            model = load_base(AutoModelForCausalLM, source, **kwargs)
     except UserError:
         raise
     except Exception as error:  # whatever a stranger's files make transformers raise

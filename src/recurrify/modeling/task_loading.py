@@ -8,6 +8,7 @@ from transformers import AutoConfig
 
 from recurrify.errors import UserError
 from recurrify.families import family_of
+from recurrify.hub_access import trusts_remote_code
 from recurrify.mechanisms.base import RecurrenceConfig, recurrence_config
 from recurrify.modeling.heads import add_recurrence
 from recurrify.modeling.loading import first_line, resolve_name, tokenizer_of, with_settings
@@ -55,7 +56,7 @@ def load_task_model(
 
 
 def _of_kind(kind: type[TaskModel], source: str, name: str) -> RecurrentPreTrainedModel:
-    made = (AutoConfig.from_pretrained(source).architectures or ["?"])[0]
+    made = (AutoConfig.from_pretrained(source, trust_remote_code=trusts_remote_code()).architectures or ["?"])[0]
     if made != kind.__name__:
         raise UserError(
             f"{name!r} is a {made}, not a {kind.__name__}: give another model, or the base it was made from."
@@ -66,7 +67,12 @@ def _of_kind(kind: type[TaskModel], source: str, name: str) -> RecurrentPreTrain
 def _base_with_head(kind: type[TaskModel], source: str, name: str, trained: bool, changes: dict[str, Any]) -> Any:
     try:
         model, info = kind.auto_base.from_pretrained(
-            source, output_loading_info=True, use_safetensors=True, dtype=torch.float32, **changes
+            source,
+            output_loading_info=True,
+            use_safetensors=True,
+            dtype=torch.float32,
+            trust_remote_code=trusts_remote_code(),
+            **changes,
         )
     except Exception as error:  # whatever a stranger's files make transformers raise
         raise UserError(f"Could not load the model {name!r}: {first_line(error)}") from error

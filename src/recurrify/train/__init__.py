@@ -1,20 +1,82 @@
-"""Training recurrent and plain models by the same path, and base models from scratch."""
+"""Training with Hugging Face's Trainer: fine-tuning on text, classification, question answering.
 
-from recurrify.train.answering import AnswerSettings, train_answerer
-from recurrify.train.checkpoints import last_whole_checkpoint
-from recurrify.train.running import TrainOutcome, Validate, uses_bf16, uses_compile
-from recurrify.train.settings import TrainSettings
-from recurrify.train.trainer import RecurrentTrainer, train
+Names are imported when they are first used: settings and help need no torch.
+"""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from recurrify.train.answer import answer_evaluate, answer_train, read_questions, train_answerer
+    from recurrify.train.callbacks import seconds_trained
+    from recurrify.train.checkpoints import last_whole_checkpoint
+    from recurrify.train.classify import classify_train, train_classifier
+    from recurrify.train.finetune import train, train_run
+    from recurrify.train.loop import (
+        RecurrentTrainer,
+        TrainOutcome,
+        Validate,
+        ValidatingTrainer,
+        run_to_end,
+        trainer_arguments,
+        uses_bf16,
+        uses_compile,
+    )
+    from recurrify.train.run_folder import (
+        check_vocabulary,
+        count_parameters,
+        earlier_result,
+        explain_full_disk,
+        made_with,
+    )
+    from recurrify.train.settings import (
+        SCHEDULES,
+        AnswerSettings,
+        ClassifySettings,
+        TrainerSettings,
+        TrainSettings,
+    )
+
+_HOMES = ("settings", "checkpoints", "callbacks", "loop", "run_folder", "finetune", "answer", "classify")
 __all__ = [
+    "SCHEDULES",
     "AnswerSettings",
+    "ClassifySettings",
     "RecurrentTrainer",
     "TrainOutcome",
     "TrainSettings",
+    "TrainerSettings",
     "Validate",
+    "ValidatingTrainer",
+    "answer_evaluate",
+    "answer_train",
+    "check_vocabulary",
+    "classify_train",
+    "count_parameters",
+    "earlier_result",
+    "explain_full_disk",
     "last_whole_checkpoint",
+    "made_with",
+    "read_questions",
+    "run_to_end",
+    "seconds_trained",
     "train",
     "train_answerer",
+    "train_classifier",
+    "train_run",
+    "trainer_arguments",
     "uses_bf16",
     "uses_compile",
 ]
+
+
+def _load(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    homes = (import_module(f"{__name__}.{home}") for home in _HOMES)
+    value = globals()[name] = next(getattr(home, name) for home in homes if hasattr(home, name))
+    return value
+
+
+if not TYPE_CHECKING:
+    __getattr__ = _load

@@ -1,7 +1,9 @@
-"""What watches a run: the clock, the numbers, and the person in front of it."""
+"""Callbacks of a training run: when it stops, what it logs, and what it prints."""
 
-import sys
 import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -9,18 +11,21 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from recurrify.console import LINE_SECONDS
+from recurrify.console import heartbeat, say, time_left
 from recurrify.errors import UserError
 from recurrify.interrupts import Interrupt
 
 
-class StopAfterMinutes(TrainerCallback):
-    """End this invocation in good order, with everything saved, once its time is up."""
+class StopEarly(TrainerCallback, Interrupt):
+    """Save and stop after a step once the time is up, or after Ctrl-C, SIGTERM or SIGHUP.
+
+    Processes that train together agree after each step, so that all of them stop at the same one.
+    """
 
     def __init__(self, minutes: float) -> None:
-        self.minutes = minutes
-        self.deadline = float("inf")
-        self.reached = False
+        super().__init__()
+        self.minutes, self.deadline = minutes, float("inf")
+        self.interrupted, self.out_of_time = False, False
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.deadline = time.monotonic() + 60 * self.minutes
@@ -28,25 +33,24 @@ class StopAfterMinutes(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> TrainerControl:
-        if time.monotonic() >= self.deadline and state.global_step < state.max_steps:
-            self.reached = True
+        late = time.monotonic() >= self.deadline and state.global_step < state.max_steps
+        self.interrupted, self.out_of_time = _any_process((self.heard, late), args)
+        if self.interrupted or self.out_of_time:
             control.should_save = control.should_training_stop = True
         return control
 
 
-class StopOnInterrupt(TrainerCallback, Interrupt):
-    """The first Ctrl-C ends the run in good order after the step, saved; a second one ends it at once."""
-
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> TrainerControl:
-        if self.heard:
-            control.should_save = control.should_training_stop = True
-        return control
+def _any_process(flags: Sequence[bool], args: TrainingArguments) -> list[bool]:
+    """Each flag, set if it is set in any of the processes that train together."""
+    if args.world_size == 1:
+        return list(flags)
+    shared = torch.tensor(flags, dtype=torch.int32, device=args.device)
+    torch.distributed.all_reduce(shared, torch.distributed.ReduceOp.MAX)
+    return [bool(flag) for flag in shared.tolist()]
 
 
 class EndInOrder(TrainerCallback):
-    """The last step is validated and saved wherever the interval would have put it."""
+    """Validate and save the last step, whatever the interval."""
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -58,7 +62,7 @@ class EndInOrder(TrainerCallback):
 
 
 class StopOnNonFinite(TrainerCallback):
-    """Never let a loss or gradient that is not a number reach the weights."""
+    """Stop before a loss or gradient that is not finite reaches the weights."""
 
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -70,22 +74,45 @@ class StopOnNonFinite(TrainerCallback):
 
 
 def non_finite(what: str, step: int) -> UserError:
+    """The error for a loss or gradient that is not finite."""
     return UserError(
-        f"The {what} is not finite at step {step}: training stopped before it could spoil the weights, and the "
-        "checkpoints saved so far are good; lower the learning rate and use a new output folder, or look at the data."
+        f"The {what} is not finite at step {step}: lower the learning rate and use a new output folder, or check the "
+        "data. The weights of this step were not changed; the checkpoints saved so far are intact."
     )
 
 
+class CountSeconds(TrainerCallback):
+    """Log the seconds trained so far, those before a resume included, and the tokens, if the trainer counts them."""
+
+    def __init__(self) -> None:
+        self.before, self.started = 0.0, 0.0
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.before, self.started = seconds_trained(state.log_history) or 0.0, perf_counter()
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        entry: dict[str, float] = state.log_history[-1]
+        entry["seconds"] = round(self.before + perf_counter() - self.started, 3)
+        if state.num_input_tokens_seen:
+            entry["num_input_tokens_seen"] = state.num_input_tokens_seen
+
+
+def seconds_trained(history: Sequence[Mapping[str, float]]) -> float | None:
+    """The seconds that a run trained, resumes included; None if its log has none."""
+    return next((entry["seconds"] for entry in reversed(history) if "seconds" in entry), None)
+
+
 class ShowProgress(TrainerCallback):
-    """A bar with loss, tokens per second and time left; plain lines where the output is not a terminal, or with a
-    `label` that tells apart runs that share one."""
+    """A progress bar with loss, speed and time left; lines if there is no terminal, or if a `label` tells apart runs
+    that share one."""
 
     def __init__(self, tokens_per_step: int, label: str = "", console: Console | None = None) -> None:
         self.tokens_per_step, self.label = tokens_per_step, label
         self.console = console or Console(stderr=True)
+        self.shown = ExitStack()
         self.bar: Progress | None = None
-        self.started, self.first_step, self.last_line = 0.0, 0, 0.0
-        self.loss, self.valid = "", ""
+        self.started, self.first_step = 0.0, 0
+        self.text, self.loss, self.valid = "preparing the first step", "", ""
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.started, self.first_step = time.monotonic(), state.global_step
@@ -95,22 +122,27 @@ class ShowProgress(TrainerCallback):
             columns = (TextColumn("training"), BarColumn(), TextColumn("{task.percentage:3.0f}%"))
             text = TextColumn("{task.fields[text]}")
             self.bar = Progress(*columns, text, TimeElapsedColumn(), TimeRemainingColumn(), console=self.console)
-            self.bar.add_task("train", total=state.max_steps, completed=state.global_step, text="")
-            self.bar.start()
+            self.bar.add_task("train", total=state.max_steps, completed=state.global_step, text=self.text)
+            self.shown.enter_context(self.bar)
+        else:
+            say(self._line())
+            self.shown.enter_context(heartbeat(self._line))
+
+    def _line(self) -> str:
+        return f"{self.label}: {self.text}" if self.label else self.text
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if not state.is_world_process_zero:
             return
-        seconds = time.monotonic() - self.started
-        speed = (state.global_step - self.first_step) * self.tokens_per_step / max(seconds, 1e-9)
-        text = f"step {state.global_step}/{state.max_steps}{self.loss}{self.valid}  {speed:,.0f} tokens/s"
+        done, seconds = state.global_step - self.first_step, time.monotonic() - self.started
+        speed = done * self.tokens_per_step / max(seconds, 1e-9)
+        self.text = f"step {state.global_step}/{state.max_steps}{self.loss}{self.valid}  {speed:,.0f} tokens/s"
         if self.bar is not None:
-            self.bar.update(self.bar.tasks[0].id, completed=state.global_step, text=text)
-        elif time.monotonic() - self.last_line > LINE_SECONDS or state.global_step == state.max_steps:
-            self.last_line = time.monotonic()
-            left = (state.max_steps - state.global_step) * seconds / max(state.global_step - self.first_step, 1)
-            label = f"{self.label}: " if self.label else ""
-            print(f"{label}{text}  {left / 60:.1f} min left", file=sys.stderr, flush=True)
+            self.bar.update(self.bar.tasks[0].id, completed=state.global_step, text=self.text)
+            return
+        self.text += f"  {time_left((state.max_steps - state.global_step) * seconds / max(done, 1))}"
+        if state.global_step == state.max_steps:
+            say(self._line())
 
     def on_log(
         self,
@@ -138,6 +170,6 @@ class ShowProgress(TrainerCallback):
         self.close()
 
     def close(self) -> None:
-        if self.bar is not None:
-            self.bar.stop()
-            self.bar = None
+        """Remove the bar, or end the lines."""
+        self.shown.close()
+        self.bar = None

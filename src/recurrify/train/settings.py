@@ -1,127 +1,221 @@
-"""Everything a training run is made of, in one flat record that is written beside its weights and read back."""
+"""The settings of every training run on Hugging Face's Trainer. Nothing here imports torch."""
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from recurrify.errors import UserError
-from recurrify.known_names import BEST
-from recurrify.records import RunRecord
+from recurrify.records import BUDGET, RunRecord
+from recurrify.settings import check_choice, check_settings, setting
+from recurrify.train.memories import BEST, learns
 
 SCHEDULES = ("constant_with_warmup", "linear", "cosine")
-"""Learning rates after the warm-up."""
+"""Learning-rate schedules."""
+INPUT, MEMORY, TRAINING = "Input and output", "Memory", "Training"
+WARMUP_STEPS, WARMUP_SHARE = 100, 0.1
+"""Default warm-up: this many steps, or this share of a short run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerSettings(RunRecord):
-    """What every run on Hugging Face's Trainer is told."""
+    """The settings that all runs on Hugging Face's Trainer share."""
 
-    batch: int = 8
-    """Sequences in a step, per device."""
-    accumulate: int = 1
-    """Batches whose gradients are added up before each update."""
-    learning_rate: float = 5e-5
-    weight_decay: float = 0.0
-    warmup_steps: int = 100
-    max_grad_norm: float = 1.0
-    precision: str = "auto"
-    """auto (bf16 on GPUs that have it, else fp32), bf16 or fp32."""
-    seed: int = 0
-    data_checksum: str | None = None
-    """Of the training data, written down when the run begins."""
+    may_differ: ClassVar[tuple[str, ...]] = ("max_minutes", "out", "report_to")
+
+    batch: int = setting(8, at_least=1, panel=TRAINING, basic=True)
+    """Sequences per step and device."""
+    accumulate: int = setting(1, at_least=1, panel=TRAINING)
+    """Batches per weight update."""
+    learning_rate: float = setting(5e-5, positive=True, panel=TRAINING, basic=True)
+    """Learning rate."""
+    weight_decay: float = setting(0.0, at_least=0, option=False)
+    """Weight decay."""
+    warmup_steps: int | None = setting(None, at_least=0, option=False)
+    """Linear warm-up steps (default: 100, at most a tenth of the run)."""
+    max_grad_norm: float = setting(1.0, at_least=0, option=False)
+    """Gradient-norm clipping (0 = off)."""
+    precision: str = setting("auto", choices=("auto", "bf16", "fp32"), panel=TRAINING)
+    """auto (bf16 on GPUs that support it, else fp32), bf16 or fp32."""
+    seed: int = setting(0, at_least=0, at_most=2**32 - 1, panel=TRAINING)
+    """Random seed of shuffling, dropout and new weights."""
+    report_to: str = setting("tensorboard", choices=("tensorboard", "wandb", "none"), panel=INPUT)
+    """Where curves go: tensorboard, wandb or none."""
+    data_checksum: str | None = setting(None, recorded=True, option=False)
+    """SHA-256 of the training data."""
+
+    def warmup(self, steps: int) -> int:
+        """The warm-up of a run of this many steps."""
+        return self.warmup_steps if self.warmup_steps is not None else min(WARMUP_STEPS, int(WARMUP_SHARE * steps))
 
     def check(self, at_least: Mapping[str, float], positive: Sequence[str]) -> None:
-        """Refuse values that cannot be: the common ones, those in `at_least`, and those that must be `positive`."""
-        common = dict.fromkeys(("warmup_steps", "weight_decay", "max_grad_norm", "seed"), 0)
-        for name, least in {"batch": 1, "accumulate": 1, **common, **at_least}.items():
+        """Check the declared settings, and more of them by name."""
+        check_settings(self)
+        for name, least in at_least.items():
             if not getattr(self, name) >= least:
                 raise UserError(f"`{name}` must be at least {least}: got {getattr(self, name)}.")
-        for name in ("learning_rate", "max_minutes", *positive):
+        for name in positive:
             value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and value > 0):
+            if value is not None and not value > 0:
                 raise UserError(f"`{name}` must be a positive number: got {value}.")
-        if self.seed >= 2**32:
-            raise UserError(f"`seed` must lie between 0 and 2³² − 1: got {self.seed}.")
-        self.check_choice("precision", "auto", "bf16", "fp32")
 
     def check_choice(self, name: str, *known: str) -> None:
-        if getattr(self, name) not in known:
-            raise UserError(f"`{name}` must be {', '.join(known[:-1])} or {known[-1]}: got {getattr(self, name)!r}.")
+        """Raise `UserError` unless a setting is one of `known`."""
+        check_choice(name, getattr(self, name), *known)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainSettings(TrainerSettings):
-    """The defaults are the paper's where it names a value."""
+class MemorySettings(TrainerSettings):
+    """The settings of runs that train a model with a memory."""
 
-    may_differ: ClassVar[tuple[str, ...]] = ("max_minutes", "out", "compile", "memory_budget")
+    input_names: ClassVar[Mapping[str, str]] = {
+        "data_checksum": "the training data",
+        "held_out_checksum": "the validation or test data",
+        "model_checksum": "the weights of the base model",
+    }
 
-    model: str
-    """The base: a Hugging Face name, a folder, a .gguf file, or a recurrify model to go on with."""
-    data: str
-    """Training text: a file, a folder, a named corpus or a Hugging Face data set."""
-    valid: str | None = None
-    """Validation text; None takes the training source's own validation split."""
-    text_field: str = "text"
-    """Which field of JSON lines or of a data set holds the text."""
-    recurrence: dict[str, Any] = field(default_factory=lambda: {"mechanism": BEST})
-    """The mechanism and its settings, as RecurrenceConfig.to_dict writes them; `best` for what served best for models
-    of the base's kind."""
-    windows: int = 20
-    """Windows in one training sequence, through which gradients flow back."""
-    epochs: float = 2.0
-    """Passes over the training text, unless `max_tokens` ends the run before."""
-    max_tokens: int | None = None
-    """Stop after about this many training tokens."""
-    learning_rate: float = 5e-5
-    """For the base model's weights."""
-    added_learning_rate: float | None = None
-    """For the weights that recurrence added; None takes `learning_rate`."""
-    freeze_base: bool = False
-    """Train only what recurrence added."""
-    schedule: str = "constant_with_warmup"
+    model: str = setting(panel=INPUT, basic=True)
+    """Model: Hugging Face name, folder, run folder or shipped:base."""
+    data: str = setting(panel=INPUT, basic=True)
+    """Training data."""
+    recurrence: dict[str, Any] = setting(factory=lambda: {"mechanism": "carry"}, option=False)  # noqa: RUF009
+    """The mechanism and its settings, as `RecurrenceConfig.to_dict` writes them."""
+    added_learning_rate: float | None = setting(None, positive=True, option=False)
+    """Learning rate of the memory's parameters (default: learning_rate)."""
+    freeze_base: bool = setting(False, panel=TRAINING)
+    """Train only the memory (and a new head); keep the base model fixed."""
+    epochs: float = setting(3.0, positive=True, panel=BUDGET, basic=True)
+    """Passes over the training data."""
+    schedule: str = setting("linear", choices=SCHEDULES, option=False)
     """Learning rate after the warm-up: constant_with_warmup, linear or cosine."""
-    valid_every: int = 2_000_000
-    """Validate (and save) each time so many training tokens have passed."""
-    valid_tokens: int = 15_000
-    """Validate on the first so many tokens of each validation document."""
-    patience: int = 3
-    """Stop after so many validations in a row without a better one; 0 never stops early."""
-    compile: str = "auto"
-    """Whether training windows are compiled: on or off; graphs, on a CUDA GPU, also captures whole steps. auto is
-    graphs with one CUDA GPU, on with several, and off without."""
-    memory_budget: float = 1.0
-    """The share of activations that compiled windows keep for the backward pass; the rest is computed again."""
-    group_by_length: bool = False
-    """Put sequences of similar length into one batch: less padding where documents are short."""
+    held_out_checksum: str | None = setting(None, recorded=True, option=False)
+    """SHA-256 of the validation or test data."""
+    model_checksum: str | None = setting(None, recorded=True, option=False)
+    """Checksum of the base model's weights."""
 
     def __post_init__(self) -> None:
-        self.check(
-            {"windows": 1, "valid_every": 1, "valid_tokens": 2, "patience": 0},
-            ("epochs", "added_learning_rate", "max_tokens"),
-        )
-        self.check_choice("compile", "auto", "on", "off", "graphs")
-        if not 0 <= self.memory_budget <= 1:
+        super().__post_init__()
+        known = self.recurrence.get("mechanism") not in (None, BEST)
+        if known and not self.learns and self.freeze_base and self.frozen_has_nothing_to_train:
             raise UserError(
-                f"`memory_budget` is a share, from 0 (compute all again) to 1 (keep all): got {self.memory_budget!r}."
+                f"`freeze_base` with mechanism {self.recurrence.get('mechanism')!r} leaves nothing to train: leave it "
+                "out, or choose a mechanism with parameters."
             )
+        if self.learns and 1 in self.window_counts:
+            raise UserError(
+                f"With windows and bptt_windows of {self.window_counts} no gradient reaches an earlier window, so the "
+                "memory would learn nothing: use at least 2."
+            )
+
+    frozen_has_nothing_to_train: ClassVar[bool] = True
+    """Whether nothing but the memory is trained with a frozen base."""
+
+    @property
+    def window_counts(self) -> tuple[int | None, ...]:
+        """How many windows gradients can pass through."""
+        return (self.recurrence.get("bptt_windows"),)
+
+    @property
+    def learns(self) -> bool:
+        """Whether the memory is known to have parameters to train; `best` is decided when the base is loaded."""
+        mechanism = self.recurrence.get("mechanism")
+        return mechanism not in (None, BEST) and learns(mechanism)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSettings(MemorySettings):
+    """Fine-tuning on text. The defaults are the paper's where it names a value."""
+
+    may_differ: ClassVar[tuple[str, ...]] = ("max_minutes", "out", "report_to", "compile", "memory_budget")
+
+    data: str = setting(panel=INPUT, basic=True)
+    """Training text: file, folder, corpus name or hf:owner/name."""
+    valid: str | None = setting(None, panel=INPUT)
+    """Validation text (default: the validation split of the data)."""
+    text_field: str = setting("text", panel=INPUT)
+    """Field of JSON lines or of a data set that contains the text."""
+    recurrence: dict[str, Any] = setting(factory=lambda: {"mechanism": BEST}, option=False)  # noqa: RUF009
+    """The mechanism and its settings, as `RecurrenceConfig.to_dict` writes them."""
+    windows: int = setting(20, at_least=1, panel=TRAINING)
+    """Windows per training sequence; gradients flow through all of them."""
+    epochs: float = setting(2.0, positive=True, panel=BUDGET, basic=True)
+    """Passes over the training text."""
+    max_tokens: int | None = setting(None, positive=True, panel=BUDGET)
+    """Stop after about this many training tokens."""
+    schedule: str = setting("constant_with_warmup", choices=SCHEDULES, option=False)
+    """Learning rate after the warm-up: constant_with_warmup, linear or cosine."""
+    valid_every: int = setting(2_000_000, at_least=1, panel=BUDGET)
+    """Validate and save every this many training tokens."""
+    valid_tokens: int = setting(15_000, at_least=2, option=False)
+    """Validate on the first this many tokens of each document."""
+    patience: int = setting(3, at_least=0, panel=BUDGET)
+    """Validations without improvement before stopping (0 = never stop early)."""
+    compile: str = setting("auto", choices=("auto", "on", "off", "graphs"), panel=TRAINING)
+    """Compile windows: on, off, graphs (whole steps); auto = graphs on one GPU."""
+    memory_budget: float = setting(1.0, at_least=0, at_most=1, option=False)
+    """Share of activations that compiled windows keep; less saves memory, takes time."""
+    group_by_length: bool = setting(False, option=False)
+    """Batch sequences of similar length: less padding for short documents."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.memory_budget < 1 and self.recurrence.get("checkpoint"):
             raise UserError(
-                f"`memory_budget` is {self.memory_budget:g}, but checkpointed windows keep nothing at all: add "
-                "--no-checkpoint, or leave the budget out."
+                f"`memory_budget` is {self.memory_budget:g}, but checkpointed windows keep no activations: add "
+                "--set checkpoint=false, or leave the budget out."
             )
-        self.check_choice("schedule", *SCHEDULES)
-        mechanism = self.recurrence.get("mechanism")
-        if mechanism == BEST:
-            return  # what is left is asked again once the base has told which that is
-        learns = mechanism not in ("none", "kv")
-        if learns and 1 in (self.windows, self.recurrence.get("bptt_windows")):
-            raise UserError(
-                f"With windows={self.windows} and bptt_windows={self.recurrence.get('bptt_windows')} no gradient "
-                "crosses from one window to the next, so the memory would learn nothing: take at least 2 of each."
-            )
-        if self.freeze_base and not learns:
-            raise UserError(
-                f"`freeze_base` with mechanism {mechanism!r} leaves nothing to train: leave it out, or name one "
-                "that learns."
-            )
+
+    @property
+    def window_counts(self) -> tuple[int | None, ...]:
+        return self.windows, self.recurrence.get("bptt_windows")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSettings(MemorySettings):
+    """Training on examples with answers, scored on others at the end."""
+
+    frozen_has_nothing_to_train: ClassVar[bool] = False
+
+    test: str | None = setting(None, panel=INPUT)
+    """Examples to score at the end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassifySettings(TaskSettings):
+    """Training a classifier; without `test` a tenth of the texts is held out."""
+
+    data: str = setting(panel=INPUT, basic=True)
+    """Texts with classes: .csv (with a header), .jsonl or hf:owner/name."""
+    test: str | None = setting(None, panel=INPUT)
+    """Texts to score at the end (default: a tenth of the data, held out)."""
+    text_field: str = setting("text", panel=INPUT)
+    """Column or field with the text."""
+    label_field: str = setting("label", panel=INPUT)
+    """Column or field with the class: a word or a whole number."""
+    batch: int = setting(8, at_least=1, panel=TRAINING, basic=True)
+    """Texts per step and device."""
+    language_weight: float = setting(0.0, at_least=0, option=False)
+    """Decoders: weight of the next-token loss added to the loss (GPT used 0.5)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerSettings(TaskSettings):
+    """Training a question answerer. The defaults are the paper's for HotpotQA."""
+
+    model: str = setting(panel=INPUT, basic=True)
+    """Encoder: Hugging Face name or folder."""
+    data: str = setting(panel=INPUT, basic=True)
+    """Questions: a SQuAD or HotpotQA file (JSON or JSON lines)."""
+    test: str | None = setting(None, panel=INPUT)
+    """Questions to answer and score at the end."""
+    recurrence: dict[str, Any] = setting(factory=dict, option=False)  # noqa: RUF009
+    """The mechanism and its settings; empty: those of the paper's question answering."""
+    questions: int | None = setting(None, positive=True, panel=BUDGET)
+    """Train on this many questions, drawn at random (default: all)."""
+    epochs: float = setting(4.0, positive=True, panel=BUDGET, basic=True)
+    """Passes over the questions."""
+    batch: int = setting(8, at_least=1, panel=TRAINING, basic=True)
+    """Questions per step and device."""
+    learning_rate: float = setting(2e-5, positive=True, panel=TRAINING, basic=True)
+    """Learning rate."""
+    longest_answer: int = setting(30, at_least=1, panel=BUDGET)
+    """Longest answer in tokens."""

@@ -31,6 +31,7 @@ import torch
 from transformers import PreTrainedModel
 
 from recurrify.data import TokenizedDocument, TrainingSequences, checksum, load_documents, tokenize_documents
+from recurrify.data.texts import shorten
 from recurrify.evaluate import (
     METRICS,
     Evaluation,
@@ -40,7 +41,6 @@ from recurrify.evaluate import (
     memory_cost,
     relative_gain,
 )
-from recurrify.data.texts import shorten
 from recurrify.modeling import (
     CarryConfig,
     CompressConfig,

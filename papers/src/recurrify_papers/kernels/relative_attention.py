@@ -1,6 +1,6 @@
-"""Attention by content and by distance as one differentiable function of PyTorch tensors: eager, compiled, captured.
+"""Attention by content and by distance as one differentiable function: eager, compiled or captured.
 
-Imports Triton, so import it where it is needed only. Nothing here waits for the device.
+Imports Triton, so import it only where it is needed. Nothing here waits for the device.
 
 Shapes: B batch, H heads, Q queries, K keys of which the last Q are the queries' own, D head width.
 """
@@ -23,25 +23,25 @@ from recurrify_papers.kernels.relative_attention_kernels import (
 
 
 class Tile(NamedTuple):
-    """What one program works on at a time, and how."""
+    """The block of one program, and how it is compiled."""
 
     queries: int
     keys: int
     warps: int
     stages: int
-    """Turns of the loop whose loads are under way at once."""
+    """Iterations of the loop whose loads overlap."""
     registers: int | None = None
-    """The most that a thread may have, so that more programs fit onto a multiprocessor; None: as the compiler likes."""
+    """Limit of registers per thread, so that more programs fit onto a multiprocessor; None: no limit."""
 
     @property
     def options(self) -> dict[str, int]:
         options = {"BQ": self.queries, "BK": self.keys, "num_warps": self.warps, "num_stages": self.stages}
-        # Only the compiler for NVIDIA's GPUs knows such a limit.
+        # Only the compiler for NVIDIA GPUs has such a limit.
         return options | {"maxnreg": self.registers} if self.registers and torch.version.cuda else options
 
 
 class Tiles(NamedTuple):
-    """One for each kernel."""
+    """A tile for each kernel."""
 
     forward: Tile
     keys: Tile
@@ -50,9 +50,9 @@ class Tiles(NamedTuple):
 
 USUAL = Tiles(forward=Tile(64, 64, 4, 2, 128), keys=Tile(32, 64, 4, 3, 168), queries=Tile(64, 64, 4, 3, 128))
 WIDE = Tiles(forward=Tile(64, 64, 4, 2), keys=Tile(32, 64, 8, 2), queries=Tile(64, 64, 4, 2))
-"""For wide heads, of which less fits into a GPU's registers and fast memory."""
+"""For wide heads, which need more registers and shared memory."""
 EXACT = Tiles(forward=Tile(32, 32, 8, 1), keys=Tile(32, 32, 8, 1), queries=Tile(32, 32, 8, 1))
-"""For 32 bits, whose products are not left to the matrix units."""
+"""For 32 bits, whose products do not use the matrix units."""
 WIDEST_USUAL = 64
 PRODUCT_ROWS, PRODUCT_WARPS = 64, 4
 
@@ -68,13 +68,13 @@ def _with_strides(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def _with_shared(scores: Tensor) -> tuple[Any, ...]:
-    """What there is but one of, all sequences, heads or queries have in common."""
+    """Dimensions of size 1 are shared by all sequences, heads or queries: their stride is 0."""
     scores = unit_stride(scores)
     return scores, *(stride if size > 1 else 0 for size, stride in zip(scores.shape[:3], scores.stride(), strict=False))
 
 
 def _new_rows(like_BHND: Tensor) -> Tensor:
-    """Of the same shape; heads lie side by side in memory, as the layers before and behind have them."""
+    """A tensor of the same shape with adjacent heads in memory, as the layers before and after have them."""
     batch, heads, length, width = like_BHND.shape
     return like_BHND.new_empty(batch, length, heads, width).transpose(1, 2)
 
@@ -86,7 +86,7 @@ def _new_results(query_BHQD: Tensor) -> tuple[Tensor, Tensor]:
 def _launch_forward(
     query_BHQD: Tensor, scores_BHQK: Tensor, key_BHKD: Tensor, value_BHKD: Tensor, span: int
 ) -> tuple[Tensor, Tensor]:
-    """The output, and what the gradients need of each query's softmax, (B, H, Q)."""
+    """The output, and the logarithm of each query's softmax sum, (B, H, Q)."""
     output_BHQD, log_sums_BHQ = _new_results(query_BHQD)
     batch, heads, queries, width = query_BHQD.shape
     tile = _tiles(query_BHQD).forward
@@ -108,7 +108,7 @@ def _new_gradients(
 
 
 def _of_all_pairs(d_scores: Tensor, query_BHQD: Tensor) -> Tensor:
-    """Where each pair's gradient goes: there at once, if no pairs share a score."""
+    """The gradient of each pair: that of the scores itself, if no pairs share a score."""
     whole = (*query_BHQD.shape[:3], d_scores.shape[3])
     return d_scores if d_scores.shape == whole else query_BHQD.new_empty(whole)
 
@@ -193,7 +193,7 @@ def _gradients(launch: Any, ctx: Any, d_output: Tensor | None) -> tuple[Tensor |
 
 
 class _Eager(torch.autograd.Function):
-    """Past the dispatcher, whose way through an operator takes longer than a small kernel."""
+    """Without the dispatcher, whose overhead is longer than a small kernel."""
 
     forward = staticmethod(_launch_forward)
     setup_context = staticmethod(_remember)
@@ -216,9 +216,9 @@ def relative_attention(
 ) -> Tensor:
     """Σ_j softmax_j((q_i · k_j + s_i(distance of i and j)) / √D) · v_j, (B, H, Q, D) and of the keys' type.
 
-    `scores_BHQK` holds s_i for the distances K − 1, …, 0; of its first three dimensions, any may be 1, for scores that
-    all have in common. A query sees itself and what lies before it, up to distance `span` − 1. Head widths are 16, 32,
-    64 or 128, types have at most 32 bits, nothing is empty, and Q · K < 2³¹.
+    `scores_BHQK` holds s_i for the distances K − 1, …, 0; each of its first three dimensions may be 1, for shared
+    scores. A query sees itself and earlier positions, up to distance `span` − 1. Head widths are 16, 32, 64 or 128,
+    types have at most 32 bits, nothing is empty, and Q · K < 2³¹.
     """
     keys, dtype = key_BHKD.shape[2], key_BHKD.dtype
     function = _forward_op if torch.compiler.is_compiling() else _Eager.apply

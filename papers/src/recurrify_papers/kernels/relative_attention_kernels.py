@@ -1,17 +1,17 @@
 # mypy: disallow-untyped-defs=False
 """Causal attention with a score for each distance on a GPU, and its gradients, in four kernels.
 
-Forward: `forward_kernel`. Backward: `products_kernel`, then `keys_kernel`, which leaves the gradient of the position
-scores, then `queries_kernel`, which reads it again. The sum of every gradient lies in one program, in a fixed order.
+Forward: `forward_kernel`. Backward: `products_kernel`, then `keys_kernel`, which writes the gradient of the position
+scores, then `queries_kernel`, which reads it. Every gradient is summed in one program, in a fixed order.
 
-Position scores come by distance: column c of every query belongs to the distance K − 1 − c. Query i stands at
-K − Q + i, so it finds key j in column j + Q − 1 − i. To the kernels, these are rows of keys that begin with column
-Q − 1 of the first query; each next one begins a column less than a row of scores further on, or a column before the
-last one's where all queries share one row. A pair is live where 0 ≤ distance < span; no other is read.
+Position scores are sorted by distance: column c of every query belongs to the distance K − 1 − c. Query i is at
+position K − Q + i, so the score of key j is in column j + Q − 1 − i. To the kernels, these are rows of keys that begin
+with column Q − 1 of the first query; each next row begins one column less than a row of scores later, or one column
+earlier where all queries share one row. A pair is live where 0 ≤ distance < span; no other is read.
 
 Shapes: B batch, H heads, Q queries, K keys of which the last Q are the queries' own, D head width (WIDTH). A program
 has BQ queries, or BK keys, of one head. The gradient of the position scores (B, H, Q, K) and what is kept of each query
-(B, H, Q) are contiguous. Places inside a head have 32 bits: tables of 64-bit addresses would fill the registers.
+(B, H, Q) are contiguous. Offsets inside a head have 32 bits: tables of 64-bit addresses would fill the registers.
 """
 
 import triton
@@ -21,15 +21,15 @@ from recurrify.attention.kernels.rsa_parts import rows_of_head
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-1e30)
-"""Below every score, yet a number: the difference of two infinities is none."""
+"""Below every score, but finite: the difference of two infinities is NaN."""
 
-# Lengths differ from batch to batch; a kernel compiled anew for each of their kinds would stall training.
+# Lengths change from batch to batch; compiling a kernel for each kind of length would stall training.
 LENGTHS = ["queries", "keys", "span"]
 
 
 @triton.jit
 def _program(length, heads, BLOCK: tl.constexpr):
-    """The first row, of `length`, of this program; its pair of sequence and head, together and apart."""
+    """The first of `length` rows of this program; its pair of sequence and head, as one number and as two."""
     blocks = tl.cdiv(length, BLOCK)
     pair = tl.program_id(0) // blocks
     return tl.program_id(0) % blocks * BLOCK, pair, pair // heads, pair % heads
@@ -37,7 +37,7 @@ def _program(length, heads, BLOCK: tl.constexpr):
 
 @triton.jit
 def _load_rows(base, first, stride, length, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """ROWS rows from `first` on; 0 beyond the last."""
+    """ROWS rows from `first` on, with 0 after the last."""
     row, column = tl.arange(0, ROWS), tl.arange(0, WIDTH)
     places = row[:, None] * stride + column[None, :]
     return tl.load(base + tl.cast(first, tl.int64) * stride + places, mask=(first + row < length)[:, None], other=0.0)
@@ -52,20 +52,20 @@ def _store_rows(base, first, stride, length, block, ROWS: tl.constexpr, WIDTH: t
 
 @triton.jit
 def _aligned(d_scores, pair, queries, keys):
-    """Where the first query of a head has the score of the first key; the next query's lies K − 1 behind."""
+    """The address of the first query's score of the first key; that of the next query is K − 1 further."""
     return d_scores + pair.to(tl.int64) * queries * keys + queries - 1
 
 
 @triton.jit
 def _live(query, key, queries, keys, span):
-    """Which pairs count; none with a query beyond the last, so none with a key beyond the last either."""
+    """Which pairs are live; none with a query after the last, so none with a key after the last either."""
     place = tl.where(query < queries, keys - queries + query, -1)
     return (key <= place) & (key > place - span)
 
 
 @triton.jit
 def _seen_keys(first, queries, keys, span, BQ: tl.constexpr, BK: tl.constexpr):
-    """Where the keys begin and end that any query of a block sees, in whole blocks from the start of the keys."""
+    """Begin and end of the keys that a block of queries sees, in whole blocks from the first key."""
     first_place = keys - queries + first
     begin = tl.maximum(first_place - span + 1, 0) // BK * BK
     return begin, tl.minimum(first_place + BQ, keys)
@@ -78,7 +78,7 @@ def forward_kernel(
     output, o_batch, o_head, o_row, log_sums, heads, queries, keys, span, scale,
     WIDTH: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """The output, and of each query log2 Σ_j exp(score_j)."""
+    """The output, and log2 Σ_j exp(score_j) of each query."""
     first, pair, batch, head = _program(queries, heads, BQ)
     query = rows_of_head(query, batch, q_batch, head, q_head)
     key = rows_of_head(key, batch, k_batch, head, k_head)
@@ -94,7 +94,7 @@ def forward_kernel(
     for start in range(begin, end, BK):
         seen = start + tl.arange(0, BK)
         live = _live(rows[:, None], seen[None, :], queries, keys, span)
-        # Pairs that are not live get their mask here, as a score of −∞.
+        # Pairs that are not live have a score of −∞.
         places = rows[:, None] * (s_row - 1) + seen[None, :]
         position = tl.load(scores + places, mask=live, other=float("-inf"))
         k = _load_rows(key, start, k_row, keys, BK, WIDTH)
@@ -107,7 +107,7 @@ def forward_kernel(
         total = total * shrink + tl.sum(weights, axis=1)
         attended = tl.dot(weights.to(v.dtype), v, attended * shrink[:, None], input_precision="ieee")
         largest = highest
-    # Rows beyond the last query have seen nothing and are not stored; 1 spares them a division by 0.
+    # Rows after the last query have seen nothing and are not stored; 1 avoids a division by 0.
     total = tl.where(rows < queries, total, 1.0)
     _store_rows(output, first, o_row, queries, attended / total[:, None], BQ, WIDTH)
     log_sums += pair.to(tl.int64) * queries
@@ -119,7 +119,7 @@ def products_kernel(
     output, o_batch, o_head, o_row, d_output, do_batch, do_head, do_row, products, heads, queries,
     WIDTH: tl.constexpr, BQ: tl.constexpr,
 ):  # fmt: skip
-    """Of each query, its output times the gradient of its output."""
+    """The product of each query's output and its gradient."""
     first, pair, batch, head = _program(queries, heads, BQ)
     output = rows_of_head(output, batch, o_batch, head, o_head)
     d_output = rows_of_head(d_output, batch, do_batch, head, do_head)
@@ -205,7 +205,7 @@ def queries_kernel(
 
 @triton.jit
 def _clear_dead(d_scores, first, pair, queries, keys, span, BQ: tl.constexpr, BK: tl.constexpr):
-    """Zeros in the columns of each query whose distance is at least its span, or lies before the first key."""
+    """Zeros in the columns of each query whose distance is at least its span, or is before the first key."""
     d_scores += pair.to(tl.int64) * queries * keys
     rows = first + tl.arange(0, BQ)
     dead = tl.where(rows < queries, tl.maximum(queries - 1 - rows, keys - span), 0)

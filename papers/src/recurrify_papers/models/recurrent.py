@@ -1,4 +1,4 @@
-"""LSTM and GRU language models, on the cells of PyTorch and, on a GPU, of cuDNN.
+"""LSTM and GRU language models, on the cells of PyTorch and cuDNN.
 
 Shapes: B batch, Q positions of the segment, W width, L layers, V vocabulary.
 """
@@ -12,9 +12,10 @@ from torch.nn import functional
 
 from recurrify.errors import UserError
 from recurrify.vocabulary import embed
+from recurrify_papers.models.parts import LanguageOutput, check_sizes, check_state
 
-START_RANGE = 0.1
-"""The first embeddings lie this far from 0 at most."""
+INITIAL_RANGE = 0.1
+"""Largest absolute value of an initial embedding."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,9 +25,9 @@ class RecurrentLanguageConfig:
     vocabulary: int
     """Symbols."""
     cell: Literal["lstm", "gru"] = "lstm"
-    """Which cell."""
+    """The cell."""
     layers: int = 3
-    """Layers, one above the other."""
+    """Layers."""
     width: int = 1408
     """Width of the embeddings and of every layer."""
     dropout: float = 0.1
@@ -34,35 +35,25 @@ class RecurrentLanguageConfig:
     target_length: int = 512
     """Positions of a training segment; the model itself takes any length."""
     tied: bool = True
-    """Let the softmax share its weights with the embedding."""
+    """Share the weights of softmax and embedding."""
 
     def __post_init__(self) -> None:
-        for name in ("vocabulary", "layers", "width", "target_length"):
-            if getattr(self, name) < 1:
-                raise UserError(f"`{name}` must be at least 1: got {getattr(self, name)}.")
-        if not 0 <= self.dropout < 1:
-            raise UserError(f"`dropout` must be at least 0 and below 1: got {self.dropout}.")
+        check_sizes(self, "vocabulary", "layers", "width", "target_length")
         if self.cell not in ("lstm", "gru"):
             raise UserError(f"`cell` must be lstm or gru: got {self.cell!r}.")
 
 
 class RecurrentLanguageState(NamedTuple):
-    """What a segment leaves for the next one, without gradient."""
+    """State between segments, without gradient."""
 
     hidden: Tensor
-    """(L, B, W): the last output of every layer."""
+    """Last output of every layer, (L, B, W)."""
     cell: Tensor
-    """(L, B, W): what an LSTM keeps beside it; of a GRU, which keeps nothing more, L is 0."""
-
-
-class RecurrentLanguageOutput(NamedTuple):
-    logits: Tensor
-    """(B, Q, V)."""
-    state: RecurrentLanguageState
+    """Cell state of an LSTM, (L, B, W); of a GRU, which has none, L is 0."""
 
 
 class RecurrentLanguageModel(nn.Module):
-    """Symbols in, scores for each next symbol out."""
+    """Predicts the next symbol at each position."""
 
     def __init__(self, config: RecurrentLanguageConfig) -> None:
         super().__init__()
@@ -74,23 +65,19 @@ class RecurrentLanguageModel(nn.Module):
         self.output = None if config.tied else nn.Linear(config.width, config.vocabulary, bias=False)
         self.output_bias = nn.Parameter(torch.zeros(config.vocabulary))
         self.dropout = nn.Dropout(config.dropout)
-        nn.init.uniform_(self.embedding.weight, -START_RANGE, START_RANGE)
+        nn.init.uniform_(self.embedding.weight, -INITIAL_RANGE, INITIAL_RANGE)
 
     def first_state(self, batch: int) -> RecurrentLanguageState:
-        """The state of those who have read nothing: zeros."""
+        """The state before the first segment: zeros."""
         layers, width = self.config.layers, self.config.width
         new_zeros = self.embedding.weight.new_zeros
-        kept_beside = layers if self.config.cell == "lstm" else 0
-        return RecurrentLanguageState(new_zeros(layers, batch, width), new_zeros(kept_beside, batch, width))
+        cell_layers = layers if self.config.cell == "lstm" else 0
+        return RecurrentLanguageState(new_zeros(layers, batch, width), new_zeros(cell_layers, batch, width))
 
-    def forward(self, ids_BQ: Tensor, state: RecurrentLanguageState | None = None) -> RecurrentLanguageOutput:
+    def forward(self, ids_BQ: Tensor, state: RecurrentLanguageState | None = None) -> LanguageOutput:
         batch = ids_BQ.shape[0]
         hidden_LBW, cell_LBW = self.first_state(batch) if state is None else state
-        if hidden_LBW.shape[:2] != (self.config.layers, batch):
-            raise UserError(
-                f"the state must hold {self.config.layers} layers of a batch of {batch}: "
-                f"got a hidden state of shape {tuple(hidden_LBW.shape)}."
-            )
+        check_state(hidden_LBW, self.config.layers, batch)
         hidden_LBW, cell_LBW = hidden_LBW.detach(), cell_LBW.detach()
         embedded_BQW = self.dropout(embed(self.embedding, ids_BQ))
         if self.config.cell == "lstm":
@@ -99,4 +86,4 @@ class RecurrentLanguageModel(nn.Module):
             output_BQW, hidden_LBW = self.cell(embedded_BQW, hidden_LBW)
         weight = self.embedding.weight if self.output is None else self.output.weight
         logits_BQV = functional.linear(self.dropout(output_BQW), weight, self.output_bias)
-        return RecurrentLanguageOutput(logits_BQV, RecurrentLanguageState(hidden_LBW.detach(), cell_LBW.detach()))
+        return LanguageOutput(logits_BQV, RecurrentLanguageState(hidden_LBW.detach(), cell_LBW.detach()))

@@ -5,114 +5,77 @@ L layers, V vocabulary.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurrify.attention.config import RSAConfig
-from recurrify.attention.encoding import RecurrenceEncoding
-from recurrify.attention.rsa import mix_recurrence
+from recurrify.attention import RecurrenceEncoding, RSAConfig, mix_recurrence
 from recurrify.errors import UserError
 from recurrify.vocabulary import embed
 from recurrify_papers.kernels.relative import relative_attention, relative_kernels_run
-from recurrify_papers.models.head_widths import HeadWidths
-
-START_SPREAD = 0.02
-"""The standard deviation of the first weights."""
+from recurrify_papers.models.parts import (
+    INITIAL_STD,
+    DecoderConfig,
+    FeedForward,
+    LanguageOutput,
+    check_state,
+    initialize,
+    join_heads,
+    split_heads,
+    waves,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransformerXLConfig(HeadWidths):
+class TransformerXLConfig(DecoderConfig):
     """The defaults are the published 14-layer model for characters."""
 
-    vocabulary: int
-    """Symbols."""
-    layers: int = 14
-    """Layers, each attention and a feed-forward part."""
-    width: int = 512
-    """Width of the hidden states; even, for the sines and cosines of the positions."""
-    heads: int = 8
-    """Attention heads."""
-    head_width: int | None = None
-    """Width of a head; None: width / heads."""
-    inner: int = 2048
-    """Width inside the feed-forward part."""
-    dropout: float = 0.1
-    """Dropout on the embeddings, the positions, each part's output, inside the feed-forward, and before the softmax."""
     attention_dropout: float = 0.0
     """Dropout on the attention weights; never on the recurrence of RSA."""
-    target_length: int = 512
-    """Positions of a training segment; the model itself takes any length."""
     memory_length: int = 512
     """Positions of each layer's input that are kept for the next segment."""
     same_length: bool = False
-    """Let every position see the same number of keys, itself and the `memory_length − 1` before it, at the start of a
-    segment as at its end; the recurrence of RSA is cut at the same distance."""
+    """Let every position see the same number of keys, itself and the `memory_length − 1` before it. The recurrence of
+    RSA is truncated at the same distance."""
     clamp: int | None = None
-    """Positions farther than this look as if they were this far; None: no limit."""
-    rsa: RSAConfig | None = None
-    """Adds recurrence to the attention of every layer; None is Transformer-XL itself."""
+    """Largest distance that positions distinguish; None: no limit."""
 
     def __post_init__(self) -> None:
-        for name in ("vocabulary", "layers", "width", "heads", "inner", "target_length"):
-            if getattr(self, name) < 1:
-                raise UserError(f"`{name}` must be at least 1: got {getattr(self, name)}.")
-        for name in ("dropout", "attention_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise UserError(f"`{name}` must be at least 0 and below 1: got {getattr(self, name)}.")
-        if self.width % 2 == 1:
-            raise UserError(f"`width` must be even, for its sines and cosines: got {self.width}.")
-        self.settle_head_width()
+        super().__post_init__()
         if self.memory_length < 0:
-            raise UserError(f"`memory_length` must be 0, for no memory, or more: got {self.memory_length}.")
+            raise UserError(f"`memory_length` must be at least 0 (no memory): got {self.memory_length}.")
         if self.same_length and self.memory_length < 2:
-            raise UserError(
-                f"`same_length` needs a `memory_length` of at least 2, or nobody sees a neighbour: "
-                f"got {self.memory_length}."
-            )
+            raise UserError(f"`same_length` needs a `memory_length` of at least 2: got {self.memory_length}.")
         if self.clamp is not None and self.clamp < 1:
             raise UserError(f"`clamp` must be at least 1, or None for no limit: got {self.clamp}.")
-        if self.rsa is not None and self.rsa.heads != self.heads:
-            raise UserError(
-                f"the heads of `rsa` must be those of the model: got rsa.heads={self.rsa.heads}, heads={self.heads}."
-            )
 
     @property
     def recurrence(self) -> RSAConfig | None:
-        """`rsa`, cut at the span of the attention where that has one."""
-        if self.rsa is None or not self.same_length:
-            return self.rsa
-        span = self.memory_length - 1
-        return replace(self.rsa, truncation=min(span, self.rsa.truncation or span))
+        """`rsa`, truncated at the span of the attention if that has one."""
+        return self.truncated_rsa(self.memory_length - 1) if self.same_length else self.rsa
 
 
 class TransformerXLState(NamedTuple):
-    """What a segment leaves for the next one."""
+    """State between segments."""
 
     memory: Tensor
-    """(L, B, M, W): the last inputs of every layer, without gradient."""
-
-
-class TransformerXLOutput(NamedTuple):
-    logits: Tensor
-    """(B, Q, V)."""
-    state: TransformerXLState
+    """Last inputs of every layer, without gradient, (L, B, M, W)."""
 
 
 class _Shared(NamedTuple):
-    """What the attention of every layer is given alike."""
+    """Inputs of the attention that all layers share."""
 
     waves: Tensor
-    """(K, W): the distances K − 1, …, 0 as sines and cosines, R in the paper."""
+    """The distances K − 1, …, 0 as sines and cosines, R in the paper: (K, W)."""
     hidden_keys: Tensor
-    """(Q, K): True where a query must not see a key."""
+    """True where a query must not see a key: (Q, K)."""
     content_bias: Tensor
-    """(H, D): u in the paper."""
+    """u in the paper: (H, D)."""
     position_bias: Tensor
-    """(H, D): v in the paper."""
+    """v in the paper: (H, D)."""
 
 
 class RelativeAttention(nn.Module):
@@ -123,7 +86,7 @@ class RelativeAttention(nn.Module):
 
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__()
-        self.heads, self.head_width = config.heads, config.each_head
+        self.head_width = config.each_head
         self.attention_dropout = config.attention_dropout
         self.span = config.memory_length if config.same_length else None
         inside = config.all_heads
@@ -138,10 +101,10 @@ class RelativeAttention(nn.Module):
 
     def forward(self, hidden_BQW: Tensor, memory_BMW: Tensor, shared: _Shared) -> Tensor:
         seen_BKW = torch.cat([memory_BMW, hidden_BQW], dim=1)
-        query_BHQD = self._split(self.query(hidden_BQW))
-        key_BHKD = self._split(self.key(seen_BKW))
-        value_BHKD = self._split(self.value(seen_BKW))
-        position_key_HKD = self._split(self.position_key(shared.waves)[None])[0]
+        query_BHQD = split_heads(self.query(hidden_BQW), self.head_width)
+        key_BHKD = split_heads(self.key(seen_BKW), self.head_width)
+        value_BHKD = split_heads(self.value(seen_BKW), self.head_width)
+        position_key_HKD = split_heads(self.position_key(shared.waves)[None], self.head_width)[0]
 
         dropout = self.attention_dropout if self.training else 0.0
         fused = dropout == 0 and relative_kernels_run(query_BHQD, key_BHKD.shape[2])
@@ -150,7 +113,7 @@ class RelativeAttention(nn.Module):
         if fused:
             attended_BHQD = relative_attention(query_BHQD, by_distance_BHQK, key_BHKD, value_BHKD, span=self.span)
         else:
-            # The position term goes in as the mask that is added to the scores, so that fused kernels can do the rest.
+            # The position term is the additive mask, so that fused kernels can do the rest.
             by_position_BHQK = align_distances(by_distance_BHQK) / math.sqrt(self.head_width)
             mask_BHQK = by_position_BHQK.masked_fill(shared.hidden_keys, -math.inf)
             attended_BHQD = functional.scaled_dot_product_attention(
@@ -158,70 +121,51 @@ class RelativeAttention(nn.Module):
             )
         if self.encoding is not None:
             attended_BHQD = mix_recurrence(attended_BHQD, value_BHKD, self.encoding, causal=True).output
-        update_BQW = self.output(attended_BHQD.transpose(1, 2).flatten(2))
+        update_BQW = self.output(join_heads(attended_BHQD))
         return self.norm(hidden_BQW + self.dropout(update_BQW))
-
-    def _split(self, joined: Tensor) -> Tensor:
-        return joined.unflatten(-1, (self.heads, self.head_width)).transpose(1, 2)
-
-
-class FeedForward(nn.Module):
-    def __init__(self, config: TransformerXLConfig) -> None:
-        super().__init__()
-        self.inner = nn.Linear(config.width, config.inner)
-        self.output = nn.Linear(config.inner, config.width)
-        self.norm = nn.LayerNorm(config.width)
-        self.dropout = nn.Dropout(config.dropout)
-
-    def forward(self, hidden_BQW: Tensor) -> Tensor:
-        inner = self.dropout(torch.relu(self.inner(hidden_BQW)))
-        return self.norm(hidden_BQW + self.dropout(self.output(inner)))
 
 
 class TransformerXLLayer(nn.Module):
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__()
         self.attention = RelativeAttention(config)
-        self.feed_forward = FeedForward(config)
+        self.feed_forward = FeedForward(config, norm_first=False)
 
     def forward(self, hidden_BQW: Tensor, memory_BMW: Tensor, shared: _Shared) -> Tensor:
         return self.feed_forward(self.attention(hidden_BQW, memory_BMW, shared))
 
 
 class TransformerXL(nn.Module):
-    """Symbols in, scores for each next symbol out; the softmax shares its weights with the embedding."""
+    """Predicts the next symbol at each position; softmax and embedding share their weights."""
 
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.vocabulary, config.width)
-        # u and v of the paper, one of each for all layers: the published sizes leave room for no more.
+        # u and v of the paper, shared by all layers, as the published sizes show.
         self.content_bias = nn.Parameter(torch.empty(config.heads, config.each_head))
         self.position_bias = nn.Parameter(torch.empty(config.heads, config.each_head))
         self.layers = nn.ModuleList(TransformerXLLayer(config) for _ in range(config.layers))
         self.output_bias = nn.Parameter(torch.zeros(config.vocabulary))
         self.dropout = nn.Dropout(config.dropout)
-        self.apply(_start_weights)
-        nn.init.normal_(self.content_bias, std=START_SPREAD)
-        nn.init.normal_(self.position_bias, std=START_SPREAD)
+        self.apply(initialize)
+        nn.init.normal_(self.content_bias, std=INITIAL_STD)
+        nn.init.normal_(self.position_bias, std=INITIAL_STD)
 
     def first_state(self, batch: int) -> TransformerXLState:
-        """The state of those who have read nothing: a memory of length 0."""
+        """The state before the first segment: a memory of length 0."""
         weight = self.embedding.weight
         return TransformerXLState(weight.new_empty(self.config.layers, batch, 0, self.config.width))
 
-    def forward(self, ids_BQ: Tensor, state: TransformerXLState | None = None) -> TransformerXLOutput:
+    def forward(self, ids_BQ: Tensor, state: TransformerXLState | None = None) -> LanguageOutput:
         batch, queries = ids_BQ.shape
         memory_LBMW = (self.first_state(batch) if state is None else state).memory
-        if memory_LBMW.shape[:2] != (self.config.layers, batch):
-            raise UserError(
-                f"the state must hold {self.config.layers} layers of a batch of {batch}: "
-                f"got memory of shape {tuple(memory_LBMW.shape)}."
-            )
+        check_state(memory_LBMW, self.config.layers, batch)
         keys = memory_LBMW.shape[2] + queries
-        # As in the original, embeddings are scaled up to the size of the positions' sines and cosines.
+        # As in the original, embeddings are scaled to the size of the sines and cosines.
         hidden_BQW = self.dropout(embed(self.embedding, ids_BQ) * math.sqrt(self.config.width))
-        waves_KW = distance_waves(keys, self.config.clamp, like=hidden_BQW)
+        distance_K = torch.arange(keys - 1, -1, -1, device=ids_BQ.device).clamp(max=self.config.clamp or keys)
+        waves_KW = waves(distance_K, like=hidden_BQW)
         hidden_keys_QK = self._hidden_keys(queries, keys, ids_BQ.device)
         shared = _Shared(self.dropout(waves_KW), hidden_keys_QK, self.content_bias, self.position_bias)
 
@@ -230,7 +174,7 @@ class TransformerXL(nn.Module):
             kept.append(self._keep(memory_BMW, hidden_BQW))
             hidden_BQW = layer(hidden_BQW, memory_BMW, shared)
         logits_BQV = functional.linear(self.dropout(hidden_BQW), self.embedding.weight, self.output_bias)
-        return TransformerXLOutput(logits_BQV, TransformerXLState(torch.stack(kept)))
+        return LanguageOutput(logits_BQV, TransformerXLState(torch.stack(kept)))
 
     def _hidden_keys(self, queries: int, keys: int, device: torch.device) -> Tensor:
         """True where a query must not see a key."""
@@ -249,29 +193,9 @@ class TransformerXL(nn.Module):
 def align_distances(by_distance_BHQK: Tensor) -> Tensor:
     """From columns of falling distance (K − 1, …, 0), the same for all queries, to columns of keys.
 
-    Query i wants its row Q − 1 − i columns further left. One column of padding makes a mere change of shape move every
-    row by its own amount. What slides in from the neighbouring rows lies in the future, which is masked.
+    The row of query i has to move Q − 1 − i columns to the left. With one column of padding, a change of shape moves
+    every row by its own amount. What enters from the neighbouring rows is in the future, which is masked.
     """
     batch, heads, queries, keys = by_distance_BHQK.shape
     padded = functional.pad(by_distance_BHQK, (1, 0))
     return padded.view(batch, heads, keys + 1, queries)[:, :, 1:].reshape(batch, heads, queries, keys)
-
-
-def distance_waves(keys: int, clamp: int | None, like: Tensor) -> Tensor:
-    """Sines, then cosines, of the distances K − 1, …, 0, as wide and of the same type as `like`."""
-    width = like.shape[-1]
-    # In 16 bits, distances beyond 256 would be rounded.
-    dtype = torch.promote_types(like.dtype, torch.float32)
-    distance_K = torch.arange(keys - 1, -1, -1, dtype=dtype, device=like.device)
-    if clamp is not None:
-        distance_K = distance_K.clamp(max=clamp)
-    frequency = 10_000 ** -(torch.arange(0, width, 2, dtype=dtype, device=like.device) / width)
-    angle = distance_K[:, None] * frequency
-    return torch.cat([angle.sin(), angle.cos()], dim=1).to(like.dtype)
-
-
-def _start_weights(module: nn.Module) -> None:
-    if isinstance(module, nn.Linear | nn.Embedding):
-        nn.init.normal_(module.weight, std=START_SPREAD)
-    if isinstance(module, nn.Linear) and module.bias is not None:
-        nn.init.zeros_(module.bias)

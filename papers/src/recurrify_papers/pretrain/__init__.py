@@ -1,1 +1,1 @@
-"""Base models pretrained from scratch."""
+"""Pretraining of base models: GPT-2, BERT and T5."""

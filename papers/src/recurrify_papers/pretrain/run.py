@@ -1,7 +1,6 @@
-"""Pretraining as a whole job: from names of text to a model in a folder, with its tokenizer and its result."""
+"""A pretraining run: from text sources to a model in a folder, with its tokenizer and its result."""
 
 import hashlib
-import os
 import shutil
 import time
 from collections.abc import Sequence
@@ -12,136 +11,117 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, set_seed
 
+from recurrify import NoRecurrence, add_recurrence
 from recurrify.console import is_first
-from recurrify.data.documents import load_documents
-from recurrify.data.packed import PackedRows, pack_documents
-from recurrify.data.records import Document, Skipped
+from recurrify.data import (
+    Document,
+    PackedRows,
+    TokenizedDocument,
+    checksum,
+    load_tokenizer,
+    make_tokenizer,
+    pack_documents,
+    save_tokenizer,
+    tokenize_cached,
+)
 from recurrify.data.texts import Say, cache_folder
-from recurrify.data.token_cache import tokenize_cached
-from recurrify.data.tokenizers import load_tokenizer, make_tokenizer, save_tokenizer
-from recurrify.data.tokens import TokenizedDocument, checksum
 from recurrify.errors import UserError
-from recurrify.evaluate.perplexity import evaluate_documents
-from recurrify.mechanisms.base import NoRecurrence
-from recurrify.modeling.heads import add_recurrence
+from recurrify.evaluate import evaluate_documents
+from recurrify.records import RESULT_FILE
 from recurrify.results import provenance, save_result
-from recurrify.train.finetuning import explain_full_disk
-from recurrify.train.resuming import RESULT_FILE, earlier_result
-from recurrify.train.running import Validate, uses_bf16
-from recurrify_papers.pretrain.objectives import Masked, collator_of
-from recurrify_papers.pretrain.training import Pace, PretrainOutcome, PretrainSettings, new_model, pretrain_model
+from recurrify.train import TrainOutcome, Validate, earlier_result, explain_full_disk, uses_bf16
+from recurrify_papers.documents import read_documents
+from recurrify_papers.pretrain.objectives import IGNORED, Masked, collator_of
+from recurrify_papers.pretrain.settings import OBJECTIVES, PretrainSettings
+from recurrify_papers.pretrain.training import Pace, new_model, pretrain_model, tokens_per_second
 
 TOKENIZER_FOLDER = "tokenizer"
-ARCHITECTURES = {"clm": "GPT-2", "mlm": "BERT", "span": "T5"}
-IGNORED = -100
 
 
 def pretrain(
     settings: PretrainSettings, say: Say, show_progress: bool = True, progress_label: str = ""
 ) -> dict[str, Any]:
-    """Train from scratch as the settings say and leave model and result in `settings.out`; goes on with a run there."""
-    out = Path(settings.out)
-    started = time.time()
-    half = uses_bf16(settings.precision)  # refuses what this machine cannot do before the text is read
-    documents = [_load(source, "train", settings, say) for source in settings.data]
+    """Train a model and write it, with its result, to `settings.out`. A run that was stopped there resumes.
+
+    Returns:
+        The result. After a stop, `finished` is false.
+    """
+    out, started = Path(settings.out), time.time()
+    uses_bf16(settings.precision)  # fails before the text is read
+    documents = [read_documents(source, "train", settings.text_field, say) for source in settings.data]
     settings = replace(settings, data_checksum=_checksum_of_all(documents))
-    made_before = PretrainSettings.read(out) is not None
     earlier = earlier_result(settings, say, also_written=(TOKENIZER_FOLDER,))
     if earlier is not None:
         return earlier
-    tokenizer = _tokenizer(settings, documents, say, made_before=made_before)
+    tokenizer = _tokenizer(settings, documents, say)
     collate = collator_of(settings.objective, tokenizer, settings.seed)
-    texts = [text for source in documents for text in _tokenize(source, tokenizer, "train", say)]
-    rows = _rows(texts, tokenizer, settings)
-    steps = Pace.of(settings, len(rows), int(os.environ.get("WORLD_SIZE", "1"))).total_steps(settings)
+    rows = _rows([text for source in documents for text in _tokenize(source, tokenizer)], tokenizer, settings)
+    pace = Pace.of(settings, len(rows))
     valid_documents = (
-        _load(settings.valid, "all", settings, say)
+        read_documents(settings.valid, "all", settings.text_field, say)
         if settings.valid
-        else [document for source in settings.data for document in _load(source, "valid", settings, say)]
+        else [one for source in settings.data for one in read_documents(source, "valid", settings.text_field, say)]
     )
-    validate = _validation(settings, _tokenize(valid_documents, tokenizer, "valid", say), tokenizer, half)
+    validate = _validation(settings, _tokenize(valid_documents, tokenizer), tokenizer)
     set_seed(settings.seed)
     model = new_model(settings, len(tokenizer), _end(tokenizer), tokenizer.pad_token_id)
-    settings.write()
-    say(_describe(model, settings, len(rows)))
-    if settings.warmup_steps >= steps:
-        say(
-            f"note: the warm-up of {settings.warmup_steps} steps is not over when the run ends after {steps}: "
-            "shorten it with --warmup-steps"
-        )
+    if is_first():
+        settings.write()  # before all other files: a folder with a record can be resumed
+        if settings.tokenizer is None:
+            save_tokenizer(tokenizer, out / TOKENIZER_FOLDER)
+    say(_describe(model, settings, rows, pace))
     try:
-        outcome = pretrain_model(model, rows, settings, validate, show_progress, progress_label, collate)
+        outcome = pretrain_model(model, rows, settings, collate, validate, show_progress, progress_label)
+        result = _result(settings, model, outcome, pace, started)
+        if not outcome.finished:
+            say(f"stopped after {outcome.tokens:,} tokens: run the same command to resume from the checkpoint")
+        elif is_first():
+            _save(model, tokenizer, result, out)
     except (OSError, RuntimeError) as error:
-        raise _explained(error, settings.out) from error
-    result = _result(settings, model, outcome, started)
-    if not outcome.finished:
-        say(f"stopped and saved after {outcome.tokens:,} tokens: run the same command again to go on")
-    elif is_first():
-        _leave(model, tokenizer, result, out)
+        if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise UserError(f"The model could not be compiled ({reason}): use --compile off.") from error
+        raise explain_full_disk(error, settings.out) from error
     return result
 
 
-def _load(source: str, split: str, settings: PretrainSettings, say: Say) -> list[Document]:
-    skipped: list[Skipped] = []
-    documents = load_documents(source, split, text_field=settings.text_field, skipped=skipped)
-    _tell_skipped(skipped, say)
-    characters = sum(len(document.text) for document in documents)
-    count = "1 document" if len(documents) == 1 else f"{len(documents):,} documents"
-    say(f"{source} ({split}): {count}, {characters:,} characters")
-    return documents
-
-
-def _tokenize(documents: Sequence[Document], tokenizer: Any, split: str, say: Say) -> list[TokenizedDocument]:
-    skipped: list[Skipped] = []
-    tokens = tokenize_cached(documents, tokenizer, cache_folder(), show_progress=True, skipped=skipped)
-    _tell_skipped(skipped, say)
-    say(f"{split}: {sum(len(document.ids) for document in tokens):,} tokens")
-    return tokens
-
-
-def _tell_skipped(skipped: Sequence[Skipped], say: Say) -> None:
-    for entry in skipped[:10]:
-        say(f"skipped {entry.name}: {entry.reason}")
-    if len(skipped) > 10:
-        say(f"… and skipped {len(skipped) - 10} more")
+def _tokenize(documents: Sequence[Document], tokenizer: Any) -> list[TokenizedDocument]:
+    return tokenize_cached(documents, tokenizer, cache_folder(), show_progress=True)
 
 
 def _checksum_of_all(sources: Sequence[Sequence[Document]]) -> str:
-    """A single source's own checksum, or one of all of theirs."""
     sums = [checksum(documents) for documents in sources]
     return sums[0] if len(sums) == 1 else hashlib.sha256("\n".join(sums).encode()).hexdigest()
 
 
-def _tokenizer(settings: PretrainSettings, sources: Sequence[Sequence[Document]], say: Say, made_before: bool) -> Any:
-    """The one that was asked for, or one made from the training text and kept until the run is finished."""
+def _tokenizer(settings: PretrainSettings, sources: Sequence[Sequence[Document]], say: Say) -> Any:
+    """The tokenizer of the settings, that of the run which resumes, or a new one."""
     if settings.tokenizer is not None:
         return load_tokenizer(settings.tokenizer)
     folder = Path(settings.out) / TOKENIZER_FOLDER
-    if made_before and folder.is_dir():
+    if folder.is_dir() and any(folder.iterdir()):
         return load_tokenizer(str(folder))
-    say(f"making a tokenizer of {settings.vocabulary:,} tokens")
+    say(f"training a tokenizer of {settings.vocabulary:,} tokens")
     every = (document for documents in sources for document in documents)
     tokenizer = make_tokenizer(every, settings.vocabulary, settings.objective)
     if len(tokenizer) < settings.vocabulary:
-        say(f"the text gives only {len(tokenizer):,} tokens: more would occur once")
-    if is_first():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        save_tokenizer(tokenizer, folder)
+        say(f"the text has only {len(tokenizer):,} tokens that occur more than once")
     return tokenizer
 
 
-def _validation(settings: PretrainSettings, texts: Sequence[TokenizedDocument], tokenizer: Any, half: bool) -> Validate:
-    """Losses of whole documents in plain windows of all positions, as `recurrify evaluate` reads them; of another
-    objective than the next token, losses of sequences in which always the same tokens are to be restored."""
+def _validation(settings: PretrainSettings, texts: Sequence[TokenizedDocument], tokenizer: Any) -> Validate:
+    """Losses of whole documents in plain windows, as `recurrify evaluate` reports them; for masked tokens and spans,
+    losses of sequences with the same choices each time."""
+    half = uses_bf16(settings.precision)
     if settings.objective != "clm":
         return _restoring(settings, texts, tokenizer, half)
-    # A twin is what gets evaluated: hooks on the layers of the model itself would make it compile anew.
-    twin = add_recurrence(new_model(settings, len(tokenizer), _end(tokenizer)), NoRecurrence(window=settings.positions))
+    # A copy is evaluated: hooks on the layers of the model itself would make it compile again.
+    copy = add_recurrence(new_model(settings, len(tokenizer), _end(tokenizer)), NoRecurrence(window=settings.positions))
 
     def validate(model: PreTrainedModel) -> dict[str, float]:
-        twin.base.load_state_dict(model.state_dict())
+        copy.base.load_state_dict(model.state_dict())
         found = evaluate_documents(
-            twin.to(model.device), texts, rows=max(8, settings.batch), windows_per_call=1, bf16=half
+            copy.to(model.device), texts, rows=max(8, settings.batch), windows_per_call=1, bf16=half
         )
         return {
             "loss": found.total_nll / int(found.tokens.sum()),
@@ -168,10 +148,8 @@ def _restoring(settings: PretrainSettings, texts: Sequence[TokenizedDocument], t
             batch = collate(rows.__getitems__(list(range(start, min(start + settings.batch, len(rows))))))
             batch = {name: value.to(model.device) for name, value in batch.items()}
             scored = int((batch["labels"] != IGNORED).sum())
-            if not scored:
-                continue  # a short sequence of which chance chose nothing
             with torch.autocast(model.device.type, torch.bfloat16, enabled=half):
-                total += float(model(**batch).loss) * scored
+                total += float(model(**batch).loss) * scored if scored else 0.0
             count += scored
         model.train(was_training)
         return {"loss": total / max(count, 1)}
@@ -184,43 +162,34 @@ def _rows(texts: Sequence[TokenizedDocument], tokenizer: Any, settings: Pretrain
     collate = collator_of(settings.objective, tokenizer)
     length = settings.positions - (collate.around if isinstance(collate, Masked) else 0)
     if length < 2:
-        raise UserError(f"`positions` is {settings.positions}, which leaves {length} to the text: take more.")
+        raise UserError(f"`positions` is {settings.positions}, which leaves {length} for the text: use more.")
     return PackedRows(pack_documents(texts, _end(tokenizer), len(tokenizer)), length)
 
 
 def _end(tokenizer: Any) -> int:
-    """What stands between two documents: an encoder's tokenizer may have a separator only."""
+    """The token between two documents; the tokenizer of an encoder may have only a separator."""
     return tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
 
 
-def _describe(model: PreTrainedModel, settings: PretrainSettings, rows: int) -> str:
-    architecture = ARCHITECTURES[settings.objective]
+def _describe(model: PreTrainedModel, settings: PretrainSettings, rows: PackedRows, pace: Pace) -> str:
     return (
-        f"{architecture} with {settings.layers} layers of {settings.width}, {settings.heads} heads, "
-        f"{model.config.vocab_size:,} tokens: {model.num_parameters():,} parameters; "
-        f"{rows:,} sequences of {settings.positions} tokens"
+        f"{OBJECTIVES[settings.objective]} with {settings.layers} layers of {settings.width}, {settings.heads} heads, "
+        f"{model.config.vocab_size:,} tokens: {model.num_parameters():,} parameters; {len(rows):,} sequences of "
+        f"{settings.positions} tokens, {pace.total_steps(settings):,} steps"
     )
 
 
-def _explained(error: Exception, out: str) -> Exception:
-    if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        return UserError(f"The model could not be compiled ({reason}): use --compile off.")
-    return explain_full_disk(error, out)
-
-
 def _result(
-    settings: PretrainSettings, model: PreTrainedModel, outcome: PretrainOutcome, started: float
+    settings: PretrainSettings, model: PreTrainedModel, outcome: TrainOutcome, pace: Pace, started: float
 ) -> dict[str, Any]:
-    validations = [entry for entry in outcome.history if "eval_loss" in entry]
-    last = validations[-1] if validations else {}
+    last = next((entry for entry in reversed(outcome.history) if "eval_loss" in entry), {})
     return {
         "kind": "pretrain",
         "finished": outcome.finished,
         "interrupted": outcome.interrupted,
         "steps": outcome.steps,
         "tokens": outcome.tokens,
-        "tokens_per_second": outcome.tokens_per_second,
+        "tokens_per_second": tokens_per_second(outcome.history, pace),
         "parameters": model.num_parameters(),
         "vocabulary": model.config.vocab_size,
         "validation": {
@@ -235,13 +204,10 @@ def _result(
     }
 
 
-def _leave(model: PreTrainedModel, tokenizer: Any, result: dict[str, Any], out: Path) -> None:
-    """The finished model and its result; what was kept for going on is taken away last."""
-    try:
-        model.to(torch.float32).save_pretrained(out / "model")
-        tokenizer.save_pretrained(out / "model")
-    except OSError as error:
-        raise explain_full_disk(error, str(out)) from error
+def _save(model: PreTrainedModel, tokenizer: Any, result: dict[str, Any], out: Path) -> None:
+    """Write the model and its result, then remove what resuming needs."""
+    model.to(torch.float32).save_pretrained(out / "model")
+    tokenizer.save_pretrained(out / "model")
     save_result(out / RESULT_FILE, result)
     for folder in (*out.glob("checkpoint-*"), out / TOKENIZER_FOLDER):
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,10 +1,8 @@
-"""One update of the weights over lanes of symbols: eager, compiled, or captured with everything as one CUDA graph.
+"""One update of the weights over batch rows: eager, compiled, or captured as one CUDA graph.
 
-The host never waits for a step: the symbols lie on the device and batches are cut there, the learning rate is a number
-on the device, and the loss stays there until somebody asks for it.
+The program never waits for a step: the symbols and the learning rate are on the device, and the loss stays there.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -17,23 +15,21 @@ from recurrify.attention.encoding import recurrence_parameters
 from recurrify.errors import UserError
 from recurrify.speed.capturing import capturable_optimizer, capture, on_side_stream, set_rate
 from recurrify.speed.compiling import compiled
-from recurrify.train.running import uses_bf16
-from recurrify_papers.scratch.lanes import Lanes
+from recurrify.train import uses_bf16
+from recurrify_papers.scratch.rows import BatchRows
 from recurrify_papers.scratch.settings import ScratchSettings
 
 STEPS_BEFORE_CAPTURE = 3
-"""Ordinary steps that let compiler, libraries and allocator settle before a CUDA graph is captured."""
-MOST_SEGMENTS = 64
-"""A state that still changes its shape after so many segments, of a model that does not say how far it remembers, is
-taken to change it for ever."""
+"""Steps in which compiler, libraries and allocator settle before a CUDA graph is captured."""
 CUDNN_MODELS = ("lstm", "gru")
 
 State = Any
 """A NamedTuple of tensors without gradient: what a model carries from segment to segment."""
-Loss = Callable[[Tensor, State], tuple[Tensor, State]]
+LossFunction = Callable[[Tensor, State], tuple[Tensor, State]]
 
 
 def chosen_speed(settings: ScratchSettings, device: torch.device) -> str:
+    """eager, compile or graph."""
     if settings.speed == "graph" and device.type != "cuda":
         raise UserError("`speed` is graph, but there is no usable CUDA GPU to capture on: use auto, eager or compile.")
     if settings.speed != "auto":
@@ -50,38 +46,25 @@ def precision_context(half: bool, device: torch.device) -> AbstractContextManage
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=half, cache_enabled=False)
 
 
-def matmul_precision(precision: str, device: torch.device) -> str:
-    """What multiplies matrices of 32 bits, in PyTorch's words: high is TF32."""
-    return "high" if device.type == "cuda" and precision != "fp32" else torch.get_float32_matmul_precision()
-
-
 @contextmanager
 def matmul_context(precision: str, device: torch.device) -> Iterator[None]:
-    """The same, meanwhile: whoever else computes in this process keeps the precision he had."""
+    """TF32 for float32 products on CUDA, unless the precision is fp32; the earlier setting returns at the end."""
     before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(matmul_precision(precision, device))
+    if device.type == "cuda" and precision != "fp32":
+        torch.set_float32_matmul_precision("high")
     try:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
 
 
-def remembered(model: nn.Module) -> int | None:
-    """How many positions before a segment its model keeps; None where no number of its configuration says so."""
-    config: Any = getattr(model, "config", None)
-    lengths = [getattr(config, name, None) for name in ("memory_length", "window")]
-    carried = getattr(config, "carried", None)
-    known = [length for length in (*lengths, getattr(carried, "truncation", None)) if length is not None]
-    return max(known, default=None)
-
-
 class Stepper:
-    """Takes the steps of a run, in order or from any of them on, and keeps the state between them."""
+    """Runs the steps of a training run in order, and keeps the state between them."""
 
-    def __init__(self, model: nn.Module, lanes: Lanes, settings: ScratchSettings) -> None:
+    def __init__(self, model: nn.Module, rows: BatchRows, settings: ScratchSettings) -> None:
         self.model: Any = model
-        self.lanes, self.settings = lanes, settings
-        self.device = lanes.ids_BT.device
+        self.rows, self.settings = rows, settings
+        self.device = rows.ids_BT.device
         self.speed, self.half = chosen_speed(settings, self.device), uses_half(settings.precision, self.device)
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer = capturable_optimizer(
@@ -93,32 +76,35 @@ class Stepper:
             apart_rate=settings.recurrence_learning_rate,
         )
         self.state = self._first_state()
-        self.settled = None if self.speed == "eager" else self._settled_layout()
-        if self.settled is None:
-            self.speed = "eager"
-        self.quick: Loss = self._loss if self.speed == "eager" else self._compiled_loss()
+        self.settled = False
+        """Whether the state has the same shapes as before the last step, so that compiled code can be reused."""
+        self.quick: LossFunction | None = None
         self.replay: Callable[[], None] | None = None
-        self.ordinary_steps = 0
+        self.uncaptured_steps = 0
+
+    @property
+    def used_speed(self) -> str:
+        """The speed of the steps so far: eager where the state never settled."""
+        return self.speed if self.quick is not None else "eager"
 
     def __call__(self, step: int) -> Tensor:
         """The loss, still on the device; the next step may overwrite it."""
-        segment = step % self.lanes.segments
+        segment = step % self.rows.segments
         if segment == 0:
-            self.state = self._first_state()
+            self.state, self.settled = self._first_state(), False
         set_rate(self.optimizer, self.settings.rate(step))
-        tokens_BN = self.lanes.segment(segment)
-        # While a memory still fills up, its shapes are another compilation and another graph: these few steps are
-        # not worth them.
-        if _layout(self.state) != self.settled:
-            return self._update(self._loss, tokens_BN.long())
-        if self.speed == "compile":
-            return self._update(self.quick, tokens_BN.long())
-        return self._in_place(tokens_BN)
-
-    def _compiled_loss(self) -> Loss:
-        # A process that trains several models would else reach the compiler's limit and go on uncompiled.
-        torch.compiler.reset()
-        return compiled(self._loss, dynamic=False)
+        tokens_BN = self.rows.segment(segment)
+        # While a memory fills up, each shape would be compiled and captured separately.
+        if self.speed == "eager" or not self.settled:
+            before = _layout(self.state)
+            loss = self._update(self._loss, tokens_BN.long())
+            self.settled = _layout(self.state) == before
+            return loss
+        if self.quick is None:
+            # Without a reset, a process that trains several models would reach the compiler's limit.
+            torch.compiler.reset()
+            self.quick = compiled(self._loss, dynamic=False)
+        return self._update(self.quick, tokens_BN.long()) if self.speed == "compile" else self._captured(tokens_BN)
 
     def _first_state(self) -> State:
         return self.model.first_state(self.settings.batch)
@@ -128,12 +114,12 @@ class Stepper:
             logits_BNV, after = self.model(tokens_BN[:, :-1], state)
         return functional.cross_entropy(logits_BNV.float().flatten(0, 1), tokens_BN[:, 1:].flatten()), after
 
-    def _update(self, loss_of: Loss, tokens_BN: Tensor) -> Tensor:
-        self.optimizer.zero_grad(set_to_none=True)
+    def _update(self, loss_of: LossFunction, tokens_BN: Tensor) -> Tensor:
         loss, self.state = self._learn(loss_of, tokens_BN, self.state)
         return loss
 
-    def _learn(self, loss_of: Loss, tokens_BN: Tensor, state: State) -> tuple[Tensor, State]:
+    def _learn(self, loss_of: LossFunction, tokens_BN: Tensor, state: State) -> tuple[Tensor, State]:
+        self.optimizer.zero_grad(set_to_none=True)
         loss, after = loss_of(tokens_BN, state)
         loss.backward()
         if self.settings.clip:
@@ -141,26 +127,21 @@ class Stepper:
         self.optimizer.step()
         return loss.detach(), after
 
-    # ---- CUDA graphs -------------------------------------------------------------------------------------
-
-    def _in_place(self, tokens_BN: Tensor) -> Tensor:
-        """A step whose tensors stay where they are: an ordinary one at first, then what was captured of it."""
-        if self.ordinary_steps == 0:
+    def _captured(self, tokens_BN: Tensor) -> Tensor:
+        """A step on tensors that keep their addresses: a few ordinary steps, then replays of the captured one."""
+        if self.uncaptured_steps == 0:
             self.tokens_BN = torch.empty(tokens_BN.shape, dtype=torch.int64, device=self.device)
-            self.kept = type(self.state)(
-                *(torch.empty(one.shape, dtype=one.dtype, device=one.device) for one in self.state)
-            )
+            self.kept = type(self.state)(*(torch.empty_like(one).contiguous() for one in self.state))
             self.loss = torch.zeros((), device=self.device)
         self.tokens_BN.copy_(tokens_BN)
         if self.state is not self.kept:
             _copy(self.state, self.kept)
-        if self.ordinary_steps < STEPS_BEFORE_CAPTURE:
-            self.ordinary_steps += 1
+        if self.uncaptured_steps < STEPS_BEFORE_CAPTURE:
+            self.uncaptured_steps += 1
             on_side_stream(self._learn_in_place)
         else:
             if self.replay is None:
-                # Without gradients left over, those made while capturing lie in the graph's own memory, and each
-                # replay overwrites them.
+                # Gradients made during the capture must be in the graph's own memory, where replays overwrite them.
                 self.optimizer.zero_grad(set_to_none=True)
                 self.replay = capture(self._learn_in_place)
             self.replay()
@@ -168,33 +149,10 @@ class Stepper:
         return self.loss
 
     def _learn_in_place(self) -> None:
-        """The same tensors before the capture as in it: for others the compiler might begin anew, in the middle."""
-        self.optimizer.zero_grad(set_to_none=True)
+        assert self.quick is not None
         loss, after = self._learn(self.quick, self.tokens_BN, self.kept)
         self.loss.copy_(loss)
         _copy(after, self.kept)
-
-    @torch.no_grad()
-    def _settled_layout(self) -> Any:
-        """The shapes that the state has once it no longer changes them; None where it changes them all epoch long."""
-        tokens_BN = self.lanes.segment(0)[:, :-1].long()
-        was_training = self.model.training
-        self.model.eval()
-        state = self._first_state()
-        settled = None
-        kept = remembered(self.model)
-        # Beyond what fills it, one for a type that changes with the first segment and one that changes nothing.
-        most = MOST_SEGMENTS if kept is None else math.ceil(kept / self.lanes.length) + 2
-        # A state that settles only where the epoch ends, and all begins anew, is never met settled.
-        for _ in range(min(most, self.lanes.segments)):
-            before = _layout(state)
-            with precision_context(self.half, self.device):
-                state = self.model(tokens_BN, state).state
-            if _layout(state) == before:
-                settled = before
-                break
-        self.model.train(was_training)
-        return settled
 
 
 def _layout(state: State) -> list[tuple[torch.Size, torch.dtype]]:

@@ -1,4 +1,4 @@
-"""Classification of texts as whole jobs: from names to a trained model, its scores and its predictions."""
+"""Classification of texts: training, scores and predictions."""
 
 import csv
 import io
@@ -7,30 +7,40 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import Sampler
 from transformers import AutoConfig, set_seed
 
 from recurrify.console import is_first, progress_bar
 from recurrify.data.labelled import LabelledTexts, hold_out, joined_checksum, load_labelled, shortened
-from recurrify.data.labelled_windows import collate_texts, tokenize_texts
+from recurrify.data.labelled_windows import GroupedByLength, collate_texts, tokenize_texts
 from recurrify.data.texts import Say
 from recurrify.errors import UserError
 from recurrify.evaluate.answers import mean_interval
 from recurrify.evaluate.classification import classification_metrics, share_interval
 from recurrify.evaluate.flops import memory_cost
+from recurrify.hub_access import trusts_remote_code
 from recurrify.modeling.loading import resolve_name
 from recurrify.modeling.task_heads import RecurrentForSequenceClassification
 from recurrify.modeling.task_loading import load_task_model
-from recurrify.results import check_overwrites_nothing, provenance, save_result, write_whole
-from recurrify.train.classifying import ClassifySettings, train_classifier
-from recurrify.train.finetuning import count_parameters, explain_full_disk
-from recurrify.train.resuming import RESULT_FILE, earlier_result
-from recurrify.train.running import uses_bf16
-from recurrify.train.task import task_arguments
+from recurrify.results import check_overwrites_nothing, provenance, write_whole
+from recurrify.train.loop import RecurrentTrainer, TrainOutcome, run_task, task_arguments, uses_bf16
+from recurrify.train.run_folder import (
+    begin_run,
+    check_vocabulary,
+    count_parameters,
+    earlier_result,
+    full_disk_explained,
+    run_result,
+    save_run,
+    weights_checksum,
+)
+from recurrify.train.settings import ClassifySettings
 from recurrify.windows import schedule
 
 PREDICTION_FILES = (".csv", ".jsonl")
@@ -38,7 +48,7 @@ PREDICTION_FILES = (".csv", ".jsonl")
 
 @dataclass(frozen=True)
 class Classifier:
-    """A model, its tokenizer and what they are called."""
+    """A model, its tokenizer and its name."""
 
     name: str
     model: RecurrentForSequenceClassification
@@ -50,79 +60,62 @@ class Classifier:
         return [str(named[number]) for number in sorted(named)]
 
     def tokens(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """The texts as this model reads them: a decoder in one stream, an encoder in windows that begin alike.
+        """The texts as this model reads them: a decoder in one stream, an encoder in windows with their own start.
 
-        Without a memory a decoder knows of its last window alone: it gets a full one, a text's last tokens, and not
-        what the windows before happen to leave.
+        A decoder without a memory classifies by its last window: it gets the last tokens of a text, a full window.
         """
         window, causal = self.model.recurrence.window, self.model.family.causal
         found = tokenize_texts(texts, self.tokenizer, None if causal else window)
         if causal and self.model.mechanism is None:
             found = [ids[-window:] for ids in found]
-        known = int(self.model.get_input_embeddings().num_embeddings)  # type: ignore[arg-type]
-        largest = max(int(ids.max()) for ids in found)
-        if largest >= known:
-            raise UserError(
-                f"The tokenizer of {self.name!r} gives token {largest}, but the model knows only 0 to {known - 1}: "
-                "they do not belong together."
-            )
+        check_vocabulary(self.model, found, self.name)
         return found
 
 
 def classify_train(
     settings: ClassifySettings, say: Say, show_progress: bool = True, progress_label: str = ""
 ) -> dict[str, Any]:
-    """Train as the settings say, then score the test texts; model and result land in `settings.out`."""
+    """Train as the settings say, then score the test texts; model and result are left in `settings.out`."""
     started = time.time()
     given = read_labelled(settings.data, settings, say)
     classes = list(given.counts)
     if len(classes) < 2:
-        raise UserError(
-            f"All texts of {settings.data} are of the class {classes[0]!r}: there is nothing to tell apart."
-        )
+        raise UserError(f"All texts of {settings.data} have the class {classes[0]!r}: at least two are needed.")
     if settings.test is None:
         texts, test = hold_out(given, settings.seed)
-        say(f"held out to test by: {test.told()}")
+        say(f"held out for the test: {test.told()}")
     else:
         texts, test = given, read_labelled(settings.test, settings, say, "test")
     known = {text.text for text in texts.texts}
     seen = sum(text.text in known for text in test.texts)
     if seen:
-        say(
-            f"note: {seen:,} of the {len(test.texts):,} texts to test by are also trained on, which flatters the scores"
-        )
-    test.numbers(classes)  # refuses what the model will not know, before anything is trained
+        say(f"note: {seen:,} of the {len(test.texts):,} test texts are also trained on, which inflates the scores")
+    test.numbers(classes)  # raises an error for unknown classes before training
     set_seed(settings.seed)
     classifier = load_classifier(settings.model, settings.recurrence, classes)
     model = classifier.model
     _set_language_weight(classifier, settings.language_weight)
-    both = given.checksum() if settings.test is None else joined_checksum(given, test)
-    settings = replace(settings, recurrence=model.recurrence.to_dict(), data_checksum=both)
+    settings = replace(
+        settings,
+        recurrence=model.recurrence.to_dict(),
+        data_checksum=given.checksum() if settings.test is None else joined_checksum(given, test),
+        model_checksum=weights_checksum(model),
+    )
     earlier = earlier_result(settings, say)
     if earlier is not None:
         return earlier
     tokens = classifier.tokens([text.text for text in texts.texts])
-    settings.write()
+    begin_run(settings)
     parameters = count_parameters(model)
     say(
         f"{settings.model}: {parameters['base']:,} parameters, {parameters['added']:,} added by "
         f"{model.recurrence.mechanism!r}; {len(tokens):,} texts, {windows_per_text(model, tokens):.1f} windows of "
         f"{model.recurrence.window} tokens each"
     )
-    _tell_warm_up(settings, len(tokens), say)
     labels = texts.numbers(classifier.classes)
-    try:
+    with full_disk_explained(settings.out):
         outcome = train_classifier(model, tokens, labels, settings, classifier.tokenizer, show_progress, progress_label)
-    except (OSError, RuntimeError) as error:
-        raise explain_full_disk(error, settings.out) from error
-    result: dict[str, Any] = {
-        "kind": "classify-train",
-        "finished": outcome.finished,
-        "interrupted": outcome.interrupted,
-        "steps": outcome.steps,
-        "tokens": outcome.tokens,
-        "parameters": parameters,
-        "memory": memory_cost(model)._asdict(),
+    found: dict[str, Any] = {
         "classes": classifier.classes,
         "texts": {
             "trained_on": texts.counts,
@@ -130,19 +123,51 @@ def classify_train(
             "tested_and_trained_on": seen,
             "empty": len(given.empty),
         },
-        "history": outcome.history,
     }
     if not outcome.finished:
-        say(f"stopped and saved after {outcome.steps:,} steps: run the same command again to go on")
-        return result
+        say(f"stopped and saved after {outcome.steps:,} steps: run the same command to resume")
+        return run_result("classify-train", settings, model, outcome, started, **found)
     bf16 = uses_bf16(settings.precision)
-    result["test"], _ = score_texts(classifier, test, settings.batch, bf16, show_progress and is_first())
-    result["test"]["data"] = "a tenth, held out" if settings.test is None else settings.test
-    result["provenance"] = provenance(
-        settings.to_dict(), seed=settings.seed, data_checksum=settings.data_checksum, started=started
-    )
-    _save(classifier, result, Path(settings.out))
+    found["test"], _ = score_texts(classifier, test, settings.batch, bf16, show_progress and is_first())
+    found["test"]["data"] = "a tenth, held out" if settings.test is None else settings.test
+    result = run_result("classify-train", settings, model, outcome, started, **found)
+    save_run(model, classifier.tokenizer, result, Path(settings.out))
     return result
+
+
+class ClassifierTrainer(RecurrentTrainer):
+    """Trainer whose batches hold texts of similar length, in the same order after a resume."""
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
+        texts = self.train_dataset if train_dataset is None else train_dataset
+        return GroupedByLength(
+            [len(text["input_ids"]) for text in texts], self.args.per_device_train_batch_size, self.args.seed
+        )
+
+
+def train_classifier(
+    model: RecurrentForSequenceClassification,
+    tokens: Sequence[np.ndarray],
+    labels: np.ndarray,
+    settings: ClassifySettings,
+    tokenizer: Any,
+    show_progress: bool = True,
+    progress_label: str = "",
+) -> TrainOutcome:
+    """Train `model` in place, resuming from the newest intact checkpoint in `settings.out`."""
+    if settings.freeze_base:
+        for name, parameter in model.base.base_model.named_parameters():
+            parameter.requires_grad_(name.startswith("pooler."))  # a pooler belongs to the new head
+    trainer = ClassifierTrainer(
+        model=model,
+        args=task_arguments(settings, len(tokens)),
+        train_dataset=[{"input_ids": ids, "labels": label} for ids, label in zip(tokens, labels.tolist(), strict=True)],
+        data_collator=partial(collate_texts, pad_token_id=tokenizer.pad_token_id),
+        processing_class=tokenizer,
+        validate=None,
+        added_learning_rate=settings.added_learning_rate,
+    )
+    return run_task(trainer, settings, sum(map(len, tokens)), len(tokens), show_progress, progress_label)
 
 
 def classify_evaluate(
@@ -154,7 +179,7 @@ def classify_evaluate(
     label_field: str = "label",
     batch: int = 8,
 ) -> dict[str, Any]:
-    """Trained classifiers scored on the same texts, and each held against the first."""
+    """Score trained classifiers on the same texts, and compare each with the first."""
     started = time.time()
     given = load_labelled(data, text_field, label_field, "test")
     say(f"{data}: {given.told()}")
@@ -179,7 +204,7 @@ def classify_evaluate(
 def classify_predict(
     name: str, data: str, out: Path, say: Say, device: torch.device, text_field: str = "text", batch: int = 8
 ) -> int:
-    """Write a classifier's class and probabilities of each text to a .csv or .jsonl file; gives how many texts."""
+    """Write the class and the probabilities of each text to a .csv or .jsonl file; returns the number of texts."""
     check_overwrites_nothing(out, data, name, content=b"" if out.suffix == ".csv" else b"{")
     if out.suffix not in PREDICTION_FILES:
         raise UserError(f"Predictions are written as {' or '.join(PREDICTION_FILES)}: got {str(out)!r}.")
@@ -198,14 +223,14 @@ def classify_predict(
 def load_classifier(
     name: str, recurrence: dict[str, Any] | None = None, classes: Sequence[str] | None = None
 ) -> Classifier:
-    """A classifier with its own classes, or, given `classes`, one to train to tell them apart."""
+    """A trained classifier, or, given `classes`, one to train for these."""
     changes: dict[str, Any] = {}
     if classes is not None:
         changes = {
             "id2label": dict(enumerate(classes)),
             "label2id": {label: number for number, label in enumerate(classes)},
             "problem_type": "single_label_classification",
-            # A head for other classes than these makes room for a new one.
+            # A head for another number of classes is replaced by a new one.
             "ignore_mismatched_sizes": _has_other_head(name, len(classes)),
         }
     model, tokenizer = load_task_model(
@@ -214,32 +239,32 @@ def load_classifier(
     found = Classifier(name, model, tokenizer)
     if classes is not None and set(found.classes) != set(classes):
         raise UserError(
-            f"{name!r} tells {shortened(found.classes)} apart, but the texts are of {shortened(classes)}: start from "
-            "its base model, or give texts of its classes."
+            f"{name!r} has the classes {shortened(found.classes)}, but the texts have {shortened(classes)}: start from "
+            "its base model, or use texts of its classes."
         )
     if len(found.classes) < 2:
-        raise UserError(f"{name!r} has one output and no classes: give a model that was trained to tell classes apart.")
+        raise UserError(f"{name!r} has one output and no classes: use a model that was trained as a classifier.")
     if not model.family.causal and model.recurrence.overlap:
         raise UserError(
-            f"`overlap` is {model.recurrence.overlap}, but each window of an encoder begins with a token of its own, "
-            "so they cannot overlap: set it to 0."
+            f"`overlap` is {model.recurrence.overlap}, but windows of an encoder begin with a token of their own and "
+            "cannot overlap: set it to 0."
         )
     _set_padding(found)
     return found
 
 
 def _has_other_head(name: str, classes: int) -> bool:
-    """Whether a model is a classifier already, of another number of classes."""
+    """Whether a model is a classifier with another number of classes."""
     try:
-        config = AutoConfig.from_pretrained(resolve_name(name)[0])
-    except (OSError, ValueError):  # whatever is wrong with it, loading it will tell
+        config = AutoConfig.from_pretrained(resolve_name(name)[0], trust_remote_code=trusts_remote_code())
+    except (OSError, ValueError):  # loading the model reports the error
         return False
     made = (config.architectures or [""])[0]
     return made.endswith("ForSequenceClassification") and config.num_labels != classes
 
 
 def _set_padding(classifier: Classifier) -> None:
-    """Decoders are often published without a padding token: the end of text serves, since nothing looks at padding."""
+    """Decoders often have no padding token: use the end of text, since padding is masked."""
     config, tokenizer = classifier.model.config, classifier.tokenizer
     if tokenizer.pad_token_id is None:
         known = config.pad_token_id if config.pad_token_id is not None else tokenizer.eos_token_id
@@ -254,8 +279,8 @@ def _set_language_weight(classifier: Classifier, weight: float) -> None:
         classifier.model.config.language_weight = weight
     elif weight:
         raise UserError(
-            f"`language_weight` is {weight:g}, but {classifier.name!r} is an encoder, which sees the next token while "
-            "predicting it: leave it out, or take a decoder."
+            f"`language_weight` is {weight:g}, but {classifier.name!r} is an encoder, which sees the next token: "
+            "leave it out, or use a decoder."
         )
 
 
@@ -263,26 +288,6 @@ def read_labelled(source: str, settings: ClassifySettings, say: Say, split: str 
     found = load_labelled(source, settings.text_field, settings.label_field, split)
     say(f"{source}: {found.told()}")
     return found
-
-
-def _tell_warm_up(settings: ClassifySettings, texts: int, say: Say) -> None:
-    steps = task_arguments(settings, texts).max_steps
-    if settings.warmup_steps >= steps:
-        say(
-            f"note: the warm-up of {settings.warmup_steps} steps is not over when the run ends after {steps}: "
-            "shorten it with --warmup-steps"
-        )
-
-
-def _save(classifier: Classifier, result: dict[str, Any], out: Path) -> None:
-    if not is_first():
-        return
-    try:
-        classifier.model.save_pretrained(out / "model")
-        classifier.tokenizer.save_pretrained(out / "model")
-    except OSError as error:
-        raise explain_full_disk(error, str(out)) from error
-    save_result(out / RESULT_FILE, result)
 
 
 @torch.no_grad()
@@ -293,12 +298,12 @@ def class_log_probabilities(
     bf16: bool = False,
     on_batch: Callable[[int], None] | None = None,
 ) -> np.ndarray:
-    """(texts, classes): the logarithm of each class's probability; texts of similar length are read side by side."""
+    """(texts, classes): the log-probability of each class; texts of similar length form a batch."""
     model, pad = classifier.model, classifier.tokenizer.pad_token_id
     was_training = model.training
     model.eval()
     found = np.empty((len(tokens), len(classifier.classes)))
-    # The longest first: if memory does not suffice, that shows at once.
+    # The longest first: too little memory then shows at once.
     order = sorted(range(len(tokens)), key=lambda index: -len(tokens[index]))
     for start in range(0, len(order), batch):
         rows = order[start : start + batch]
@@ -310,14 +315,14 @@ def class_log_probabilities(
             on_batch(len(rows))
     model.train(was_training)
     if not np.isfinite(found.max(1)).all():
-        raise UserError(f"{classifier.name!r} gave scores that are not finite: its weights are of no use.")
+        raise UserError(f"{classifier.name!r} gave scores that are not finite: its weights are damaged.")
     return found
 
 
 def score_texts(
     classifier: Classifier, given: LabelledTexts, batch: int = 8, bf16: bool = False, show_progress: bool = True
 ) -> tuple[dict[str, Any], np.ndarray]:
-    """How good a classifier is on these texts, and which of them (texts,) it got right."""
+    """The scores of a classifier, and which texts (texts,) it got right."""
     labels = given.numbers(classifier.classes)
     tokens = classifier.tokens([text.text for text in given.texts])
     with progress_bar(classifier.name, len(tokens)) if show_progress else nullcontext() as advance:
@@ -352,7 +357,7 @@ def windows_per_text(model: RecurrentForSequenceClassification, tokens: Sequence
 
 
 def _gain(first: str, before: np.ndarray, name: str, now: np.ndarray) -> dict[str, Any]:
-    """How much more accurate than the first model on the same texts, with an interval over texts."""
+    """The gain in accuracy over the first model on the same texts, with an interval over texts."""
     span = mean_interval(now - before)
     return {
         "model": name,
@@ -364,7 +369,7 @@ def _gain(first: str, before: np.ndarray, name: str, now: np.ndarray) -> dict[st
 
 
 def write_predictions(given: LabelledTexts, classes: Sequence[str], shares: np.ndarray, out: Path) -> None:
-    """One row for each text of the data, in its order; an empty text has no class."""
+    """Write one row for each text of the data, in its order; an empty text has no class."""
     found: dict[int, list[float] | None] = dict.fromkeys(given.empty)
     found |= {text.line: row.tolist() for text, row in zip(given.texts, shares, strict=True)}
     said = {line: None if row is None else classes[row.index(max(row))] for line, row in found.items()}

@@ -1,0 +1,178 @@
+"""Fine-tuning on text: from names to a trained model and a result in a folder."""
+
+import math
+import time
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from transformers import EarlyStoppingCallback, TrainerState, TrainingArguments, set_seed
+
+from recurrify.console import busy
+from recurrify.data.sequences import TrainingSequences, collate
+from recurrify.data.texts import Say, read_text
+from recurrify.errors import UserError
+from recurrify.evaluate.flops import memory_cost
+from recurrify.evaluate.perplexity import evaluate_documents
+from recurrify.modeling.heads import RecurrentForCausalLM
+from recurrify.modeling.loading import load_model
+from recurrify.modeling.model import RecurrentPreTrainedModel
+from recurrify.speed.compiled import compile_windows
+from recurrify.speed.graphed import graph_steps
+from recurrify.train.callbacks import StopOnNonFinite
+from recurrify.train.loop import (
+    RecurrentTrainer,
+    TrainOutcome,
+    Validate,
+    compile_mode,
+    run_to_end,
+    trainer_arguments,
+    updates_per_epoch,
+    uses_bf16,
+)
+from recurrify.train.run_folder import (
+    begin_run,
+    check_vocabulary,
+    count_parameters,
+    earlier_result,
+    full_disk_explained,
+    own_gpu,
+    run_result,
+    save_run,
+    weights_checksum,
+)
+from recurrify.train.settings import TrainSettings
+
+
+def train_run(
+    settings: TrainSettings, say: Say, show_progress: bool = True, progress_label: str = ""
+) -> dict[str, Any]:
+    """Train as the settings say, and leave model and result in `settings.out`; resumes a run that stopped there."""
+    out, started = Path(settings.out), time.time()
+    set_seed(settings.seed)
+    with busy(f"loading {settings.model}") if show_progress and not progress_label else nullcontext():
+        model, tokenizer = load_model(settings.model, settings.recurrence, device=own_gpu())
+    texts, text_sum = read_text(settings.data, "train", tokenizer, say, settings.text_field)
+    source, split = (settings.valid, "all") if settings.valid else (settings.data, "valid")
+    valid_texts, valid_sum = read_text(source, split, tokenizer, say, settings.text_field, settings.valid_tokens)
+    # The record has every setting of the model, those left to defaults included.
+    settings = replace(
+        settings,
+        recurrence=model.recurrence.to_dict(),
+        data_checksum=text_sum,
+        held_out_checksum=valid_sum,
+        model_checksum=weights_checksum(model),
+    )
+    earlier = earlier_result(settings, say)
+    if earlier is not None:
+        return earlier
+    check_vocabulary(model, [*texts, *valid_texts], settings.model)
+    recurrence = model.recurrence
+    sequences = TrainingSequences(texts, window=recurrence.window, overlap=recurrence.overlap, windows=settings.windows)
+    begin_run(settings)
+
+    def validate(model: RecurrentForCausalLM) -> dict[str, float]:
+        found = evaluate_documents(model, valid_texts, rows=max(8, settings.batch), bf16=uses_bf16(settings.precision))
+        return {"loss": found.total_nll / int(found.tokens.sum()), "perplexity_per_word": found.perplexity_per_word}
+
+    say(
+        f"{settings.model}: {count_parameters(model)['base']:,} parameters; windows of {recurrence.window}, overlap "
+        f"{recurrence.overlap}, {settings.windows} in a sequence; {memory_cost(model)}"
+    )
+    with full_disk_explained(settings.out):
+        outcome = train(model, sequences, settings, validate, tokenizer, show_progress, progress_label)
+    result = run_result("train", settings, model, outcome, started)
+    if outcome.finished:
+        save_run(model, tokenizer, result, out)
+    else:
+        say(f"stopped and saved after {outcome.tokens:,} tokens: run the same command to resume")
+    return result
+
+
+def train(
+    model: RecurrentPreTrainedModel,
+    sequences: TrainingSequences,
+    settings: TrainSettings,
+    validate: Validate | None = None,
+    tokenizer: Any = None,
+    show_progress: bool = True,
+    progress_label: str = "",
+) -> TrainOutcome:
+    """Train `model` in place, resuming from the newest intact checkpoint in `settings.out`."""
+    if settings.freeze_base:
+        model.base.requires_grad_(False)
+    mode = compile_mode(settings.compile)
+    if mode != "off":
+        prepare = graph_steps if mode == "graphs" else compile_windows
+        prepare(model, settings.batch, settings.memory_budget)
+    elif settings.memory_budget < 1:
+        raise UserError(
+            f"`memory_budget` is {settings.memory_budget:g}, but only compiled windows have one, and `compile` is "
+            f"{settings.compile}: use --compile on, or leave the budget out."
+        )
+    args = training_arguments(settings, sequences, validate is not None)
+    per_step = tokens_per_step(settings, sequences)
+    pad = getattr(tokenizer, "pad_token_id", None) or 0
+    trainer = RecurrentTrainer(
+        model=model,
+        args=args,
+        train_dataset=sequences,
+        eval_dataset=sequences if validate is not None else None,
+        data_collator=partial(collate, pad_token_id=pad),
+        processing_class=tokenizer,
+        validate=validate,
+        added_learning_rate=settings.added_learning_rate,
+    )
+    patient = validate is not None and settings.patience
+    outcome = run_to_end(
+        trainer,
+        settings,
+        lambda steps: steps * per_step,
+        first=[StopOnNonFinite()],
+        last=[EarlyStoppingCallback(early_stopping_patience=settings.patience)] if patient else [],
+        is_over=lambda state: _out_of_patience(state, settings.patience),
+        show_progress=show_progress,
+        progress_label=progress_label,
+    )
+    model.graphed_steps = None  # frees the memory that CUDA graphs hold
+    return outcome
+
+
+def training_arguments(settings: TrainSettings, sequences: TrainingSequences, validates: bool) -> TrainingArguments:
+    """The settings as Trainer's arguments."""
+    per_step = tokens_per_step(settings, sequences)
+    steps = max(1, math.ceil(settings.epochs * updates_per_epoch(settings, len(sequences))))
+    if settings.max_tokens is not None:
+        steps = max(1, min(steps, round(settings.max_tokens / per_step)))
+    interval = max(1, min(round(settings.valid_every / per_step), steps))
+    validation = {
+        "eval_strategy": "steps",
+        "eval_steps": interval,
+        "load_best_model_at_end": True,
+        "metric_for_best_model": "loss",
+        "greater_is_better": False,
+    }
+    return trainer_arguments(
+        settings,
+        steps,
+        interval,
+        lr_scheduler_type=settings.schedule,
+        train_sampling_strategy="group_by_length" if settings.group_by_length else "random",
+        save_total_limit=2,
+        restore_callback_states_from_checkpoint=True,  # a resumed run keeps the patience it had left
+        ddp_find_unused_parameters=True,  # a batch of one-window texts gives the memory no gradients
+        **(validation if validates else {}),
+    )
+
+
+def tokens_per_step(settings: TrainSettings, sequences: TrainingSequences) -> int:
+    """Tokens of an average update: the last sequence of a document and the last batch of an epoch are shorter."""
+    return max(1, round(sequences.targets / updates_per_epoch(settings, len(sequences))))
+
+
+def _out_of_patience(state: TrainerState, patience: int) -> bool:
+    early: Any = state.stateful_callbacks.get("EarlyStoppingCallback", {})
+    waited = early.get("attributes", {}).get("early_stopping_patience_counter", 0)
+    return bool(patience > 0 and waited >= patience)

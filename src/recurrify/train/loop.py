@@ -1,0 +1,288 @@
+"""The training loop of every run: Hugging Face's Trainer, its arguments, its callbacks, and resuming."""
+
+import importlib.util
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_model as load_weights
+from torch import Tensor
+from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
+from transformers.integrations import is_tensorboard_available
+from transformers.trainer_callback import PrinterCallback
+
+from recurrify.data.sequences import IGNORED
+from recurrify.errors import UserError
+from recurrify.speed.backends import leave_out_cudnn
+from recurrify.speed.compiling import compiled
+from recurrify.speed.products import quick_products
+from recurrify.train.callbacks import (
+    CountSeconds,
+    EndInOrder,
+    ShowProgress,
+    StopEarly,
+    StopOnNonFinite,
+    non_finite,
+)
+from recurrify.train.checkpoints import last_whole_checkpoint
+from recurrify.train.settings import TrainerSettings
+
+Validate = Callable[[Any], Mapping[str, float]]
+MOST_CHECKPOINTS = 10
+"""Written during a run on examples; only the newest is kept."""
+
+
+@dataclass(frozen=True)
+class TrainOutcome:
+    """How a run ended."""
+
+    finished: bool
+    """False if its time was up or it was interrupted: run the same command to resume."""
+    steps: int
+    tokens: int
+    history: list[dict[str, float]]
+    """The log: training losses by step, and each validation."""
+    interrupted: bool = False
+
+
+class ValidatingTrainer(Trainer):
+    """Trainer whose validation is a function of the model.
+
+    With `compiles` it compiles the model itself: Trainer passes no options to the compiler, and options that are set
+    only meanwhile do not reach backward passes, which are compiled in another thread on GPUs.
+    """
+
+    control: Any
+
+    def __init__(self, *args: Any, validate: Validate | None, compiles: bool = False, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.validate = validate
+        self.compiles = compiles
+        self.quick: Any = None
+
+    def training_step(self, model: Any, *args: Any, **kwargs: Any) -> Tensor:
+        if self.compiles:
+            model = self.quick = compiled(model) if self.quick is None else self.quick
+        with quick_products():
+            loss: Tensor = super().training_step(model, *args, **kwargs)
+        return loss
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        assert self.validate is not None
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in self.validate(self.model).items()}
+        self.log(dict(metrics))
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+
+class RecurrentTrainer(ValidatingTrainer):
+    """Trainer with a learning rate of its own for the memory, a token count, and a check of each loss."""
+
+    def __init__(self, *args: Any, added_learning_rate: float | None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.added_learning_rate = added_learning_rate
+
+    def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        # Trainer counts the tokens of `shift_labels`. The model takes them as `targets`, in which Trainer, when it
+        # evaluates, does not see a second set of labels.
+        inputs = {("targets" if name == "shift_labels" else name): value for name, value in inputs.items()}
+        loss = super().compute_loss(model, inputs, *args, **kwargs)
+        if isinstance(loss, Tensor) and self.model.training and not loss.requires_grad:
+            # With a frozen base, texts of one window use no memory and give no gradient.
+            loss = loss + 0.0 * sum(value.sum() for value in self.model.added_parameters().values())
+        return loss
+
+    def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
+        targets = inputs.get("shift_labels")
+        if targets is not None:
+            tokens = (targets != IGNORED).sum().to(self.args.device)
+            self.state.num_input_tokens_seen += int(self.accelerator.gather(tokens).sum().item())
+        loss = super().training_step(model, inputs, *args, **kwargs)
+        if not bool(torch.isfinite(loss)):
+            raise non_finite("loss", self.state.global_step + 1)
+        return loss
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        optimizer = super().create_optimizer(model)
+        if self.added_learning_rate is not None:
+            _split_added(optimizer, self.model, self.added_learning_rate)
+        return optimizer
+
+
+def _split_added(optimizer: torch.optim.Optimizer, model: Any, rate: float) -> None:
+    """Move the memory's parameters of each group into a group of their own with this learning rate."""
+    added = {id(parameter) for parameter in model.added_parameters().values()}
+    for group in list(optimizer.param_groups):
+        own = [p for p in group["params"] if id(p) in added]
+        group["params"] = [p for p in group["params"] if id(p) not in added]
+        if own:
+            rest = {name: value for name, value in group.items() if name not in ("params", "lr")}
+            optimizer.add_param_group({**rest, "params": own, "lr": rate})
+
+
+def uses_bf16(precision: str) -> bool:
+    """Whether to train in bf16: where the hardware supports it (CPUs without it are a hundred times slower)."""
+    if precision == "auto":
+        return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
+    if precision == "bf16" and not torch.cuda.is_available():
+        raise UserError("`precision` is bf16, but this machine has no usable CUDA GPU: use auto or fp32.")
+    return precision == "bf16"
+
+
+def uses_compile(choice: str) -> bool:
+    """Whether a choice of `compile` compiles here: by default on GPUs."""
+    return compile_mode(choice) != "off"
+
+
+def compile_mode(choice: str) -> str:
+    """off, on or graphs; auto is graphs with one CUDA GPU."""
+    if choice == "graphs" and not torch.cuda.is_available():
+        raise UserError("`compile` is graphs, but this machine has no usable CUDA GPU: use auto, on or off.")
+    if choice != "auto":
+        return choice
+    if not torch.cuda.is_available():
+        return "off"
+    # With several GPUs, Trainer spreads a batch over copies of the model.
+    return "graphs" if torch.cuda.device_count() == 1 else "on"
+
+
+def trainer_arguments(settings: TrainerSettings, steps: int, save_steps: int, **more: Any) -> TrainingArguments:
+    """The settings as Trainer's arguments; `more` are arguments of one kind of run."""
+    leave_out_cudnn()
+    args = TrainingArguments(
+        output_dir=settings.out,
+        max_steps=steps,
+        per_device_train_batch_size=settings.batch,
+        gradient_accumulation_steps=settings.accumulate,
+        learning_rate=settings.learning_rate,
+        weight_decay=settings.weight_decay,
+        warmup_steps=settings.warmup(steps),
+        max_grad_norm=settings.max_grad_norm,
+        bf16=uses_bf16(settings.precision),
+        use_cpu=not torch.accelerator.is_available(),
+        seed=settings.seed,
+        logging_strategy="steps",
+        logging_steps=max(1, min(50, steps // 50)),
+        logging_first_step=True,
+        logging_nan_inf_filter=False,
+        disable_tqdm=True,
+        report_to=_reports_to(settings.report_to),
+        save_strategy="steps",
+        save_steps=save_steps,
+        remove_unused_columns=False,
+        dataloader_pin_memory=torch.cuda.is_available(),
+        **more,
+    )
+    # Several GPUs need `torchrun` or `accelerate launch`; Trainer's fallback, DataParallel, would split the state.
+    args._n_gpu = min(args.n_gpu, 1)
+    if args.world_size != processes():
+        raise UserError(
+            f"The launcher started {processes()} processes, but only {args.world_size} found each other: start with "
+            "`torchrun --nproc-per-node N -m recurrify train …` or `accelerate launch`."
+        )
+    return args
+
+
+def processes() -> int:
+    """How many processes train together."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _reports_to(choice: str) -> list[str]:
+    if choice == "wandb" and importlib.util.find_spec("wandb") is None:
+        raise UserError("`report_to` is wandb, which is not installed: run `pip install wandb`, or use tensorboard.")
+    return [] if choice == "none" or (choice == "tensorboard" and not is_tensorboard_available()) else [choice]
+
+
+def updates_per_epoch(settings: TrainerSettings, examples: int) -> int:
+    """Weight updates in one pass over this many examples."""
+    return math.ceil(math.ceil(examples / (settings.batch * processes())) / settings.accumulate)
+
+
+def task_arguments(settings: Any, examples: int) -> TrainingArguments:
+    """Trainer's arguments for training on examples: a checkpoint after each epoch, at most ten in all."""
+    updates = updates_per_epoch(settings, examples)
+    steps = max(1, math.ceil(settings.epochs * updates))
+    return trainer_arguments(
+        settings,
+        steps,
+        max(min(updates, steps), math.ceil(steps / MOST_CHECKPOINTS)),
+        lr_scheduler_type=settings.schedule,
+        save_total_limit=1,
+        ddp_find_unused_parameters=True,  # a batch of one-window examples gives the memory no gradients
+    )
+
+
+def run_to_end(
+    trainer: Trainer,
+    settings: TrainerSettings,
+    tokens_of: Callable[[int], int],
+    *,
+    first: Sequence[TrainerCallback] = (),
+    last: Sequence[TrainerCallback] = (),
+    is_over: Callable[[TrainerState], bool] = lambda state: False,
+    show_progress: bool = True,
+    progress_label: str = "",
+) -> TrainOutcome:
+    """Train, resuming from the newest intact checkpoint in `settings.out`.
+
+    Args:
+        trainer: The trainer, without the common callbacks.
+        settings: The settings of the run.
+        tokens_of: How many tokens so many steps take on average.
+        first: Callbacks before the common ones.
+        last: Callbacks after the common ones.
+        is_over: Whether a saved state is the end of the run, although steps are left.
+        show_progress: Whether to show a progress bar, or lines.
+        progress_label: A name for the lines, where several runs share a terminal.
+    """
+    progress, stop = ShowProgress(tokens_of(1), progress_label), StopEarly(settings.max_minutes or math.inf)
+    trainer.remove_callback(PrinterCallback)
+    for callback in (*first, CountSeconds(), EndInOrder(), *([progress] if show_progress else []), stop, *last):
+        trainer.add_callback(callback)
+    resume = last_whole_checkpoint(Path(settings.out))
+    if resume is not None:
+        state = TrainerState.load_from_json(str(resume / "trainer_state.json"))
+        if state.global_step >= trainer.args.max_steps or is_over(state):
+            # Stopped between the last step and the saving of the model; Trainer would take one step more.
+            best = resume.with_name(f"checkpoint-{state.best_global_step}")
+            load_weights(trainer.model, (best if best.is_dir() else resume) / "model.safetensors", strict=False)
+            return TrainOutcome(True, state.global_step, _tokens(state, tokens_of), state.log_history)
+    try:
+        with stop.listening():
+            trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+    finally:
+        progress.close()
+    return TrainOutcome(
+        finished=not (stop.out_of_time or stop.interrupted),
+        steps=trainer.state.global_step,
+        tokens=_tokens(trainer.state, tokens_of),
+        history=trainer.state.log_history,
+        interrupted=stop.interrupted,
+    )
+
+
+def _tokens(state: TrainerState, tokens_of: Callable[[int], int]) -> int:
+    """The tokens that the trainer counted, or the average of its steps."""
+    return state.num_input_tokens_seen or tokens_of(state.global_step)
+
+
+def run_task(
+    trainer: RecurrentTrainer, settings: Any, tokens: int, examples: int, show_progress: bool, progress_label: str
+) -> TrainOutcome:
+    """Train on examples that have so many `tokens` together."""
+    per_step = round(tokens / examples) * settings.batch * settings.accumulate * trainer.args.world_size
+    return run_to_end(
+        trainer,
+        settings,
+        lambda steps: steps * per_step,
+        first=[StopOnNonFinite()],
+        show_progress=show_progress,
+        progress_label=progress_label,
+    )

@@ -1,0 +1,220 @@
+"""The folder of a run: what a command finds in it when it starts, and what it leaves there."""
+
+import errno
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from recurrify.console import is_first
+from recurrify.data.texts import Say
+from recurrify.errors import UserError
+from recurrify.evaluate.flops import memory_cost
+from recurrify.records import CONFIG_FILE, MODEL_FOLDER, RESULT_FILE, RUN_FILE, RunRecord
+from recurrify.results import load_result, provenance, save_result, write_whole
+from recurrify.train.callbacks import seconds_trained
+from recurrify.train.checkpoints import last_whole_checkpoint
+from recurrify.train.loop import TrainOutcome
+from recurrify.train.settings import TrainerSettings
+
+LEGS_FILE = "legs.json"
+"""One entry for each time a run was started or resumed, until its result has them."""
+WRITTEN = (RESULT_FILE, MODEL_FOLDER, "training.safetensors", "checkpoint-*")
+"""What runs leave in their folder."""
+
+
+def last_step(out: Path) -> int | None:
+    """The step of the newest intact checkpoint."""
+    checkpoint = last_whole_checkpoint(out)
+    return None if checkpoint is None else int(checkpoint.name.split("-")[1])
+
+
+def earlier_result(
+    settings: RunRecord,
+    say: Say,
+    saved_step: Callable[[Path], int | None] = last_step,
+    also_written: Sequence[str] = (),
+) -> dict[str, Any] | None:
+    """The result of a finished run in the folder `settings.out`; None if there is something to train.
+
+    Args:
+        settings: The settings of the run.
+        say: Prints a line.
+        saved_step: The step from which a stopped run resumes.
+        also_written: Names of files that only this kind of run leaves.
+
+    Raises:
+        UserError: The folder has a run with other settings, or files of something else.
+    """
+    out = Path(settings.out)
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{settings.out!r} is a file, not a folder: choose another --out.")
+    earlier = type(settings).read(out)
+    if earlier is None:
+        _check_not_read(out, getattr(settings, "data", None))
+        _check_loses_nothing(out, (*WRITTEN, *also_written))
+        return None
+    settings.check_same_run(earlier)
+    if (out / RESULT_FILE).is_file():
+        if not (out / MODEL_FOLDER).is_dir():
+            raise UserError(
+                f"{settings.out!r} has the {RESULT_FILE} of a finished run, but its model is missing: choose another "
+                "--out, or delete the folder to train again."
+            )
+        say(f"{settings.out} is finished: nothing to do (choose another --out to train again).")
+        return load_result(out / RESULT_FILE)
+    step = saved_step(out)
+    where = "from the start: there is no intact checkpoint" if step is None else f"from step {step}"
+    say(f"resuming the run in {settings.out} {where}")
+    return None
+
+
+def _check_not_read(out: Path, data: str | Sequence[str] | None) -> None:
+    """A run inside the folder of its training text would read its own files the next time."""
+    for one in [data] if isinstance(data, str) else data or []:
+        if Path(one).is_dir() and out.resolve().is_relative_to(Path(one).resolve()):
+            raise UserError(
+                f"--out is {str(out)!r}, which is inside the training data {one!r}: the run's own files would be read "
+                "as text the next time. Choose another --out."
+            )
+
+
+def _check_loses_nothing(out: Path, written: Sequence[str]) -> None:
+    """A new run must not overwrite files that it has not written, nor hide a model of the folder's own."""
+    if (out / CONFIG_FILE).is_file():
+        raise UserError(f"{str(out)!r} contains a model ({CONFIG_FILE}): choose another --out.")
+    found = [path for pattern in written for path in sorted(out.glob(pattern)) if not _is_empty_folder(path)]
+    if found:
+        names = ", ".join(f"{path.name}/" if path.is_dir() else path.name for path in found[:3])
+        raise UserError(
+            f"{str(out)!r} has {names} but no {RUN_FILE}, so a run would overwrite files that are not its own: choose "
+            "another --out, or move them."
+        )
+
+
+def _is_empty_folder(path: Path) -> bool:
+    return path.is_dir() and not any(path.iterdir())
+
+
+def begin_run(settings: TrainerSettings) -> None:
+    """Write the run's record, before anything else, and the entry of this start; removes unfinished checkpoints."""
+    out = Path(settings.out)
+    if not is_first():
+        return
+    settings.write()
+    first_step = last_step(out) or 0
+    earlier = load_result(out / LEGS_FILE)["legs"] if first_step and (out / LEGS_FILE).is_file() else []
+    leg = {"first_step": first_step, **made_with(provenance({}))}
+    write_whole(out / LEGS_FILE, (json.dumps({"legs": [*earlier, leg]}, indent=1) + "\n").encode())
+
+
+def made_with(origin: Mapping[str, Any]) -> dict[str, str]:
+    """What numbers may depend on besides their settings, from a provenance."""
+    git, machine, libraries = origin["git"], origin["machine"], origin["libraries"]
+    return {
+        "commit": (git["commit"] or "unknown") + (", changed" if git["dirty"] else ""),
+        "device": machine["gpu"] or machine["cpu"] or "unknown",
+        "torch": libraries["torch"] or "unknown",
+        "transformers": libraries["transformers"] or "unknown",
+    }
+
+
+def run_result(
+    kind: str, settings: TrainerSettings, model: Any, outcome: TrainOutcome, started: float, **more: Any
+) -> dict[str, Any]:
+    """What every run reports: its end, its log, its size, its origin; `more` is what one kind of run adds."""
+    legs = Path(settings.out) / LEGS_FILE
+    return {
+        "kind": kind,
+        "finished": outcome.finished,
+        "interrupted": outcome.interrupted,
+        "steps": outcome.steps,
+        "tokens": outcome.tokens,
+        "train_loss": _mean_loss(outcome.history),
+        "training_seconds": seconds_trained(outcome.history),
+        "parameters": count_parameters(model),
+        "memory": memory_cost(model)._asdict(),
+        **more,
+        "history": outcome.history,
+        "legs": load_result(legs)["legs"] if legs.is_file() else [],
+        "provenance": provenance(
+            settings.to_dict(), seed=settings.seed, data_checksum=settings.data_checksum, started=started
+        ),
+    }
+
+
+def _mean_loss(history: Sequence[Mapping[str, float]]) -> float | None:
+    """The mean training loss of all steps; Trainer's own covers the steps since the last resume."""
+    total, before = 0.0, 0.0
+    for entry in history:
+        if "loss" in entry:
+            total, before = total + entry["loss"] * (entry["step"] - before), entry["step"]
+    return total / before if before else None
+
+
+def save_run(model: Any, tokenizer: Any, result: Mapping[str, Any], out: Path) -> None:
+    """Save the model and then the result, which marks the run as finished."""
+    if not is_first():
+        return
+    with full_disk_explained(str(out)):
+        model.save_pretrained(out / MODEL_FOLDER)
+        tokenizer.save_pretrained(out / MODEL_FOLDER)
+    save_result(out / RESULT_FILE, result)
+    (out / LEGS_FILE).unlink(missing_ok=True)
+
+
+@contextmanager
+def full_disk_explained(out: str) -> Iterator[None]:
+    """Turn the errors of a full or read-only disk into a sentence."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        raise explain_full_disk(error, out) from error
+
+
+def explain_full_disk(error: Exception, out: str) -> Exception:
+    """A `UserError` for a full or read-only disk, which torch reports as a RuntimeError; other errors as they are."""
+    text = str(error)
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+        pass
+    elif not ("No space left" in text or "PytorchStreamWriter" in text):
+        return error
+    return UserError(
+        f"Could not write to {out!r} ({text.splitlines()[0]}): free some space and run the same command again to "
+        "resume from the newest checkpoint, which is intact."
+    )
+
+
+def count_parameters(model: Any) -> dict[str, int]:
+    """Parameters of the base model and of the memory."""
+    added = sum(parameter.numel() for parameter in model.added_parameters().values())
+    return {"base": sum(p.numel() for p in model.base.parameters()), "added": added}
+
+
+def weights_checksum(model: Any) -> str:
+    """A checksum of the weights of a model's base, quick and the same on every device."""
+    total = 0
+    for number, parameter in enumerate(model.base.base_model.parameters(), 1):
+        total ^= (number * int(torch.hash_tensor(parameter.detach()).item())) & (2**64 - 1)
+    return f"{total:016x}"
+
+
+def check_vocabulary(model: Any, texts: Iterable[Any], name: str) -> None:
+    """Raise `UserError` if a tokenizer gives ids that the model has no embedding for, which would crash a GPU."""
+    known = int(model.get_input_embeddings().num_embeddings)
+    largest = max(int(np.max(getattr(text, "ids", text))) for text in texts)
+    if largest >= known:
+        raise UserError(
+            f"The tokenizer of {name!r} gives token {largest}, but the model knows only 0 to {known - 1}: "
+            "they do not belong together."
+        )
+
+
+def own_gpu() -> torch.device | None:
+    """The GPU of this process among those that train together."""
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if torch.cuda.is_available() else None
