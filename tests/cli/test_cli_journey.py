@@ -122,9 +122,7 @@ class TestEvaluate:
             said = invoke("evaluate", *models, "--data", texts, "--overlap", 0, "--overlap", 3, "--out", out)
         return said, json.loads(out.read_text())
 
-    def test_table_equals_file(
-        self, evaluated: tuple[str, dict[str, Any]], runs: dict[str, Path]
-    ) -> None:
+    def test_table_equals_file(self, evaluated: tuple[str, dict[str, Any]], runs: dict[str, Path]) -> None:
         said, result = evaluated
         assert [(row["model"], row["overlap"]) for row in result["rows"]] == [
             (str(runs[name]), overlap) for name in ("plain", "recurrent") for overlap in (0, 3)
@@ -151,7 +149,9 @@ class TestEvaluate:
             words = f"{100 * abs(change):.2f} % {'lower' if change >= 0 else 'higher'}"
             assert f"at overlap {gain['overlap']}: perplexity per word {words}" in said
 
-    def test_all_models_score_the_same_tokens(self, evaluated: tuple[str, dict[str, Any]], runs: dict[str, Path]) -> None:
+    def test_all_models_score_the_same_tokens(
+        self, evaluated: tuple[str, dict[str, Any]], runs: dict[str, Path]
+    ) -> None:
         _, result = evaluated
         scored = [
             [(document["name"], document["tokens"], document["words"]) for document in one["documents"]]
@@ -249,12 +249,12 @@ def test_as_a_program(base: Path, texts: Path, tmp_path: Path) -> None:
 
     def program(*arguments: object) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "recurrify.cli.main", *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+        return subprocess.run(command, capture_output=True, text=True, check=False)
 
     done = program("generate", base, "--prompt", "w7 w8", "--max-new-tokens", 3, "--greedy")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("w7 w8")
-    assert done.stderr == ""
+    assert set(done.stderr.splitlines()) <= {"loading PyTorch and transformers"}
     done = program("evaluate", base, "--data", tmp_path / "nothing.txt")
     assert done.returncode == 2
     assert done.stdout == ""
