@@ -52,6 +52,7 @@ def common(
     if trust_remote_code:
         os.environ[TRUST] = "1"
     warnings.filterwarnings("ignore", module=r"(?!recurrify)")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     after_import("transformers", _quieten_transformers)
 
 
