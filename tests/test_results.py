@@ -212,7 +212,7 @@ def test_a_folder_to_write_into_is_no_file_and_not_in_one(tmp_path: Path) -> Non
         with pytest.raises(UserError, match="is a file, not a folder"):
             check_takes_results(place)
     (tmp_path / "run.json").touch()
-    with pytest.raises(UserError, match="a run's folder"):
+    with pytest.raises(UserError, match="the folder of a training run"):
         check_takes_results(tmp_path)
 
 

@@ -209,7 +209,7 @@ def write_whole(path: str | Path, content: bytes) -> None:
             path = path.resolve()
         above = next(one for one in path.parents if one.exists())
         if not above.is_dir():
-            raise UserError(f"{path} cannot be written, because {above} is a file: choose another name.")
+            raise UserError(f"{path} cannot be written, because {above} is a file, not a folder: choose another name.")
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         path.parent.mkdir(parents=True, exist_ok=True)
         try:

@@ -258,6 +258,6 @@ def test_as_a_program(base: Path, texts: Path, tmp_path: Path) -> None:
     done = program("evaluate", base, "--data", tmp_path / "nothing.txt")
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr.startswith("Error: ")
+    assert done.stderr.splitlines()[-1].startswith("Error: ")
     assert "nothing.txt does not exist" in done.stderr
     assert "Traceback" not in done.stderr
