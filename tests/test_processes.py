@@ -1,6 +1,5 @@
 """Processes side by side end with the one that started them, and begin nothing after Ctrl-C."""
 
-import threading
 from pathlib import Path
 
 import pytest
@@ -37,7 +36,7 @@ def test_what_has_not_begun_is_not_begun() -> None:
 
 
 def test_a_process_that_was_interrupted_begins_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interrupts, "_heard_here", threading.Event())
+    monkeypatch.setattr(interrupts, "_received", [])
     begun = []
 
     def work(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Results: what goes in comes out, whole; provenance tells what it can and never fails."""
+"""Results are saved and loaded unchanged; provenance never fails."""
 
 import errno
 import json
@@ -66,7 +66,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_folder_is_not_written_as_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     (tmp_path / "runs").mkdir()
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=r"is a folder, and cannot be written as a file: give the name of a file\.$"):
+    with pytest.raises(UserError, match=r"is a folder: give the name of a file\.$"):
         save_result(name, {"run": 1})
     assert [path.name for path in tmp_path.rglob("*")] == ["runs"]
 
@@ -171,7 +171,7 @@ def test_a_cpu_has_a_name():
 def test_a_result_takes_no_other_files_place(tmp_path: Path, there: bytes) -> None:
     path = tmp_path / "mine"
     path.write_bytes(there)
-    with pytest.raises(UserError, match="holds something else, which stays"):
+    with pytest.raises(UserError, match="holds something else"):
         check_overwrites_nothing(path)
 
 
@@ -212,7 +212,7 @@ def test_a_folder_to_write_into_is_no_file_and_not_in_one(tmp_path: Path) -> Non
         with pytest.raises(UserError, match="is a file, not a folder"):
             check_takes_results(place)
     (tmp_path / "run.json").touch()
-    with pytest.raises(UserError, match="a run's folder"):
+    with pytest.raises(UserError, match="the folder of a training run"):
         check_takes_results(tmp_path)
 
 
@@ -242,3 +242,14 @@ def test_a_file_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x", encoding="utf-8")
     with pytest.raises(UserError, match=r"file is a file, not a folder"):
         save_result(tmp_path / "file" / "deep" / "result.json", {})
+
+
+def test_special_files_and_links(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match="is not a regular file"):
+        save_result(tmp_path / "pipe", {})
+    assert (tmp_path / "pipe").is_fifo()
+    (tmp_path / "link.json").symlink_to(tmp_path / "real.json")
+    save_result(tmp_path / "link.json", {"a": 1})
+    assert (tmp_path / "link.json").is_symlink()
+    assert load_result(tmp_path / "real.json") == {"a": 1}

@@ -1,4 +1,4 @@
-"""Results as JSON files, each with the provenance that lets somebody else judge or repeat it."""
+"""Results as JSON files, each with its provenance."""
 
 import json
 import math
@@ -17,6 +17,18 @@ from typing import Any
 
 from recurrify.errors import UserError
 
+__all__ = [
+    "check_overwrites_nothing",
+    "git_state",
+    "load_result",
+    "machine",
+    "peak_memory",
+    "provenance",
+    "save_result",
+    "set_earlier_aside",
+    "write_whole",
+]
+
 LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "numpy", "pandas", "scikit-learn")
 SOURCE_ROOT = Path(__file__).resolve().parents[2]
 GIT_SECONDS = 20
@@ -29,7 +41,7 @@ def provenance(
     data_checksum: str | None = None,
     started: float | None = None,
 ) -> dict[str, Any]:
-    """Everything about a run that its numbers may depend on; never fails for want of a fact.
+    """Everything about a run that its numbers may depend on; unknown facts are None.
 
     `started` is what `time.time()` gave when the run began. Nothing here names the host, the user or a
     folder, unless `config` does.
@@ -60,12 +72,12 @@ def own_version() -> str | None:
 
 
 def git_state(root: Path) -> dict[str, Any]:
-    """The commit checked out at `root` and whether files differ from it; both None where git cannot say.
+    """The commit at `root` and whether files differ from it; both None if git does not know.
 
-    A copy of the source without its history may name its commit in the variable RECURRIFY_COMMIT.
+    A copy without history can name its commit in the environment variable RECURRIFY_COMMIT.
     """
     unknown = {"commit": os.environ.get("RECURRIFY_COMMIT"), "dirty": None}
-    # Asked of `root` itself, or an installation inside somebody else's repository would report their commit.
+    # Only `root` itself: an installation inside another repository would report that one's commit.
     if not (root / ".git").exists():
         return unknown
     commit = _git(root, "rev-parse", "HEAD")
@@ -100,7 +112,7 @@ def _version(distribution: str) -> str | None:
 
 
 def machine() -> dict[str, Any]:
-    """What the run ran on, in the words of a data sheet."""
+    """The machine: CPU, cores, memory, GPU, system."""
     torch = _loaded_torch()
     gpu = torch.cuda.get_device_name() if torch is not None and torch.cuda.is_available() else None
     return {
@@ -113,7 +125,7 @@ def machine() -> dict[str, Any]:
 
 
 def _loaded_torch() -> Any:
-    # A run whose numbers depend on torch has loaded it already; one that has not should not pay for it here.
+    # If numbers depend on torch, it is imported already.
     return sys.modules.get("torch")
 
 
@@ -159,9 +171,9 @@ def _peak_resident_bytes() -> int | None:
 
 
 def save_result(path: str | Path, result: Mapping[str, Any]) -> None:
-    """Write `result` as strict JSON, whole or not at all; numbers that are not finite become null."""
+    """Write `result` as strict JSON, atomically; numbers that are not finite become null."""
     text = json.dumps(_plain(result), indent=2, allow_nan=False) + "\n"
-    # A list of numbers takes one line. Text cannot be hit: inside JSON's strings there are no ends of lines.
+    # Lists of numbers on one line. Text is not affected: JSON strings contain no line breaks.
     text = re.sub(r"\[\n\s+([-+.,\deE\s]+?)\n\s*\]", lambda found: f"[{' '.join(found[1].split())}]", text)
     write_whole(path, text.encode("utf-8"))
 
@@ -186,14 +198,18 @@ def load_result(path: str | Path) -> dict[str, Any]:
 
 
 def write_whole(path: str | Path, content: bytes) -> None:
-    """Put `content` at `path` such that a reader finds the old file or the new one, never a part."""
+    """Write a file atomically: a reader finds the old content or the new, never a part."""
     path = Path(path)
     try:
         if not path.name or path.is_dir():
-            raise UserError(f"{path} is a folder, and cannot be written as a file: give the name of a file.")
+            raise UserError(f"{path} is a folder: give the name of a file.")
+        if path.exists() and not path.is_file():
+            raise UserError(f"{path} is not a regular file: give the name of a file.")
+        if path.is_symlink():  # the file that it names is replaced, not the link
+            path = path.resolve()
         above = next(one for one in path.parents if one.exists())
         if not above.is_dir():
-            raise UserError(f"{path} cannot be written, for {above} is a file, not a folder: give another name.")
+            raise UserError(f"{path} cannot be written, because {above} is a file, not a folder: choose another name.")
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -206,16 +222,16 @@ def write_whole(path: str | Path, content: bytes) -> None:
             temporary.unlink(missing_ok=True)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise UserError(f"{path} could not be written: {reason}. What was there before is untouched.") from error
+        raise UserError(f"{path} could not be written: {reason}. The previous file is unchanged.") from error
 
 
 def set_earlier_aside(path: Path, result: Mapping[str, Any]) -> Path | None:
-    """Rename what is at `path`, by its date, if it was made with other settings than `result`; returns its new name."""
+    """Rename the result at `path`, by its date, if it has other settings than `result`; returns its new name."""
     if not path.is_file():
         return None
     try:
         made = load_result(path).get("provenance")
-    except UserError:  # damaged, and perhaps of use to somebody
+    except UserError:  # damaged: kept as well
         made = None
     made = made if isinstance(made, dict) else {}
     if made.get("config") == _plain(result["provenance"]["config"]):
@@ -226,9 +242,13 @@ def set_earlier_aside(path: Path, result: Mapping[str, Any]) -> Path | None:
 
 
 def check_overwrites_nothing(out: Path | None, *read: str | Path | None, content: bytes = b"{") -> None:
-    """Before long work: whether what begins like `content`, a result unless said otherwise, may be written to `out`,
-    where a user wants it. Not over what is `read`, nor over a file of a folder that is, but for a result in it; and not
-    over a file of another kind."""
+    """Before long work: raise `UserError` if writing `out` would overwrite an input or a file of another kind.
+
+    Args:
+        out: Where the result goes.
+        read: Inputs of the command: files, or folders, in which only results may be overwritten.
+        content: How the new file begins.
+    """
     if out is None:
         return
     try:
@@ -237,19 +257,17 @@ def check_overwrites_nothing(out: Path | None, *read: str | Path | None, content
             return
         for one in (Path(one).expanduser().resolve() for one in read if one is not None):
             if place == one or (place.is_relative_to(one) and b'"provenance"' not in place.read_bytes()):
-                raise UserError(f"`out` is {str(out)!r}, which this command reads: name another file.")
+                raise UserError(f"`out` is {str(out)!r}, which this command reads: choose another file.")
         with place.open("rb") as file:
             first = file.read(64)
     except (OSError, RuntimeError) as error:
         raise UserError(f"{out} cannot be written: {getattr(error, 'strerror', None) or error}.") from error
     if first and _kind(first) != _kind(content):
-        raise UserError(
-            f"{out} is there already and holds something else, which stays: name another file, or move it away."
-        )
+        raise UserError(f"{out} exists already and holds something else: choose another file, or move it.")
 
 
 def _kind(content: bytes) -> bytes:
-    """By how it begins: a result, a page, a picture; nothing for all else."""
+    """The kind of a file by its first byte: a result, a page, a picture; empty for all others."""
     first = content[:64].lstrip()[:1].replace(b"[", b"{")
     return first if first in (b"{", b"<", b"\x89") else b""
 

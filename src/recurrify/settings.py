@@ -34,7 +34,7 @@ class Setting:
     option: bool = True
     """Whether the field has an option of its own; others are set with `--set name=value` or in a YAML file."""
     recorded: bool = False
-    """Whether the run itself fills the field in, so that nobody sets it."""
+    """Whether the run itself fills the field in, so that it cannot be set."""
     at_least: float | None = None
     at_most: float | None = None
     positive: bool = False

@@ -164,6 +164,7 @@ class TestModel:
             raise OSError("We couldn't connect, and couldn't find them.\nCheck.") from LocalEntryNotFoundError("no")
 
         monkeypatch.setattr(loading.AutoTokenizer, "from_pretrained", unreached)
+        monkeypatch.setattr(loading, "hub_is_reachable", lambda: True)
         sentence = refused("generate", "nowhere", "--prompt", "w5")
         assert sentence.endswith("couldn't find them; the small decoder shipped:base needs no network.")
 
@@ -411,9 +412,10 @@ class TestComparison:
         (tmp_path / "other" / "run.json").write_text('{"unknown": 1}')
         a, b, c = (str(tmp_path / name) for name in "abc")
         assert unlike_trainings([a, f"{b}/model", "gpt2", str(tmp_path / "other")]) == []
-        (told,) = unlike_trainings([a, b, f"{c}/model"])
+        (shown,) = unlike_trainings([a, b, f"{c}/model"])
         assert (
-            "differ in more than their memory (learning_rate 0.0001 and 0.0002; training texts; window 8 and 6)" in told
+            "differ in more than their memory (learning_rate 0.0001 and 0.0002; training texts; window 8 and 6)"
+            in shown
         )
 
 
@@ -449,5 +451,5 @@ def test_remote_code_is_not_trusted(tmp_path: Path, refused: Command) -> None:
     config |= {"model_type": "telepathy", "auto_map": {"AutoConfig": "code.Odd", "AutoModelForCausalLM": "code.Odd"}}
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
-    assert "trust_remote_code" in refused("generate", folder, "--prompt", "w5")
+    assert "if you trust it, use `recurrify --trust-remote-code" in refused("generate", folder, "--prompt", "w5")
     assert not (tmp_path / "ran").exists()

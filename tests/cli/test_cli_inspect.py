@@ -1,4 +1,4 @@
-"""`recurrify inspect` from names to a page, and what it refuses."""
+"""`recurrify inspect` from names to a page, and its errors."""
 
 import shutil
 from collections.abc import Callable
@@ -25,9 +25,9 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_page_and_its_numbers(runs: dict[str, Path], story: Path, tmp_path: Path) -> None:
-    told = invoke("inspect", runs["recurrent"], story, "--plain", runs["plain"], "--out", tmp_path, "--tokens", 50)
-    assert "49 tokens scored in 7 windows" in told
-    assert str(tmp_path / "index.html") in told
+    shown = invoke("inspect", runs["recurrent"], story, "--plain", runs["plain"], "--out", tmp_path, "--tokens", 50)
+    assert "49 tokens scored in 7 windows" in shown
+    assert str(tmp_path / "index.html") in shown
     found = load_result(tmp_path / "inspection.json")
     assert "".join(found["tokens"]["text"]) == " ".join(story.read_text().split()[:50])
     for name in ("plain", "recurrent"):
@@ -48,9 +48,9 @@ def test_a_page_and_its_numbers(runs: dict[str, Path], story: Path, tmp_path: Pa
     assert found["provenance"]["data_checksum"]
     page = (tmp_path / "index.html").read_text()
     assert "w35" in page
-    told = invoke("inspect", runs["recurrent"], story, "--out", tmp_path, "--tokens", 20)
+    shown = invoke("inspect", runs["recurrent"], story, "--out", tmp_path, "--tokens", 20)
     aside = next(tmp_path.glob("inspection-*.json"))
-    assert f"had other settings and was renamed to {aside}" in told
+    assert f"had other settings and was renamed to {aside}" in shown
     assert load_result(aside) == found
     assert load_result(tmp_path / "inspection.json")["provenance"]["config"]["tokens"] == 20
 

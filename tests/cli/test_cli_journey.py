@@ -249,15 +249,15 @@ def test_as_a_program(base: Path, texts: Path, tmp_path: Path) -> None:
 
     def program(*arguments: object) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "recurrify.cli.main", *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+        return subprocess.run(command, capture_output=True, text=True, check=False)
 
     done = program("generate", base, "--prompt", "w7 w8", "--max-new-tokens", 3, "--greedy")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("w7 w8")
-    assert done.stderr == ""
+    assert set(done.stderr.splitlines()) <= {"loading PyTorch and transformers"}
     done = program("evaluate", base, "--data", tmp_path / "nothing.txt")
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr.startswith("Error: ")
+    assert done.stderr.splitlines()[-1].startswith("Error: ")
     assert "nothing.txt does not exist" in done.stderr
     assert "Traceback" not in done.stderr

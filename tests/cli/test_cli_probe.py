@@ -16,14 +16,14 @@ TEST = ["--distances", "3,1", "--examples", 4]
 @pytest.fixture
 def haystack(tmp_path: Path) -> Path:
     path = tmp_path / "hay.txt"
-    path.write_text("It rained on the hills for days, and nobody went out. " * 60, encoding="utf-8")
+    path.write_text("It rained on the hills for days, and it was cold. " * 60, encoding="utf-8")
     return path
 
 
 def test_a_model_on_hidden_facts(haystack: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     options = ["--task", "passkey", "--task", "entities", *TEST, "--haystack", haystack, "--split", "all"]
-    told = invoke("probe", "shipped:recurrent", *options, "--out", out)
+    shown = invoke("probe", "shipped:recurrent", *options, "--out", out)
     result = json.loads((out / "result.json").read_text())
     assert [task["task"] for task in result["tasks"]] == ["passkey", "entities"]
     for task in result["tasks"]:
@@ -33,7 +33,7 @@ def test_a_model_on_hidden_facts(haystack: Path, tmp_path: Path) -> None:
     assert result["tasks"][0]["full_context"]["answers"] == 4
     assert result["provenance"]["config"]["recurrence"]["mechanism"] == "carry"
     assert result["window"] == 64
-    assert "passkey (chance 12.5 %)" in told
+    assert "passkey (chance 12.5 %)" in shown
     assert (out / "probe.png").read_bytes().startswith(b"\x89PNG")
     page = (out / "index.html").read_text()
     assert page.count("<svg") == 2
@@ -53,8 +53,8 @@ def test_training_and_one_page_for_two(tmp_path: Path) -> None:
     assert [row["distance"] for row in result["tasks"][0]["rows"]] == [1, 3]
     assert [point["step"] for point in result["curve"]] == [1, 2, 3, 4, 5]
     (tmp_path / "other.json").write_text((once / "result.json").read_text().replace('"tail"', '"another"'))
-    told = invoke("probe", "page", once, tmp_path / "other.json", "--out", tmp_path / "both")
-    lines = [line.split()[:2] for line in told.splitlines() if line]
+    shown = invoke("probe", "page", once, tmp_path / "other.json", "--out", tmp_path / "both")
+    lines = [line.split()[:2] for line in shown.splitlines() if line]
     assert [line for line in lines if line[0] in ("tail", "another")] == [
         [name, distance] for name in ("tail", "another") for distance in ("full", "1", "3")
     ]
@@ -72,9 +72,9 @@ def test_a_given_base_is_trained(tmp_path: Path) -> None:
 
 
 def test_tasks_are_listed() -> None:
-    told = invoke("probe", "tasks")
+    shown = invoke("probe", "tasks")
     for name in ("passkey", "needle", "recall", "variables", "copying", "reversal", "entities", "hidden"):
-        assert name in told
+        assert name in shown
 
 
 class TestRefusals:
@@ -155,6 +155,6 @@ class TestRefusals:
     def test_pages_of_nothing(self, refused: Refused, tasks: str, tmp_path: Path) -> None:
         path = tmp_path / "result.json"
         path.write_text(f'{{"kind": "probe"{tasks}}}')
-        told = refused("probe", "page", path, "--out", tmp_path / "out")
-        assert told.startswith(f"{path} contains no tasks")
+        shown = refused("probe", "page", path, "--out", tmp_path / "out")
+        assert shown.startswith(f"{path} contains no tasks")
         assert not (tmp_path / "out").exists()

@@ -56,7 +56,7 @@ TRAINING_COMMANDS = {"train": TrainSettings, "classify train": ClassifySettings,
 
 def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", program, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=180)
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def test_help_loads_no_large_library() -> None:
@@ -187,7 +187,7 @@ def test_settings_from_a_file_and_the_command_line(collected: dict[str, Any], te
     ],
 )
 def test_invalid_set_raises(options: list[str], words: str, collected: dict[str, Any], texts: Path) -> None:
-    with pytest.raises(UserError, match="") as caught:
+    with pytest.raises(UserError) as caught:
         CliRunner().invoke(
             cli.app,
             ["train", "--model", "shipped:base", "--data", str(texts), "--out", "x", *options],

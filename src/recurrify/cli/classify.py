@@ -48,6 +48,7 @@ def train_command(given: dict[str, Any]) -> None:
     """
     asked = given["recurrence"]
     options.check_mechanism(asked.get("mechanism", "carry"))
+    options.load_libraries()
     from recurrify.modeling import recurrence_config
     from recurrify.train.classify import classify_train
 

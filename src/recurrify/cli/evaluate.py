@@ -32,9 +32,9 @@ ALIKE = (
 def evaluate_models(
     models: list[str],
     data: str,
+    *,
     split: str,
     text_field: str,
-    *,
     window: int | None,
     overlap: list[int] | None,
     tokens_per_document: int | None,
@@ -42,6 +42,7 @@ def evaluate_models(
     device: str,
     out: Path | None,
 ) -> None:
+    """Score models on the same tokens, print a table and comparisons, and save the result."""
     where = pick_device(device)
     half = where.type == "cuda" and uses_bf16("auto")
     asked, (window, overlaps) = window, _common_windows(models, window, overlap)
@@ -109,8 +110,8 @@ def _common_windows(models: list[str], window: int | None, overlap: list[int] | 
             f"{min(one.window for one in own)}, the shortest, works for all."
         )
     if overlap is None and len({one.overlap for one in own}) > 1:
-        overlaps = _list(one.overlap for one in own)
-        raise UserError(f"The models were made for overlaps of {overlaps}: choose one with --overlap.")
+        found = _list(one.overlap for one in own)
+        raise UserError(f"The models were made for overlaps of {found}: choose one with --overlap.")
     if window is None:
         window = own[0].window if own else load_model(models[0])[0].recurrence.window
     overlaps = overlap or [own[0].overlap if own else 0]

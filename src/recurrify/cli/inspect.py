@@ -30,8 +30,9 @@ def inspect_command(
     """Show where a memory helps on a text, and what it is used for, as one HTML page.
 
     The page has the loss of each token with and without memory, attention to the memory, gradients to earlier windows,
-    and how the memory changes. A JSON file beside it has the numbers.
+    and how the memory changes. A JSON file contains the numbers.
     """
+    options.load_libraries()
     from recurrify.evaluate.inspection_run import TextChoice, inspect_text
     from recurrify.pages.inspect import NUMBERS_FILE, inspect_lines, write_inspection
 

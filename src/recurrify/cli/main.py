@@ -5,7 +5,7 @@ import sys
 import warnings
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -30,7 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-ClickException = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+ClickException: type[Any] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 
 def version(wanted: bool) -> None:
@@ -52,6 +52,7 @@ def common(
     if trust_remote_code:
         os.environ[TRUST] = "1"
     warnings.filterwarnings("ignore", module=r"(?!recurrify)")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     after_import("transformers", _quieten_transformers)
 
 
@@ -110,24 +111,15 @@ def evaluate(
     All models score the same tokens: all but the first of each document. A model without a memory runs in plain
     windows. Each model is compared with the first one, with an interval over documents.
     """
+    given = locals()
     check_overwrites_nothing(out, data, *models)
+    options.load_libraries()
     from recurrify.data.documents import check_source
 
     check_source(data)
     from recurrify.cli.evaluate import evaluate_models
 
-    evaluate_models(
-        models,
-        data,
-        split,
-        text_field,
-        window=window,
-        overlap=overlap,
-        tokens_per_document=tokens_per_document,
-        rows=rows,
-        device=device,
-        out=out,
-    )
+    evaluate_models(**given)
 
 
 @app.command(
@@ -155,6 +147,7 @@ def generate(
 ) -> None:
     """Continue a text of any length; the output is streamed."""
     text = _prompt_text(prompt, prompt_file)
+    options.load_libraries()
     from recurrify.cli.generate import continue_text
 
     sampling = (
@@ -214,7 +207,7 @@ def main() -> None:
     except typer.Abort:
         code = CTRL_C
     except ClickException as error:
-        message = " ".join(error.format_message().split())  # type: ignore[attr-defined]
+        message = " ".join(error.format_message().split())
         if not message:  # a command without arguments, which has printed its help
             sys.exit(2)
         _end(f"{message.rstrip('.')}.")

@@ -1,11 +1,13 @@
 """Options that several commands share. Commands that train take theirs from a settings dataclass (`settings.py`)."""
 
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from recurrify.console import heartbeat
 from recurrify.errors import UserError
 from recurrify.train.memories import BEST, mechanism_names
 
@@ -61,6 +63,12 @@ def check_mechanism(name: str, none: bool = True) -> None:
     known = [BEST, *(one for one in mechanism_names() if none or one != "none")]
     if name not in known:
         raise UserError(f"Unknown mechanism {name!r}: known are {', '.join(known)}.")
+
+
+def load_libraries() -> None:
+    """Import torch and transformers; says so if that takes long."""
+    with heartbeat(lambda: "loading PyTorch and transformers"):
+        import_module("recurrify.modeling")
 
 
 def check_given_once(app: typer.Typer, arguments: Sequence[str], option: str) -> None:

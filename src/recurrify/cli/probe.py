@@ -66,6 +66,7 @@ def probe_a_model(
     The answer is one of several candidates, so the level of chance is known. "Full context" has facts and question in
     one window.
     """
+    options.load_libraries()
     from recurrify.evaluate.probe_run import TextProbing, probe_model
 
     check_takes_results(out)

@@ -41,6 +41,7 @@ def train_command(given: dict[str, Any]) -> None:
     asked = given["recurrence"]
     mechanism = asked.get("mechanism", "carry")
     options.check_mechanism(mechanism)
+    options.load_libraries()
     from recurrify.modeling import recurrence_config
     from recurrify.modeling.task_loading import PAPERS_ANSWERING
     from recurrify.train.answer import PREDICTIONS_FILE, answer_train

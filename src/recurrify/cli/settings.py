@@ -168,7 +168,7 @@ def _apply_config(context: typer.Context, settings: type, rest: str | None, file
 
 
 def _collected(settings: type, rest: str | None, given: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
-    """The settings by name, from options, `--set` and what a file has besides options."""
+    """The settings by name, from options, `--set` and the settings of a file that have no option."""
     hints = get_type_hints(settings)
     known = {entry.name: declaration(entry) for entry in fields(settings)}
     named = dict(map(parse_setting, given.pop(SET) or []))

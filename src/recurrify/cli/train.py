@@ -5,7 +5,7 @@ from typing import Any
 
 import typer
 
-from recurrify.cli.options import check_mechanism
+from recurrify.cli.options import check_mechanism, load_libraries
 from recurrify.cli.settings import settings_command
 from recurrify.console import is_first, perplexity_level, say
 from recurrify.records import MODEL_FOLDER
@@ -34,6 +34,7 @@ def train_command(given: dict[str, Any]) -> None:
     asked = given["recurrence"]
     if "mechanism" in asked:
         check_mechanism(asked["mechanism"])
+    load_libraries()
     from recurrify.data.documents import check_source
 
     for source in filter(None, (given["data"], given["valid"])):

@@ -249,6 +249,8 @@ def _load_weights(name: str, source: str, dtype: torch.dtype | None, kwargs: dic
 
 def first_line(error: BaseException) -> str:
     text = str(error).strip()
+    if "contains custom code" in text:
+        return "it contains Python code, which is not run: if you trust it, use `recurrify --trust-remote-code …`."
     if isinstance(error, OSError | ValueError | ImportError) and text:
         return text.splitlines()[0]
     # Errors meant for programmers say little without their type.

@@ -103,8 +103,8 @@ def seconds_trained(history: Sequence[Mapping[str, float]]) -> float | None:
 
 
 class ShowProgress(TrainerCallback):
-    """A progress bar with loss, speed and time left; lines if there is no terminal, or if a `label` tells apart runs
-    that share one."""
+    """A progress bar with loss, speed and time left; lines if there is no terminal, or if a `label` names one of
+    several runs in it."""
 
     def __init__(self, tokens_per_step: int, label: str = "", console: Console | None = None) -> None:
         self.tokens_per_step, self.label = tokens_per_step, label

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from sklearn.metrics import confusion_matrix
 from torch.utils.data import Sampler
 from transformers import AutoConfig, set_seed
 
@@ -285,6 +286,7 @@ def _set_language_weight(classifier: Classifier, weight: float) -> None:
 
 
 def read_labelled(source: str, settings: ClassifySettings, say: Say, split: str = "train") -> LabelledTexts:
+    """Texts with their classes; reports how many."""
     found = load_labelled(source, settings.text_field, settings.label_field, split)
     say(f"{source}: {found.told()}")
     return found
@@ -329,8 +331,7 @@ def score_texts(
         logs = class_log_probabilities(classifier, tokens, batch, bf16, advance)
     predicted = logs.argmax(1)
     right = (predicted == labels).astype(float)
-    confusion = np.zeros((len(classifier.classes),) * 2, dtype=int)
-    np.add.at(confusion, (labels, predicted), 1)
+    confusion = confusion_matrix(labels, predicted, labels=range(len(classifier.classes)))
     metrics = classification_metrics(logs, labels)
     return {
         "accuracy": metrics.pop("accuracy"),
@@ -340,12 +341,6 @@ def score_texts(
         "texts": len(labels),
         "empty": len(given.empty),
         "windows_per_text": windows_per_text(classifier.model, tokens),
-        "by_class": {
-            name: {"texts": int(true), "predicted": int(said), "right": int(hits)}
-            for name, true, said, hits in zip(
-                classifier.classes, confusion.sum(1), confusion.sum(0), confusion.diagonal(), strict=True
-            )
-        },
         "confusion": {"classes": classifier.classes, "true_by_predicted": confusion.tolist()},
         "checksum": given.checksum(),
     }, right
@@ -372,16 +367,16 @@ def write_predictions(given: LabelledTexts, classes: Sequence[str], shares: np.n
     """Write one row for each text of the data, in its order; an empty text has no class."""
     found: dict[int, list[float] | None] = dict.fromkeys(given.empty)
     found |= {text.line: row.tolist() for text, row in zip(given.texts, shares, strict=True)}
-    said = {line: None if row is None else classes[row.index(max(row))] for line, row in found.items()}
+    chosen = {line: None if row is None else classes[row.index(max(row))] for line, row in found.items()}
     written = io.StringIO(newline="")
     if out.suffix == ".csv":
         table = csv.writer(written, lineterminator="\n")
         table.writerow(["index", given.unit, "class", *(f"probability_{name}" for name in classes)])
         for index, line in enumerate(sorted(found)):  # lines do not count texts that have several
-            table.writerow([index, line, said[line], *(found[line] or len(classes) * [""])])
+            table.writerow([index, line, chosen[line], *(found[line] or len(classes) * [""])])
     else:
         for index, line in enumerate(sorted(found)):
             row = found[line]
-            told = {"class": said[line], "probabilities": row and dict(zip(classes, row, strict=True))}
-            written.write(json.dumps({"index": index, given.unit: line, **told}, ensure_ascii=False) + "\n")
+            values = {"class": chosen[line], "probabilities": row and dict(zip(classes, row, strict=True))}
+            written.write(json.dumps({"index": index, given.unit: line, **values}, ensure_ascii=False) + "\n")
     write_whole(out, written.getvalue().encode())

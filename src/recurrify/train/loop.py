@@ -172,6 +172,7 @@ def trainer_arguments(settings: TrainerSettings, steps: int, save_steps: int, **
         logging_first_step=True,
         logging_nan_inf_filter=False,
         disable_tqdm=True,
+        log_level_replica="error",
         report_to=_reports_to(settings.report_to),
         save_strategy="steps",
         save_steps=save_steps,

@@ -1,6 +1,7 @@
 """What settings and commands ask about mechanisms: names without importing torch, and class attributes."""
 
 import re
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -9,25 +10,31 @@ BEST = "best"
 FOLDER = Path(__file__).parent.parent / "mechanisms"
 
 
+def _registry() -> Any:
+    """The registry of mechanisms, which imports no torch; None until it is a module of its own."""
+    try:
+        return import_module("recurrify.mechanisms.registry")
+    except ImportError:
+        return None
+
+
 def mechanism_names() -> list[str]:
     """The names of all mechanisms."""
-    try:
-        from recurrify.mechanisms.registry import mechanism_names as registered
-    except ImportError:  # until the registry is a module of its own: the names in the source
-        declared = re.compile(r'^    mechanism: ClassVar\[str\] = "(\w+)"', re.MULTILINE)
-        return sorted(name for file in FOLDER.glob("*.py") for name in declared.findall(file.read_text("utf-8")))
-    return list(registered())
+    registry = _registry()
+    if registry is not None:
+        return list(registry.mechanism_names())
+    declared = re.compile(r'^    mechanism: ClassVar\[str\] = "(\w+)"', re.MULTILINE)
+    return sorted(name for file in FOLDER.glob("*.py") for name in declared.findall(file.read_text("utf-8")))
 
 
 def config_class(mechanism: str | None) -> Any:
     """The config class of a mechanism; raises `UserError` for an unknown name."""
-    try:
-        from recurrify.mechanisms.registry import mechanism_config
-    except ImportError:
-        from recurrify.modeling import recurrence_config
+    registry = _registry()
+    if registry is not None:
+        return registry.mechanism_config(mechanism)
+    from recurrify.modeling import recurrence_config
 
-        return type(recurrence_config({"mechanism": mechanism}))
-    return mechanism_config(mechanism)
+    return type(recurrence_config({"mechanism": mechanism}))
 
 
 def learns(mechanism: str | None) -> bool:

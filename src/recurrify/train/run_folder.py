@@ -114,7 +114,7 @@ def begin_run(settings: TrainerSettings) -> None:
 
 
 def made_with(origin: Mapping[str, Any]) -> dict[str, str]:
-    """What numbers may depend on besides their settings, from a provenance."""
+    """What numbers may depend on apart from settings, from a provenance."""
     git, machine, libraries = origin["git"], origin["machine"], origin["libraries"]
     return {
         "commit": (git["commit"] or "unknown") + (", changed" if git["dirty"] else ""),
