@@ -17,7 +17,6 @@ from support.checks import (
     WINDOW,
     assert_close,
     assert_same_gradients,
-    assert_works_in_half_precision,
     config,
     gradients,
     recurrent,
@@ -196,11 +195,6 @@ def test_scaled_angles_are_turned_all_the_same() -> None:
     base = {"rope_parameters": rope, "max_position_embeddings": 128}
     model, ids = recurrent("llama", base=base, mechanism="kv", keep=WINDOW, sinks=0), text(2, 2 * WINDOW)
     assert_close(model(ids).logits, model.base(ids).logits)
-
-
-@pytest.mark.parametrize("how", ["half", "autocast"])
-def test_half_precision(how: str) -> None:
-    assert_works_in_half_precision(recurrent("llama", **KEPT["kv"]), how)
 
 
 def test_nothing_is_added(tmp_path: Any) -> None:

@@ -24,7 +24,6 @@ from support.checks import (
     WINDOW,
     assert_close,
     assert_equals_reference,
-    assert_works_in_half_precision,
     config,
     recurrent,
 )
@@ -189,11 +188,6 @@ def test_what_it_takes() -> None:
     assert cost.state_floats == model(text(1, WINDOW)).state.memory.numel()
     shifts, sink = 2 * layers * width * (6 + 1), 2 * layers * width
     assert cost.added_parameters == 2 * layers * width * size + shifts + sink
-
-
-@pytest.mark.parametrize("how", ["half", "autocast"])
-def test_half_precision(how: str) -> None:
-    assert_works_in_half_precision(recurrent("gpt2", **LOOKBACKS["lookback"]), how)
 
 
 def test_a_base_that_scales_its_attention_by_itself_goes_on_doing_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import typer
 
 from recurrify.errors import UserError
 from recurrify.known_names import BEST, CORPORA, MECHANISMS, SHIPPED
+from recurrify.mechanisms.registry import mechanism_names
 
 DECODERS_ONLY = ("kv", "lookback", "rsa")
 """Mechanisms that no encoder can have."""
@@ -164,7 +165,7 @@ def numbers(name: str, text: str, kind: type[int] | type[float] = int) -> tuple[
 
 def check_mechanism(name: str, *also: str) -> None:
     """Whether it can be added, or is one of `also`."""
-    known = [BEST, *(one for one in MECHANISMS if one != "none"), *also]
+    known = [BEST, *(one for one in mechanism_names() if one != "none"), *also]
     if name not in known:
         raise UserError(f"Unknown recurrence mechanism {name!r}: known are {', '.join(known)}.")
 

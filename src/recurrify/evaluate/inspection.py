@@ -114,7 +114,7 @@ def slot_attention(model: RecurrentForCausalLM, text: Text) -> SlotAttention | N
         if not bool(before.live[0]):
             return
         length = int(before.lengths[0]) + lane.stop - lane.start
-        behind = mechanism.inputs_behind() if length == model.recurrence.window else 0
+        behind = mechanism.inputs_behind if length == model.recurrence.window else 0
         for row, layer in enumerate(layers):
             first = 0 if mechanism.keys_only else slots[layer]
             sums[row, :length] += _mass(weights.get(layer), layer, slots[layer], first, length, behind)

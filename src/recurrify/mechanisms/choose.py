@@ -14,8 +14,8 @@ from transformers import PretrainedConfig
 
 from recurrify.errors import UserError
 from recurrify.families import attention_reach, family_of, has_absolute_positions
-from recurrify.mechanisms.base import NoRecurrence, RecurrenceConfig
 from recurrify.mechanisms.carry import CarryConfig
+from recurrify.mechanisms.config import MechanismConfig, NoRecurrence
 from recurrify.mechanisms.kv import KVConfig
 from recurrify.mechanisms.lookback import LEAST_ROOM, LookbackConfig, enough_room
 
@@ -33,7 +33,7 @@ def best_settings(config: PretrainedConfig, given: Mapping[str, Any]) -> dict[st
     window = given.get("window") or _usual_window(config, given, positions)
     stride = max(1, window - given.get("overlap", 0))
     free = MOST_KEPT + stride if positions is None else positions - window
-    kind: type[RecurrenceConfig]
+    kind: type[MechanismConfig]
     chosen: dict[str, Any]
     if family.causal and family.rotary and free >= min(LEAST_KEPT, stride):
         kept = min(stride, free)
@@ -61,7 +61,7 @@ def _positions(config: PretrainedConfig) -> int | None:
 def _usual_window(config: PretrainedConfig, given: Mapping[str, Any], positions: int | None) -> int:
     """The paper's, or as long a one as leaves room for what is to be kept."""
     if family_of(config).rotary:
-        return RecurrenceConfig.window if positions is None else max(1, min(RecurrenceConfig.window, positions // 2))
+        return MechanismConfig.window if positions is None else max(1, min(MechanismConfig.window, positions // 2))
     if not has_absolute_positions(config):
         return default_window(config, {"mechanism": CarryConfig.mechanism})
     keep = MOST_KEPT if positions is None else min(MOST_KEPT, positions // 4)
@@ -79,10 +79,10 @@ def default_window(config: Any, recurrence: Mapping[str, Any]) -> int:
         return _usual_window(config, {}, _positions(config))
     positions = family_of(config).positions(config)
     if positions is None:
-        return RecurrenceConfig.window
+        return MechanismConfig.window
     if recurrence["mechanism"] == LookbackConfig.mechanism:
         keep, room = int(recurrence.get("keep", LookbackConfig.keep)), recurrence.get("room")
         # What is kept has been in a window, however little room that leaves.
         least = min(positions, keep + int(recurrence.get("overlap", 0)))
         positions = max(least, positions - enough_room(keep)) if room is None else positions - room
-    return max(1, min(RecurrenceConfig.window, positions))
+    return max(1, min(MechanismConfig.window, positions))

@@ -5,7 +5,8 @@ from typing import Any
 from transformers import AutoConfig, PretrainedConfig
 
 from recurrify.errors import UserError
-from recurrify.mechanisms.base import RecurrenceConfig, recurrence_config
+from recurrify.mechanisms.config import MechanismConfig
+from recurrify.mechanisms.registry import recurrence_config
 
 FORMAT = 1
 
@@ -54,7 +55,7 @@ class RecurrentConfig(PretrainedConfig):
         return values
 
     @property
-    def recurrence_config(self) -> RecurrenceConfig:
+    def recurrence_config(self) -> MechanismConfig:
         if self.recurrence is None:
             raise UserError("This config has no `recurrence` part: make the model with recurrify.add_recurrence.")
         return recurrence_config(self.recurrence)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache
 
+from recurrify.context import Past, WindowContext
 from recurrify.errors import UserError
 from recurrify.families import aligned, as_mask, run_backbone
-from recurrify.mechanisms.base import Past
 from recurrify.modeling.model import RecurrentPreTrainedModel
 from recurrify.speed.graphed_generation import DecodingGraphs
 from recurrify.state import State
@@ -188,32 +188,24 @@ def _one_token(
 ) -> Tensor:
     """Tokens (A, 1) at these places of the active rows' windows; `live` is on the CPU."""
     buffers.active, buffers.places = active, places
-    anybody = bool(live.any())
-    traffic = model.traffic(live if anybody else torch.ones_like(live))
-    traffic.cached_slots = buffers.slots
     allowed = torch.arange(buffers.window, device=model.device)[None] <= places[:, None]
-    # To be added, though a boolean one would do: fused attention would turn it into that anew in each layer.
+    # Additive, though a boolean mask would do: fused attention would convert it again in each layer.
     mask = aligned(as_mask(allowed, True, model.dtype)[:, None, None])
-    past = Past(None, None)
-    first: int | Tensor = 0
-    if not anybody:  # made on the device: a graph cannot wait for what comes from the host
-        traffic.live = torch.zeros(len(active), dtype=torch.bool, device=model.device)
-    elif model.mechanism is not None and memory is not None:
-        past = Past(memory, traffic.live)
-        traffic.recall = model.mechanism.recall(past)
+    if not bool(live.any()):  # made on the device: a graph cannot wait for the host
+        past = Past(None, torch.zeros(len(active), dtype=torch.bool, device=model.device))
+    else:
+        past = Past(memory, None if bool(live.all()) else live.to(model.device))
+    context = WindowContext(past, places)
+    inputs: dict[str, Any] = {
+        "input_ids": tokens,
+        "position_ids": places[:, None],
+        "attention_mask": mask,
+        "past_key_values": buffers,
+        "use_cache": True,
+    }
     if model.mechanism is not None:
-        traffic.mix = model.mechanism.mix(past, tokens=places)
-        traffic.seen_slots = model.mechanism.sees_slots(places)
-        first = model.mechanism.first_positions(past)
-    return run_backbone(
-        model.base,
-        traffic,
-        input_ids=tokens,
-        position_ids=places[:, None] + first,
-        attention_mask=mask,
-        past_key_values=buffers,
-        use_cache=True,
-    )
+        inputs = model.mechanism.open(context, model.base, inputs)
+    return run_backbone(model.base, context, inputs, causal=True, cached_slots=buffers.slots)
 
 
 def _run_anew(model: RecurrentPreTrainedModel, state: State, buffers: WindowBuffers, rows: Tensor) -> Tensor:

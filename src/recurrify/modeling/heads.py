@@ -24,8 +24,9 @@ from transformers.utils import can_return_tuple
 from recurrify.attention.config import RSAConfig
 from recurrify.errors import UserError
 from recurrify.families import check_attention, family_of
-from recurrify.mechanisms.base import RecurrenceConfig, recurrence_config
 from recurrify.mechanisms.choose import best_settings
+from recurrify.mechanisms.config import MechanismConfig
+from recurrify.mechanisms.registry import ensure_registered, recurrence_config
 from recurrify.mechanisms.rsa import RSARecurrenceConfig
 from recurrify.modeling.config import RecurrentConfig
 from recurrify.modeling.generation import RecurrentCache, one_step
@@ -186,7 +187,7 @@ _LABELLED = (RecurrentForTokenClassification, RecurrentForSequenceClassification
 _ENCODERS_ONLY = (RecurrentForMaskedLM, RecurrentForTokenClassification, RecurrentForQuestionAnswering)
 
 
-def add_recurrence(model: PreTrainedModel, config: RecurrenceConfig | RSAConfig | None = None) -> Any:
+def add_recurrence(model: PreTrainedModel, config: MechanismConfig | RSAConfig | None = None) -> Any:
     """Give a pretrained Hugging Face model a memory: without a config, the one that served best for its kind.
 
     An `RSAConfig`, which knows nothing of windows, stands for an `RSARecurrenceConfig` with all its defaults.
@@ -205,8 +206,9 @@ def add_recurrence(model: PreTrainedModel, config: RecurrenceConfig | RSAConfig 
         config = recurrence_config(best_settings(model.config, {}))
     if isinstance(config, RSAConfig):
         config = RSARecurrenceConfig.of_layer(config, model.config)
-    if not isinstance(config, RecurrenceConfig):
+    if not isinstance(config, MechanismConfig):
         raise UserError(f"`config` must be a config such as CarryConfig(window=300): got {type(config).__name__}.")
+    ensure_registered(config)
     check_attention(model.config)
     kind = _task_of(model, family.causal)
     full = RecurrentConfig(

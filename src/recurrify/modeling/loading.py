@@ -14,8 +14,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from recurrify.errors import UserError
 from recurrify.families import family_of
 from recurrify.known_names import BEST
-from recurrify.mechanisms.base import NoRecurrence, RecurrenceConfig, recurrence_config
 from recurrify.mechanisms.choose import best_settings, default_window
+from recurrify.mechanisms.config import MechanismConfig, NoRecurrence
+from recurrify.mechanisms.registry import recurrence_config
 from recurrify.modeling.config import RecurrentConfig
 from recurrify.modeling.heads import RecurrentForCausalLM, add_recurrence
 from recurrify.modeling.saving import is_recurrent, load_base
@@ -32,7 +33,7 @@ def shipped_names() -> list[str]:
 
 def load_model(
     name: str,
-    recurrence: RecurrenceConfig | dict[str, Any] | None = None,
+    recurrence: MechanismConfig | dict[str, Any] | None = None,
     dtype: torch.dtype | None = None,
     device: torch.device | None = None,
 ) -> tuple[RecurrentForCausalLM, Any]:
@@ -44,7 +45,7 @@ def load_model(
     has is an error. Without `recurrence`, a base model runs in plain windows as long as its positions allow, up to
     1,024 tokens. What is added may first look at what the base computes, on `device` if one is given.
     """
-    wanted = recurrence.to_dict() if isinstance(recurrence, RecurrenceConfig) else recurrence
+    wanted = recurrence.to_dict() if isinstance(recurrence, MechanismConfig) else recurrence
     source, kwargs = resolve_name(name)
     tokenizer = tokenizer_of(name, source, kwargs)
     if not kwargs:
@@ -80,12 +81,12 @@ def own_memory(name: str) -> dict[str, Any]:
     return {} if isinstance(recurrence, NoRecurrence) else recurrence.to_dict()
 
 
-def own_recurrence(name: str) -> RecurrenceConfig | None:
+def own_recurrence(name: str) -> MechanismConfig | None:
     """What a model saved by recurrify was made with; None for a base model."""
     source, _ = resolve_name(name)
     if not (Path(source).is_dir() and is_recurrent(source)):
         return None
-    recurrence: RecurrenceConfig = RecurrentConfig.from_pretrained(source).recurrence_config
+    recurrence: MechanismConfig = RecurrentConfig.from_pretrained(source).recurrence_config
     return recurrence
 
 
@@ -93,7 +94,7 @@ def with_settings(model: RecurrentForCausalLM, wanted: dict[str, Any], name: str
     own = model.recurrence.to_dict()
     if wanted["mechanism"] != own["mechanism"] and model.mechanism is None:
         return _with_memory(model.base, wanted)
-    shared = {field.name for field in fields(RecurrenceConfig)}
+    shared = {field.name for field in fields(MechanismConfig)}
     for setting, value in wanted.items():
         if setting not in shared and value != own.get(setting):
             raise UserError(

@@ -1,7 +1,7 @@
 """Stand-ins for a model's weights while its training steps are captured as CUDA graphs.
 
 They share the weights' memory, or hold them in half precision: under autocast every window would cast all matrices
-anew, and their gradients back again. Each window reads the stand-ins through a tap of its own, by which its gradients
+anew, and their gradients back again. Each window reads the parameter aliases through a tap of its own, by which its gradients
 are added up in one place, in the weights' own precision.
 """
 
@@ -19,7 +19,7 @@ def trained(model: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
-class StandIns:
+class ParameterAliases:
     """For all trained weights of a model, and for all that autocast would turn into `half` precision.
 
     While a loss of an earlier step is alive, its weights remember the stream of that step, on which a capture must not
@@ -49,7 +49,7 @@ class StandIns:
         self.places = {id(weight): place for place, weight in enumerate(self.weights)}
 
     @contextmanager
-    def in_place(self) -> Iterator["StandIns"]:
+    def in_place(self) -> Iterator["ParameterAliases"]:
         """Where the weights were, until the end."""
         try:
             for module, name, _, other in self.spots:
@@ -121,13 +121,13 @@ class _Tap(torch.autograd.Function):
     """Weights as they are; their gradients go where all windows' gradients are added up, and no further."""
 
     @staticmethod
-    def forward(ctx: Any, stand_ins: StandIns, *leaves: Tensor) -> tuple[Tensor, ...]:
-        ctx.stand_ins = stand_ins
+    def forward(ctx: Any, aliases: ParameterAliases, *leaves: Tensor) -> tuple[Tensor, ...]:
+        ctx.aliases = aliases
         ctx.set_materialize_grads(False)
         return tuple(leaf.data for leaf in leaves)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, ...]:
-        ctx.stand_ins.add(gradients)
+        ctx.aliases.add(gradients)
         return (None,) * (1 + len(gradients))
