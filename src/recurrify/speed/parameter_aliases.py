@@ -1,8 +1,8 @@
 """Stand-ins for a model's weights while its training steps are captured as CUDA graphs.
 
 They share the weights' memory, or hold them in half precision: under autocast every window would cast all matrices
-anew, and their gradients back again. Each window reads the parameter aliases through a tap of its own, by which its gradients
-are added up in one place, in the weights' own precision.
+again, and their gradients back. Each window reads the aliases through a tap of its own, by which its gradients are
+added up in one place, in the weights' own precision.
 """
 
 from collections.abc import Iterator, Sequence

@@ -17,6 +17,7 @@ from recurrify.errors import UserError
 from recurrify.speed.backends import leave_out_cudnn
 from recurrify.speed.compiling import compiled
 from recurrify.speed.products import quick_products
+from recurrify.speed.verify import verify_module
 from recurrify.train.callbacks import EndInOrder, ShowProgress, StopAfterMinutes, StopOnInterrupt
 from recurrify.train.checkpoints import last_whole_checkpoint
 from recurrify.train.counting import CountSeconds
@@ -52,12 +53,25 @@ class ValidatingTrainer(Trainer):
         self.compiles = compiles
         self.quick: Any = None
 
-    def training_step(self, model: Any, *args: Any, **kwargs: Any) -> Tensor:
+    def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
         if self.compiles:
-            model = self.quick = compiled(model) if self.quick is None else self.quick
+            model = self.quick = self._compiled(model, inputs) if self.quick is None else self.quick
         with quick_products():
-            loss: Tensor = super().training_step(model, *args, **kwargs)
+            loss: Tensor = super().training_step(model, inputs, *args, **kwargs)
         return loss
+
+    def _compiled(self, model: Any, inputs: dict[str, Any]) -> Any:
+        """The compiled model if it agrees with the eager one on this batch, else the model itself."""
+        batch, own = self._prepare_inputs(inputs), self.model.train()
+
+        def loss_of(one: Any) -> Tensor:
+            loss: Tensor = self.compute_loss(one, dict(batch))
+            return loss
+
+        fast = compiled(own)
+        if verify_module(fast, own, loss_of, self.compute_loss_context_manager) is own:
+            return model
+        return fast if model is own else compiled(model)
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"

@@ -15,6 +15,7 @@ from recurrify.errors import UserError
 from recurrify.modeling.model import RecurrentPreTrainedModel
 from recurrify.speed.compiled import compile_windows
 from recurrify.speed.graphed import graph_steps
+from recurrify.speed.verify import verify_windows
 from recurrify.train.callbacks import StopOnNonFinite, non_finite
 from recurrify.train.running import (
     TrainOutcome,
@@ -36,6 +37,8 @@ class RecurrentTrainer(ValidatingTrainer):
         super().__init__(*args, **kwargs)
         self.added_learning_rate = added_learning_rate
         self.tokens_per_step = tokens_per_step
+        self.is_verified = False
+        """Whether the compiled step was compared with the eager one."""
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         # Trainer counts what it finds as `shift_labels`; the model takes it by a name in which Trainer, when it
@@ -56,6 +59,10 @@ class RecurrentTrainer(ValidatingTrainer):
                 # The steps before were taken by a version that did not count.
                 self.state.num_input_tokens_seen = self.state.global_step * self.tokens_per_step
             self.state.num_input_tokens_seen += int(self.accelerator.gather(tokens).sum().item())
+        if not self.is_verified:
+            self.is_verified = True
+            batch = {("targets" if name == "shift_labels" else name): value for name, value in inputs.items()}
+            verify_windows(self.model.train(), self._prepare_inputs(batch), self.compute_loss_context_manager)
         loss = super().training_step(model, inputs, *args, **kwargs)
         if not bool(torch.isfinite(loss)):
             raise non_finite("loss", self.state.global_step + 1)
