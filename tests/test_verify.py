@@ -147,8 +147,8 @@ def test_training_continues_eagerly(monkeypatch: pytest.MonkeyPatch, tmp_path: P
             [TokenizedDocument("a text", text(1, 200)[0].numpy(), 1, 1, 1)], window=8, windows=3
         )
         settings = TrainSettings(
-            model="", data="", out=str(tmp_path / choice), batch=2, windows=3, recurrence={"mechanism": "carry", "window": 8},
-            max_tokens=100, compile=choice, warmup_steps=0, learning_rate=1e-2, valid_every=100,
+            model="", data="", out=str(tmp_path / choice), recurrence={"mechanism": "carry", "window": 8},
+            batch=2, windows=3, max_tokens=100, compile=choice, warmup_steps=0, learning_rate=1e-2, valid_every=100,
         )  # fmt: skip
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
