@@ -1,6 +1,7 @@
 """The settings that all mechanisms share, and checks of their own settings. Imports neither torch nor transformers."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -63,6 +64,11 @@ class MechanismConfig:
     def completed(cls, values: dict[str, Any]) -> dict[str, Any]:
         """Settings by name, with defaults that depend on other settings."""
         return values
+
+    @classmethod
+    def longest_window(cls, values: Mapping[str, Any], positions: int) -> int:
+        """The longest window with these settings in a base of so many positions."""
+        return positions
 
     @classmethod
     def stride_of(cls, values: dict[str, Any]) -> int:

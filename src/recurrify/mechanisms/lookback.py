@@ -10,6 +10,7 @@ shifts, a map for each head, and the sink are learned. Shapes: B rows, L layers,
 kept, N positions.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -62,6 +63,15 @@ class LookbackConfig(MechanismConfig):
     @classmethod
     def completed(cls, values: dict[str, Any]) -> dict[str, Any]:
         return {"keep": min(cls.keep, cls.stride_of(values)), **values}
+
+    @classmethod
+    def longest_window(cls, values: Mapping[str, Any], positions: int) -> int:
+        keep, room = int(values.get("keep", cls.keep)), values.get("room")
+        if room is not None:
+            return positions - int(room)
+        # Kept positions have been in a window, however few that leaves free.
+        least = min(positions, keep + int(values.get("overlap", 0)))
+        return max(least, positions - enough_room(keep))
 
     def __post_init__(self) -> None:
         super().__post_init__()
