@@ -82,9 +82,13 @@ def compile_alone() -> None:
     config.compile_threads = 1
 
 
-def compiled(function: Callable[..., Any], variant: str = "", **choices: Any) -> Callable[..., Any]:
+def compile_function(function: Callable[..., Any], variant: str = "", **choices: Any) -> Callable[..., Any]:
     """`torch.compile` with the workarounds that this version needs; `choices` are its other arguments."""
     return torch.compile(function, options=compiler_options(variant), **choices)
+
+
+compiled = compile_function
+"""The name of `compile_function` in recurrify 0.1."""
 
 
 @cache
