@@ -488,5 +488,5 @@ def _add_behind(mask: Tensor, count: int, queries: int, causal: bool) -> Tensor:
 
 
 def _marks(mask: Tensor) -> tuple[float, float]:
-    """What stands for allowed and forbidden in a boolean mask and in one that is added."""
+    """The values for allowed and forbidden in a boolean and in an additive mask."""
     return (True, False) if mask.dtype == torch.bool else (0.0, torch.finfo(mask.dtype).min)

@@ -229,6 +229,6 @@ class TestRefusals:
     def test_more_positions_than_there_are(self) -> None:
         base = tiny("llama", max_position_embeddings=11)
         with pytest.raises(
-            UserError, match=r"`window` is 8 behind 4 positions for what is kept, .* only 11 positions: .*window=7"
+            UserError, match=r"`window` is 8 behind 4 positions for kept keys, .* only 11 positions: .*window=7"
         ):
             add_recurrence(base, config("kv"))

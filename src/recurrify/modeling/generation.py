@@ -1,8 +1,8 @@
-"""One token at a time: a key-value cache that lasts one window, and the roll over to the next.
+"""Generation, one token at a time: a key-value cache of one window, and the change to the next window.
 
-Each row has its own place in its own window, so rows of a padded batch reach their borders at different steps.
-The buffers have one fixed size, the window's: the thousandth token costs what the first did. When a row's window
-is full, it is run once more as a whole to write its memory, and the row starts its next window.
+Each row has its own place in its own window, so rows of a padded batch reach window borders at different steps. The
+buffers have the window's size, so the thousandth token costs as much as the first. When a row's window is full, it runs
+again as a whole to write its memory, and the row starts its next window.
 """
 
 from typing import Any
@@ -28,7 +28,7 @@ class RecurrentCache(Cache):
         self.seen = seen
         self.buffers: WindowBuffers | None = None
         self.filled = torch.zeros(state.rows, dtype=torch.bool)
-        """Rows whose open window stands in the buffers; the others are run anew at the next step."""
+        """Rows whose open window is in the buffers; the others are run from their window's start at the next step."""
         self.room: Tensor | None = None
         """The tokens of the open windows, with room for the rest of them, as long as all rows are at one place."""
         self.graphs = DecodingGraphs()
@@ -58,8 +58,8 @@ class RecurrentCache(Cache):
 
     def crop(self, max_length: int) -> None:
         raise UserError(
-            "A recurrent model cannot take tokens back from its memory: assisted and prompt-lookup decoding, which "
-            "do so, are not supported; use greedy, sampling or beam search."
+            "A recurrent model cannot remove tokens from its memory: assisted and prompt-lookup decoding, which need "
+            "that, are not supported; use greedy, sampling or beam search."
         )
 
     @property
@@ -120,16 +120,16 @@ def one_step(model: RecurrentPreTrainedModel, tokens: Tensor, cache: RecurrentCa
     if cache.buffers is None:
         slots = model.mechanism.slots() if model.mechanism is not None else {}
         cache.buffers = WindowBuffers(model.recurrence.window, slots, state.rows)
-    going_on, anew = cache.filled, ~cache.filled
-    if bool(going_on.all()):
+    continued, restarted = cache.filled, ~cache.filled
+    if bool(continued.all()):
         hidden = _decode_all(model, state, tokens, cache)
-    elif bool(anew.all()):
-        hidden = _run_anew(model, state, cache.buffers, anew)
+    elif bool(restarted.all()):
+        hidden = _run_from_start(model, state, cache.buffers, restarted)
     else:
-        part = _decode(model, state, cache.buffers, going_on)
+        part = _decode(model, state, cache.buffers, continued)
         hidden = part.new_zeros(state.rows, 1, part.shape[2])
-        hidden[going_on.to(hidden.device)] = part
-        hidden[anew.to(hidden.device)] = _run_anew(model, state, cache.buffers, anew).to(part.dtype)
+        hidden[continued.to(hidden.device)] = part
+        hidden[restarted.to(hidden.device)] = _run_from_start(model, state, cache.buffers, restarted).to(part.dtype)
     full = state.lengths == model.recurrence.window
     cache.filled = ~full
     if bool(full.any()):
@@ -208,7 +208,7 @@ def _one_token(
     return run_backbone(model.base, context, inputs, causal=True, cached_slots=buffers.slots)
 
 
-def _run_anew(model: RecurrentPreTrainedModel, state: State, buffers: WindowBuffers, rows: Tensor) -> Tensor:
+def _run_from_start(model: RecurrentPreTrainedModel, state: State, buffers: WindowBuffers, rows: Tensor) -> Tensor:
     """The open windows of these rows from their first token on, their keys and values caught for later steps."""
     chosen = state.select(rows.nonzero()[:, 0])
     longest = int(chosen.lengths.max())

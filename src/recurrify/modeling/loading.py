@@ -99,7 +99,7 @@ def with_settings(model: RecurrentForCausalLM, wanted: dict[str, Any], name: str
         if setting not in shared and value != own.get(setting):
             raise UserError(
                 f"{name!r} is recurrent already, with {setting}={own.get(setting)!r}, not {value!r}: "
-                "leave that option out to go on with it, or start from a base model."
+                "leave that option out to continue with it, or start from a base model."
             )
     model.set_recurrence(**{setting: value for setting, value in wanted.items() if setting in shared})
     return model
@@ -141,7 +141,7 @@ TAKEN_BY = {
 
 
 def _must_be_pretrained(name: str, folder: Path) -> None:
-    """Refuse models of this package's own making, of which transformers would say that they have no tokenizer."""
+    """Raise UserError for models of recurrify that are not transformers' own: these have no tokenizer."""
     try:
         described = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):  # no folder, or one of which transformers says more
@@ -165,7 +165,7 @@ def _downloaded_config(name: str) -> object:
 
 
 def _must_be_causal(name: str, source: str) -> None:
-    """Refuse, before any weights are read, what cannot predict the next token; what cannot be told is left to them."""
+    """Raise UserError, before weights are read, for a model that cannot predict the next token, if its config tells."""
     try:
         config = AutoConfig.from_pretrained(source)
     except Exception:  # whatever a stranger's files make transformers raise: loading the weights says it better
@@ -206,10 +206,10 @@ def tokenizer_of(name: str, source: str, kwargs: dict[str, Any]) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, **kwargs)
     except Exception as error:  # whatever a stranger's files make transformers raise
-        told = f"Could not load a tokenizer from {name!r}: {first_line(error)}"
+        message = f"Could not load a tokenizer from {name!r}: {first_line(error)}"
         if isinstance(error.__cause__, LocalEntryNotFoundError):
-            told = f"{told.rstrip('.')}; {NEEDS_NO_NETWORK}."
-        raise UserError(told) from error
+            message = f"{message.rstrip('.')}; {NEEDS_NO_NETWORK}."
+        raise UserError(message) from error
     # Where the files are missing, transformers makes some tokenizers up, with an empty vocabulary.
     if len(tokenizer) <= len(tokenizer.all_special_ids):
         raise _no_tokenizer(name)

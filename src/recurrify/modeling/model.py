@@ -30,12 +30,12 @@ from recurrify.vocabulary import check_ids
 from recurrify.windows import Window, completed, schedule
 
 FEW_LOGITS = 2**24
-"""So many, 64 MiB in float32, are kept for the backward pass rather than computed again."""
+"""Up to so many logits, 64 MiB in float32, are kept for the backward pass instead of being recomputed."""
 
 
 @dataclass
 class RecurrentOutput(ModelOutput):
-    """What a forward pass gives; parts that were not asked for are None."""
+    """The result of a forward pass; parts that were not requested are None."""
 
     loss: Tensor | None = None
     logits: Tensor | None = None
@@ -72,7 +72,7 @@ class ForwardRun(NamedTuple):
 
 
 class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
-    """Shared by all heads: the base model, what was added, and the loop over windows."""
+    """Shared by all heads: the base model, the mechanism, and the loop over windows."""
 
     config_class = RecurrentConfig
     config: RecurrentConfig
@@ -101,13 +101,13 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
                 config.recurrence = self.recurrence.to_dict()
         self._check_fits(self.recurrence)
         self.versions_of_base = versions_of(base)
-        """Of its weights when it got a memory."""
+        """Of its weights when the memory was added."""
         self.compiled_window: Any = None
-        """What `recurrify.speed.compiled` puts here runs the windows that training repeats."""
+        """Set by `recurrify.speed.compile_windows`: runs the windows that training repeats."""
         self.graphed_steps: Any = None
-        """What `recurrify.speed.graphed` puts here runs the steps that training repeats."""
+        """Set by `recurrify.speed.graph_steps`: runs the steps that training repeats."""
         self.graphs_generation = False
-        """Whether `recurrify.speed.graphed_generation` was asked for."""
+        """Set by `recurrify.speed.graph_generation`."""
         attach(base)
         if self._comes_trained and self.mechanism is not None and not config.added_only and not _is_empty(base):
             self.mechanism.start(base)
@@ -147,7 +147,7 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         self.config.recurrence = recurrence.to_dict()
 
     def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict | None = None, **_: Any) -> None:
-        """Bottleneck checkpointing: only what passes between windows is kept."""
+        """Keep only the memory between windows, and recompute windows in the backward pass."""
         self.set_recurrence(checkpoint=True)
 
     def gradient_checkpointing_disable(self) -> None:
@@ -170,7 +170,7 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         self.base.set_output_embeddings(value)
 
     def added_parameters(self) -> dict[str, torch.nn.Parameter]:
-        """The parameters that recurrence added, by name."""
+        """The mechanism's parameters, by name."""
         return {name: value for name, value in self.named_parameters() if name.startswith("mechanism.")}
 
     # ---- the loop over windows -----------------------------------------------------------------------
@@ -187,8 +187,8 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         """Run packed rows window by window.
 
         `targets` (B, P) are what each packed input should predict. Without `keep_hidden` the losses are computed
-        inside the windows, and neither hidden states nor logits of the whole text ever exist at once. `summed` says
-        that nobody wants losses but their sum, or gradients of anything else.
+        inside the windows, and neither hidden states nor logits of the whole text exist at once. `summed`: only the sum
+        of the losses matters, and only its gradients.
         """
         outputs: list[Tensor] = []
         summaries: list[Tensor] = []
@@ -390,14 +390,14 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         summed: bool = False,
     ) -> ForwardRun:
         """Pack the input behind the state and run it. With `shift`, labels name the inputs themselves and are
-        moved to the real token before each; otherwise they already stand where they are predicted."""
+        moved to the real token before each; otherwise they are already at the predicting position."""
         _check_shapes(input_ids, attention_mask, labels)
         if state is None:
             state = State.fresh(len(input_ids), input_ids.device)
         if state.rows != len(input_ids):
             raise UserError(
                 f"`state` has {state.rows} rows, but `input_ids` has {len(input_ids)}: "
-                "pick rows with state.select, or begin anew with state=None."
+                "pick rows with state.select, or start new documents with state=None."
             )
         if attention_mask is not None:
             attention_mask = attention_mask[:, -input_ids.shape[1] :]
@@ -458,7 +458,7 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
 
 
 def past_of(memory: Tensor | None, live: Tensor, device: torch.device) -> Past:
-    """The memory and the rows that have it, which are told apart on the CPU. A memory without live rows is no row's."""
+    """The memory, and on the device the rows that have it. A memory without live rows is ignored."""
     if memory is None or not bool(live.any()):
         return Past(None, None)
     return Past(memory, None if bool(live.all()) else live.to(device))

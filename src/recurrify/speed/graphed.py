@@ -99,7 +99,7 @@ class GraphedSteps:
         return any(weight.requires_grad for weight in model.parameters())
 
     def _begins_texts(self, packed: Packed, state: State) -> bool:
-        """And goes on: a single window may have nothing to learn from."""
+        """And has more than one window: a single one may have nothing to learn from."""
         fresh = not (bool(state.live.any()) or bool(state.lengths.any()))
         return fresh and packed.tokens.shape[1] > self.model.recurrence.window
 
@@ -139,7 +139,7 @@ class GraphedSteps:
 
     def _may_keep(self, shape: torch.Size, half: torch.dtype | None) -> bool:
         """Whether the gradients of a text's hidden states are few beside the model: a longer one runs its head twice,
-        so that memory does not go on growing with it."""
+        so that memory does not grow with it."""
         width = self.model.base.config.hidden_size
         model = sum(weight.numel() * weight.element_size() for weight in self.model.parameters())
         return shape.numel() * width * (half or self.model.dtype).itemsize <= KEPT_OF_MODEL * model
@@ -327,7 +327,7 @@ def capturing(model: torch.nn.Module, tokens: Tensor, clock: Clock) -> Iterator[
     if clock.memory is None:
         clock.memory = torch.cuda.graph_pool_handle()
     half = torch.is_autocast_enabled("cuda")
-    # A cached cast of a weight would be captured once and never be made anew.
+    # A cached cast of a weight would be captured once and never be repeated.
     cast = torch.autocast("cuda", torch.get_autocast_dtype("cuda"), enabled=half, cache_enabled=False)
     before = [(buffer, buffer.clone()) for buffer in model.buffers()]
     # What steps took that ran as they are lies idle in another stream's store.

@@ -1,7 +1,7 @@
 """Generation's step as a CUDA graph: a token is some hundred small kernels, whose launching takes longer than they do.
 
 Keys and values lie in buffers of one fixed size, so the same graph serves every place of every window. What it reads
-and writes stays where it was: the newest tokens, their places, and a copy of the memory, made anew when a window is
+and writes stays where it was: the newest tokens, their places, and a copy of the memory, updated when a window is
 full.
 """
 

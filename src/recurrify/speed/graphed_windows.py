@@ -156,7 +156,7 @@ def generator_of(tokens: Tensor) -> torch.Generator:
 
 @contextmanager
 def unmoved(generator: torch.Generator) -> Iterator[None]:
-    """Random numbers go on afterwards from where they were."""
+    """Random numbers continue afterwards where they were."""
     state = generator.get_state()
     try:
         yield
