@@ -227,7 +227,7 @@ class TestRefusals:
 
     def test_longer_windows_than_it_was_made_for(self) -> None:
         model = recurrent("gpt2", mechanism="lookback")
-        with pytest.raises(UserError, match=r"made for windows of 8: .* Choose window=8 or less, or add it .* anew\."):
+        with pytest.raises(UserError, match=r"made for windows of 8 .*: choose window=8 or less, or add a new one"):
             model.set_recurrence(window=9)
         assert model.recurrence.window == 8
         model.set_recurrence(window=6, overlap=2)

@@ -37,9 +37,9 @@ def load_task_model(
 ) -> tuple[Any, Any]:
     """A recurrent model of this `kind` and its tokenizer.
 
-    A base model gets `recurrence` (plain windows if None) and, if its weights have none for the task, a new random head;
-    with `trained_head` that raises UserError. A model that recurrify saved keeps its own mechanism. `config_changes`,
-    such as num_labels=3, go into the base model's config.
+    A base model gets `recurrence` (plain windows if None) and, if its weights have none for the task, a new random
+    head; with `trained_head` that raises UserError. A model that recurrify saved keeps its own mechanism.
+    `config_changes`, such as num_labels=3, go into the base model's config.
     """
     wanted = recurrence.to_dict() if isinstance(recurrence, MechanismConfig) else recurrence
     source, _ = resolve_name(name)
