@@ -15,7 +15,7 @@ from torch._inductor.utils import fresh_cache
 
 import recurrify
 from recurrify.speed import compiling
-from recurrify.speed.compiling import BARRIER, MIXED_SUMS, compile_alone, compiled, faultless, with_barriers
+from recurrify.speed.compiling import BARRIER, MIXED_SUMS, compile_alone, compiled, compiler_options, with_barriers
 
 SOURCE = Path(recurrify.__file__).parent
 
@@ -78,7 +78,7 @@ class TestBarriers:
         monkeypatch.setattr(TritonKernel, "codegen_kernel", lambda self, name=None: f"# {name}{READS_BACK}")
         compiling.write_barriers.__wrapped__()
         kernel: Any = TritonKernel.codegen_kernel
-        with config.patch(faultless()):
+        with config.patch(compiler_options()):
             assert kernel(object(), name="one") == f"# one{with_barriers(READS_BACK)}"
         assert kernel(object(), name="one") == f"# one{READS_BACK}"  # other people's
 
@@ -106,13 +106,12 @@ def test_both_passes_have_our_options_and_other_peoples_compilations_are_apart()
 
 
 def test_nobody_else_calls_the_compiler() -> None:
-    """But the benchmark, for transformers' own model, whose users have torch as it is."""
     calls = {
         str(path.relative_to(SOURCE))
         for path in SOURCE.rglob("*.py")
         if re.search(r"torch\.compile\(", path.read_text())
     }
-    assert calls == {"compiling.py", "bench/stepping.py"}
+    assert calls == {"speed/compiling.py"}
 
 
 def test_beside_others_the_compiler_starts_no_processes() -> None:

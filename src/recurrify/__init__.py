@@ -3,6 +3,7 @@
 Names are imported when they are first used: torch and transformers take seconds, which `--help` should not.
 """
 
+from contextlib import suppress as _suppress
 from importlib import import_module as _import_module
 from importlib import metadata as _metadata
 from typing import TYPE_CHECKING, Any
@@ -15,29 +16,39 @@ if TYPE_CHECKING:
     from recurrify.attention import RSAConfig
     from recurrify.evaluate import memory_cost
     from recurrify.families import Family, register_family
-    from recurrify.mechanisms.base import Mechanism, NoRecurrence, RecurrenceConfig, register_mechanism
-    from recurrify.mechanisms.carry import CarryConfig
-    from recurrify.mechanisms.compress import CompressConfig
-    from recurrify.mechanisms.kv import KVConfig
-    from recurrify.mechanisms.lookback import LookbackConfig
-    from recurrify.mechanisms.memory_tokens import MemoryTokensConfig
-    from recurrify.mechanisms.rsa import RSARecurrenceConfig
-    from recurrify.mechanisms.summary import SummaryConfig
-    from recurrify.mechanisms.tail import TailConfig
-    from recurrify.modeling.config import RecurrentConfig
-    from recurrify.modeling.embedding import embed
-    from recurrify.modeling.heads import (
+    from recurrify.mechanisms import (
+        CacheMechanism,
+        CarryConfig,
+        CompressConfig,
+        KVConfig,
+        LookbackConfig,
+        Mechanism,
+        MechanismConfig,
+        MemoryTokensConfig,
+        NoRecurrence,
+        Past,
+        Recorder,
+        RSARecurrenceConfig,
+        SlotMechanism,
+        SummaryConfig,
+        TailConfig,
+        WindowContext,
+        mechanism_names,
+        register_mechanism,
+    )
+    from recurrify.modeling import (
+        RecurrenceConfig,
+        RecurrentConfig,
         RecurrentForCausalLM,
         RecurrentForMaskedLM,
-        RecurrentModel,
-        add_recurrence,
-        register_with_transformers,
-    )
-    from recurrify.modeling.loading import load_model
-    from recurrify.modeling.task_heads import (
         RecurrentForQuestionAnswering,
         RecurrentForSequenceClassification,
         RecurrentForTokenClassification,
+        RecurrentModel,
+        add_recurrence,
+        embed,
+        load_model,
+        register_with_transformers,
     )
     from recurrify.state import State
 
@@ -47,16 +58,20 @@ except _metadata.PackageNotFoundError:  # run from a source tree that was never 
     __version__ = "0+unknown"
 
 __all__ = [
+    "CacheMechanism",
     "CarryConfig",
     "CompressConfig",
     "Family",
     "KVConfig",
     "LookbackConfig",
     "Mechanism",
+    "MechanismConfig",
     "MemoryTokensConfig",
     "NoRecurrence",
+    "Past",
     "RSAConfig",
     "RSARecurrenceConfig",
+    "Recorder",
     "RecurrenceConfig",
     "RecurrentConfig",
     "RecurrentForCausalLM",
@@ -65,22 +80,30 @@ __all__ = [
     "RecurrentForSequenceClassification",
     "RecurrentForTokenClassification",
     "RecurrentModel",
+    "SlotMechanism",
     "State",
     "SummaryConfig",
     "TailConfig",
     "UserError",
     "Window",
+    "WindowContext",
     "__version__",
     "add_recurrence",
     "embed",
     "load_model",
+    "mechanism_names",
     "memory_cost",
     "register_family",
     "register_mechanism",
     "register_with_transformers",
     "schedule",
 ]
-_HOMES = {"RSAConfig": "attention", "State": "state", "memory_cost": "evaluate"}
+_HOMES = {
+    "RSAConfig": "attention",
+    "State": "state",
+    "memory_cost": "evaluate",
+    **dict.fromkeys(("CacheMechanism", "Past", "Recorder", "SlotMechanism", "WindowContext"), "mechanisms"),
+}
 """The subpackages of the names that are not in `modeling`."""
 
 
@@ -100,5 +123,10 @@ def __dir__() -> list[str]:
     return list(__all__)
 
 
+def _register_models() -> None:
+    with _suppress(ImportError):  # if one of its modules is being imported, and has imported transformers for it
+        _import_module(f"{__name__}.modeling")
+
+
 # After `import recurrify`, transformers' Auto classes find its models, whenever transformers is imported.
-_after_import("transformers", lambda: _import_module("recurrify.modeling"))
+_after_import("transformers", _register_models)

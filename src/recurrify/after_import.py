@@ -1,4 +1,8 @@
-"""Something to be done as soon as another package has been imported, without importing it."""
+"""Run a function as soon as another package has been imported, without importing it.
+
+`import recurrify` has to be quick, for `--help`, but transformers' Auto classes must know recurrent models afterwards.
+transformers has no entry points for models of other packages, and importing it takes seconds. So its import is awaited.
+"""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -11,7 +15,7 @@ Action = Callable[[], object]
 
 
 def after_import(package: str, action: Action) -> None:
-    """At once where it is imported already."""
+    """Call `action` after the import of `package`; now if it is imported already."""
     if package in sys.modules:
         action()
     else:
@@ -21,7 +25,7 @@ def after_import(package: str, action: Action) -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Has the finders behind it find a package that is waited for, and loads it with what is to be done then."""
+    """Lets the finders after it find an awaited package, and loads it with the actions."""
 
     def __init__(self) -> None:
         self.actions: dict[str, list[Action]] = {}
@@ -40,7 +44,7 @@ class _Finder(MetaPathFinder):
 
 
 class _ThenActing(Loader):
-    """Loads as another loader does, hands the module back to that one, and acts."""
+    """Loads like another loader, gives the module back to that one, and runs the actions."""
 
     def __init__(self, loader: Loader, actions: dict[str, list[Action]]) -> None:
         self.loader, self.actions = loader, actions

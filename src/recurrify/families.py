@@ -1,12 +1,12 @@
-"""The one file that knows the insides of Hugging Face models.
+"""The only file that knows the insides of Hugging Face models.
 
-A base model keeps running its own forward pass: embeddings, masks, rotary positions and layers stay its own. Hooks on
-its layers do three things, and only when a `Traffic` object is handed down with the call: they put extra inputs in
-front of a layer's hidden states and behind them and take their outputs away again, to drop them or to give them to the
-next layer; they let a mechanism change a layer's inputs; and they show each layer's output to whoever takes notes.
-Where a mechanism asks for it, attention itself is opened in the same way: what a layer attended to is changed before
-the layer's output projection sees it, and keys that outnumber the queries need no mask. With extra inputs in front and
-behind, a causal mask over the longer input is already right, so fused attention stays on.
+A base model runs its own forward pass: embeddings, masks, rotary positions and layers stay its own. Hooks on its layers
+do three things, and only in calls by `run_backbone`: they add extra inputs in front of a layer's hidden states and
+behind them and remove their outputs again, to drop them or to pass them to the next layer; they let a mechanism change
+a layer's inputs; and they show each layer's output to the recorder. A mechanism can also open attention itself
+(`open_attention`): then it can change a layer's attention output before the output projection, and keys that outnumber
+the queries need no mask. With extra inputs in front and behind, a causal mask over the longer input is already right,
+so fused attention stays on.
 
 To add a family, register what this file lists for the others:
 
@@ -18,10 +18,10 @@ keyword arguments down to its layers, as transformers' models do.
 
 import copy
 import inspect
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -30,11 +30,13 @@ from torch.nn import functional
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from recurrify.context import WindowContext
 from recurrify.errors import UserError
 from recurrify.speed.backends import attend_to_earlier
 from recurrify.speed.gelu import WRITTEN_OUT, QuickInTraining
 
-TRAFFIC = "recurrify_traffic"
+CALL = "recurrify_call"
+"""The keyword argument by which `run_backbone` reaches the hooks."""
 ATTENTION = ("eager", "sdpa")
 MIXING = "recurrify_mixing"
 OPENED = "recurrify_opened"
@@ -43,49 +45,21 @@ ALIGNMENT = 8
 
 
 @dataclass
-class Traffic:
-    """What enters and leaves the layers of one window; handed down with the call and gone after it."""
+class _Call:
+    """A window's context, and the facts about masks that the hooks need during one call of the base."""
 
-    slots: dict[int, Tensor] = field(default_factory=dict)
-    """Extra inputs (rows, count, width) of each layer that has some."""
-    lasting: set[int] = field(default_factory=set)
-    """Layers whose extra inputs are what the layer before makes of its own."""
-    cached_slots: dict[int, int] = field(default_factory=dict)
-    """Layers whose cache already begins with this many extra inputs: only their masks are widened."""
-    seen_slots: Tensor | None = None
-    """(rows, count): which of those each row's token sees; None means all."""
-    widened: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
-    """Masks as they came and as they were widened, by the first one's identity and by how much."""
-    behind: Tensor | None = None
-    """Extra inputs (rows, count, width) behind the window: they enter the first layer, live on to the top and see all
-    that stands before them; the window does not see them."""
-    live: Tensor | None = None
-    """(rows,) bool on the device: the rows that may attend to the extra inputs; None means all."""
-    recall: Callable[[int, Tensor], Tensor] | None = None
-    """Called with each layer's index and inputs, extra ones included: gives the inputs it gets instead."""
-    mix: Callable[[int, Tensor, Tensor], Tensor] | None = None
-    """Called in each layer of a base with opened attention, with its index, what was attended to and the values, both
-    (rows, heads, positions, size): gives what goes on instead."""
-    see: Callable[[int, Tensor], None] | None = None
-    """Called with each layer's index and output."""
-    see_behind: Callable[[int, Tensor], None] | None = None
-    """Called with each layer's index and what it made of the extra inputs behind."""
-    causal: bool = True
-    """What attention does where it is given no mask."""
-    additive: bool = False
+    context: WindowContext
+    causal: bool
+    """Whether attention without a mask is causal."""
+    additive: bool
     """Whether masks are added to the scores (eager attention) rather than boolean."""
-    maskless: bool = False
-    """Take away the masks that the base makes, where they say no more than what attention does without one, in a base
-    with opened attention also where keys from elsewhere stand in front. (While it is compiled, transformers makes such
-    masks all the same, and fused attention is slower with than without.)"""
-
-    def needs_no_mask(self, base: PreTrainedModel, inputs: dict[str, Any], keeps_keys: bool, has_memory: bool) -> bool:
-        """Whether a window's masks say no more than what attention does without one. Keys from elsewhere are seen by
-        all where all rows have them, but only attention that was opened knows that."""
-        unmasked = self.maskless or (keeps_keys and self.live is None and not self.additive)
-        outnumbered = has_memory and "past_key_values" in inputs
-        opened = bool(getattr(base, OPENED, False))
-        return unmasked and inputs.get("attention_mask") is None and (opened or not outnumbered)
+    maskless: bool
+    """Remove the masks that the base makes: they say no more than attention does without one. Under torch.compile
+    transformers makes them anyway, and fused attention is slower with than without."""
+    cached_slots: Mapping[int, int]
+    """Layers whose cache already begins with so many extra inputs: only their masks are widened."""
+    widened: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
+    """Masks before and after widening, by the first one's identity and the count."""
 
 
 def _output_embeddings(base: PreTrainedModel, hidden: Tensor) -> Tensor:
@@ -95,8 +69,8 @@ def _output_embeddings(base: PreTrainedModel, hidden: Tensor) -> Tensor:
 
 
 def plain_head(base: PreTrainedModel, family: "Family") -> Tensor | None:
-    """The weights (vocabulary, width) of a head that is a linear map and nothing else; None for any other, such as one
-    whose weights are computed, as in pruning, or that somebody watches."""
+    """The weights (vocabulary, width) of a head that is only a linear map; None for any other, such as one whose
+    weights are computed, as in pruning, or that has hooks."""
     head = base.get_output_embeddings()
     capped = getattr(base.config, "final_logit_softcapping", None) is not None
     if family.head is not _output_embeddings or capped or type(head) is not nn.Linear or head.bias is not None:
@@ -221,11 +195,11 @@ def family_of(config: PretrainedConfig) -> Family:
 
 
 def check_fits(config: PretrainedConfig, window: int, slots: int, first: int = 0) -> None:
-    """Refuse a window that the base model cannot run as one piece, from position `first` on."""
+    """Raise UserError for a window that the base model cannot run in one piece, from position `first` on."""
     check_attention(config)
     positions = family_of(config).positions(config)
     if positions is not None and first + window > positions:
-        behind = f" behind {first} positions for what is kept" if first else ""
+        behind = f" behind {first} positions for kept keys" if first else ""
         way_out = f"choose window={positions - first} or less" if positions > first else "keep less"
         raise UserError(
             f"`window` is {window}{behind}, but this {config.model_type} model has only {positions} positions: "
@@ -241,7 +215,7 @@ def check_fits(config: PretrainedConfig, window: int, slots: int, first: int = 0
 
 
 def has_absolute_positions(config: PretrainedConfig) -> bool:
-    """Whether this is a decoder whose keys do not turn; a family may have been registered without a word of that."""
+    """Whether this is a decoder without rotary positions, also if its family was registered without `rotary`."""
     family = family_of(config)
     turns = any(getattr(config, name, None) is not None for name in ("rope_parameters", "rope_theta"))
     return family.causal and not family.rotary and not turns
@@ -262,8 +236,13 @@ def check_attention(config: PretrainedConfig) -> None:
         )
 
 
+def checkpoints_layers(base: PreTrainedModel) -> bool:
+    """Whether transformers' own gradient checkpointing is on."""
+    return any(getattr(module, "gradient_checkpointing", False) for module in base.modules())
+
+
 def attach(base: PreTrainedModel) -> None:
-    """Put the hooks on a base model's layers, once; without `Traffic` in the call they do nothing."""
+    """Put the hooks on a base model's layers, once; outside of `run_backbone` they do nothing."""
     for index, layer in enumerate(family_of(base.config).layers_of(base)):
         if any(getattr(hook, "func", None) is _enter for hook in layer._forward_pre_hooks.values()):
             continue
@@ -281,17 +260,18 @@ def _fuse_activations(layer: nn.Module) -> None:
 
 
 def open_attention(base: PreTrainedModel) -> None:
-    """Let `Traffic.mix` reach into the base's attention, and `Traffic.maskless` be true of keys from elsewhere, once;
-    without them attention stays what it was."""
+    """Let `WindowContext.change_attention` reach the base's attention, and let windows with kept keys run without a
+    mask. Otherwise attention stays the same."""
     for layer in family_of(base.config).layers_of(base):
         for module in layer.modules():
             config: Any = getattr(module, "config", None)
             if not hasattr(module, "is_causal") or config._attn_implementation == MIXING:
                 continue
-            # Only attention reads this one: masks still follow the base's own config.
+            # Only attention reads this copy: masks still follow the base's own config.
             opened = copy.copy(config)
             opened._attn_implementation = MIXING
             opened.recurrify_unopened = config
+            opened.recurrify_eager = import_module(type(module).__module__).eager_attention_forward
             module.config = opened
     setattr(base, OPENED, True)
 
@@ -299,29 +279,44 @@ def open_attention(base: PreTrainedModel) -> None:
 def _attend_and_mix(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """The attention that the base is set to, and what `Traffic.mix` makes of it."""
-    eager = sys.modules[type(module).__module__].eager_attention_forward
+    """The attention that the base is set to, changed by `WindowContext.change_attention`."""
     chosen = module.config.recurrify_unopened._attn_implementation
-    attend = ALL_ATTENTION_FUNCTIONS.get_interface(chosen, eager)
-    traffic: Traffic | None = kwargs.get(TRAFFIC)
-    if attention_mask is None and traffic is not None and traffic.maskless and key.shape[2] > query.shape[2]:
+    attend = ALL_ATTENTION_FUNCTIONS.get_interface(chosen, module.config.recurrify_eager)
+    call: _Call | None = kwargs.get(CALL)
+    if attention_mask is None and call is not None and call.maskless and key.shape[2] > query.shape[2]:
         attended = attend_to_earlier(query, key, value, kwargs.get("scaling"), kwargs.get("dropout", 0.0))
         attended, weights = attended.transpose(1, 2).contiguous(), None
     else:
         attended, weights = attend(module, query, key, value, attention_mask, **kwargs)
-    if traffic is None or traffic.mix is None:
+    change = None if call is None else call.context.change_attention
+    if change is None:
         return attended, weights
     if value.shape[1] < query.shape[1]:  # heads that share their values
         value = value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
-    return traffic.mix(module.layer_idx, attended.transpose(1, 2), value).transpose(1, 2).contiguous(), weights
+    return change(module.layer_idx, attended.transpose(1, 2), value).transpose(1, 2).contiguous(), weights
 
 
 AttentionInterface.register(MIXING, _attend_and_mix)
 
 
-def run_backbone(base: PreTrainedModel, traffic: Traffic, **inputs: Any) -> Tensor:
-    """The base model's own backbone over one window; returns the hidden states its head would get."""
-    return base.base_model(**inputs, **{TRAFFIC: traffic}).last_hidden_state
+def run_backbone(
+    base: PreTrainedModel,
+    context: WindowContext,
+    inputs: dict[str, Any],
+    causal: bool,
+    cached_slots: Mapping[int, int] | None = None,
+) -> Tensor:
+    """The base model's own backbone over one window; returns the hidden states that its head expects.
+
+    `causal` is the family's; `cached_slots` are extra inputs that the cache in `inputs` begins with, by layer.
+    """
+    additive = base.config._attn_implementation == "eager"
+    # Attention that was not opened takes a mask to let all queries see keys from elsewhere.
+    hidden_keys = context.past.memory is not None and "past_key_values" in inputs and not getattr(base, OPENED, False)
+    unmasked = inputs.get("attention_mask") is None and context.past.live is None
+    maskless = causal and not additive and unmasked and not hidden_keys
+    call = _Call(context, causal, additive, maskless, cached_slots or {})
+    return base.base_model(**inputs, **{CALL: call}).last_hidden_state
 
 
 def turn_keys(base: PreTrainedModel, layer: int, keys: Tensor, by: int) -> Tensor:
@@ -347,33 +342,33 @@ def turn_keys(base: PreTrainedModel, layer: int, keys: Tensor, by: int) -> Tenso
 def _enter(
     layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], index: int, names: tuple[str, ...]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    traffic: Traffic | None = kwargs.get(TRAFFIC)
-    if traffic is None:
+    call: _Call | None = kwargs.get(CALL)
+    if call is None:
         return None
-    front, behind = traffic.slots.get(index), traffic.behind
-    cached = traffic.cached_slots.get(index)
-    changes = (front, behind, cached, traffic.recall)
-    if not traffic.maskless and all(change is None for change in changes):
+    front, behind = call.context.front.get(index), call.context.behind
+    cached = call.cached_slots.get(index)
+    changes = (front, behind, cached, call.context.change_inputs)
+    if not call.maskless and all(change is None for change in changes):
         return None
     # Not `or`: the compiler of torch 2.10 cannot tell whether a function is true.
-    recall = _unchanged if traffic.recall is None else traffic.recall
+    change = _unchanged if call.context.change_inputs is None else call.context.change_inputs
     named = dict(zip(names, args, strict=False)) | kwargs
     hidden = named.pop("hidden_states")
-    if traffic.maskless:
+    if call.maskless:
         named["attention_mask"] = None
     if cached is not None and named.get("attention_mask") is not None:
-        named["attention_mask"] = _widened(named["attention_mask"], cached, traffic)
+        named["attention_mask"] = _widened(named["attention_mask"], cached, call)
     if front is None and behind is None:
-        return (recall(index, hidden),), named
+        return (change(index, hidden),), named
     counts = tuple(0 if part is None else part.shape[1] for part in (front, behind))
-    named["attention_mask"] = _longer_mask(named.get("attention_mask"), hidden, traffic, *counts)
-    # Extra inputs stand where the window's first token stands, and behind it where its last does.
+    named["attention_mask"] = _longer_mask(named.get("attention_mask"), hidden, call, *counts)
+    # Extra inputs in front have the position of the window's first token, those behind that of its last.
     if named.get("position_embeddings") is not None:
         named["position_embeddings"] = tuple(_longer(part, *counts) for part in named["position_embeddings"])
     if isinstance(named.get("position_ids"), Tensor):
         named["position_ids"] = _longer(named["position_ids"], *counts)
     parts = [part.to(hidden.dtype) for part in (front, hidden, behind) if part is not None]
-    return (recall(index, torch.cat(parts, dim=1)),), named
+    return (change(index, torch.cat(parts, dim=1)),), named
 
 
 def _unchanged(index: int, inputs: Tensor) -> Tensor:
@@ -381,48 +376,51 @@ def _unchanged(index: int, inputs: Tensor) -> Tensor:
 
 
 def _leave(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, index: int) -> Any:
-    traffic: Traffic | None = kwargs.get(TRAFFIC)
-    if traffic is None:
+    call: _Call | None = kwargs.get(CALL)
+    if call is None:
         return None
+    context = call.context
     hidden = output[0] if isinstance(output, tuple) else output
-    if index in traffic.slots:
-        count = traffic.slots.pop(index).shape[1]
+    front = context.front.pop(index, None)
+    if front is not None:
+        count = front.shape[1]
         slots, hidden = hidden.split([count, hidden.shape[1] - count], dim=1)
-        if index + 1 in traffic.lasting:
-            traffic.slots[index + 1] = slots
-    if traffic.behind is not None:
-        count = traffic.behind.shape[1]
-        hidden, traffic.behind = hidden.split([hidden.shape[1] - count, count], dim=1)
-        if traffic.see_behind is not None:
-            traffic.see_behind(index, traffic.behind)
-    if traffic.see is not None:
-        traffic.see(index, hidden)
+        if index + 1 in context.front and context.front[index + 1] is None:
+            context.front[index + 1] = slots
+    if context.behind is not None:
+        count = context.behind.shape[1]
+        hidden, context.behind = hidden.split([hidden.shape[1] - count, count], dim=1)
+        if context.recorder is not None:
+            context.recorder.see_behind(index, context.behind)
+    if context.recorder is not None:
+        context.recorder.see(index, hidden)
     return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
 
 
 def _longer(positions: Tensor, front: int, behind: int) -> Tensor:
-    """Positions (rows, N, …) with the first and the last repeated for what stands in front and behind."""
+    """Positions (rows, N, …) with the first and the last repeated for extra inputs in front and behind."""
     rest = positions.shape[2:]
     first, last = (positions[:, at].unsqueeze(1) for at in (0, -1))
     return torch.cat([first.expand(-1, front, *rest), positions, last.expand(-1, behind, *rest)], dim=1)
 
 
-def _longer_mask(mask: Tensor | None, hidden: Tensor, traffic: Traffic, front: int, behind: int) -> Tensor | None:
+def _longer_mask(mask: Tensor | None, hidden: Tensor, call: _Call, front: int, behind: int) -> Tensor | None:
     """The mask of a window with `front` and `behind` extra inputs; None where attention needs none."""
-    if mask is None and ((front and traffic.live is not None) or (behind and not traffic.causal)):
-        mask = _open_mask(hidden, traffic)
+    live = call.context.past.live
+    if mask is None and ((front and live is not None) or (behind and not call.causal)):
+        mask = _open_mask(hidden, call)
     if mask is None:
         return None
     if front:
-        mask = _add_queries(_widen(mask, front, traffic.live), front, traffic.causal)
-    return _add_behind(mask, behind, front + hidden.shape[1], traffic.causal) if behind else mask
+        mask = _add_queries(_widen(mask, front, live), front, call.causal)
+    return _add_behind(mask, behind, front + hidden.shape[1], call.causal) if behind else mask
 
 
-def _open_mask(hidden: Tensor, traffic: Traffic) -> Tensor:
-    """What attention does when it is given no mask, as a mask."""
+def _open_mask(hidden: Tensor, call: _Call) -> Tensor:
+    """The mask that is equal to attention without one."""
     length = hidden.shape[1]
     allowed = torch.ones(length, length, dtype=torch.bool, device=hidden.device)
-    return as_mask(allowed.tril() if traffic.causal else allowed, traffic.additive, hidden.dtype)[None, None]
+    return as_mask(allowed.tril() if call.causal else allowed, call.additive, hidden.dtype)[None, None]
 
 
 def as_mask(allowed: Tensor, additive: bool, dtype: torch.dtype) -> Tensor:
@@ -433,21 +431,20 @@ def as_mask(allowed: Tensor, additive: bool, dtype: torch.dtype) -> Tensor:
 
 
 def aligned(mask: Tensor) -> Tensor:
-    """A mask that is added, its rows where fused attention wants them, which would copy it in each layer otherwise."""
+    """An additive mask with aligned rows: fused attention would otherwise copy it in each layer."""
     length = mask.shape[-1]
     room = mask.new_zeros(*mask.shape[:-1], -(-length // ALIGNMENT) * ALIGNMENT)
     room[..., :length] = mask
     return room[..., :length]
 
 
-def _widened(mask: Tensor, count: int, traffic: Traffic) -> Tensor:
-    """For a generated token, which sees `count` slots that its window's first token came with; layers with as many
-    share it."""
+def _widened(mask: Tensor, count: int, call: _Call) -> Tensor:
+    """For a generated token, which sees `count` slots at the start of its cache; layers with as many share it."""
     key = id(mask), count
-    if key not in traffic.widened:
-        wide = _widen(mask, count, traffic.live, traffic.seen_slots)
-        traffic.widened[key] = mask, wide if wide.dtype == torch.bool else aligned(wide)
-    return traffic.widened[key][1]
+    if key not in call.widened:
+        wide = _widen(mask, count, call.context.past.live, call.context.seen_slots)
+        call.widened[key] = mask, wide if wide.dtype == torch.bool else aligned(wide)
+    return call.widened[key][1]
 
 
 def _widen(mask: Tensor, count: int, live: Tensor | None, seen: Tensor | None = None) -> Tensor:
@@ -465,8 +462,8 @@ def _widen(mask: Tensor, count: int, live: Tensor | None, seen: Tensor | None = 
 
 
 def _add_queries(mask: Tensor, count: int, causal: bool) -> Tensor:
-    """Let the `count` inputs in front see too: in a causal model themselves and those before them, as they do where
-    there is no mask; in others what the first position sees. In rows that are not live nobody sees them."""
+    """Rows of the mask for the `count` inputs in front: in a causal model they see themselves and those before them, as
+    without a mask; in others what the first position sees. In rows that are not live they are not seen."""
     if causal:
         allowed, forbidden = _marks(mask)
         top = mask.new_full((*mask.shape[:-2], count, mask.shape[-1]), forbidden)
@@ -491,5 +488,5 @@ def _add_behind(mask: Tensor, count: int, queries: int, causal: bool) -> Tensor:
 
 
 def _marks(mask: Tensor) -> tuple[float, float]:
-    """What stands for allowed and forbidden in a boolean mask and in one that is added."""
+    """The values for allowed and forbidden in a boolean and in an additive mask."""
     return (True, False) if mask.dtype == torch.bool else (0.0, torch.finfo(mask.dtype).min)

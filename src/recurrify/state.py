@@ -8,11 +8,10 @@ from torch import Tensor
 
 
 class State(NamedTuple):
-    """Where each row of a batch stands in its text.
+    """What each row of a batch carries from call to call.
 
-    `memory` is what the finished windows left behind; `tokens` holds the tokens of the window that is still
-    open, so that the next call can go on in the middle of it. `live` and `lengths` steer Python loops and
-    therefore stay on the CPU.
+    `memory` is written by finished windows; `tokens` holds the tokens of the window that is still open, so that the
+    next call can continue it. `live` and `lengths` control Python loops and therefore stay on the CPU.
     """
 
     memory: Tensor | None
@@ -42,11 +41,11 @@ class State(NamedTuple):
         return len(self.lengths)
 
     def detach(self) -> "State":
-        """The same state with no way back for gradients: for training that goes on from call to call."""
+        """The same state without gradients, for training that continues from call to call."""
         return self._replace(memory=None if self.memory is None else self.memory.detach())
 
     def reset(self, rows: Sequence[int] | Tensor) -> "State":
-        """Let these rows (indices, or a boolean mask) begin a new document; the others go on."""
+        """Let these rows (indices, or a boolean mask) begin a new document; the others continue."""
         fresh = torch.zeros(self.rows, dtype=torch.bool)
         fresh[_index(rows)] = True
         live, lengths = self.live & ~fresh, self.lengths.masked_fill(fresh, 0)

@@ -1,4 +1,4 @@
-"""Ids that no symbol or token has, told in a sentence where torch says `index out of range in self`."""
+"""Token ids outside the vocabulary raise one clear sentence instead of torch's `index out of range in self`."""
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +18,8 @@ def embed(embedding: nn.Embedding, ids: Tensor) -> Tensor:
 
 
 def check_ids(ids: Tensor, embedding: nn.Module) -> None:
-    """Refuse ids that the embedding has no vector for. On a GPU, a look at them would wait for it; while a model is
-    traced, there is nothing to look at; and some embeddings do not say how many they know."""
+    """Raise UserError for ids without a vector. Skipped on a GPU, where it would wait for the device, while a model is
+    traced, and for embeddings of unknown size."""
     known = getattr(embedding, "num_embeddings", None)
     traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
     if known is None or traced or ids.device.type != "cpu" or ids.numel() == 0:

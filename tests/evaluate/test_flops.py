@@ -178,7 +178,7 @@ def test_memory_cost_equals_torch_flop_counter(mechanism: str, overlap: int) -> 
         memory = model(ids).state.memory
     found = counted(model, ids, memory) - counted(plain, ids, None)
     extra = {} if model.mechanism.keys_only else model.mechanism.slots()
-    lengths = [10 + extra.get(layer, 0) + model.mechanism.inputs_behind() for layer in range(2)]
+    lengths = [10 + extra.get(layer, 0) + model.mechanism.inputs_behind for layer in range(2)]
     masked = sum(2 * (length**2 - 10**2) * 16 for length in lengths)
     cost = memory_cost(model)
     # Angles of rotary positions, of which kv has more, are made by a product in some versions of transformers.

@@ -1,6 +1,5 @@
 """Inspecting a text: losses as in evaluation, attention by hand, gradients by finite differences."""
 
-import dataclasses
 from itertools import pairwise
 from typing import Any
 
@@ -10,9 +9,11 @@ import torch
 from torch import Tensor
 
 from recurrify import NoRecurrence, add_recurrence
+from recurrify.context import Past
 from recurrify.data.tokens import TokenizedDocument
 from recurrify.evaluate.inspection import Text, gradient_profile, read_text, slot_attention, watched_attention
 from recurrify.evaluate.perplexity import evaluate_documents
+from recurrify.modeling import model as model_code
 from recurrify.windows import schedule
 from support.checks import WINDOW, fits, recurrent
 from support.models import DECODERS, text, tiny
@@ -138,12 +139,11 @@ class TestSlotAttention:
     @pytest.mark.parametrize("name", ["carry", "tail", "memory_tokens"])
     def test_masked_slots_get_no_attention(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         model = model_for(name)
-        traffic = model.traffic
 
-        def blocked(live: Tensor) -> Any:
-            return dataclasses.replace(traffic(live), live=torch.zeros(1, dtype=torch.bool))
+        def blocked(memory: Tensor | None, live: Tensor, device: torch.device) -> Past:
+            return Past(memory, torch.zeros(1, dtype=torch.bool))
 
-        monkeypatch.setattr(model, "traffic", blocked)
+        monkeypatch.setattr(model_code, "past_of", blocked)
         found = slot_attention(model, sample())
         assert found is not None
         assert (found.mass == 0).all()

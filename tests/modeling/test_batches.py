@@ -68,14 +68,6 @@ def test_padded_rows_equal_rows_alone(family: str, setting: str, side: str) -> N
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("family", "variant"), variants_of("gpt2", "llama", "bert"))
-def test_padded_rows_equal_rows_alone_in_every_variant(family: str, variant: str) -> None:
-    model = recurrent(family, **VARIANTS[variant])
-    state = check_rows(model, ragged("left"))
-    check_rows(model, ragged("right", seed=1, lengths=(4, 12, 1, 9)), state)
-
-
-@torch.no_grad()
 @pytest.mark.parametrize("setting", ["overlap", "tail"])
 @pytest.mark.parametrize("family", ["gpt2", "llama", "bert"])
 def test_padded_rows_equal_rows_alone_in_eager_attention(family: str, setting: str) -> None:

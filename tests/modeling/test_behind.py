@@ -7,13 +7,12 @@ import torch
 from torch import Tensor
 
 from recurrify import UserError, add_recurrence
-from recurrify.mechanisms.base import Past, build_mechanism
+from recurrify.mechanisms.base import Past, WindowContext, build_mechanism
 from recurrify.mechanisms.compress import CompressConfig
 from support.checks import (
     MEMORIES,
     WINDOW,
     assert_close,
-    assert_works_in_half_precision,
     config,
     recurrent,
 )
@@ -71,18 +70,12 @@ def test_in_an_encoder_they_see_everything_and_are_not_seen(attention: str) -> N
 @pytest.mark.parametrize("variant", MEMORIES)
 def test_only_full_windows_have_them(variant: str) -> None:
     model = recurrent("gpt2", **MEMORIES[variant])
-    front, behind = model.mechanism.slots().get(0, 0), model.mechanism.inputs_behind()
+    front, behind = model.mechanism.slots().get(0, 0), model.mechanism.inputs_behind
     lengths: list[int] = []
     model.base.transformer.h[0].ln_1.register_forward_hook(lambda *call: lengths.append(call[1][0].shape[1]))
     state = model(text(1, WINDOW)).state
     model(text(1, WINDOW - model.recurrence.overlap - 1), state=state)
     assert lengths == [WINDOW + behind, front + WINDOW - 1]
-
-
-@pytest.mark.parametrize("how", ["half", "autocast"])
-@pytest.mark.parametrize("variant", MEMORIES)
-def test_half_precision(variant: str, how: str) -> None:
-    assert_works_in_half_precision(recurrent("llama", **MEMORIES[variant]), how)
 
 
 @torch.no_grad()
@@ -105,9 +98,16 @@ def associative(fade: float) -> Any:
 
 
 def written(mechanism: Any, behind: Tensor, memory: Tensor | None) -> Tensor:
-    notes = mechanism.start_window(WINDOW)
-    notes.see_behind(0, behind)
-    return mechanism.write(notes, Past(memory, None), ())
+    recorder = mechanism.recorder(WINDOW)
+    recorder.see_behind(0, behind)
+    return mechanism.write(recorder, Past(memory, None), ())
+
+
+def read(mechanism: Any, memory: Tensor, asking: Tensor) -> Tensor:
+    window = WindowContext(Past(memory, None))
+    mechanism.open(window, tiny("gpt2"), {})
+    assert window.change_inputs is not None
+    return window.change_inputs(0, asking) - asking
 
 
 @torch.no_grad()
@@ -118,7 +118,7 @@ def test_what_is_read_grows_over_hundreds_of_windows_only_where_nothing_fades(fa
     asking = alike + torch.randn(1, 100, 48)
     for _ in range(500):
         memory = written(mechanism, alike + torch.randn(1, 8, 48), memory)
-        loudness.append(mechanism.recall(Past(memory, None))(0, asking).sub(asking).norm())
+        loudness.append(read(mechanism, memory, asking).norm())
     growth = sum(loudness[-10:]) / sum(loudness[5:15])
     assert growth < 1.5 if fade else growth > 2
 

@@ -9,15 +9,12 @@ from torch import Tensor
 from recurrify.modeling import model as model_code
 from support.checks import (
     EVERYWHERE,
-    VARIANTS,
-    VARIED,
     WINDOW,
     assert_close,
     assert_same_gradients,
     assert_same_state,
     gradients,
     recurrent,
-    variants_in_turn,
 )
 from support.models import DECODERS, WIDTH, text
 
@@ -53,12 +50,6 @@ def check_same(plain: Any, checkpointed: Any, ids: Tensor, **inputs: Any) -> Non
 def test_every_family(family: str, setting: str) -> None:
     models = [recurrent(family, base={"dtype": torch.double}, **EVERYWHERE[setting]) for _ in range(2)]
     check_same(*models, text(2, 20))
-
-
-@pytest.mark.parametrize(("family", "variant"), variants_in_turn(*VARIED))
-def test_every_variant(family: str, variant: str) -> None:
-    models = [recurrent(family, base={"dtype": torch.double}, **VARIANTS[variant]) for _ in range(2)]
-    check_same(*models, text(2, 28))
 
 
 @pytest.mark.parametrize("standardize", [False, True])

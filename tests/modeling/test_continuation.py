@@ -12,15 +12,12 @@ from support.checks import (
     EVERY_FAMILY,
     EVERYWHERE,
     OVERLAPS,
-    VARIANTS,
     VARIED,
     WINDOW,
     answer,
     assert_close,
     assert_same_state,
     recurrent,
-    tokens_held,
-    variants_of,
 )
 from support.models import ENCODERS, text, tiny
 
@@ -53,21 +50,6 @@ def test_two_calls_at_every_split(family: str, setting: str) -> None:
     whole = model(text(2, LENGTH))
     for split in range(1, LENGTH) if family in VARIED else BESIDE_BORDERS:
         check_split(model, [split], whole)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize(("family", "variant"), variants_of(*VARIED))
-def test_three_calls(family: str, variant: str) -> None:
-    model = recurrent(family, **VARIANTS[variant])
-    whole = model(text(2, LENGTH))
-    for splits in ([1, 2], [7, 17], [8, 16], [11, 12], [13, 23]):
-        check_split(model, splits, whole)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("family", VARIED)
-def test_token_by_token(family: str) -> None:
-    check_split(recurrent(family, overlap=3), list(range(1, LENGTH)))
 
 
 @torch.no_grad()
@@ -121,22 +103,6 @@ def test_gradients_through_two_calls_equal_those_of_one(family: str) -> None:
         grads.append({name: value.grad for name, value in model.named_parameters()})
     for name, value in grads[0].items():
         torch.testing.assert_close(grads[1][name], value, rtol=1e-6, atol=1e-6, msg=name)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("length", [5, WINDOW, 11, 20])
-@pytest.mark.parametrize("family", ["gpt2", "llama", "bert"])
-def test_reset_of_one_row_is_a_fresh_start(family: str, length: int) -> None:
-    model = recurrent(family, overlap=3)
-    before, after = text(2, length, seed=1), text(2, 20, seed=2)
-    state = model(before).state
-    mixed = model(after, state=state.reset([1]))
-    going_on, fresh = model(after, state=state), model(after)
-    assert_close(answer(mixed)[0], answer(going_on)[0])
-    assert_close(answer(mixed)[1], answer(fresh)[1])
-    assert_same_state(mixed.state.select([0]), going_on.state.select([0]))
-    assert_same_state(mixed.state.select([1]), fresh.state.select([1]))
-    assert tokens_held(state) == tokens_held(model(before).state), "reset changed the state it was called on"
 
 
 @torch.no_grad()

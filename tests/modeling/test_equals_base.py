@@ -27,7 +27,7 @@ ATTENTION = ("sdpa", "eager")
 
 def assert_same(model: Any, ours: torch.Tensor, expected: torch.Tensor, same_rows: bool = True) -> None:
     """To the last bit, unless the base's products have other rows: some CPUs then add up in another order."""
-    exact = model.mechanism.inputs_behind() == model.mechanism.first_position() == 0
+    exact = model.mechanism.inputs_behind == model.mechanism.first_position == 0
     rounding = (0.0 if same_rows else 1e-6) if exact else 1e-5
     torch.testing.assert_close(ours, expected, rtol=rounding, atol=rounding)
 

@@ -12,12 +12,10 @@ from support.checks import (
     EVERY_FAMILY,
     EVERYWHERE,
     OVERLAPS,
-    VARIANTS,
     VARIED,
     WINDOW,
     assert_same_state,
     recurrent,
-    variants_of,
 )
 from support.models import DECODERS, PAD, POSITIONS, text, tiny
 from support.words import word_tokenizer
@@ -67,12 +65,6 @@ def test_greedy_equals_step_by_step(family: str, overlap: int) -> None:
     for length in (3, WINDOW, 11):
         ids = text(2, length, seed=length)
         assert_greedy(model, ids)
-
-
-@pytest.mark.parametrize(("family", "variant"), variants_of(*VARIED))
-def test_greedy_in_every_variant(family: str, variant: str) -> None:
-    model, ids = recurrent(family, **VARIANTS[variant]), text(2, 5)
-    assert_greedy(model, ids)
 
 
 @pytest.mark.parametrize("overlap", OVERLAPS)

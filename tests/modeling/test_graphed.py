@@ -12,7 +12,7 @@ from recurrify.mechanisms.compress import CompressConfig
 from recurrify.mechanisms.lookback import LookbackConfig
 from recurrify.mechanisms.memory_tokens import MemoryTokensConfig
 from recurrify.mechanisms.summary import SummaryConfig
-from recurrify.modeling.packing import pack
+from recurrify.packing import pack
 from recurrify.speed import graphed
 from recurrify.speed.graphed import as_built, graph_steps
 from recurrify.state import State

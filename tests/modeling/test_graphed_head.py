@@ -10,13 +10,13 @@ from recurrify import CarryConfig, RecurrentForCausalLM, add_recurrence
 from recurrify.speed import graphed_head
 from recurrify.speed.graphed_head import Head
 from recurrify.speed.head_loss import ALIGNED, IGNORE
-from recurrify.speed.parameter_aliases import StandIns
+from recurrify.speed.parameter_aliases import ParameterAliases
 from support.graphs import AnyDevice, OneWindow, with_recorded_graphs
 from support.models import text, tiny
 
 
-def head_of(model: RecurrentForCausalLM) -> tuple[Head, StandIns]:
-    weights = StandIns(model, None)
+def head_of(model: RecurrentForCausalLM) -> tuple[Head, ParameterAliases]:
+    weights = ParameterAliases(model, None)
     return Head(model, weights, None), weights
 
 

@@ -17,7 +17,6 @@ from support.checks import (
     WINDOW,
     assert_close,
     assert_same_gradients,
-    assert_works_in_half_precision,
     config,
     gradients,
     recurrent,
@@ -198,11 +197,6 @@ def test_scaled_angles_are_turned_all_the_same() -> None:
     assert_close(model(ids).logits, model.base(ids).logits)
 
 
-@pytest.mark.parametrize("how", ["half", "autocast"])
-def test_half_precision(how: str) -> None:
-    assert_works_in_half_precision(recurrent("llama", **KEPT["kv"]), how)
-
-
 def test_nothing_is_added(tmp_path: Any) -> None:
     model = recurrent("llama", mechanism="kv")
     assert not model.added_parameters()
@@ -235,6 +229,6 @@ class TestRefusals:
     def test_more_positions_than_there_are(self) -> None:
         base = tiny("llama", max_position_embeddings=11)
         with pytest.raises(
-            UserError, match=r"`window` is 8 behind 4 positions for what is kept, .* only 11 positions: .*window=7"
+            UserError, match=r"`window` is 8 behind 4 positions for kept keys, .* only 11 positions: .*window=7"
         ):
             add_recurrence(base, config("kv"))

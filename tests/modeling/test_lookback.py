@@ -24,7 +24,6 @@ from support.checks import (
     WINDOW,
     assert_close,
     assert_equals_reference,
-    assert_works_in_half_precision,
     config,
     recurrent,
 )
@@ -86,7 +85,7 @@ def linear(w: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("variant", LOOKBACKS)
 def test_equals_the_description(variant: str, training: bool) -> None:
     model = recurrent("gpt2", base={"dtype": torch.double}, **LOOKBACKS[variant]).train(training)
-    settings = Settings(**vars(model.recurrence) | {"room": model.mechanism.room})
+    settings = Settings(**vars(model.recurrence) | {"room": model.mechanism.first_position})
     ids = text(2, 28)
     logits, memory = run(dict(model.named_parameters()), settings, model.base.config, ids)
     assert_equals_reference(model, ids, logits, memory)
@@ -149,11 +148,11 @@ def test_it_remembers_before_anything_is_trained(loss_of: Any) -> None:
 
 def test_room_is_for_all_that_is_kept_or_what_the_base_has_left() -> None:
     base = {"max_position_embeddings": 12}
-    assert recurrent("gpt2", mechanism="lookback", keep=6).mechanism.room == 7
-    assert recurrent("gpt2", base=base, mechanism="lookback", keep=6, window=10).mechanism.room == 2
-    assert recurrent("gpt2", base=base, mechanism="lookback", keep=6, window=12).mechanism.room == 0
-    assert recurrent("gpt2", mechanism="lookback", keep=6, room=0).mechanism.room == 0
-    assert recurrent("gpt2", mechanism="lookback", keep=1).mechanism.room == 2
+    assert recurrent("gpt2", mechanism="lookback", keep=6).mechanism.first_position == 7
+    assert recurrent("gpt2", base=base, mechanism="lookback", keep=6, window=10).mechanism.first_position == 2
+    assert recurrent("gpt2", base=base, mechanism="lookback", keep=6, window=12).mechanism.first_position == 0
+    assert recurrent("gpt2", mechanism="lookback", keep=6, room=0).mechanism.first_position == 0
+    assert recurrent("gpt2", mechanism="lookback", keep=1).mechanism.first_position == 2
 
 
 @pytest.mark.parametrize("added_only", [False, True])
@@ -165,7 +164,7 @@ def test_room_is_saved_and_not_decided_anew(added_only: bool, tmp_path: Path) ->
     model.set_recurrence(window=8)
     model.save_pretrained(tmp_path / "saved", added_only=added_only)
     loaded = RecurrentForCausalLM.from_pretrained(tmp_path / "saved")
-    assert loaded.mechanism.room == loaded.recurrence.room == model.recurrence.room == 2
+    assert loaded.mechanism.first_position == loaded.recurrence.room == model.recurrence.room == 2
     ids = text(2, 28)
     with torch.no_grad():
         assert_close(loaded(ids).logits, model(ids).logits)
@@ -174,7 +173,7 @@ def test_room_is_saved_and_not_decided_anew(added_only: bool, tmp_path: Path) ->
 def test_the_default_window_leaves_room() -> None:
     """The shipped base has 256 positions, fewer than the usual window."""
     model, _ = load_model("shipped:base", {"mechanism": "lookback", "keep": 64})
-    assert (model.recurrence.window, model.mechanism.room) == (224, 32)
+    assert (model.recurrence.window, model.mechanism.first_position) == (224, 32)
     assert load_model("shipped:base", {"mechanism": "lookback", "keep": 64, "room": 6})[0].recurrence.window == 250
     assert load_model("shipped:base", {"mechanism": "lookback", "keep": 250})[0].recurrence.window == 250
     assert load_model("shipped:base", {"mechanism": "tail"})[0].recurrence.window == 224
@@ -189,11 +188,6 @@ def test_what_it_takes() -> None:
     assert cost.state_floats == model(text(1, WINDOW)).state.memory.numel()
     shifts, sink = 2 * layers * width * (6 + 1), 2 * layers * width
     assert cost.added_parameters == 2 * layers * width * size + shifts + sink
-
-
-@pytest.mark.parametrize("how", ["half", "autocast"])
-def test_half_precision(how: str) -> None:
-    assert_works_in_half_precision(recurrent("gpt2", **LOOKBACKS["lookback"]), how)
 
 
 def test_a_base_that_scales_its_attention_by_itself_goes_on_doing_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,7 +227,7 @@ class TestRefusals:
 
     def test_longer_windows_than_it_was_made_for(self) -> None:
         model = recurrent("gpt2", mechanism="lookback")
-        with pytest.raises(UserError, match=r"made for windows of 8: .* Choose window=8 or less, or add it .* anew\."):
+        with pytest.raises(UserError, match=r"made for windows of 8 .*: choose window=8 or less, or add a new one"):
             model.set_recurrence(window=9)
         assert model.recurrence.window == 8
         model.set_recurrence(window=6, overlap=2)
@@ -256,6 +250,6 @@ class TestRefusals:
     def test_more_positions_than_there_are(self) -> None:
         base = tiny("gpt2", max_position_embeddings=11)
         with pytest.raises(
-            UserError, match=r"`window` is 8 behind 4 positions for what is kept, .* only 11 positions: .*window=7"
+            UserError, match=r"`window` is 8 behind 4 positions for kept keys, .* only 11 positions: .*window=7"
         ):
             add_recurrence(base, config("lookback", room=4))

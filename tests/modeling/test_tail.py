@@ -10,10 +10,8 @@ from torch.nn.functional import layer_norm
 from recurrify import TailConfig, UserError, add_recurrence
 from recurrify.evaluate.flops import full_flops_per_token, paper_flops_per_token
 from support.checks import (
-    TAILS,
     WINDOW,
     assert_close,
-    assert_works_in_half_precision,
     config,
     recurrent,
 )
@@ -167,12 +165,6 @@ def test_a_fresh_gate_keeps_next_to_nothing_and_an_open_one_everything() -> None
     assert_close(models[1](ids[:, WINDOW:], state=first.reset([1])).state.memory[:1], first.memory[:1])
     alone = models[1](ids[1:, WINDOW:]).state.memory
     assert_close(models[1](ids[:, WINDOW:], state=first.reset([1])).state.memory[1:], alone)
-
-
-@pytest.mark.parametrize("how", ["half", "autocast"])
-@pytest.mark.parametrize("family", ["gpt2", "llama", "bert"])
-def test_half_precision(family: str, how: str) -> None:
-    assert_works_in_half_precision(recurrent(family, **TAILS["tail_gated"]), how)
 
 
 def test_pooled_slots_learn_their_statistics() -> None:

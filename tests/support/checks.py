@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from recurrify import State, add_recurrence
-from recurrify.mechanisms.base import RecurrenceConfig, recurrence_config
-from support.models import DECODERS, ENCODERS, text, tiny
+from recurrify.mechanisms import MechanismConfig, mechanism_config, recurrence_config
+from support.models import DECODERS, ENCODERS, tiny
 
 WINDOW = 8
 OVERLAPS = (0, 3)
@@ -81,7 +81,10 @@ ROTARY = [family for family in DECODERS if family not in ABSOLUTE]
 
 def fits(family: str, mechanism: str) -> bool:
     """Whether the mechanism is meant for such models."""
-    return family in {"kv": ROTARY, "lookback": ABSOLUTE, "rsa": DECODERS}.get(mechanism, DECODERS | ENCODERS)
+    kind = mechanism_config(mechanism)
+    if family in ENCODERS:
+        return not kind.decoders_only
+    return kind.positions in ("any", "absolute" if family in ABSOLUTE else "rotary")
 
 
 def variants_of(*families: str) -> list[tuple[str, str]]:
@@ -105,7 +108,7 @@ def mechanisms_of(kinds: Iterable[tuple[str, str]]) -> list[Any]:
     return [pytest.param(kind, name, id="-".join((*kind, name))) for kind, name in pairs]
 
 
-def config(mechanism: str = "carry", **settings: Any) -> RecurrenceConfig:
+def config(mechanism: str = "carry", **settings: Any) -> MechanismConfig:
     return recurrence_config({"mechanism": mechanism, "window": WINDOW, **MECHANISMS[mechanism], **settings})
 
 
@@ -192,26 +195,3 @@ def assert_equals_reference(model: Any, ids: Tensor, logits: Tensor, memory: Ten
     assert_close(ours.state.memory, memory, 1e-9)
     assert_close(ours.loss, loss, 1e-9)
     assert_same_gradients(gradients(model), expected, 1e-9)
-
-
-def assert_works_in_half_precision(model: Any, how: str) -> None:
-    """`how` is half, for the weights themselves, or autocast: near the full model, and trains and generates."""
-    ids = text(2, 28)
-    with torch.no_grad():
-        expected = model(ids).logits
-    model = model.to(torch.bfloat16) if how == "half" else model
-
-    def lower() -> torch.autocast:
-        return torch.autocast("cpu", torch.bfloat16, enabled=how == "autocast")
-
-    # Apart: what torch 2.10 casts without gradients it does not cast again within the same context.
-    with lower(), torch.no_grad():
-        output = model(ids)
-    with lower():
-        assert (output.logits.float() - expected).abs().mean() < 0.05 * expected.abs().mean()
-        for checkpoint in (False, True):
-            model.train().set_recurrence(checkpoint=checkpoint)
-            model(ids, labels=ids, state=output.state.reset([1])).loss.backward()
-            assert all(value.isfinite().all() for value in gradients(model).values())
-        if model.can_generate():
-            assert model.eval().generate(ids[:, :5], max_new_tokens=20, eos_token_id=None).shape == (2, 25)

@@ -1,4 +1,4 @@
-"""What tests of captured steps share: a stand-in for a GPU, and updates of two models that must be alike."""
+"""What tests of captured steps share: a alias for a GPU, and updates of two models that must be alike."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

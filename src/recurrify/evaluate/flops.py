@@ -5,7 +5,7 @@ and weighted sums take 2·k each for every pair, k = heads × size of a head, an
 """
 
 import copy
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel
 
 from recurrify.families import family_of
-from recurrify.mechanisms.base import Mechanism, NoRecurrence, Past
+from recurrify.mechanisms.base import Mechanism, NoRecurrence, Past, WindowContext
 from recurrify.modeling.model import RecurrentPreTrainedModel
 from recurrify.windows import check_window
 
@@ -38,7 +38,7 @@ def full_flops_per_token(model: PreTrainedModel, window: int | None = None, over
     window, overlap = _window_and_overlap(model, window, overlap)
     stride = window - overlap
     base = _base_of(model)
-    mechanism: Mechanism | None = getattr(model, "mechanism", None)
+    mechanism: Any = getattr(model, "mechanism", None)
     if mechanism is None:
         return _layers_flops(base, window, {}) / stride + _outside_flops(base)
     if mechanism.keys_only:
@@ -46,7 +46,7 @@ def full_flops_per_token(model: PreTrainedModel, window: int | None = None, over
         met = 4 * mechanism.slot_pairs(window) * _attention_width(base)
         per_window = _layers_flops(base, window, {}) + met + mechanism.kept_flops()
         return per_window / stride + _outside_flops(base)
-    inputs = {layer: mechanism.slots().get(layer, 0) + mechanism.inputs_behind() for layer in range(_layers(base))}
+    inputs = {layer: mechanism.slots().get(layer, 0) + mechanism.inputs_behind for layer in range(_layers(base))}
     per_window = _layers_flops(base, window, inputs) + _mechanism_flops(mechanism, base, window, stride)
     return per_window / stride + _outside_flops(base)
 
@@ -77,7 +77,7 @@ def memory_cost(model: RecurrentPreTrainedModel, window: int | None = None, over
     return MemoryCost(
         mechanism=model.recurrence.mechanism,
         added_parameters=sum(value.numel() for value in model.added_parameters().values()),
-        state_floats=0 if model.mechanism is None else model.mechanism.floats(),
+        state_floats=0 if model.mechanism is None else model.mechanism.state_size(),
         extra_flops_per_token=extra,
         extra_share=extra / plain,
     )
@@ -137,21 +137,21 @@ def _mechanism_flops(mechanism: Mechanism, base: PreTrainedModel, window: int, s
     rows = torch.zeros(1, window, base.config.hidden_size, device=device, dtype=base.dtype)
     heads = base.config.num_attention_heads
     values = rows.new_zeros(1, heads, window, _attention_width(base) // heads)
-    behind = rows[:, :1].expand(-1, mechanism.inputs_behind(), -1)
+    behind = rows[:, :1].expand(-1, mechanism.inputs_behind, -1)
+    inputs = {"input_ids": rows[..., 0].long()}
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        notes = mechanism.start_window(stride)
+        recorder = mechanism.recorder(stride)
+        first = WindowContext(recorder=recorder)
+        mechanism.open(first, base, inputs)
         for layer in range(_layers(base)):
-            notes.see(layer, rows)
-            notes.see_behind(layer, behind)
-        mix = mechanism.mix(Past(None, None), notes)
-        if mix is not None:
-            for layer in range(_layers(base)):
-                mix(layer, values, values)
-        memory = mechanism.write(notes, Past(None, None), mechanism.statistics())
-        mechanism.read(memory)
-        recall = mechanism.recall(Past(memory, None))
-        if recall is not None:
+            recorder.see(layer, rows)
+            recorder.see_behind(layer, behind)
+            if first.change_attention is not None:
+                first.change_attention(layer, values, values)
+        later = WindowContext(Past(mechanism.write(recorder, first.past, mechanism.statistics()), None))
+        mechanism.open(later, base, inputs)
+        if later.change_inputs is not None:
             for layer in range(_layers(base)):
                 front = rows[:, :1].expand(-1, mechanism.slots().get(layer, 0), -1)
-                recall(layer, torch.cat([front, rows, behind], dim=1))
+                later.change_inputs(layer, torch.cat([front, rows, behind], dim=1))
     return float(counter.get_total_flops())

@@ -134,7 +134,7 @@ def slot_attention(model: RecurrentForCausalLM, text: Text) -> SlotAttention | N
         if not bool(before.live[0]):
             return
         length = int(before.lengths[0]) + row.stop - row.start
-        behind = mechanism.inputs_behind() if length == model.recurrence.window else 0
+        behind = mechanism.inputs_behind if length == model.recurrence.window else 0
         new = slice(row.start, row.stop)
         spread = []
         for index, layer in enumerate(layers):

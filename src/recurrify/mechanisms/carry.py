@@ -1,4 +1,5 @@
-"""The paper's mechanism: one window's hidden states, pooled and mapped, enter the next window as a key and value.
+"""The paper's mechanism: the hidden states of each window are pooled, passed through a small MLP, and added to the next
+window as extra keys and values.
 
 "Adding Recurrence to Pretrained Transformers", section 3. Shapes: B rows, N positions, K width, L layers.
 """
@@ -9,29 +10,23 @@ from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from recurrify.errors import UserError
-from recurrify.mechanisms.base import (
-    Mechanism,
-    Notes,
-    Past,
-    RecurrenceConfig,
-    register_mechanism,
-    whole_number,
-    yes_or_no,
-)
+from recurrify.mechanisms.base import MechanismConfig, Past, Recorder, SlotMechanism, whole_number, yes_or_no
+from recurrify.mechanisms.neutral import neutral_inputs
 
 Pooling = Literal["mean", "max", "attention"]
-FAINT = 0.1
-"""What a neutral start leaves of the network's random output."""
+INITIAL_SCALE = 0.1
+"""Factor of the network's random output weights for a neutral start."""
 HEAD_START = 16
-"""As how many windows the running statistics' initial mean 0 and variance 1 count."""
+"""The initial mean 0 and variance 1 of the running statistics count as so many windows."""
 MOST_PARTS = 16
-"""Into which a window's positions are divided where they are pooled."""
+"""Parts that a window's positions are divided into for pooling."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class CarryConfig(RecurrenceConfig):
+class CarryConfig(MechanismConfig):
     """The defaults are the paper's for language models."""
 
     mechanism: ClassVar[str] = "carry"
@@ -49,7 +44,7 @@ class CarryConfig(RecurrenceConfig):
     hidden_size: int = 200
     """Width of those hidden layers."""
     neutral_start: bool = True
-    """Start with vectors that the base makes little of, so that it is nearly as good as before until it learns to use
+    """Start with vectors that the base mostly ignores, so that it is nearly as good as before until it learns to use
     them. The paper does not say how its network starts; False starts at random, as torch does."""
     standardize: bool = False
     """Standardise the pooled vector by running statistics and add a linear path around the network. Not in the
@@ -71,8 +66,11 @@ class CarryConfig(RecurrenceConfig):
         yes_or_no("standardize", self.standardize)
         yes_or_no("neutral_start", self.neutral_start)
 
+    def build(self, layers: int, width: int) -> "Carry":
+        return Carry(self, layers, width)
 
-class Carry(Mechanism):
+
+class Carry(SlotMechanism):
     """memory (B, receiving layers × slots, K) = network(pooled window)."""
 
     running_mean: Tensor
@@ -80,7 +78,7 @@ class Carry(Mechanism):
     windows_seen: Tensor
 
     def __init__(self, config: CarryConfig, layers: int, width: int) -> None:
-        super().__init__()
+        super().__init__(config)
         if config.insert_layer == "all":
             self.receivers = list(range(layers))
         elif config.insert_layer <= layers:
@@ -90,7 +88,7 @@ class Carry(Mechanism):
                 f"`insert_layer` is {config.insert_layer}, but the model has only {layers} layers: "
                 f"choose 1 to {layers}, or 'all'."
             )
-        self.config, self.layers, self.width = config, layers, width
+        self.layers, self.width = layers, width
         if config.pooled_layers == "all":
             self.layer_scores = nn.Parameter(torch.zeros(layers))
         if config.pooling == "attention":
@@ -107,28 +105,31 @@ class Carry(Mechanism):
             self.register_buffer("running_variance", torch.ones(width))
             self.register_buffer("windows_seen", torch.zeros((), dtype=torch.long))
 
+    def start(self, base: PreTrainedModel) -> None:
+        if self.config.neutral_start:
+            self.start_from(neutral_inputs(base))
+
     @torch.no_grad()
     def start_from(self, neutral: list[Tensor]) -> None:
-        if not self.config.neutral_start:
-            return
+        """Write vectors near these at first: one (width,) for each layer."""
         last: Any = self.network[-1]
-        last.weight.mul_(FAINT)
+        last.weight.mul_(INITIAL_SCALE)
         vectors = [neutral[layer].to(last.bias).repeat(self.config.slots) for layer in self.receivers]
         last.bias.copy_(torch.cat(vectors))
         if self.config.standardize:
-            self.skip.weight.mul_(FAINT)
+            self.skip.weight.mul_(INITIAL_SCALE)
 
     def slots(self) -> dict[int, int]:
         return dict.fromkeys(self.receivers, self.config.slots)
 
-    def floats(self) -> int:
+    def state_size(self) -> int:
         return len(self.receivers) * self.config.slots * self.width
 
     def read(self, memory: Tensor) -> dict[int, Tensor]:
         parts = memory.split(self.config.slots, dim=1)
         return dict(zip(self.receivers, parts, strict=True))
 
-    def start_window(self, stride: int) -> "Pool":
+    def recorder(self, stride: int) -> "Pool":
         return Pool(self, stride)
 
     def statistics(self) -> tuple[Tensor, ...]:
@@ -136,9 +137,8 @@ class Carry(Mechanism):
             return ()
         return self.running_mean.clone(), self.running_variance.clone()
 
-    def write(self, notes: Notes, past: Past, statistics: tuple[Tensor, ...]) -> Tensor:
-        assert isinstance(notes, Pool)
-        pooled = notes.summary()
+    def write(self, recorder: "Pool", past: Past, statistics: tuple[Tensor, ...]) -> Tensor:
+        pooled = recorder.summary()
         if statistics:
             mean, variance = statistics
             # In float32 or better: running variances can be far below what half precision resolves.
@@ -173,7 +173,7 @@ class Carry(Mechanism):
         return self
 
 
-class Pool(Notes):
+class Pool(Recorder):
     """Σ_l w_l·h^(l), pooled over positions while the layers run, so that no layer's output is kept for it."""
 
     def __init__(self, carry: Carry, stride: int) -> None:
@@ -206,9 +206,6 @@ class Pool(Notes):
 
 
 def equal_parts(positions: int) -> int:
-    """Into how many parts of the same size positions are pooled at first: compiled for a GPU, one sum over all
-    positions of all layers is too few pieces of work to keep it busy."""
+    """Number of equal parts that positions are pooled in at first: compiled for a GPU, one sum over all positions of
+    all layers is too few pieces of work to keep it busy."""
     return next(parts for parts in range(min(MOST_PARTS, positions), 0, -1) if positions % parts == 0)
-
-
-register_mechanism(CarryConfig, Carry)

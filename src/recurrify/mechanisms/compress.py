@@ -1,56 +1,57 @@
-"""An associative memory in every layer: few tokens write into it behind each window, and every token reads from it.
+"""An associative memory in every layer: a few tokens behind each window write into it, and every token reads from it.
 
-"Associative Recurrent Memory Transformer" (ARMT), Rodkin et al. 2024: a delta rule overwrites what a key already stands
-for. Shapes: B rows, N positions, M tokens behind the window, L layers, K width, D size, F = 6·D features of a key.
+"Associative Recurrent Memory Transformer" (ARMT), Rodkin et al. 2024: a delta rule overwrites the value of a key.
+Shapes: B rows, N positions, M tokens behind the window, L layers, K width, D size, F = 6·D features of a key.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm, normalize
+from transformers import PreTrainedModel
 
 from recurrify.mechanisms.base import (
-    Mechanism,
-    Notes,
+    MechanismConfig,
     Past,
-    RecurrenceConfig,
+    Recorder,
+    SlotMechanism,
+    WindowContext,
     finite_number,
-    register_mechanism,
     whole_number,
     yes_or_no,
 )
 from recurrify.mechanisms.memory_tokens import SPREAD
+from recurrify.mechanisms.neutral import neutral_inputs
 
 ROLLS = 3
 """The published feature map multiplies each entry with so many neighbours."""
-NEARLY_CLOSED = 0.1
-"""How loud what is read is at first, in multiples of the median of a layer's neutral input."""
+INITIAL_SCALE = 0.1
+"""Scale of what is read for a neutral start, in multiples of the median of a layer's neutral input."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompressConfig(RecurrenceConfig):
-    """As published, but for five things: keys have length one and are written one after the other, which is stable
-    without a count of what was written before; old windows fade as new ones are written; values are as narrow as keys
-    and widened again when read, so that the memory stays small; that last map starts nearly closed; and no tokens stand
-    in front of the window. Windows that overlap are written whole, with the tokens that the next one sees again."""
+class CompressConfig(MechanismConfig):
+    """As published, except for five things: keys have length one and are written one after the other, which is stable
+    without a count of earlier writes; old windows fade as new ones are written; values are as narrow as keys and
+    widened when read, so that the memory stays small; that last map starts nearly closed; and no tokens are added in
+    front of the window. Overlapping windows are written whole, with the tokens that the next one sees again."""
 
     mechanism: ClassVar[str] = "compress"
+    writes_overlap: ClassVar[bool] = True
 
     tokens: int = 8
     """How many tokens behind each window write into the memory of every layer."""
     size: int = 32
     """Width of keys and values: each layer's memory has 6 · size² numbers."""
     fade: float = 0.025
-    """What older windows wrote shrinks to e^−fade of itself with each token that writes with full strength. At first 8
-    tokens write with about half of it: a tenth goes in each window, and the memory settles near where ten of them bring
-    it. With 0, as published, nothing fades: over hundreds of windows the memory grows far beyond what it was in
-    training, and so does what is read from it."""
+    """The memory shrinks to e^−fade of itself with each token that writes with full strength. At first 8 tokens write
+    with about half of it: each window forgets a tenth, and the memory stays at the size that ten windows give it. With
+    0, as published, nothing fades: over hundreds of windows the memory, and what is read from it, grows far beyond its
+    size in training."""
     neutral_start: bool = True
-    """Start with a nearly closed way from the memory to the layers; False starts with an open
-    one."""
+    """Start with a small map from the memory to the layers; False starts with a map of the usual size."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -59,13 +60,16 @@ class CompressConfig(RecurrenceConfig):
         finite_number("fade", self.fade, 0)
         yes_or_no("neutral_start", self.neutral_start)
 
+    def build(self, layers: int, width: int) -> "Compress":
+        return Compress(self, layers, width)
 
-class Compress(Mechanism):
-    """memory (B, L, F, D): in each layer, what each feature of a key stands for."""
+
+class Compress(SlotMechanism):
+    """memory (B, L, F, D): in each layer, the value of each feature of a key."""
 
     def __init__(self, config: CompressConfig, layers: int, width: int) -> None:
-        super().__init__()
-        self.config, self.layers = config, layers
+        super().__init__(config)
+        self.layers, self.inputs_behind = layers, config.tokens
         size = config.size
         self.tokens = nn.Parameter(torch.empty(config.tokens, width))
         nn.init.normal_(self.tokens, std=SPREAD)
@@ -80,51 +84,49 @@ class Compress(Mechanism):
         nn.init.normal_(self.out, std=size**-0.5)
 
     @torch.no_grad()
-    def start_from(self, neutral: list[Tensor]) -> None:
+    def start(self, base: PreTrainedModel) -> None:
         if not self.config.neutral_start:
             return
+        neutral = neutral_inputs(base)
         vector = neutral[0].to(self.tokens)
         self.tokens.mul_(float(vector.abs().median()) / SPREAD).add_(vector)
         for out, vector in zip(self.out, neutral, strict=True):
-            out.mul_(NEARLY_CLOSED * float(vector.abs().median()))
+            out.mul_(INITIAL_SCALE * float(vector.abs().median()))
 
     def slots(self) -> dict[int, int]:
         return {}
 
-    def floats(self) -> int:
+    def state_size(self) -> int:
         return self.layers * 2 * ROLLS * self.config.size**2
 
     def read(self, memory: Tensor) -> dict[int, Tensor]:
         return {}
 
-    def recall(self, past: Past) -> Callable[[int, Tensor], Tensor] | None:
-        if past.memory is None:
-            return None
-        memory = past.otherwise(torch.zeros_like(past.memory))
+    def open(self, window: WindowContext, base: PreTrainedModel, inputs: dict[str, Any]) -> dict[str, Any]:
+        past = window.past
+        if past.memory is not None:
+            memory = past.otherwise(torch.zeros_like(past.memory))
 
-        def recalled(layer: int, hidden: Tensor) -> Tensor:
-            asked = features(_normed(hidden, self.query) @ self.query[layer])
-            return hidden + (asked @ memory[:, layer].to(asked.dtype) @ self.out[layer]).to(hidden.dtype)
+            def recalled(layer: int, hidden: Tensor) -> Tensor:
+                asked = features(_normed(hidden, self.query) @ self.query[layer])
+                return hidden + (asked @ memory[:, layer].to(asked.dtype) @ self.out[layer]).to(hidden.dtype)
 
-        return recalled
-
-    def inputs_behind(self) -> int:
-        return self.config.tokens
+            window.change_inputs = recalled
+        return super().open(window, base, inputs)
 
     def ask(self, past: Past, rows: int) -> Tensor:
         return self.tokens.expand(rows, -1, -1)
 
-    def start_window(self, stride: int) -> "OutputsBehind":
+    def recorder(self, stride: int) -> "OutputsBehind":
         return OutputsBehind()
 
-    def write(self, notes: Notes, past: Past, statistics: tuple[Tensor, ...]) -> Tensor:
-        assert isinstance(notes, OutputsBehind)
-        behind = _normed(torch.stack(notes.layers, dim=1), self.key)  # (B, L, M, K)
+    def write(self, recorder: "OutputsBehind", past: Past, statistics: tuple[Tensor, ...]) -> Tensor:
+        behind = _normed(torch.stack(recorder.layers, dim=1), self.key)  # (B, L, M, K)
         keys, values = features(behind @ self.key), behind @ self.value
         strengths = (behind @ self.strength).sigmoid()
-        # In the weights' own precision, also under autocast: what is added up over many windows must not round away.
+        # In the weights' own precision, also under autocast: sums over many windows must not round away.
         memory = past.otherwise(self.key.new_zeros(*keys.shape[:2], keys.shape[3], self.config.size))
-        # By what is written, not by windows: one that has nothing to write leaves the memory as it was.
+        # Fades by what is written, not by windows: a window that writes nothing leaves the memory as it was.
         written = strengths.sum(dim=2, keepdim=True, dtype=memory.dtype)
         memory = memory * (-self.config.fade * written).exp()
         for key, value, strength in zip(
@@ -134,20 +136,14 @@ class Compress(Mechanism):
         return memory
 
 
-class OutputsBehind(Notes):
-    """What each layer makes of the tokens behind the window."""
+class OutputsBehind(Recorder):
+    """Each layer's outputs of the tokens behind the window."""
 
     def __init__(self) -> None:
         self.layers: list[Tensor] = []
 
-    def see(self, layer: int, hidden: Tensor) -> None:
-        pass
-
     def see_behind(self, layer: int, hidden: Tensor) -> None:
         self.layers.append(hidden)
-
-    def summary(self) -> None:
-        return None
 
 
 def features(keys: Tensor) -> Tensor:
@@ -159,6 +155,3 @@ def features(keys: Tensor) -> Tensor:
 
 def _normed(hidden: Tensor, like: Tensor) -> Tensor:
     return layer_norm(hidden.to(like.dtype), hidden.shape[-1:])
-
-
-register_mechanism(CompressConfig, Compress)

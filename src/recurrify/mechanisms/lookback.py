@@ -1,68 +1,77 @@
-"""Ours: keys and values of the previous window's last positions, seen by every layer of the next, for models whose
-positions are absolute.
+"""Ours: keys and values of the previous window's last positions, seen by every layer of the next, for models with
+absolute positions.
 
-Such a model's keys tell where they stood, and kept as they are they would stand among the window's own tokens. But most
-of what a key says of its place is the same for all tokens there. So the mean key of the old place is taken away, and
-that of a place in front of the window put in its stead: a window that has a memory begins some positions later. Values
-tell early places from late ones, and are moved by one vector for all. In front of what is kept stands a sink: what such
-models make of a first token, to which they give the attention that they have no use for. That alone remembers, before
-anything is trained; what is learned are the shifts, a map for each head, and the sink. Shapes: B rows, L layers, H
-heads, D size of a head, C positions kept, N positions.
+Such keys contain their position, and kept unchanged they would lie among the window's own tokens. But most of the
+position's part in a key is the same for all tokens. So the mean key of the old position is subtracted, and that of a
+position in front of the window added: a window that has a memory begins some positions later. Values differ between
+early and late positions, and are shifted by one vector for all. In front of the kept keys is a sink: the key and value
+of a first token, which takes the attention that has nowhere else to go. This remembers without any training; the
+shifts, a map for each head, and the sink are learned. Shapes: B rows, L layers, H heads, D size of a head, C positions
+kept, N positions.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from recurrify.errors import UserError
 from recurrify.families import family_of, has_absolute_positions, open_attention
 from recurrify.mechanisms.base import (
-    Mechanism,
-    Notes,
+    CacheMechanism,
+    CacheRecorder,
+    MechanismConfig,
     Past,
-    RecurrenceConfig,
-    register_mechanism,
     whole_number,
     yes_or_no,
 )
-from recurrify.mechanisms.kv import mask_of_kept, with_kept
 from recurrify.mechanisms.neutral import mean_keys_and_values
 
-FAINTER = 0.85
-"""How loud is at first what sets kept keys and values apart: what their new place says of them is less sure."""
+INITIAL_SCALE = 0.85
+"""Initial scale of what distinguishes kept keys and values: at another position it is less certain."""
 LEAST_ROOM = 2
 EARLY = slice(2, 10)
-"""Where what is kept is taken to stand in a base that has no positions left."""
+"""Assumed positions of kept keys for a base that has no free positions."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class LookbackConfig(RecurrenceConfig):
-    """Windows that look back at what all layers computed in the window before.
+class LookbackConfig(MechanismConfig):
+    """Windows that attend to keys and values of all layers of the previous window.
 
-    It is made for its own windows and overlap: set to others later, it takes what is kept to have stood elsewhere than
-    it did, and gains less until it is trained."""
+    It is made for its own window and overlap: if they are changed later, it assumes wrong old positions of what it
+    keeps, and gains less until it is trained."""
 
     mechanism: ClassVar[str] = "lookback"
+    decoders_only: ClassVar[bool] = True
+    positions: ClassVar[Any] = "absolute"
     left_to_base: ClassVar[tuple[str, ...]] = ("room",)
 
     keep: int = 64
-    """How many of the last positions that the next window does not see it looks back at."""
+    """How many positions of the previous window to keep: the last ones that the next window does not see itself."""
     room: int | None = None
-    """How many positions are left in front of a window that has a memory, for what is kept; None takes one more than
-    `keep`, or as many as the base has besides the window. With fewer than half of `keep` it may do harm until it is
-    trained."""
+    """Free positions in front of a window that has a memory, for the kept keys; None takes `keep` + 1, or as many as
+    the base has besides the window. With less than half of `keep` it may do harm until it is trained."""
     sink: bool = True
-    """Whether a first token, as the base knows it, stands in front of what is kept."""
+    """Whether the mean key and value of a first token are added in front of the kept ones."""
     moved_start: bool = True
-    """Start with keys and values that are moved to where they are taken to stand; False starts with them as they were,
-    behind the sink all the same."""
+    """Start with keys and values shifted to their assumed positions; False starts with unchanged ones, with the sink if
+    there is one."""
 
     @classmethod
     def completed(cls, values: dict[str, Any]) -> dict[str, Any]:
         return {"keep": min(cls.keep, cls.stride_of(values)), **values}
+
+    @classmethod
+    def longest_window(cls, values: Mapping[str, Any], positions: int) -> int:
+        keep, room = int(values.get("keep", cls.keep)), values.get("room")
+        if room is not None:
+            return positions - int(room)
+        # Kept positions have been in a window, however few that leaves free.
+        least = min(positions, keep + int(values.get("overlap", 0)))
+        return max(least, positions - enough_room(keep))
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -78,26 +87,22 @@ class LookbackConfig(RecurrenceConfig):
                 f"memory is added, {'less overlap, ' if self.overlap else ''}or larger windows."
             )
 
-
-def wanted_room(keep: int) -> int:
-    """How many positions in front to take where there are enough: one for the sink, and one for each that is kept."""
-    return keep + 1
+    def build(self, layers: int, width: int) -> "Lookback":
+        return Lookback(self, layers, width)
 
 
 def enough_room(keep: int) -> int:
-    """With fewer positions in front, more than two of what is kept stand at one of them, which may do harm."""
+    """With fewer free positions, more than two kept keys share one of them, which may do harm."""
     return max(LEAST_ROOM, keep // 2)
 
 
-class Lookback(Mechanism):
-    """memory (B, L, 2, H, C, D): key · map + shift and value · map + shift of each position that is kept. The sink, a
-    weight like others, comes in front when it is read."""
-
-    keys_only: ClassVar[bool] = True
+class Lookback(CacheMechanism):
+    """memory (B, L, 2, H, C, D): key · map + shift and value · map + shift of each kept position. The sink is added in
+    front when the memory is read."""
 
     def __init__(self, config: LookbackConfig, layers: int, width: int) -> None:
-        super().__init__()
-        self.config, self.layers, self.room = config, layers, config.room or 0
+        super().__init__(config)
+        self.layers = layers
         self.seen = config.keep + config.sink
 
     def fit(self, base: PreTrainedModel) -> None:
@@ -111,56 +116,55 @@ class Lookback(Mechanism):
             )
         if self.config.room is None:
             positions = family.positions(config)
-            wanted = wanted_room(self.config.keep)
-            self.room = wanted if positions is None else max(0, min(wanted, positions - self.config.window))
-        if not getattr(config, "reorder_and_upcast_attn", False):  # which attention that was opened would not do
+            room = self.config.keep + 1  # one position for each kept key, and one for the sink
+            if positions is not None:
+                room = max(0, min(room, positions - self.config.window))
+            self.config = replace(self.config, room=room)
+        self.first_position = self.config.room
+        if not getattr(config, "reorder_and_upcast_attn", False):  # opened attention does not do that
             open_attention(base)
         heads = config.num_attention_heads
         size = config.hidden_size // heads
         self.maps = nn.Parameter(torch.eye(size).repeat(self.layers, 2, heads, 1, 1))
-        # The first is for what a document's first window leaves, which stood elsewhere. The second learns only where
-        # training sequences have three windows or more.
+        # The first is for a document's first window, which begins at position 0. The second learns only if training
+        # sequences have three windows or more.
         self.shifts = nn.Parameter(torch.zeros(2, self.layers, heads, self.config.keep, size))
         self.value_shifts = nn.Parameter(torch.zeros(2, self.layers, heads, 1, size))
         if self.config.sink:
             self.sink = nn.Parameter(torch.zeros(self.layers, 2, heads, 1, size))
 
-    def settled(self, config: RecurrenceConfig) -> RecurrenceConfig:
-        assert isinstance(config, LookbackConfig)
-        return replace(config, room=self.room)
-
-    def windows_changed(self, config: RecurrenceConfig) -> None:
+    def resize(self, config: LookbackConfig) -> None:
         if config.window > self.config.window:
             raise UserError(
-                f"This 'lookback' was made for windows of {self.config.window}: of longer ones it does not know where "
-                f"what it keeps has stood. Choose window={self.config.window} or less, or add it to the base anew."
+                f"This 'lookback' was made for windows of {self.config.window} and has no old positions for longer "
+                f"ones: choose window={self.config.window} or less, or add a new one to the base."
             )
 
     @torch.no_grad()
-    def learn_from(self, base: PreTrainedModel) -> None:
-        window, keep, stride = self.config.window, self.config.keep, self.config.stride
+    def start(self, base: PreTrainedModel) -> None:
+        window, keep, stride, room = self.config.window, self.config.keep, self.config.stride, self.first_position
         if not self.config.sink and not self.config.moved_start:
             return
-        means = mean_keys_and_values(base, window + self.room).to(self.shifts)
+        means = mean_keys_and_values(base, window + room).to(self.shifts)
         if self.config.sink:
             self.sink.copy_(means[:, :, :, :1])
         if not self.config.moved_start:
             return
         keys, values = means.unbind(1)
-        if self.room >= LEAST_ROOM:
-            # Not at the very first, to which models give their attention for want of anything better.
-            first = max(1, self.room - keep)
-            places = first + torch.arange(keep) * (self.room - 1 - first) // max(1, keep - 1)
+        if room >= LEAST_ROOM:
+            # Not at the very first position, which gets attention that has nowhere else to go.
+            first = max(1, room - keep)
+            places = first + torch.arange(keep) * (room - 1 - first) // max(1, keep - 1)
             keys_there = keys[:, :, places]
         else:
             places = torch.arange(min(EARLY.start, window - 1), min(EARLY.stop, window))
             keys_there = keys[:, :, places].mean(2, keepdim=True)
         values_there = values[:, :, places].mean(2, keepdim=True)
-        self.maps.mul_(FAINTER)
-        for which, first in enumerate((0, self.room)):
+        self.maps.mul_(INITIAL_SCALE)
+        for which, first in enumerate((0, room)):
             old = slice(first + stride - keep, first + stride)
-            self.shifts[which] = keys_there - FAINTER * keys[:, :, old]
-            self.value_shifts[which] = values_there - FAINTER * values[:, :, old].mean(2, keepdim=True)
+            self.shifts[which] = keys_there - INITIAL_SCALE * keys[:, :, old]
+            self.value_shifts[which] = values_there - INITIAL_SCALE * values[:, :, old].mean(2, keepdim=True)
 
     def slots(self) -> dict[int, int]:
         return dict.fromkeys(range(self.layers), self.seen)
@@ -169,42 +173,24 @@ class Lookback(Mechanism):
         _, _, heads, size, _ = self.maps.shape
         return 2 * self.layers * 2 * heads * self.config.keep * size * size
 
-    def floats(self) -> int:
+    def state_size(self) -> int:
         return 2 * self.shifts[0].numel()
-
-    def read(self, memory: Tensor) -> dict[int, Tensor]:
-        return {}
-
-    def first_position(self) -> int:
-        return self.room
 
     def first_positions(self, past: Past) -> int | Tensor:
         if past.memory is None:
             return 0
-        return self.room if past.live is None else self.room * past.live[:, None]
+        return self.first_position if past.live is None else self.first_position * past.live[:, None]
 
-    def prepare(self, base: PreTrainedModel, inputs: dict[str, Any], past: Past, notes: Notes | None) -> dict[str, Any]:
-        ids: Tensor = inputs["input_ids"]
-        cache = with_kept(inputs.get("past_key_values"), self._behind_sink(past))
-        mask = mask_of_kept(past, ids, self.seen)
-        if notes is not None:
-            assert isinstance(notes, WindowCache)
-            notes.cache = cache
-        places = torch.arange(ids.shape[1], device=ids.device)[None].expand(len(ids), -1) + self.first_positions(past)
-        return {**inputs, "position_ids": places, "attention_mask": mask, "past_key_values": cache, "use_cache": True}
+    def kept(self, memory: Tensor) -> Tensor:
+        if not self.config.sink:
+            return memory
+        sink = self.sink.to(memory.dtype).expand(len(memory), -1, -1, -1, -1, -1)
+        return torch.cat([sink, memory], dim=4)
 
-    def _behind_sink(self, past: Past) -> Past:
-        if past.memory is None or not self.config.sink:
-            return past
-        sink = self.sink.to(past.memory.dtype).expand(len(past.memory), -1, -1, -1, -1, -1)
-        return Past(torch.cat([sink, past.memory], dim=4), past.live)
-
-    def start_window(self, stride: int) -> "WindowCache":
-        return WindowCache(stride)
-
-    def write(self, notes: Notes, past: Past, statistics: tuple[Tensor, ...]) -> Tensor:
-        assert isinstance(notes, WindowCache)
-        keys, values = notes.last(self.config.keep, 0 if past.memory is None else self.seen)
+    def write(self, recorder: CacheRecorder, past: Past, statistics: tuple[Tensor, ...]) -> Tensor:
+        span = slice(recorder.stride - self.config.keep, recorder.stride)
+        own = recorder.layers(0 if past.memory is None else self.seen)
+        keys, values = (torch.stack([part[:, :, span] for part in parts], dim=1) for parts in zip(*own, strict=True))
 
         def moved(kept: Tensor, which: int, shifts: Tensor) -> Tensor:
             first, later = shifts.to(kept.dtype)
@@ -212,31 +198,3 @@ class Lookback(Mechanism):
             return kept @ self.maps[:, which].to(kept.dtype) + last.otherwise(first.expand_as(kept))
 
         return torch.stack([moved(keys, 0, self.shifts), moved(values, 1, self.value_shifts)], dim=2)
-
-
-class WindowCache(Notes):
-    """What every layer of a window put into the cache that it was given."""
-
-    def __init__(self, stride: int) -> None:
-        self.stride = stride
-        self.cache: DynamicCache | None = None
-
-    def see(self, layer: int, hidden: Tensor) -> None:
-        pass
-
-    def summary(self) -> None:
-        return None
-
-    def last(self, keep: int, before: int) -> tuple[Tensor, Tensor]:
-        """Keys and values (B, L, H, keep, D) of the last positions that the next window does not see; `before` of
-        those in the cache are not the window's own."""
-        assert self.cache is not None, "no window was prepared"
-        span = slice(before + self.stride - keep, before + self.stride)
-        layers = self.cache.layers
-        return (
-            torch.stack([layer.keys[:, :, span] for layer in layers], dim=1),
-            torch.stack([layer.values[:, :, span] for layer in layers], dim=1),
-        )
-
-
-register_mechanism(LookbackConfig, Lookback)

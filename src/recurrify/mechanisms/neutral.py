@@ -1,9 +1,8 @@
-"""Where added inputs start: as what a model's layers see of a first token, which they know to make little of.
+"""Neutral inputs: what a first token looks like to each layer, which trained models mostly ignore.
 
-Attention has to put its weight somewhere, and trained models learn to leave what they have no use for on the first
-token. An extra input that looks like one takes a share of that weight and changes little else. One that looks like
-nothing the model knows, however faint (the layers' norms make faint inputs as loud as others), draws attention from
-everywhere and undoes much of what was learned.
+Attention weights sum to one, and trained models learn to put unused weight on the first token. An extra input that
+looks like a first token takes a share of that weight and changes little else. Any other extra input, even a small one
+(norms scale it up), takes attention from everywhere and undoes much of what was learned.
 """
 
 from typing import Any
@@ -17,17 +16,15 @@ from recurrify.families import family_of
 PROBES = 64
 """First tokens to average over."""
 TEXTS, AT_ONCE = 64, 4
-"""Texts to average keys and values over, and how many are run at a time: those of all would take gigabytes. A quarter
-of them leaves so much noise that a tenth of the gain is lost."""
+"""Texts to average keys and values over, and how many run at a time to limit memory. With a quarter of them, noise
+costs a tenth of the gain."""
 
 
 @torch.no_grad()
-def neutral_inputs(base: PreTrainedModel) -> list[Tensor] | None:
-    """For each layer the input (width,) that a first token has there; None for a base whose weights are elsewhere."""
+def neutral_inputs(base: PreTrainedModel) -> list[Tensor]:
+    """For each layer, the mean input (width,) that a first token has there."""
     layers = family_of(base.config).layers_of(base)
     device = next(base.parameters()).device
-    if device.type == "meta":
-        return None
     seen: list[Tensor] = []
 
     def keep(layer: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
@@ -46,7 +43,7 @@ def neutral_inputs(base: PreTrainedModel) -> list[Tensor] | None:
 
 @torch.no_grad()
 def mean_keys_and_values(base: PreTrainedModel, length: int) -> Tensor:
-    """(layers, 2, heads, length, size): the means at each position of texts of tokens drawn at random."""
+    """(layers, 2, heads, length, size): the mean keys and values at each position, over random tokens."""
     drawn = torch.Generator().manual_seed(0)
     means: Tensor | float = 0.0
     for _ in range(0, TEXTS, AT_ONCE):
@@ -60,7 +57,7 @@ def mean_keys_and_values(base: PreTrainedModel, length: int) -> Tensor:
 
 
 def _run(base: PreTrainedModel, ids: Tensor, **more: Any) -> None:
-    """As it is used, whatever mode it is in."""
+    """Run the base in eval mode, and restore its mode."""
     modes = [(module, module.training) for module in base.modules()]
     base.eval()
     try:
@@ -72,6 +69,6 @@ def _run(base: PreTrainedModel, ids: Tensor, **more: Any) -> None:
 
 
 def first_tokens(config: PretrainedConfig) -> Tensor:
-    """A sample of the vocabulary. Their mean serves better than the token that texts begin with, of which models know
-    that there is only one."""
+    """A sample of the vocabulary. Their mean works better than the token that texts begin with, which models expect
+    only once."""
     return torch.linspace(0, config.vocab_size - 1, min(PROBES, config.vocab_size)).long()

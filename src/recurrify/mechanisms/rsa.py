@@ -1,13 +1,12 @@
-"""Self-attention with recurrence inside a pretrained decoder: a share of what some heads attend to is the recurrence
-over their values, and its state goes on from window to window.
+"""Self-attention with recurrence (RSA) inside a pretrained decoder: the output of some heads is mixed with a recurrence
+over their values, whose state is passed from window to window.
 
 Shapes: B rows, L layers that have it, H heads, R heads that carry a REM, N positions, W window, D size of a head,
 S = 2 · largest dilation.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,20 +20,21 @@ from recurrify.errors import UserError
 from recurrify.families import family_of, open_attention
 from recurrify.mechanisms.base import (
     Mechanism,
-    Notes,
+    MechanismConfig,
     Past,
-    RecurrenceConfig,
+    Recorder,
+    WindowContext,
     finite_number,
-    register_mechanism,
     whole_number,
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class RSARecurrenceConfig(RecurrenceConfig):
+class RSARecurrenceConfig(MechanismConfig):
     """`recurrify.attention.RSAConfig` for the layers of a pretrained decoder, whose heads are given."""
 
     mechanism: ClassVar[str] = "rsa"
+    decoders_only: ClassVar[bool] = True
 
     counts: tuple[int, int, int, int, int, int] = (0, 1, 1, 0, 0, 0)
     """Heads of each kind in a layer: regular, cosine, sine, then dilated regular, dilated cosine, dilated sine."""
@@ -45,8 +45,8 @@ class RSARecurrenceConfig(RecurrenceConfig):
     layers: tuple[int, ...] | Literal["all"] = "all"
     """Which layers have it, counted from 1."""
     gate_start: float = -3.0
-    """The first value of each layer's gate before the sigmoid: at −3 the recurrence has a share of a twentieth, and the
-    model starts nearly as its base."""
+    """Initial value of each layer's gate before the sigmoid: at −3 the recurrence has a share of 5 %, and the model
+    starts close to its base."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,8 +74,8 @@ class RSARecurrenceConfig(RecurrenceConfig):
             )
         if layer.truncation is not None:
             raise UserError(
-                f"`truncation` is {layer.truncation}, but inside a pretrained model the recurrence goes on from window "
-                "to window: leave it out."
+                f"`truncation` is {layer.truncation}, but inside a pretrained model the recurrence continues from "
+                "window to window: leave it out."
             )
         return cls(
             window=min(cls.window, family_of(base).positions(base) or cls.window),
@@ -86,7 +86,7 @@ class RSARecurrenceConfig(RecurrenceConfig):
         )
 
     def for_heads(self, heads: int) -> RSAConfig:
-        """The same for attention of so many heads, which refuses what does not fit."""
+        """The same for attention of so many heads; raises UserError if they do not fit."""
         return RSAConfig(
             heads=heads,
             counts=self.counts,
@@ -94,6 +94,9 @@ class RSARecurrenceConfig(RecurrenceConfig):
             sharing=self.sharing,
             gate_start=self.gate_start,
         )
+
+    def build(self, layers: int, width: int) -> "RSA":
+        return RSA(self, layers, width)
 
 
 def _whole_numbers(name: str, values: object, least: int, otherwise: str = "") -> None:
@@ -105,11 +108,12 @@ def _whole_numbers(name: str, values: object, least: int, otherwise: str = "") -
 
 
 class RSA(Mechanism):
-    """memory (B, L, R, S, D): in each layer, all that the recurrence knows of the positions before the window."""
+    """memory (B, L, R, S, D): in each layer, the state of the recurrence before the window."""
+
+    changes_attention: ClassVar[bool] = True
 
     def __init__(self, config: RSARecurrenceConfig, layers: int, width: int) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         chosen = range(1, layers + 1) if config.layers == "all" else sorted(config.layers)
         if chosen[-1] > layers:
             raise UserError(
@@ -123,8 +127,8 @@ class RSA(Mechanism):
         config = base.config
         if not family_of(config).causal:
             raise UserError(
-                f"The mechanism 'rsa' needs a decoder, which {config.model_type!r} models are not: attention that "
-                "looks both ways has seen its future and leaves no state to go on from; choose another, as 'carry'."
+                f"The mechanism 'rsa' needs a decoder, which {config.model_type!r} models are not: attention in both "
+                "directions has no state to continue from; choose another, such as 'carry'."
             )
         rsa = self.config.for_heads(config.num_attention_heads)
         self.encodings.extend(SavedEncoding(rsa) for _ in self.places)
@@ -136,15 +140,11 @@ class RSA(Mechanism):
     def slots(self) -> dict[int, int]:
         return {}
 
-    def floats(self) -> int:
+    def state_size(self) -> int:
         return self.numbers
 
-    def read(self, memory: Tensor) -> dict[int, Tensor]:
-        return {}
-
-    def mix(
-        self, past: Past, notes: Notes | None = None, tokens: Tensor | None = None
-    ) -> Callable[[int, Tensor, Tensor], Tensor]:
+    def open(self, window: WindowContext, base: PreTrainedModel, inputs: dict[str, Any]) -> dict[str, Any]:
+        past, recorder, tokens = window.past, window.recorder, window.places
         memory = None if past.memory is None else past.otherwise(torch.zeros_like(past.memory))
 
         def mixed(layer: int, attended: Tensor, values: Tensor) -> Tensor:
@@ -157,27 +157,26 @@ class RSA(Mechanism):
             if tokens is not None:
                 return mix_one(attended, values, encoding, tokens, carry)
             state = None if carry is None else ScanState(carry, carry[:, :, :0])
-            if notes is None:
+            if not isinstance(recorder, Carries):
                 return mix_recurrence(attended, values, encoding, causal=True, state=state).output
-            assert isinstance(notes, Carries)
-            return notes.follow(attended, values, encoding, state)
+            return recorder.follow(attended, values, encoding, state)
 
-        return mixed
+        window.change_attention = mixed
+        return inputs
 
-    def start_window(self, stride: int) -> "Carries":
+    def recorder(self, stride: int) -> "Carries":
         return Carries(stride)
 
-    def write(self, notes: Notes, past: Past, statistics: tuple[Tensor, ...]) -> Tensor:
-        assert isinstance(notes, Carries)
-        return torch.stack(notes.layers, dim=1)
+    def write(self, recorder: "Carries", past: Past, statistics: tuple[Tensor, ...]) -> Tensor:
+        return torch.stack(recorder.layers, dim=1)
 
 
 class SavedEncoding(RecurrenceEncoding):
-    """Its buffers are saved too: transformers leaves those that are not saved empty when it loads a model. Parameters
-    of kinds that no head is of become such buffers: there is nothing to train."""
+    """Its buffers are saved too: transformers leaves buffers that are not saved empty when it loads a model. Parameters
+    of kinds without heads become such buffers: there is nothing to train."""
 
     draws_apart = False
-    """They are made one after the other, for a base that is there already."""
+    """They are initialised one after the other, for a base that exists already."""
 
     def __init__(self, config: RSAConfig) -> None:
         super().__init__(config)
@@ -189,15 +188,15 @@ class SavedEncoding(RecurrenceEncoding):
             self.register_buffer(name, value.detach(), persistent=True)
 
 
-class Carries(Notes):
-    """The state of each layer's recurrence where the next window begins."""
+class Carries(Recorder):
+    """The state of each layer's recurrence at the start of the next window."""
 
     def __init__(self, stride: int) -> None:
         self.stride = stride
         self.layers: list[Tensor] = []
 
     def follow(self, attended: Tensor, values: Tensor, encoding: RecurrenceEncoding, state: ScanState | None) -> Tensor:
-        """Mix a whole window, and keep the state behind what the next one does not see again."""
+        """Mix a whole window, and keep the state after the positions that the next one does not see again."""
         cut = [self.stride, attended.shape[2] - self.stride]
         (unseen, seen_again), (values, values_again) = attended.split(cut, dim=2), values.split(cut, dim=2)
         output, state = mix_recurrence(unseen, values, encoding, causal=True, state=state)
@@ -208,18 +207,12 @@ class Carries(Notes):
         rest = mix_recurrence(seen_again, values_again, encoding, causal=True, state=state).output
         return torch.cat([output, rest], dim=2)
 
-    def see(self, layer: int, hidden: Tensor) -> None:
-        pass
-
-    def summary(self) -> None:
-        return None
-
 
 def mix_one(
     attended: Tensor, values: Tensor, encoding: RecurrenceEncoding, tokens: Tensor, carry: Tensor | None
 ) -> Tensor:
-    """What `mix_recurrence` gives for one query (B, H, 1, D) of each row, its token number `tokens` (B,) of a window
-    whose values (B, H, W, D) are there as far as it has come: one row of P, as attention has one row of scores."""
+    """`mix_recurrence` for one query (B, H, 1, D) per row: token number `tokens` (B,) of a window whose values
+    (B, H, W, D) are known up to that token. One row of P, as attention has one row of scores."""
     heads, kernel = encoding.rem_heads, encoding.kernel()
     dilation = kernel.dilation[:, None]
     base, angle = kernel.sign * kernel.decay, kernel.angle
@@ -243,6 +236,3 @@ def mix_one(
     gate = encoding.gate().to(attended.dtype)
     mixed = (1 - gate) * attended[:, :heads] + gate * recurrent
     return torch.cat([mixed, attended[:, heads:]], dim=1)
-
-
-register_mechanism(RSARecurrenceConfig, RSA)

@@ -1,4 +1,5 @@
-"""Beyond the paper: a window's last positions, mapped, enter the next window and live on through its layers.
+"""Beyond the paper: the hidden states at a window's last positions are mapped and added to the next window as extra
+inputs, which pass through its layers like its own.
 
 Shapes: B rows, N positions, M tail slots, P pooled slots, K width.
 """
@@ -8,30 +9,31 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from recurrify.errors import UserError
 from recurrify.mechanisms.base import (
-    Mechanism,
-    Notes,
+    MechanismConfig,
     Past,
-    RecurrenceConfig,
+    Recorder,
+    SlotMechanism,
     finite_number,
-    register_mechanism,
     whole_number,
     yes_or_no,
 )
-from recurrify.mechanisms.carry import Carry, CarryConfig
+from recurrify.mechanisms.carry import Carry, CarryConfig, Pool
+from recurrify.mechanisms.neutral import neutral_inputs
 
-HINT = 3.0
-"""How loud a slot is at first about what it comes from, in multiples of the neutral vector's median."""
-START = 0.01
-"""Spread of what is learned beside the linear map, before training."""
+INITIAL_SCALE = 3.0
+"""Scale of a slot's input for a neutral start, in multiples of the neutral vector's median."""
+SPREAD = 0.01
+"""Initial standard deviation of the network's output weights and of the slots' positions."""
 CLOSED = -4.0
-"""Before the sigmoid: slots keep a fiftieth of what they were."""
+"""Initial value of gates before the sigmoid: slots keep a fiftieth of what they were."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TailConfig(RecurrenceConfig):
+class TailConfig(MechanismConfig):
     """A tail gives local continuity and reaches one window back; pooled slots go further and give the topic."""
 
     mechanism: ClassVar[str] = "tail"
@@ -42,19 +44,19 @@ class TailConfig(RecurrenceConfig):
     until_layer: int | Literal["top"] = "top"
     """The last layer, counted from 1, that sees the slots; `insert_layer` itself: no other layer does."""
     tail: int = 16
-    """How many of the last positions that the next window does not see are passed on to it."""
+    """How many positions become slots: the last ones that the next window does not see itself."""
     pooled_slots: int = 0
     """How many vectors to add that come from the mean over all positions and layers, as in
     `CarryConfig(standardize=True)`."""
     gated: bool = False
     """Let each slot keep a learned share of what it was: old windows then fade instead of vanishing."""
     gate_start: float = CLOSED
-    """Where the gates start, before the sigmoid: at first next to nothing is kept, and with 0 half."""
+    """Initial value of the gates before the sigmoid: by default almost nothing is kept, with 0 half."""
     hidden_size: int | None = None
     """Width of the hidden layer in each map; None takes the base model's."""
     neutral_start: bool = True
-    """Start with slots that the base makes little of and that only hint at what they come from; False starts with what
-    they come from."""
+    """Start with slots that the base mostly ignores, with a small share of the hidden states that they come from; False
+    starts with those hidden states."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -76,20 +78,22 @@ class TailConfig(RecurrenceConfig):
                 f"(window={self.window}, overlap={self.overlap}): choose tail={self.stride} or less, or larger windows."
             )
 
+    def build(self, layers: int, width: int) -> "Tail":
+        return Tail(self, layers, width)
 
-class Tail(Mechanism):
+
+class Tail(SlotMechanism):
     """memory (B, P + M, K) = the pooled slots, then linear(x) + network(x) + position of each tail slot; where it is
     gated, g ⊙ the memory before + (1 − g) ⊙ that, with a learned g of each slot's every feature."""
 
     def __init__(self, config: TailConfig, layers: int, width: int) -> None:
-        super().__init__()
+        super().__init__(config)
         until = layers if config.until_layer == "top" else config.until_layer
         for name, layer, otherwise in (("insert_layer", config.insert_layer, ""), ("until_layer", until, ", or 'top'")):
             if layer > layers:
                 raise UserError(
                     f"`{name}` is {layer}, but the model has only {layers} layers: choose at most {layers}{otherwise}."
                 )
-        self.config = config
         self.first, self.last = config.insert_layer - 1, until - 1
         hidden = config.hidden_size or width
         self.norm = nn.LayerNorm(width)
@@ -98,10 +102,10 @@ class Tail(Mechanism):
         self.network = nn.Sequential(nn.Linear(width, hidden), nn.GELU(), out)
         self.positions = nn.Parameter(torch.empty(config.tail, width))
         # A slot starts as the input it comes from, which the base can read untrained. A small random map would do more
-        # harm: the base's own norms make a faint input as loud as any other.
+        # harm: the base's own norms scale small inputs up.
         nn.init.eye_(self.linear.weight)
-        nn.init.normal_(out.weight, std=START)
-        nn.init.normal_(self.positions, std=START)
+        nn.init.normal_(out.weight, std=SPREAD)
+        nn.init.normal_(self.positions, std=SPREAD)
         if config.gated:
             self.gate = nn.Parameter(torch.full((config.pooled_slots + config.tail, width), config.gate_start))
         self.pool = None
@@ -116,12 +120,13 @@ class Tail(Mechanism):
             self.pool = Carry(pool, layers, width)
 
     @torch.no_grad()
-    def start_from(self, neutral: list[Tensor]) -> None:
+    def start(self, base: PreTrainedModel) -> None:
         if not self.config.neutral_start:
             return
+        neutral = neutral_inputs(base)
         vector = neutral[self.first].to(self.positions)
         # The median: a few of a first token's features can be a hundred times as large as all others.
-        self.linear.weight.mul_(HINT * float(vector.abs().median()))
+        self.linear.weight.mul_(INITIAL_SCALE * float(vector.abs().median()))
         self.positions.add_(vector)
         if self.pool is not None:
             self.pool.start_from(neutral)
@@ -130,25 +135,24 @@ class Tail(Mechanism):
         count = self.config.pooled_slots + self.config.tail
         return dict.fromkeys(range(self.first, self.last + 1), count)
 
-    def floats(self) -> int:
+    def state_size(self) -> int:
         return (self.config.pooled_slots + self.config.tail) * self.positions.shape[1]
 
     def read(self, memory: Tensor) -> dict[int, Tensor]:
         return {self.first: memory}
 
-    def start_window(self, stride: int) -> "LastPositions":
+    def recorder(self, stride: int) -> "LastPositions":
         return LastPositions(self, stride)
 
     def statistics(self) -> tuple[Tensor, ...]:
         return () if self.pool is None else self.pool.statistics()
 
-    def write(self, notes: Notes, past: Past, statistics: tuple[Tensor, ...]) -> Tensor:
-        assert isinstance(notes, LastPositions)
-        assert notes.inputs is not None, "no layer ran"
-        normed = self.norm(notes.inputs.to(self.positions.dtype))
+    def write(self, recorder: "LastPositions", past: Past, statistics: tuple[Tensor, ...]) -> Tensor:
+        assert recorder.inputs is not None, "no layer ran"
+        normed = self.norm(recorder.inputs.to(self.positions.dtype))
         slots = self.linear(normed) + self.network(normed) + self.positions
-        if self.pool is not None and notes.pool is not None:
-            pooled = self.pool.write(notes.pool, past, statistics)
+        if self.pool is not None and recorder.pool is not None:
+            pooled = self.pool.write(recorder.pool, past, statistics)
             slots = torch.cat([pooled.to(slots.dtype), slots], dim=1)
         if not self.config.gated:
             return slots
@@ -160,13 +164,13 @@ class Tail(Mechanism):
             self.pool.learn_statistics(summaries)
 
 
-class LastPositions(Notes):
-    """The inputs of the slots' first layer at the last positions, and what the pooled slots need."""
+class LastPositions(Recorder):
+    """The inputs of the slots' first layer at the last positions, and the pool of the pooled slots."""
 
     def __init__(self, tail: Tail, stride: int) -> None:
         self.below = tail.first - 1
         self.span = slice(stride - tail.config.tail, stride)
-        self.pool = None if tail.pool is None else tail.pool.start_window(stride)
+        self.pool: Pool | None = None if tail.pool is None else tail.pool.recorder(stride)
         self.inputs: Tensor | None = None
 
     def see(self, layer: int, hidden: Tensor) -> None:
@@ -177,6 +181,3 @@ class LastPositions(Notes):
 
     def summary(self) -> Tensor | None:
         return None if self.pool is None else self.pool.summary()
-
-
-register_mechanism(TailConfig, Tail)

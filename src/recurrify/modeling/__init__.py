@@ -1,24 +1,25 @@
-"""Recurrence for pretrained Hugging Face models."""
+"""Recurrent models made of pretrained Hugging Face models."""
 
-from recurrify.families import Family, register_family
-from recurrify.mechanisms.base import (
+from recurrify.families import Family, family_of, register_family
+from recurrify.mechanisms import (
+    CarryConfig,
+    CompressConfig,
+    KVConfig,
+    LookbackConfig,
     Mechanism,
+    MechanismConfig,
+    MemoryTokensConfig,
     NoRecurrence,
-    RecurrenceConfig,
+    RSARecurrenceConfig,
+    SummaryConfig,
+    TailConfig,
     mechanism_names,
     recurrence_config,
     register_mechanism,
 )
-from recurrify.mechanisms.carry import CarryConfig
-from recurrify.mechanisms.compress import CompressConfig
-from recurrify.mechanisms.kv import KVConfig
-from recurrify.mechanisms.lookback import LookbackConfig
-from recurrify.mechanisms.memory_tokens import MemoryTokensConfig
-from recurrify.mechanisms.rsa import RSARecurrenceConfig
-from recurrify.mechanisms.summary import SummaryConfig
-from recurrify.mechanisms.tail import TailConfig
 from recurrify.modeling.config import RecurrentConfig
 from recurrify.modeling.embedding import Embedding, embed
+from recurrify.modeling.generation import RecurrentCache
 from recurrify.modeling.heads import (
     RecurrentForCausalLM,
     RecurrentForMaskedLM,
@@ -28,18 +29,23 @@ from recurrify.modeling.heads import (
 )
 from recurrify.modeling.loading import load_model, model_tokenizer, own_memory, own_recurrence, shipped_names
 from recurrify.modeling.model import RecurrentOutput, RecurrentPreTrainedModel
-from recurrify.modeling.saving import is_recurrent
+from recurrify.modeling.saving import is_recurrent, load_base
 from recurrify.modeling.task_heads import (
     RecurrentAnswerOutput,
     RecurrentForQuestionAnswering,
     RecurrentForSequenceClassification,
     RecurrentForTokenClassification,
 )
-from recurrify.modeling.task_loading import load_task_model
+from recurrify.modeling.task_loading import PAPERS_ANSWERING, load_task_model
+from recurrify.speed.head_loss import IGNORE
 
+RecurrenceConfig = MechanismConfig
+"""The name of `MechanismConfig` in recurrify 0.1."""
 register_with_transformers()
 
 __all__ = [
+    "IGNORE",
+    "PAPERS_ANSWERING",
     "CarryConfig",
     "CompressConfig",
     "Embedding",
@@ -47,11 +53,13 @@ __all__ = [
     "KVConfig",
     "LookbackConfig",
     "Mechanism",
+    "MechanismConfig",
     "MemoryTokensConfig",
     "NoRecurrence",
     "RSARecurrenceConfig",
     "RecurrenceConfig",
     "RecurrentAnswerOutput",
+    "RecurrentCache",
     "RecurrentConfig",
     "RecurrentForCausalLM",
     "RecurrentForMaskedLM",
@@ -65,7 +73,9 @@ __all__ = [
     "TailConfig",
     "add_recurrence",
     "embed",
+    "family_of",
     "is_recurrent",
+    "load_base",
     "load_model",
     "load_task_model",
     "mechanism_names",

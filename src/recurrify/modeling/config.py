@@ -5,13 +5,14 @@ from typing import Any
 from transformers import AutoConfig, PretrainedConfig
 
 from recurrify.errors import UserError
-from recurrify.mechanisms.base import RecurrenceConfig, recurrence_config
+from recurrify.mechanisms.config import MechanismConfig
+from recurrify.mechanisms.registry import recurrence_config
 
 FORMAT = 1
 
 
 class RecurrentConfig(PretrainedConfig):
-    """`text_config` is the base model's own config, `recurrence` what was added to it."""
+    """`text_config` is the base model's own config, `recurrence` the mechanism's."""
 
     model_type = "recurrify"
     sub_configs = {"text_config": AutoConfig}  # noqa: RUF012 - the name and form that transformers looks for
@@ -45,7 +46,7 @@ class RecurrentConfig(PretrainedConfig):
         super().__init__(**kwargs)
 
     def to_dict(self) -> dict[str, Any]:
-        """As it is saved: where on somebody's disk the base came from is told only if loading needs it."""
+        """As it is saved. The base's path is left out unless loading needs it."""
         values = super().to_dict()
         if isinstance(values.get("text_config"), dict):
             values["text_config"].pop("_name_or_path", None)
@@ -54,7 +55,7 @@ class RecurrentConfig(PretrainedConfig):
         return values
 
     @property
-    def recurrence_config(self) -> RecurrenceConfig:
+    def recurrence_config(self) -> MechanismConfig:
         if self.recurrence is None:
             raise UserError("This config has no `recurrence` part: make the model with recurrify.add_recurrence.")
         return recurrence_config(self.recurrence)

@@ -23,7 +23,7 @@ LONGEST_WINDOW = 512
 
 
 class Embedding(NamedTuple):
-    """What a model makes of one text."""
+    """The embeddings of one text."""
 
     ids: Tensor
     """(N,) the text's tokens, without those that only begin and end windows."""
@@ -54,10 +54,10 @@ def embed(
 ) -> list[Embedding]:
     """Embeddings of whole texts, however long.
 
-    - `how="disjoint"`: windows side by side that know nothing of each other.
+    - `how="disjoint"`: windows without overlap, each on its own.
     - `how="strided"`: windows that share `overlap` tokens, half a window by default; a token's vector comes from the
       window in which it has the most context before it.
-    - `how="recurrent"`: windows side by side, each with the memory of those before it; needs a recurrent model.
+    - `how="recurrent"`: windows without overlap, each with the memory of the previous ones; needs a recurrent model.
 
     `model` may be a base model or a recurrent one, with whatever head; windows are as long as the recurrent model's, or
     as the base model's positions, at most 512. An encoder's windows each begin and end with its special tokens.
@@ -76,7 +76,7 @@ def embed(
     if overlap is None:
         overlap = window // 2 if how == "strided" else 0
     cuts = [_cut(text, index, tokenizer, runner, overlap) for index, text in enumerate(texts)]
-    # Texts of about the same length are read side by side.
+    # Texts of about the same length are read in one batch.
     order = sorted(range(len(cuts)), key=lambda index: len(cuts[index].windows))
     found: dict[int, Embedding] = {}
     was_training = runner.training
@@ -113,7 +113,7 @@ def _cut(text: str, index: int, tokenizer: Any, model: RecurrentPreTrainedModel,
         raise UserError(f"Text number {index + 1} gives no tokens: leave it out.")
     front, back = ids[: inside[0]], ids[inside[-1] + 1 :]
     if model.family.causal:
-        # A decoder reads one stream: what stands before its first word is read once.
+        # A decoder reads one stream: special tokens in front are read once.
         windows = schedule(len(ids) - len(back), model.recurrence.window, overlap)
         front, back, skipped, kept_ids = [], [], inside[0], ids[: len(ids) - len(back)]
     else:

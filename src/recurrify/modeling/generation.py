@@ -1,8 +1,8 @@
-"""One token at a time: a key-value cache that lasts one window, and the roll over to the next.
+"""Generation, one token at a time: a key-value cache of one window, and the change to the next window.
 
-Each row has its own place in its own window, so rows of a padded batch reach their borders at different steps.
-The buffers have one fixed size, the window's: the thousandth token costs what the first did. When a row's window
-is full, it is run once more as a whole to write its memory, and the row starts its next window.
+Each row has its own place in its own window, so rows of a padded batch reach window borders at different steps. The
+buffers have the window's size, so the thousandth token costs as much as the first. When a row's window is full, it runs
+again as a whole to write its memory, and the row starts its next window.
 """
 
 from typing import Any
@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache
 
+from recurrify.context import Past, WindowContext
 from recurrify.errors import UserError
 from recurrify.families import aligned, as_mask, run_backbone
-from recurrify.mechanisms.base import Past
 from recurrify.modeling.model import RecurrentPreTrainedModel
 from recurrify.speed.graphed_generation import DecodingGraphs
 from recurrify.state import State
@@ -28,7 +28,7 @@ class RecurrentCache(Cache):
         self.seen = seen
         self.buffers: WindowBuffers | None = None
         self.filled = torch.zeros(state.rows, dtype=torch.bool)
-        """Rows whose open window stands in the buffers; the others are run anew at the next step."""
+        """Rows whose open window is in the buffers; the others are run from their window's start at the next step."""
         self.room: Tensor | None = None
         """The tokens of the open windows, with room for the rest of them, as long as all rows are at one place."""
         self.graphs = DecodingGraphs()
@@ -58,8 +58,8 @@ class RecurrentCache(Cache):
 
     def crop(self, max_length: int) -> None:
         raise UserError(
-            "A recurrent model cannot take tokens back from its memory: assisted and prompt-lookup decoding, which "
-            "do so, are not supported; use greedy, sampling or beam search."
+            "A recurrent model cannot remove tokens from its memory: assisted and prompt-lookup decoding, which need "
+            "that, are not supported; use greedy, sampling or beam search."
         )
 
     @property
@@ -120,16 +120,16 @@ def one_step(model: RecurrentPreTrainedModel, tokens: Tensor, cache: RecurrentCa
     if cache.buffers is None:
         slots = model.mechanism.slots() if model.mechanism is not None else {}
         cache.buffers = WindowBuffers(model.recurrence.window, slots, state.rows)
-    going_on, anew = cache.filled, ~cache.filled
-    if bool(going_on.all()):
+    continued, restarted = cache.filled, ~cache.filled
+    if bool(continued.all()):
         hidden = _decode_all(model, state, tokens, cache)
-    elif bool(anew.all()):
-        hidden = _run_anew(model, state, cache.buffers, anew)
+    elif bool(restarted.all()):
+        hidden = _run_from_start(model, state, cache.buffers, restarted)
     else:
-        part = _decode(model, state, cache.buffers, going_on)
+        part = _decode(model, state, cache.buffers, continued)
         hidden = part.new_zeros(state.rows, 1, part.shape[2])
-        hidden[going_on.to(hidden.device)] = part
-        hidden[anew.to(hidden.device)] = _run_anew(model, state, cache.buffers, anew).to(part.dtype)
+        hidden[continued.to(hidden.device)] = part
+        hidden[restarted.to(hidden.device)] = _run_from_start(model, state, cache.buffers, restarted).to(part.dtype)
     full = state.lengths == model.recurrence.window
     cache.filled = ~full
     if bool(full.any()):
@@ -188,35 +188,27 @@ def _one_token(
 ) -> Tensor:
     """Tokens (A, 1) at these places of the active rows' windows; `live` is on the CPU."""
     buffers.active, buffers.places = active, places
-    anybody = bool(live.any())
-    traffic = model.traffic(live if anybody else torch.ones_like(live))
-    traffic.cached_slots = buffers.slots
     allowed = torch.arange(buffers.window, device=model.device)[None] <= places[:, None]
-    # To be added, though a boolean one would do: fused attention would turn it into that anew in each layer.
+    # Additive, though a boolean mask would do: fused attention would convert it again in each layer.
     mask = aligned(as_mask(allowed, True, model.dtype)[:, None, None])
-    past = Past(None, None)
-    first: int | Tensor = 0
-    if not anybody:  # made on the device: a graph cannot wait for what comes from the host
-        traffic.live = torch.zeros(len(active), dtype=torch.bool, device=model.device)
-    elif model.mechanism is not None and memory is not None:
-        past = Past(memory, traffic.live)
-        traffic.recall = model.mechanism.recall(past)
+    if not bool(live.any()):  # made on the device: a graph cannot wait for the host
+        past = Past(None, torch.zeros(len(active), dtype=torch.bool, device=model.device))
+    else:
+        past = Past(memory, None if bool(live.all()) else live.to(model.device))
+    context = WindowContext(past, places)
+    inputs: dict[str, Any] = {
+        "input_ids": tokens,
+        "position_ids": places[:, None],
+        "attention_mask": mask,
+        "past_key_values": buffers,
+        "use_cache": True,
+    }
     if model.mechanism is not None:
-        traffic.mix = model.mechanism.mix(past, tokens=places)
-        traffic.seen_slots = model.mechanism.sees_slots(places)
-        first = model.mechanism.first_positions(past)
-    return run_backbone(
-        model.base,
-        traffic,
-        input_ids=tokens,
-        position_ids=places[:, None] + first,
-        attention_mask=mask,
-        past_key_values=buffers,
-        use_cache=True,
-    )
+        inputs = model.mechanism.open(context, model.base, inputs)
+    return run_backbone(model.base, context, inputs, causal=True, cached_slots=buffers.slots)
 
 
-def _run_anew(model: RecurrentPreTrainedModel, state: State, buffers: WindowBuffers, rows: Tensor) -> Tensor:
+def _run_from_start(model: RecurrentPreTrainedModel, state: State, buffers: WindowBuffers, rows: Tensor) -> Tensor:
     """The open windows of these rows from their first token on, their keys and values caught for later steps."""
     chosen = state.select(rows.nonzero()[:, 0])
     longest = int(chosen.lengths.max())

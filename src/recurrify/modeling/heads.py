@@ -24,8 +24,9 @@ from transformers.utils import can_return_tuple
 from recurrify.attention.config import RSAConfig
 from recurrify.errors import UserError
 from recurrify.families import check_attention, family_of
-from recurrify.mechanisms.base import RecurrenceConfig, recurrence_config
 from recurrify.mechanisms.choose import best_settings
+from recurrify.mechanisms.config import MechanismConfig
+from recurrify.mechanisms.registry import ensure_registered, recurrence_config
 from recurrify.mechanisms.rsa import RSARecurrenceConfig
 from recurrify.modeling.config import RecurrentConfig
 from recurrify.modeling.generation import RecurrentCache, one_step
@@ -66,7 +67,7 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):
         return_state: bool = True,
         num_items_in_batch: Tensor | int | None = None,
     ) -> RecurrentOutput:
-        """Run text of any length and go on from `state`.
+        """Run text of any length, continuing from `state`.
 
         - `labels` (rows, tokens) are the inputs themselves with -100 where nothing is scored, as everywhere in
           transformers; `targets` instead names the token after each input, also after the last.
@@ -103,7 +104,7 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):
         return input_ids.shape[1] == 1 and (attention_mask is None or bool(attention_mask[:, -1].all()))
 
     def generate(self, inputs: Tensor | None = None, *args: Any, state: State | None = None, **kwargs: Any) -> Any:
-        """transformers' `generate`; with `state` it goes on from where an earlier call stopped."""
+        """transformers' `generate`; with `state` it continues where an earlier call stopped."""
         if state is not None:
             kwargs["past_key_values"] = RecurrentCache(state.detach(), seen=0)
         return super().generate(inputs, *args, **kwargs)
@@ -186,13 +187,20 @@ _LABELLED = (RecurrentForTokenClassification, RecurrentForSequenceClassification
 _ENCODERS_ONLY = (RecurrentForMaskedLM, RecurrentForTokenClassification, RecurrentForQuestionAnswering)
 
 
-def add_recurrence(model: PreTrainedModel, config: RecurrenceConfig | RSAConfig | None = None) -> Any:
-    """Give a pretrained Hugging Face model a memory: without a config, the one that served best for its kind.
+def add_recurrence(model: PreTrainedModel, config: MechanismConfig | RSAConfig | None = None) -> Any:
+    """Give a pretrained Hugging Face model a memory.
 
-    An `RSAConfig`, which knows nothing of windows, stands for an `RSARecurrenceConfig` with all its defaults.
+    Args:
+        model: The base. Its weights are shared with the result, and trained with it. A model that runs in plain windows
+            gives its base.
+        config: The mechanism, such as `CarryConfig(window=300)`; None chooses the one that works best for this kind of
+            base. An `RSAConfig` is used as an `RSARecurrenceConfig` with default windows.
 
-    The result holds `model` itself (its weights are trained along) and is a `PreTrainedModel` of its own. A model
-    that only runs in plain windows has none yet: it gives its base.
+    Returns:
+        A `PreTrainedModel`: `RecurrentForCausalLM` or another class of this module, by the task of `model`.
+
+    Raises:
+        UserError: The base is not supported, or the config does not fit it.
     """
     if isinstance(model, RecurrentPreTrainedModel) and model.mechanism is None:
         model = model.base
@@ -205,8 +213,9 @@ def add_recurrence(model: PreTrainedModel, config: RecurrenceConfig | RSAConfig 
         config = recurrence_config(best_settings(model.config, {}))
     if isinstance(config, RSAConfig):
         config = RSARecurrenceConfig.of_layer(config, model.config)
-    if not isinstance(config, RecurrenceConfig):
+    if not isinstance(config, MechanismConfig):
         raise UserError(f"`config` must be a config such as CarryConfig(window=300): got {type(config).__name__}.")
+    ensure_registered(config)
     check_attention(model.config)
     kind = _task_of(model, family.causal)
     full = RecurrentConfig(

@@ -15,8 +15,9 @@ from recurrify.errors import UserError
 from recurrify.families import family_of
 from recurrify.hub_access import hub_is_reachable, trusts_remote_code
 from recurrify.known_names import BEST
-from recurrify.mechanisms.base import NoRecurrence, RecurrenceConfig, recurrence_config
 from recurrify.mechanisms.choose import best_settings, default_window
+from recurrify.mechanisms.config import MechanismConfig, NoRecurrence
+from recurrify.mechanisms.registry import recurrence_config
 from recurrify.modeling.config import RecurrentConfig
 from recurrify.modeling.heads import RecurrentForCausalLM, add_recurrence
 from recurrify.modeling.named import named_source
@@ -34,7 +35,7 @@ def shipped_names() -> list[str]:
 
 def load_model(
     name: str,
-    recurrence: RecurrenceConfig | dict[str, Any] | None = None,
+    recurrence: MechanismConfig | dict[str, Any] | None = None,
     dtype: torch.dtype | None = None,
     device: torch.device | None = None,
 ) -> tuple[RecurrentForCausalLM, Any]:
@@ -46,7 +47,7 @@ def load_model(
     has is an error. Without `recurrence`, a base model runs in plain windows as long as its positions allow, up to
     1,024 tokens. What is added may first look at what the base computes, on `device` if one is given.
     """
-    wanted = recurrence.to_dict() if isinstance(recurrence, RecurrenceConfig) else recurrence
+    wanted = recurrence.to_dict() if isinstance(recurrence, MechanismConfig) else recurrence
     source, kwargs = resolve_name(name)
     tokenizer = tokenizer_of(name, source, kwargs)
     if not kwargs:
@@ -82,12 +83,12 @@ def own_memory(name: str) -> dict[str, Any]:
     return {} if isinstance(recurrence, NoRecurrence) else recurrence.to_dict()
 
 
-def own_recurrence(name: str) -> RecurrenceConfig | None:
+def own_recurrence(name: str) -> MechanismConfig | None:
     """What a model saved by recurrify was made with; None for a base model."""
     source, _ = resolve_name(name)
     if not (Path(source).is_dir() and is_recurrent(source)):
         return None
-    recurrence: RecurrenceConfig = RecurrentConfig.from_pretrained(source).recurrence_config
+    recurrence: MechanismConfig = RecurrentConfig.from_pretrained(source).recurrence_config
     return recurrence
 
 
@@ -95,12 +96,12 @@ def with_settings(model: RecurrentForCausalLM, wanted: dict[str, Any], name: str
     own = model.recurrence.to_dict()
     if wanted["mechanism"] != own["mechanism"] and model.mechanism is None:
         return _with_memory(model.base, wanted)
-    shared = {field.name for field in fields(RecurrenceConfig)}
+    shared = {field.name for field in fields(MechanismConfig)}
     for setting, value in wanted.items():
         if setting not in shared and value != own.get(setting):
             raise UserError(
                 f"{name!r} is recurrent already, with {setting}={own.get(setting)!r}, not {value!r}: "
-                "leave that option out to go on with it, or start from a base model."
+                "leave that option out to continue with it, or start from a base model."
             )
     model.set_recurrence(**{setting: value for setting, value in wanted.items() if setting in shared})
     return model
@@ -145,7 +146,7 @@ TAKEN_BY = {
 
 
 def _must_be_pretrained(name: str, folder: Path) -> None:
-    """Refuse models of this package's own making, of which transformers would say that they have no tokenizer."""
+    """Raise UserError for models of recurrify that are not transformers' own: these have no tokenizer."""
     try:
         described = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):  # no folder, or one of which transformers says more
@@ -169,7 +170,7 @@ def _downloaded_config(name: str) -> object:
 
 
 def _must_be_causal(name: str, source: str) -> None:
-    """Refuse, before any weights are read, what cannot predict the next token; what cannot be told is left to them."""
+    """Raise UserError, before weights are read, for a model that cannot predict the next token, if its config tells."""
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=trusts_remote_code())
     except Exception:  # whatever a stranger's files make transformers raise: loading the weights says it better
@@ -210,10 +211,10 @@ def tokenizer_of(name: str, source: str, kwargs: dict[str, Any]) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trusts_remote_code(), **kwargs)
     except Exception as error:  # whatever a stranger's files make transformers raise
-        told = f"Could not load a tokenizer from {name!r}: {first_line(error)}"
+        message = f"Could not load a tokenizer from {name!r}: {first_line(error)}"
         if isinstance(error.__cause__, LocalEntryNotFoundError):
-            told = f"{told.rstrip('.')}; {NEEDS_NO_NETWORK}."
-        raise UserError(told) from error
+            message = f"{message.rstrip('.')}; {NEEDS_NO_NETWORK}."
+        raise UserError(message) from error
     # Where the files are missing, transformers makes some tokenizers up, with an empty vocabulary.
     if len(tokenizer) <= len(tokenizer.all_special_ids):
         raise _no_tokenizer(name)

@@ -15,13 +15,14 @@ from torch.utils.checkpoint import checkpoint
 from transformers import Cache, PreTrainedModel
 from transformers.utils import ModelOutput
 
+from recurrify.context import Past, WindowContext, WindowJob
 from recurrify.errors import UserError
-from recurrify.families import Traffic, attach, check_fits, family_of, plain_head, run_backbone
-from recurrify.mechanisms.base import Mechanism, Notes, Past, RecurrenceConfig, build_mechanism
-from recurrify.mechanisms.neutral import neutral_inputs
+from recurrify.families import attach, check_fits, checkpoints_layers, family_of, plain_head, run_backbone
+from recurrify.mechanisms.config import MechanismConfig
+from recurrify.mechanisms.registry import build_mechanism
 from recurrify.modeling.config import RecurrentConfig
-from recurrify.modeling.packing import Packed, open_windows, pack
 from recurrify.modeling.saving import SavingMixin, versions_of
+from recurrify.packing import Packed, open_windows, pack
 from recurrify.speed.head_loss import IGNORE, summed_losses
 from recurrify.speed.products import product_dtype
 from recurrify.state import State
@@ -29,12 +30,12 @@ from recurrify.vocabulary import check_ids
 from recurrify.windows import Window, completed, schedule
 
 FEW_LOGITS = 2**24
-"""So many, 64 MiB in float32, are kept for the backward pass rather than computed again."""
+"""Up to so many logits, 64 MiB in float32, are kept for the backward pass instead of being recomputed."""
 
 
 @dataclass
 class RecurrentOutput(ModelOutput):
-    """What a forward pass gives; parts that were not asked for are None."""
+    """The result of a forward pass; parts that were not requested are None."""
 
     loss: Tensor | None = None
     logits: Tensor | None = None
@@ -71,7 +72,7 @@ class ForwardRun(NamedTuple):
 
 
 class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
-    """Shared by all heads: the base model, what was added, and the loop over windows."""
+    """Shared by all heads: the base model, the mechanism, and the loop over windows."""
 
     config_class = RecurrentConfig
     config: RecurrentConfig
@@ -90,29 +91,26 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
             base = self.auto_base.from_config(config.text_config)
         self.base = base
         self.family = family_of(base.config)
-        self.recurrence: RecurrenceConfig = config.recurrence_config
+        self.recurrence: MechanismConfig = config.recurrence_config
         layers = len(self.family.layers_of(base))
         self.mechanism = build_mechanism(self.recurrence, layers, base.config.hidden_size)
         if self.mechanism is not None:
             self.mechanism.fit(base)
-            settled = self.mechanism.settled(self.recurrence)
-            if settled != self.recurrence:
-                self.recurrence, config.recurrence = settled, settled.to_dict()
+            if self.mechanism.config != self.recurrence:  # with settings that were left to the base
+                self.recurrence = self.mechanism.config
+                config.recurrence = self.recurrence.to_dict()
         self._check_fits(self.recurrence)
         self.versions_of_base = versions_of(base)
-        """Of its weights when it got a memory."""
+        """Of its weights when the memory was added."""
         self.compiled_window: Any = None
-        """What `recurrify.speed.compiled` puts here runs the windows that training repeats."""
+        """Set by `recurrify.speed.compile_windows`: runs the windows that training repeats."""
         self.graphed_steps: Any = None
-        """What `recurrify.speed.graphed` puts here runs the steps that training repeats."""
+        """Set by `recurrify.speed.graph_steps`: runs the steps that training repeats."""
         self.graphs_generation = False
-        """Whether `recurrify.speed.graphed_generation` was asked for."""
+        """Set by `recurrify.speed.graph_generation`."""
         attach(base)
-        if self._comes_trained and self.mechanism is not None and not config.added_only:
-            neutral = neutral_inputs(base)
-            if neutral is not None:
-                self.mechanism.start_from(neutral)
-                self.mechanism.learn_from(base)
+        if self._comes_trained and self.mechanism is not None and not config.added_only and not _is_empty(base):
+            self.mechanism.start(base)
         self.post_init()
 
     def init_weights(self) -> None:
@@ -123,29 +121,33 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
     def _init_weights(self, module: torch.nn.Module) -> None:
         """The added modules initialise themselves; transformers' rule for linear layers is not theirs."""
 
-    def _check_fits(self, recurrence: RecurrenceConfig) -> None:
+    def _check_fits(self, recurrence: MechanismConfig) -> None:
         slots = first = 0
         if self.mechanism is not None:
-            slots = max(self.mechanism.slots().values(), default=0) + self.mechanism.inputs_behind()
-            first = self.mechanism.first_position()
+            slots = max(self.mechanism.slots().values(), default=0) + self.mechanism.inputs_behind
+            first = self.mechanism.first_position
         check_fits(self.base.config, recurrence.window, slots, first)
 
     def set_recurrence(self, **changes: int | bool | None) -> None:
-        """Change `window`, `overlap`, `bptt_windows` or `checkpoint`: how text is cut and how gradients travel.
-        The weights stay as they are."""
-        shared = [field.name for field in dataclasses.fields(RecurrenceConfig)]
+        """Change `window`, `overlap`, `bptt_windows` or `checkpoint`: how text is cut and how gradients travel. The
+        weights stay the same.
+
+        Raises:
+            UserError: Another setting is named, or the base or the mechanism cannot work with the values.
+        """
+        shared = [field.name for field in dataclasses.fields(MechanismConfig)]
         for name in changes:
             if name not in shared:
                 raise UserError(f"`{name}` cannot be changed on a finished model: only {', '.join(shared)} can.")
         recurrence = dataclasses.replace(self.recurrence, **changes)  # type: ignore[arg-type]
         self._check_fits(recurrence)
         if self.mechanism is not None:
-            self.mechanism.windows_changed(recurrence)
+            self.mechanism.resize(recurrence)
         self.recurrence = recurrence
         self.config.recurrence = recurrence.to_dict()
 
     def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict | None = None, **_: Any) -> None:
-        """Bottleneck checkpointing: only what passes between windows is kept."""
+        """Keep only the memory between windows, and recompute windows in the backward pass."""
         self.set_recurrence(checkpoint=True)
 
     def gradient_checkpointing_disable(self) -> None:
@@ -168,7 +170,7 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         self.base.set_output_embeddings(value)
 
     def added_parameters(self) -> dict[str, torch.nn.Parameter]:
-        """The parameters that recurrence added, by name."""
+        """The mechanism's parameters, by name."""
         return {name: value for name, value in self.named_parameters() if name.startswith("mechanism.")}
 
     # ---- the loop over windows -----------------------------------------------------------------------
@@ -185,8 +187,8 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         """Run packed rows window by window.
 
         `targets` (B, P) are what each packed input should predict. Without `keep_hidden` the losses are computed
-        inside the windows, and neither hidden states nor logits of the whole text ever exist at once. `summed` says
-        that nobody wants losses but their sum, or gradients of anything else.
+        inside the windows, and neither hidden states nor logits of the whole text exist at once. `summed`: only the sum
+        of the losses matters, and only its gradients.
         """
         outputs: list[Tensor] = []
         summaries: list[Tensor] = []
@@ -233,66 +235,79 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         filled = torch.tensor([completed(length, window, overlap) for length in packed.lengths])
         statistics: tuple[Tensor, ...] = ()
         if self.mechanism is not None:
-            self.mechanism.check_cache(self.base)
+            self._check_cache()
             statistics = self.mechanism.statistics()
         for index, span in enumerate(schedule(packed.tokens.shape[1], window, overlap)):
             finished = filled > index
             limit = self.recurrence.bptt_windows
             if limit is not None and memory is not None and index and index % limit == 0:
                 memory = memory.detach()
-            writes = bool(finished.any())
-            output, written, summary = self._run_window(
-                packed, span, targets, memory, live, statistics, writes, token_types, summed, compiles
+            job = WindowJob(
+                tokens=packed.tokens[:, span.start : span.stop],
+                targets=None if targets is None else targets[:, span.first : span.stop],
+                first=span.first - span.start,
+                writes=bool(finished.any()),
+                summed=summed,
+                mask=None if self.family.causal else _row_mask(packed, span),
+                token_types=None if token_types is None else token_types[:, span.start : span.stop],
             )
+            output, written, summary = self._run_job(job, memory, live, statistics, compiles)
             if written is not None:
                 memory = _overwrite(memory, written, finished)
                 live = live | finished  # not in place: a checkpointed window keeps the old one for its second run
             yield WindowDone(output, memory, live, summary, finished)
 
-    def _run_window(
+    def _check_cache(self) -> None:
+        assert self.mechanism is not None
+        if self.mechanism.keys_only and self.base.training and checkpoints_layers(self.base):
+            raise UserError(
+                "The base checkpoints its own layers, and transformers then takes the cache away from them, and with "
+                "it the kept keys: call `model.base.gradient_checkpointing_disable()`, and "
+                "`model.set_recurrence(checkpoint=True)` instead."
+            )
+
+    def _run_job(
         self,
-        packed: Packed,
-        span: Window,
-        targets: Tensor | None,
+        job: WindowJob,
         memory: Tensor | None,
         live: Tensor,
         statistics: tuple[Tensor, ...],
-        writes: bool,
-        token_types: Tensor | None,
-        summed: bool,
         compiles: bool,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        tokens = packed.tokens[:, span.start : span.stop]
-        wanted = None if targets is None else targets[:, span.first : span.stop]
-        first = span.first - span.start
-
+        """`run_job`, compiled if training repeats such windows, and checkpointed if the model is."""
         compiled = self.compiled_window
         others = self.graphed_steps is None or self.graphed_steps.compiles_others()
-        repeated = ((wanted is not None and others) or compiles) and token_types is None
-        if not repeated or compiled is None or not compiled.takes(tokens, live):
+        repeated = ((job.targets is not None and others) or compiles) and job.token_types is None
+        if not repeated or compiled is None or not compiled.takes(job.tokens, live):
             compiled = None
 
         def step(memory: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
+            past = past_of(memory, live, self.device)
             if compiled is not None:
-                # A memory in which no row is live belongs to nobody any more.
-                alive = memory if bool(live.any()) else None
-                return compiled(tokens, wanted, alive, statistics, first, writes, summed)
-            inputs: dict[str, Any] = {"input_ids": tokens}
-            if self.family.causal:
-                inputs["use_cache"] = False
-            else:
-                inputs["attention_mask"] = _row_mask(packed, span)
-            if token_types is not None:
-                inputs["token_type_ids"] = token_types[:, span.start : span.stop]
-            hidden, written, summary = self.run_one_window(inputs, memory, live, statistics, writes)
-            hidden = hidden[:, first:]
-            if wanted is None:
-                return hidden, written, summary
-            return self._losses(hidden, wanted, summed), written, summary
+                return compiled(job.tokens, job.targets, past.memory, statistics, job.first, job.writes, job.summed)
+            return self.run_job(job, past, statistics)
 
         if self.recurrence.checkpoint and torch.is_grad_enabled():
             return checkpoint(step, memory, use_reentrant=False)
         return step(memory)
+
+    def run_job(
+        self, job: WindowJob, past: Past, statistics: tuple[Tensor, ...]
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """One window: the losses of its new tokens, or without targets their hidden states; the memory and the summary
+        if it is written. Compiled and captured windows call this, too."""
+        inputs: dict[str, Any] = {"input_ids": job.tokens}
+        if self.family.causal:
+            inputs["use_cache"] = False
+        else:
+            inputs["attention_mask"] = job.mask
+        if job.token_types is not None:
+            inputs["token_type_ids"] = job.token_types
+        hidden, written, summary = self._through_base(inputs, past, statistics, job.writes)
+        top = hidden[:, job.first :]
+        if job.targets is not None:
+            top = self._losses(top, job.targets, job.summed)
+        return top, written, summary
 
     def run_one_window(
         self,
@@ -302,38 +317,30 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         statistics: tuple[Tensor, ...] = (),
         writes: bool = False,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """The base model over one window: its hidden states, and the memory and summary if it `writes`."""
-        traffic = self.traffic(live)
-        if self.mechanism is None:
-            return run_backbone(self.base, traffic, **inputs), None, None
-        past = Past(memory if bool(live.any()) else None, traffic.live)
-        inputs, notes = self.open_window(self.mechanism, traffic, inputs, past, writes)
-        hidden = run_backbone(self.base, traffic, **inputs)
-        if notes is None:
+        """The base model over one window: its hidden states, and the memory and summary if it `writes`.
+
+        Args:
+            inputs: The base's own, such as `input_ids` (rows, tokens).
+            memory: What earlier windows left, or None.
+            live: (rows,) bool on the CPU: the rows to which `memory` belongs.
+            statistics: `mechanism.statistics()` of the call.
+            writes: Whether the window is full and its memory is asked for.
+        """
+        return self._through_base(inputs, past_of(memory, live, self.device), statistics, writes)
+
+    def _through_base(
+        self, inputs: dict[str, Any], past: Past, statistics: tuple[Tensor, ...], writes: bool
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        mechanism = self.mechanism
+        if mechanism is None:
+            return run_backbone(self.base, WindowContext(), inputs, self.family.causal), None, None
+        recorder = mechanism.recorder(self.recurrence.stride) if writes else None
+        context = WindowContext(past, recorder=recorder)
+        inputs = mechanism.open(context, self.base, inputs)
+        hidden = run_backbone(self.base, context, inputs, self.family.causal)
+        if recorder is None:
             return hidden, None, None
-        return hidden, self.mechanism.write(notes, past, statistics), notes.summary()
-
-    def open_window(
-        self, mechanism: Mechanism, traffic: Traffic, inputs: dict[str, Any], past: Past, writes: bool
-    ) -> tuple[dict[str, Any], Notes | None]:
-        """Lay out what a window reads, and a notebook if it `writes`; returns the base's own inputs and the notes."""
-        notes = None
-        if past.memory is not None:
-            traffic.slots = mechanism.read(past.memory)
-            traffic.lasting = mechanism.slots().keys() - traffic.slots.keys()
-            traffic.recall = mechanism.recall(past)
-        if writes:
-            notes = mechanism.start_window(self.recurrence.stride)
-            traffic.see, traffic.see_behind = notes.see, notes.see_behind
-            traffic.behind = mechanism.ask(past, len(inputs["input_ids"]))
-        traffic.mix = mechanism.mix(past, notes)
-        inputs = mechanism.prepare(self.base, inputs, past, notes)
-        traffic.maskless = traffic.needs_no_mask(self.base, inputs, mechanism.keys_only, past.memory is not None)
-        return inputs, notes
-
-    def traffic(self, live: Tensor) -> Traffic:
-        some = None if bool(live.all()) else live.to(self.device)
-        return Traffic(live=some, causal=self.family.causal, additive=self.base.config._attn_implementation == "eager")
+        return hidden, mechanism.write(recorder, past, statistics), recorder.summary()
 
     def _has_few_logits(self, tokens: Tensor) -> bool:
         if self.recurrence.checkpoint or self.compiled_window is not None:
@@ -347,7 +354,7 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         def losses(hidden: Tensor) -> Tensor:
             return token_losses(self.family.head(self.base, hidden), targets)
 
-        if self.recurrence.checkpoint or not torch.is_grad_enabled():
+        if self.recurrence.checkpoint or torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return losses(hidden)
         # The logits of a large vocabulary outweigh everything else that is kept: recompute them instead.
         return checkpoint(losses, hidden, use_reentrant=False)
@@ -358,12 +365,16 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         learning = self.training and torch.is_grad_enabled() and not self.recurrence.checkpoint
         return learning and self.has_summable_head(product_dtype(hidden))
 
+    def head_weight(self) -> Tensor | None:
+        """The weights (V, K) of a head that is only a linear map; None for any other."""
+        return plain_head(self.base, self.family)
+
     def has_summable_head(self, products: torch.dtype) -> bool:
-        weight = plain_head(self.base, self.family)
+        weight = self.head_weight()
         return weight is not None and torch.float16 not in (products, weight.dtype)
 
     def summed_losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        weight = plain_head(self.base, self.family)
+        weight = self.head_weight()
         assert weight is not None
         return summed_losses(hidden.flatten(0, 1), weight, targets.flatten()).view_as(targets)
 
@@ -379,14 +390,14 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         summed: bool = False,
     ) -> ForwardRun:
         """Pack the input behind the state and run it. With `shift`, labels name the inputs themselves and are
-        moved to the real token before each; otherwise they already stand where they are predicted."""
+        moved to the real token before each; otherwise they are already at the predicting position."""
         _check_shapes(input_ids, attention_mask, labels)
         if state is None:
             state = State.fresh(len(input_ids), input_ids.device)
         if state.rows != len(input_ids):
             raise UserError(
                 f"`state` has {state.rows} rows, but `input_ids` has {len(input_ids)}: "
-                "pick rows with state.select, or begin anew with state=None."
+                "pick rows with state.select, or start new documents with state=None."
             )
         if attention_mask is not None:
             attention_mask = attention_mask[:, -input_ids.shape[1] :]
@@ -403,7 +414,8 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         if graphed is not None and targets is not None and not keep_hidden and graphed.takes(packed, state, summed):
             replayed = graphed(packed, state, targets, summed)
             if replayed is not None:
-                return ForwardRun(packed, targets, replayed)
+                losses, after = replayed
+                return ForwardRun(packed, targets, WindowsRun(None, losses, after))
         return ForwardRun(packed, targets, self.run_windows(packed, state, targets, keep_hidden, types, summed))
 
     def head_output(
@@ -445,6 +457,13 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         return asked if asked is not None else not (labelled and self.training)
 
 
+def past_of(memory: Tensor | None, live: Tensor, device: torch.device) -> Past:
+    """The memory, and on the device the rows that have it. A memory without live rows is ignored."""
+    if memory is None or not bool(live.any()):
+        return Past(None, None)
+    return Past(memory, None if bool(live.all()) else live.to(device))
+
+
 def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
     """(B, N) cross entropies in float32 or better, 0 where the target is to be ignored."""
     logits = logits.flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32))
@@ -473,6 +492,11 @@ def _check_shapes(input_ids: Tensor, attention_mask: Tensor | None, labels: Tens
         raise UserError(
             f"`attention_mask` must be (rows, tokens) like `input_ids`, {shape}: got {tuple(attention_mask.shape)}."
         )
+
+
+def _is_empty(base: PreTrainedModel) -> bool:
+    """Whether the weights are on the meta device, where nothing can be computed."""
+    return next(base.parameters()).device.type == "meta"
 
 
 def _row_mask(packed: Packed, span: Window) -> Tensor | None:

@@ -46,7 +46,7 @@ class SavingMixin:
             kwargs["state_dict"] = {k: v for k, v in weights.items() if k.startswith("mechanism.")}
         if kwargs.get("push_to_hub"):
             kwargs.setdefault("repo_id", target.name)
-        harm = "what was there before is untouched"
+        harm = "earlier files are unchanged"
         try:
             target.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=target, prefix=".saving-") as folder:

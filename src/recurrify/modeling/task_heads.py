@@ -28,7 +28,7 @@ from recurrify.state import State
 from recurrify.windows import schedule
 
 ANSWER_KINDS = ("span", "yes", "no")
-"""What the three scores of `RecurrentAnswerOutput.kind_logits` stand for."""
+"""The three classes of `RecurrentAnswerOutput.kind_logits`."""
 
 
 def labels_of(config: PretrainedConfig) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class RecurrentForTokenClassification(TaskModel):
         token_type_ids: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
     ) -> RecurrentOutput:
-        """`labels` (rows, tokens) are classes, -100 where nothing is scored; `state` goes on from an earlier call."""
+        """`labels` (rows, tokens) are classes, -100 where nothing is scored; `state` is an earlier call's."""
         packed, targets, run = self.forward_windows(
             input_ids, attention_mask, state, labels, keep_hidden=True, token_type_ids=token_type_ids
         )
@@ -100,7 +100,7 @@ class RecurrentForSequenceClassification(TaskModel):
         """`labels` as in transformers: classes, or numbers for regression and several labels at once.
 
         `input_ids` may also be (examples, windows, tokens), see `flat_windows`. In a stream, the first token of a
-        window is whatever stands there. `language_weight` adds so many times the loss of predicting each next token,
+        window is any token. `language_weight` adds so many times the loss of predicting each next token,
         which helps a decoder to stay one (GPT, Radford et al. 2018); None takes `config.language_weight`, or 0.
         """
         weight = getattr(self.config, "language_weight", 0.0) if language_weight is None else language_weight
@@ -151,7 +151,7 @@ class RecurrentForSequenceClassification(TaskModel):
 
 @dataclass
 class RecurrentAnswerOutput(ModelOutput):
-    """What a question answerer says of each example."""
+    """The scores of a question answerer for each example."""
 
     loss: Tensor | None = None
     start_logits: Tensor | None = None
@@ -247,7 +247,7 @@ def flat_windows(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Windows (E, W, T) one after the other, (E, W·T), so that the loop over windows cuts them exactly there.
 
-    That needs every window but an example's last to be full, and padding to stand behind everything else: then the
+    That needs every window but an example's last to be full, and padding to come last: then the
     memory is written from the windows' real tokens alone.
     """
     window, overlap = model.recurrence.window, model.recurrence.overlap

@@ -9,7 +9,8 @@ from transformers import AutoConfig
 from recurrify.errors import UserError
 from recurrify.families import family_of
 from recurrify.hub_access import trusts_remote_code
-from recurrify.mechanisms.base import RecurrenceConfig, recurrence_config
+from recurrify.mechanisms.config import MechanismConfig
+from recurrify.mechanisms.registry import recurrence_config
 from recurrify.modeling.heads import add_recurrence
 from recurrify.modeling.loading import first_line, resolve_name, tokenizer_of, with_settings
 from recurrify.modeling.model import RecurrentPreTrainedModel
@@ -31,17 +32,17 @@ LONGEST_WINDOW = 512
 def load_task_model(
     name: str,
     kind: type[TaskModel] = RecurrentForQuestionAnswering,
-    recurrence: RecurrenceConfig | dict[str, Any] | None = None,
+    recurrence: MechanismConfig | dict[str, Any] | None = None,
     trained_head: bool = False,
     **config_changes: Any,
 ) -> tuple[Any, Any]:
     """A recurrent model of this `kind` and its tokenizer.
 
-    A base model gets `recurrence` (plain windows if None) and, where its weights have none for the task, a new random
-    head, or with `trained_head` a refusal. A model that recurrify saved keeps its own mechanism. `config_changes`, such
-    as num_labels=3, go into the base model's config.
+    A base model gets `recurrence` (plain windows if None) and, if its weights have none for the task, a new random
+    head; with `trained_head` that raises UserError. A model that recurrify saved keeps its own mechanism.
+    `config_changes`, such as num_labels=3, go into the base model's config.
     """
-    wanted = recurrence.to_dict() if isinstance(recurrence, RecurrenceConfig) else recurrence
+    wanted = recurrence.to_dict() if isinstance(recurrence, MechanismConfig) else recurrence
     source, _ = resolve_name(name)
     tokenizer = tokenizer_of(name, source, {})
     if Path(source).is_dir() and is_recurrent(source):

@@ -22,7 +22,7 @@ if TRITON_INSTALLED:
     """Numbers that a thread takes at once: 16 bytes of the total. With as many bytes of the part it would take twice as
     many, and the two had to be brought together across threads."""
 
-    # Sizes differ from weight to weight; a kernel compiled anew for each of their kinds would stall training.
+    # Sizes differ from weight to weight; compiling a kernel for each kind would stall training.
     @triton.jit(do_not_specialize=["size"])
     def add_kernel(total, part, size, BLOCK: tl.constexpr):
         first = tl.program_id(0).to(tl.int64) * BLOCK

@@ -76,8 +76,3 @@ def flash_is_there(device: int | None) -> bool:
         and torch.version.hip is None
         and torch.cuda.get_device_capability(device) >= FLASH_DEVICES
     )
-
-
-def chosen_kernels() -> str:
-    """By name, for what torch keeps of its compilations: it does not ask which kernels were allowed then."""
-    return "cudnn" if torch.backends.cuda.cudnn_sdp_enabled() else ""

@@ -1,4 +1,8 @@
-"""torch's compiler, without what it gets wrong."""
+"""torch.compile with workarounds for known faults of its versions.
+
+`WORKAROUNDS` says which versions need which; other versions are compiled as they are. Training compares compiled with
+eager steps in any case: see `recurrify.speed.verify`.
+"""
 
 import re
 from collections.abc import Callable
@@ -7,76 +11,107 @@ from typing import Any
 
 import torch
 
-MIXED_SUMS = "mix_order_reduction"
-"""Sums over rows and over columns of the same numbers as one kernel, from torch 2.10 on and for more than five million
-numbers. In 2.10, 2.11 and 2.13 it leaves some gradients unwritten, or adds what lies in memory to them (its issues
-193061 and 190796): gradients of a window of 32 or 64 rows of GPT-2 were off by 2 %, other ones in each run."""
+BARRIERS, MIXED_SUMS = "barriers", "mix_order_reduction"
+WORKAROUNDS: dict[str, tuple[str, ...]] = {
+    "2.10": (MIXED_SUMS,),
+    "2.11": (BARRIERS, MIXED_SUMS),
+    "2.12": (BARRIERS, MIXED_SUMS),
+    "2.13": (BARRIERS, MIXED_SUMS),
+}
+"""By torch version.
+
+`mix_order_reduction` fuses sums over rows and over columns of more than five million numbers into one kernel, which
+leaves some gradients unwritten (torch issues 193061 and 190796): gradients of GPT-2 windows of 32 or 64 rows were off
+by 2 %. It is switched off.
+
+`barriers`: a loop of a kernel may read what an earlier loop wrote in 16 bits before other threads have written it
+(torch issue 190517): gradients were off by up to 26 %. A barrier is written in front of such loops."""
 BARRIER = "tl.debug_barrier()"
 USES = re.compile(r"tl\.(load|store)\((\w+)")
 
 
-def faultless() -> dict[str, Any]:
-    """Options of the compiler, among them a mark on graphs in whose kernels it writes barriers."""
+def workarounds(version: str = torch.__version__) -> tuple[str, ...]:
+    """Those that this torch version needs."""
+    return WORKAROUNDS.get(".".join(version.split(".")[:2]), ())
+
+
+def compiler_options(variant: str = "") -> dict[str, Any]:
+    """Options of the compiler. Graphs of different variants are compiled and cached separately."""
     from torch._inductor import config  # takes a second, and few commands compile
 
-    write_barriers()
-    mixed = {f"triton.{MIXED_SUMS}": False} if hasattr(config.triton, MIXED_SUMS) else {}
-    return {"post_grad_custom_post_pass": mark(), **mixed}
+    needed = workarounds()
+    if BARRIERS in needed:
+        write_barriers()
+    mixed = {f"triton.{MIXED_SUMS}": False} if MIXED_SUMS in needed and hasattr(config.triton, MIXED_SUMS) else {}
+    return {"post_grad_custom_post_pass": _mark(f"recurrify {' '.join(needed)} {variant}".strip()), **mixed}
 
 
 @cache
-def mark() -> Any:
-    """A pass over graphs that does nothing. By its name torch keeps what it compiles, forward and backward: what was
-    compiled without barriers is not found again. Other people's compilations do not have it, and stay as they are."""
+def _mark_class() -> Any:
     from torch._inductor.custom_graph_pass import CustomGraphPass
 
     class Mark(CustomGraphPass):
+        """No-op graph pass. Its uuid is part of Inductor's cache key, so that kernels without barriers, or of another
+        variant, are not reused. Compilations of other packages do not have it, and get no barriers."""
+
+        def __init__(self, name: str) -> None:
+            self.name = name
+
         def __call__(self, graph: Any) -> None:
             pass
 
         def uuid(self) -> str:
-            return "recurrify, with barriers"
+            return self.name
 
-    return Mark()
+    return Mark
+
+
+@cache
+def _mark(name: str) -> Any:
+    return _mark_class()(name)
+
+
+faultless = compiler_options
+"""The name of `compiler_options` in recurrify 0.1."""
 
 
 def compile_alone() -> None:
-    """For a process that has others beside it: in each the compiler would start as many more as there are cores."""
+    """Compile in this process alone: if several run in parallel, each would start a worker per core."""
     from torch._inductor import config
 
     config.compile_threads = 1
 
 
-def compiled(function: Callable[..., Any], **choices: Any) -> Callable[..., Any]:
-    return torch.compile(function, options=faultless(), **choices)
+def compile_function(function: Callable[..., Any], variant: str = "", **choices: Any) -> Callable[..., Any]:
+    """`torch.compile` with the workarounds that this version needs; `choices` are its other arguments."""
+    return torch.compile(function, options=compiler_options(variant), **choices)
+
+
+compiled = compile_function
+"""The name of `compile_function` in recurrify 0.1."""
 
 
 @cache
 def write_barriers() -> None:
-    """Have kernels of marked graphs wait for their own writes.
-
-    A loop of theirs may read what an earlier loop wrote, and where one of them has to do with numbers of 16 bits,
-    threads read what others have written, for which they do not wait (torch's issue 190517; in 2.11 and 2.13): the
-    first norm of windows that look back came out wrong, in other places each time, and gradients by up to 26 %. By
-    default these are all kernels that read back; block pointers, descriptors and combined kernels are off."""
+    """Add barriers to the kernels of marked graphs, in Inductor's code generator."""
     try:
         from torch._inductor import config
         from torch._inductor.codegen.triton import TritonKernel
 
         codegen_kernel = TritonKernel.codegen_kernel
     except (ImportError, AttributeError):
-        return  # where another torch writes kernels elsewhere, it is later than its own mending of this
+        return  # a build without Triton writes no such kernels
 
     @wraps(codegen_kernel)
-    def waiting(self: Any, *args: Any, **kwargs: Any) -> str:
+    def with_marks(self: Any, *args: Any, **kwargs: Any) -> str:
         source: str = codegen_kernel(self, *args, **kwargs)
-        return with_barriers(source) if config.post_grad_custom_post_pass is mark() else source
+        return with_barriers(source) if isinstance(config.post_grad_custom_post_pass, _mark_class()) else source
 
-    TritonKernel.codegen_kernel = waiting  # type: ignore[method-assign]
+    TritonKernel.codegen_kernel = with_marks  # type: ignore[method-assign]
 
 
 def with_barriers(kernel: str) -> str:
-    """A kernel's source with a barrier in front of each loop that reads what was written before it."""
+    """A kernel's source with a barrier in front of each loop that reads what an earlier one wrote."""
     lines: list[str] = []
     written: set[str] = set()
     before_loop: set[str] = set()

@@ -18,9 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from recurrify.errors import UserError
-from recurrify.mechanisms.base import RecurrenceConfig
-from recurrify.modeling.model import IGNORE, RecurrentPreTrainedModel, WindowsRun
-from recurrify.modeling.packing import Packed, open_windows
+from recurrify.packing import Packed, open_windows
 from recurrify.speed.capturing import capture
 from recurrify.speed.compiled import compile_windows
 from recurrify.speed.graphed_head import Head
@@ -33,8 +31,8 @@ from recurrify.speed.graphed_windows import (
     on_side,
     unmoved,
 )
-from recurrify.speed.head_loss import weight_of_losses
-from recurrify.speed.parameter_aliases import StandIns
+from recurrify.speed.head_loss import IGNORE, weight_of_losses
+from recurrify.speed.parameter_aliases import ParameterAliases
 from recurrify.state import State
 from recurrify.windows import Window, completed, schedule
 
@@ -50,15 +48,14 @@ MOST_GRAPHS = 16
 NOT_CAPTURED = "Training steps could not be captured as CUDA graphs"
 
 
-def graph_steps(model: RecurrentPreTrainedModel, rows: int | None = None, memory_budget: float = 1.0) -> None:
-    """Let the model replay its training steps, compiled; it computes what it did. For models on a CUDA device.
+def graph_steps(model: Any, rows: int | None = None, memory_budget: float = 1.0) -> None:
+    """Let a recurrent model on a CUDA device replay its compiled training steps; results are the same.
 
     Between a step's forward and its backward pass there must be no other step of the same model, and the state that
     such a step returns carries no gradient. `rows` and `memory_budget` are as in `compile_windows`.
     """
-    compile_windows(
-        model, rows, memory_budget
-    )  # as they are, some models look at their masks, for which a graph cannot wait
+    # Uncompiled, some models look at the values of their masks, which a graph cannot wait for.
+    compile_windows(model, rows, memory_budget)
     if model.graphed_steps is None:
         model.graphed_steps = GraphedSteps(model)
 
@@ -66,12 +63,12 @@ def graph_steps(model: RecurrentPreTrainedModel, rows: int | None = None, memory
 class GraphedSteps:
     """The shapes of batch that a model's training repeats, each captured when it comes first."""
 
-    def __init__(self, model: RecurrentPreTrainedModel) -> None:
+    def __init__(self, model: Any) -> None:
         self.model = model
         self.most_windows = 0
         self.built: tuple[Any, ...] = ()
         self.steps: dict[Key, GraphedStep | CheckpointedStep] = {}
-        self.weights: dict[torch.dtype | None, StandIns] = {}
+        self.weights: dict[torch.dtype | None, ParameterAliases] = {}
         self.clock = Clock()
         self.refused = False
         """Whether a step could not be captured: then all run compiled."""
@@ -102,7 +99,7 @@ class GraphedSteps:
         return any(weight.requires_grad for weight in model.parameters())
 
     def _begins_texts(self, packed: Packed, state: State) -> bool:
-        """And goes on: a single window may have nothing to learn from."""
+        """And has more than one window: a single one may have nothing to learn from."""
         fresh = not (bool(state.live.any()) or bool(state.lengths.any()))
         return fresh and packed.tokens.shape[1] > self.model.recurrence.window
 
@@ -142,13 +139,15 @@ class GraphedSteps:
 
     def _may_keep(self, shape: torch.Size, half: torch.dtype | None) -> bool:
         """Whether the gradients of a text's hidden states are few beside the model: a longer one runs its head twice,
-        so that memory does not go on growing with it."""
+        so that memory does not grow with it."""
         width = self.model.base.config.hidden_size
         model = sum(weight.numel() * weight.element_size() for weight in self.model.parameters())
         return shape.numel() * width * (half or self.model.dtype).itemsize <= KEPT_OF_MODEL * model
 
-    def __call__(self, packed: Packed, state: State, targets: Tensor, summed: bool = False) -> WindowsRun | None:
-        """None, and a warning, where the step cannot be captured."""
+    def __call__(
+        self, packed: Packed, state: State, targets: Tensor, summed: bool = False
+    ) -> tuple[Tensor, State] | None:
+        """The losses (B, P) and the state after the step; None, and a warning, if the step cannot be captured."""
         key, width = self._key(packed, summed), packed.tokens.shape[1]
         missing = key.width(key.windows or self._windows(packed)) - width
         tokens = F.pad(packed.tokens, (0, missing))
@@ -166,7 +165,7 @@ class GraphedSteps:
             found = Found(losses, memories, summaries)
         else:
             losses, found = step.replay(tokens, targets), step.found
-        return WindowsRun(None, losses[:, :width], self._after(packed, state, found))
+        return losses[:, :width], self._after(packed, state, found)
 
     def _give_up(self, error: RuntimeError) -> None:
         self.refused = True
@@ -184,7 +183,7 @@ class GraphedSteps:
         self, key: "Key", packed: Packed, state: State, tokens: Tensor, targets: Tensor
     ) -> "GraphedStep | CheckpointedStep":
         if key.precision not in self.weights:
-            self.weights[key.precision] = StandIns(self.model, key.precision)
+            self.weights[key.precision] = ParameterAliases(self.model, key.precision)
         weights, one = self.weights[key.precision], key.recurrence
         head = Head(self.model, weights, key.precision) if key.summed else None
         with capturing(self.model, tokens, self.clock), weights.in_place():
@@ -241,9 +240,10 @@ class Key(NamedTuple):
     filled_up: bool
     """Whether rows end before the last window does, so that the memory behind every window may be asked for."""
     precision: torch.dtype | None
-    recurrence: RecurrenceConfig
+    recurrence: Any
+    """The model's `MechanismConfig`."""
     summed: bool
-    """Whether losses are only ever added up."""
+    """Whether only the sum of the losses matters."""
 
     def width(self, windows: int) -> int:
         return self.recurrence.window + (windows - 1) * self.recurrence.stride
@@ -290,9 +290,7 @@ class Found(NamedTuple):
 Run = Callable[[Tensor, Tensor], Found]
 
 
-def whole_rows(
-    model: RecurrentPreTrainedModel, weights: StandIns, packed: Packed, state: State, key: Key, head: Head | None
-) -> Run:
+def whole_rows(model: Any, weights: ParameterAliases, packed: Packed, state: State, key: Key, head: Head | None) -> Run:
     """All windows of full rows, with their losses or, where there is one, with a head of its own."""
 
     def run(tokens: Tensor, targets: Tensor) -> Found:
@@ -329,7 +327,7 @@ def capturing(model: torch.nn.Module, tokens: Tensor, clock: Clock) -> Iterator[
     if clock.memory is None:
         clock.memory = torch.cuda.graph_pool_handle()
     half = torch.is_autocast_enabled("cuda")
-    # A cached cast of a weight would be captured once and never be made anew.
+    # A cached cast of a weight would be captured once and never be repeated.
     cast = torch.autocast("cuda", torch.get_autocast_dtype("cuda"), enabled=half, cache_enabled=False)
     before = [(buffer, buffer.clone()) for buffer in model.buffers()]
     # What steps took that ran as they are lies idle in another stream's store.
@@ -348,7 +346,7 @@ class GraphedStep:
     """Two graphs, and the tensors that they read and write."""
 
     def __init__(
-        self, run: Run, weights: StandIns, tokens: Tensor, targets: Tensor, clock: Clock, head: Head | None
+        self, run: Run, weights: ParameterAliases, tokens: Tensor, targets: Tensor, clock: Clock, head: Head | None
     ) -> None:
         self.run, self.weights, self.clock, self.head = run, weights, clock, head
         self.tokens, self.targets = tokens.clone(), targets.clone()

@@ -1,17 +1,16 @@
 """Generation's step as a CUDA graph: a token is some hundred small kernels, whose launching takes longer than they do.
 
 Keys and values lie in buffers of one fixed size, so the same graph serves every place of every window. What it reads
-and writes stays where it was: the newest tokens, their places, and a copy of the memory, made anew when a window is
+and writes stays where it was: the newest tokens, their places, and a copy of the memory, updated when a window is
 full.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from recurrify.mechanisms.base import Mechanism
-from recurrify.modeling.model import RecurrentPreTrainedModel
 from recurrify.speed.capturing import capture, on_side_stream
 from recurrify.speed.gelu import QuickInTraining
 from recurrify.state import State
@@ -24,9 +23,9 @@ Decode = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """From tokens (B, 1), their places in the window (B,) and the memory to the hidden states (B, 1, K)."""
 
 
-def graph_generation(model: RecurrentPreTrainedModel) -> None:
-    """Let the model generate by CUDA graphs, and compute a GELU that transformers writes out in one kernel, rounded
-    once: the same tokens but for ties within rounding. For models on a CUDA device."""
+def graph_generation(model: Any) -> None:
+    """Let a recurrent model on a CUDA device generate by CUDA graphs, with GELU as one kernel, rounded once: the same
+    tokens except for ties within rounding."""
     model.graphs_generation = True
     for module in model.modules():
         if isinstance(module, QuickInTraining):
@@ -40,7 +39,7 @@ class DecodingGraphs:
         self.steps = {False: 0, True: 0}
         self.graphs: dict[bool, DecodingGraph] = {}
 
-    def take(self, model: RecurrentPreTrainedModel, state: State, tokens: Tensor, decode: Decode) -> Tensor | None:
+    def take(self, model: Any, state: State, tokens: Tensor, decode: Decode) -> Tensor | None:
         """What `decode` gives for the newest tokens of all rows, replayed; None where this step has to run as it is."""
         remembers = bool(state.live.any())
         if not can_capture(model, tokens) or remembers != bool(state.live.all()):
@@ -53,11 +52,11 @@ class DecodingGraphs:
         return self.graphs[remembers].replay(state, tokens)
 
 
-def can_capture(model: RecurrentPreTrainedModel, tokens: Tensor) -> bool:
-    """Mixing into attention is left out: it looks at places from the host."""
-    mixes = model.mechanism is not None and type(model.mechanism).mix is not Mechanism.mix
+def can_capture(model: Any, tokens: Tensor) -> bool:
+    """Not if a mechanism changes attention: for that, places are read on the host."""
+    mixes = model.mechanism is not None and model.mechanism.changes_attention
     plain = not torch.is_grad_enabled() and not torch.is_autocast_enabled(tokens.device.type)
-    return model.graphs_generation and tokens.is_cuda and plain and not mixes
+    return bool(model.graphs_generation and tokens.is_cuda and plain and not mixes)
 
 
 class DecodingGraph:

@@ -5,16 +5,14 @@ anybody knows the losses' weight, and is multiplied by it once. Windows with and
 same rest, which is compiled once for both.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - everyone's name for it
 from torch import Tensor
 
-from recurrify.families import plain_head
-from recurrify.modeling.model import RecurrentPreTrainedModel
 from recurrify.speed.head_loss import ALIGNED, turn_into_errors
-from recurrify.speed.parameter_aliases import StandIns, add_half
+from recurrify.speed.parameter_aliases import ParameterAliases, add_half
 
 LOGITS_AT_ONCE = 2**29
 """More rows go in parts: products have long been as quick as they get."""
@@ -35,17 +33,17 @@ class Room(NamedTuple):
 class Head:
     """For a model whose head is a linear map; products in `half` precision, or as its weights are."""
 
-    def __init__(self, model: RecurrentPreTrainedModel, weights: StandIns, half: torch.dtype | None) -> None:
+    def __init__(self, model: Any, weights: ParameterAliases, half: torch.dtype | None) -> None:
         """To be made while the weights are in their place."""
-        self.base, self.family, self.half = model.base, model.family, half
+        self.head_weight, self.half = model.head_weight, half
         place = weights.places.get(id(self._weight()))
         self.sum: Tensor | None = None if place is None else weights.sums[place]
         """Where the gradient of its weights is added up, if they are trained."""
         self.reached: set[int] = set() if place is None else {place}
 
     def _weight(self) -> Tensor:
-        """Its stand-in, while weights are captured."""
-        weight = plain_head(self.base, self.family)
+        """Its alias, while weights are captured."""
+        weight: Tensor | None = self.head_weight()
         assert weight is not None
         return weight
 

@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from recurrify.speed.capturing import capture, on_side_stream
 from recurrify.speed.graphed_head import Head
 from recurrify.speed.head_loss import weight_of_losses
-from recurrify.speed.parameter_aliases import StandIns
+from recurrify.speed.parameter_aliases import ParameterAliases
 from recurrify.windows import Window, schedule
 
 WARM_UPS = 2
@@ -64,7 +64,9 @@ RunWindow = Callable[[WindowInputs], WindowOutputs]
 class WindowGraphs:
     """One kind of window, and the tensors that its graphs read and write."""
 
-    def __init__(self, run: RunWindow, head: Head | None, inputs: WindowInputs, weights: StandIns, pool: Any) -> None:
+    def __init__(
+        self, run: RunWindow, head: Head | None, inputs: WindowInputs, weights: ParameterAliases, pool: Any
+    ) -> None:
         self.run, self.head, self.weights = run, head, weights
         memory = None if inputs.memory is None else inputs.memory.detach().clone().requires_grad_()
         self.inputs = inputs._replace(tokens=inputs.tokens.clone(), targets=inputs.targets.clone(), memory=memory)
@@ -154,7 +156,7 @@ def generator_of(tokens: Tensor) -> torch.Generator:
 
 @contextmanager
 def unmoved(generator: torch.Generator) -> Iterator[None]:
-    """Random numbers go on afterwards from where they were."""
+    """Random numbers continue afterwards where they were."""
     state = generator.get_state()
     try:
         yield
@@ -172,7 +174,7 @@ class CheckpointedStep:
         window: int,
         overlap: int,
         bptt_windows: int | None,
-        weights: StandIns,
+        weights: ParameterAliases,
         clock: Clock,
         head: Head | None = None,
     ) -> None:

@@ -97,7 +97,7 @@ def losses_and_gradients(
 def weight_of_losses(incoming: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """What comes in for each loss, and the weight that all of them have in common."""
     scored = targets != IGNORE
-    # What comes in for the others is nobody's, and infinite where a mean was taken over no loss at all.
+    # The gradients of ignored losses mean nothing, and are infinite if a mean was taken over no loss at all.
     incoming = incoming.where(scored, 0)
     return incoming, incoming.sum() / scored.sum().clamp(min=1)
 

@@ -1,8 +1,11 @@
-"""Stand-ins for a model's weights while its training steps are captured as CUDA graphs.
+"""Aliases of a model's weights while its training steps are captured as CUDA graphs.
 
 They share the weights' memory, or hold them in half precision: under autocast every window would cast all matrices
-anew, and their gradients back again. Each window reads the stand-ins through a tap of its own, by which its gradients
-are added up in one place, in the weights' own precision.
+again, and their gradients back. Each window reads the aliases through a tap of its own, by which its gradients are
+added up in one place, in the weights' own precision.
+
+The aliases are put into `module._parameters`, as `torch.func.functional_call` does. That function itself does not fit:
+it swaps parameters for one call of a module, while here they change between the windows of one call.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,12 +22,12 @@ def trained(model: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
-class StandIns:
-    """For all trained weights of a model, and for all that autocast would turn into `half` precision.
+class ParameterAliases:
+    """For all trained weights of a model, and for all that autocast would cast to `half` precision.
 
-    While a loss of an earlier step is alive, its weights remember the stream of that step, on which a capture must not
-    wait: therefore not even those that stay as they are stand for themselves. A graph knows places in memory only, so
-    that it serves the weights afterwards.
+    While a loss of an earlier step is alive, its weights refer to the stream of that step, on which a capture must not
+    wait: therefore weights that stay the same get an alias, too. A graph only knows addresses, so that it works on the
+    weights themselves afterwards.
     """
 
     def __init__(self, model: nn.Module, half: torch.dtype | None) -> None:
@@ -49,8 +52,8 @@ class StandIns:
         self.places = {id(weight): place for place, weight in enumerate(self.weights)}
 
     @contextmanager
-    def in_place(self) -> Iterator["StandIns"]:
-        """Where the weights were, until the end."""
+    def in_place(self) -> Iterator["ParameterAliases"]:
+        """In the place of the weights, until the end."""
         try:
             for module, name, _, other in self.spots:
                 module._parameters[name] = other
@@ -61,7 +64,7 @@ class StandIns:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Take what the weights have become."""
+        """Copy the weights' current values."""
         if self.halves:
             torch._foreach_copy_(self.halves, self.cast)
 
@@ -85,7 +88,7 @@ class StandIns:
                 add_half(self.sums[place], one)
 
     def gradients(self, reached: set[int]) -> list[Tensor | None]:
-        """The caller's own; None for those that no window uses, which an optimiser then leaves alone."""
+        """Copies; None for weights that no window uses, which an optimiser then skips."""
         found: list[Tensor | None] = [None] * len(self.sums)
         places = sorted(reached)
         if places:
@@ -103,8 +106,7 @@ def add_half(total: Tensor, part: Tensor) -> None:
 
 
 def matrices(model: nn.Module) -> list[nn.Parameter]:
-    """The weights of a base's linear layers that nothing else uses: an embedding that is tied to one is read as it
-    is."""
+    """The weights of a base's linear layers that nothing else uses, such as an embedding that is tied to one."""
     uses: dict[nn.Parameter, int] = {}
     found = []
     for module in model.modules():
@@ -121,13 +123,13 @@ class _Tap(torch.autograd.Function):
     """Weights as they are; their gradients go where all windows' gradients are added up, and no further."""
 
     @staticmethod
-    def forward(ctx: Any, stand_ins: StandIns, *leaves: Tensor) -> tuple[Tensor, ...]:
-        ctx.stand_ins = stand_ins
+    def forward(ctx: Any, aliases: ParameterAliases, *leaves: Tensor) -> tuple[Tensor, ...]:
+        ctx.aliases = aliases
         ctx.set_materialize_grads(False)
         return tuple(leaf.data for leaf in leaves)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, ...]:
-        ctx.stand_ins.add(gradients)
+        ctx.aliases.add(gradients)
         return (None,) * (1 + len(gradients))

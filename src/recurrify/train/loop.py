@@ -20,6 +20,7 @@ from recurrify.errors import UserError
 from recurrify.speed.backends import leave_out_cudnn
 from recurrify.speed.compiling import compiled
 from recurrify.speed.products import quick_products
+from recurrify.speed.verify import verify_module, verify_windows
 from recurrify.train.callbacks import (
     CountSeconds,
     EndInOrder,
@@ -64,12 +65,25 @@ class ValidatingTrainer(Trainer):
         self.compiles = compiles
         self.quick: Any = None
 
-    def training_step(self, model: Any, *args: Any, **kwargs: Any) -> Tensor:
+    def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
         if self.compiles:
-            model = self.quick = compiled(model) if self.quick is None else self.quick
+            model = self.quick = self._compiled(model, inputs) if self.quick is None else self.quick
         with quick_products():
-            loss: Tensor = super().training_step(model, *args, **kwargs)
+            loss: Tensor = super().training_step(model, inputs, *args, **kwargs)
         return loss
+
+    def _compiled(self, model: Any, inputs: dict[str, Any]) -> Any:
+        """The compiled model if it agrees with the eager one on this batch, else the model itself."""
+        batch, own = self._prepare_inputs(inputs), self.model.train()
+
+        def loss_of(one: Any) -> Tensor:
+            loss: Tensor = self.compute_loss(one, dict(batch))
+            return loss
+
+        fast = compiled(own)
+        if verify_module(fast, own, loss_of, self.compute_loss_context_manager) is own:
+            return model
+        return fast if model is own else compiled(model)
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
@@ -87,6 +101,8 @@ class RecurrentTrainer(ValidatingTrainer):
     def __init__(self, *args: Any, added_learning_rate: float | None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.added_learning_rate = added_learning_rate
+        self.is_verified = False
+        """Whether the compiled step was compared with the eager one."""
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         # Trainer counts the tokens of `shift_labels`. The model takes them as `targets`, in which Trainer, when it
@@ -103,6 +119,10 @@ class RecurrentTrainer(ValidatingTrainer):
         if targets is not None:
             tokens = (targets != IGNORED).sum().to(self.args.device)
             self.state.num_input_tokens_seen += int(self.accelerator.gather(tokens).sum().item())
+        if not self.is_verified:
+            self.is_verified = True
+            batch = {("targets" if name == "shift_labels" else name): value for name, value in inputs.items()}
+            verify_windows(self.model.train(), self._prepare_inputs(batch), self.compute_loss_context_manager)
         loss = super().training_step(model, inputs, *args, **kwargs)
         if not bool(torch.isfinite(loss)):
             raise non_finite("loss", self.state.global_step + 1)

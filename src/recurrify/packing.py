@@ -1,7 +1,7 @@
-"""Rows of a padded batch, laid side by side from their first real token on, behind what their state still holds.
+"""Rows of a padded batch, aligned at their first real token, behind the open tokens of their state.
 
-Padding on either side, rows that stand in the middle of a window and rows that begin a document all become one
-layout: every row starts at a window's first token. Shapes: B rows, N columns of the input, P packed columns.
+Padding on either side, rows in the middle of a window and rows that begin a document all become one layout: every row
+starts at a window's first token. Shapes: B rows, N columns of the input, P packed columns.
 """
 
 from typing import NamedTuple

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from recurrify import CarryConfig, RecurrentForCausalLM, TailConfig, add_recurrence
-from recurrify.modeling.packing import pack
+from recurrify.packing import pack
 from recurrify.speed.compiled import compile_windows
-from recurrify.speed.parameter_aliases import StandIns, matrices, trained
+from recurrify.speed.parameter_aliases import ParameterAliases, matrices, trained
 from recurrify.state import State
 from support.models import text, tiny
 
@@ -21,8 +21,8 @@ def model_and_twin(family: str = "gpt2", **config: Any) -> tuple[RecurrentForCau
     return model, copy.deepcopy(model)
 
 
-def run(model: RecurrentForCausalLM, ids: torch.Tensor, weights: StandIns | None = None) -> torch.Tensor:
-    """The losses of all windows, each read through a tap of its own where there are stand-ins."""
+def run(model: RecurrentForCausalLM, ids: torch.Tensor, weights: ParameterAliases | None = None) -> torch.Tensor:
+    """The losses of all windows, each read through a tap of its own where there are parameter aliases."""
     losses = []
     if weights is not None:
         weights.tap()
@@ -45,7 +45,7 @@ def test_they_take_the_place_of_the_weights_and_leave_it() -> None:
         one.base.transformer.wpe.weight.requires_grad_(False)
     ids, own = text(2, 24), trained(model)
     wanted = gradients(twin, ids)
-    weights = StandIns(model, None)
+    weights = ParameterAliases(model, None)
     with weights.in_place():
         assert all(mine is not other for mine, other in zip(own, trained(model), strict=True))
         assert [one.data_ptr() for one in weights.leaves] == [one.data_ptr() for one in own]
@@ -67,7 +67,7 @@ def test_matrices_in_half_precision_are_those_that_autocast_makes(family: str) -
     """Losses are the same; gradients add up in the weights' own precision."""
     model, twin = model_and_twin(family)
     ids = text(2, 40)
-    weights = StandIns(model, HALF)
+    weights = ParameterAliases(model, HALF)
     assert len(weights.halves) == len(matrices(model)) > 5
     with torch.autocast("cpu", HALF, cache_enabled=False):
         with weights.in_place():
@@ -84,7 +84,7 @@ def test_matrices_in_half_precision_are_those_that_autocast_makes(family: str) -
 
 def test_what_the_weights_become_is_taken_over() -> None:
     model, _ = model_and_twin()
-    weights = StandIns(model, HALF)
+    weights = ParameterAliases(model, HALF)
     with torch.no_grad():
         for one in model.parameters():
             one.add_(1.0)
@@ -102,7 +102,7 @@ def test_only_matrices_of_the_base_that_nothing_else_uses_are_halved() -> None:
     assert not found & {id(one) for one in model.mechanism.parameters()}
     assert id(model.base.transformer.h[0].mlp.c_fc.weight) in found
     assert id(model.base.transformer.h[0].mlp.c_fc.bias) not in found
-    weights = StandIns(model, HALF)
+    weights = ParameterAliases(model, HALF)
     frozen = weights.halves[weights.cast.index(model.base.transformer.h[0].attn.c_attn.weight)]
     assert not frozen.requires_grad
     with weights.in_place():
@@ -119,7 +119,7 @@ def test_compiled_windows_are_compiled_once_for_all_taps(monkeypatch: pytest.Mon
     model = add_recurrence(tiny("gpt2", n_layer=2), CarryConfig(window=8)).train()
     twin = copy.deepcopy(model)
     compile_windows(model, rows=2)
-    weights, ids = StandIns(model, None), text(2, 48)
+    weights, ids = ParameterAliases(model, None), text(2, 48)
     wanted = gradients(twin, ids)
     before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     with weights.in_place():

@@ -1,0 +1,88 @@
+"""What one window brings to the layers of a base model, and what is recorded of it.
+
+`recurrify.families` runs a base with it, mechanisms fill it in: see `recurrify.mechanisms.base`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Past(NamedTuple):
+    """The memory that earlier windows left to each row."""
+
+    memory: Tensor | None
+    """(rows, …): None if no row has one."""
+    live: Tensor | None
+    """(rows,) bool on the device: the rows that have a memory; None means all."""
+
+    def otherwise(self, fresh: Tensor) -> Tensor:
+        """The memory in the dtype of `fresh`, with `fresh` in rows that have none."""
+        if self.memory is None:
+            return fresh
+        memory = self.memory.to(fresh.dtype)
+        if self.live is None:
+            return memory
+        return torch.where(self.live.view(-1, *[1] * (memory.ndim - 1)), memory, fresh)
+
+
+NOTHING = Past(None, None)
+
+
+class Recorder:
+    """Collects what `Mechanism.write` needs from the layers of one window as they run."""
+
+    def see(self, layer: int, hidden: Tensor) -> None:
+        """`hidden` (rows, positions, width) is the output of `layer`, counted from 0, without extra inputs and before
+        the base's final norm."""
+
+    def see_behind(self, layer: int, hidden: Tensor) -> None:
+        """`hidden` (rows, count, width) is the output of `layer` for the inputs behind the window."""
+
+    def summary(self) -> Tensor | None:
+        """(rows, width): the window in one vector, for `Mechanism.learn_statistics`; None by default."""
+        return None
+
+
+@dataclass
+class WindowContext:
+    """One window, or one generated token of it, on its way through the layers. Discarded after the call."""
+
+    past: Past = NOTHING
+    places: Tensor | None = None
+    """(rows,): for one generated token per row, its place in the window; None for a whole window."""
+    front: dict[int, Tensor | None] = field(default_factory=dict)
+    """Extra inputs (rows, count, width) in front of a layer's own; None: the previous layer's outputs of its own."""
+    behind: Tensor | None = None
+    """Extra inputs (rows, count, width) behind the window. They enter the first layer and pass through all layers;
+    they see everything before them, and the window does not see them."""
+    seen_slots: Tensor | None = None
+    """(rows, count): which slots in front a generated token sees; None means all."""
+    change_inputs: Callable[[int, Tensor], Tensor] | None = None
+    """Called with each layer's index and inputs, extra ones included; returns the inputs to use."""
+    change_attention: Callable[[int, Tensor, Tensor], Tensor] | None = None
+    """Called with each layer's index, the attention output and the values, both (rows, heads, positions, size), before
+    the output projection; returns the output to use. Needs `families.open_attention`."""
+    recorder: Recorder | None = None
+    """Of a window that is written to memory."""
+
+
+class WindowJob(NamedTuple):
+    """One window to run."""
+
+    tokens: Tensor
+    """(B, up to window)."""
+    targets: Tensor | None
+    """(B, scored): what the tokens from `first` on should predict; None asks for hidden states instead of losses."""
+    first: int
+    """Tokens before it are scored by the previous window."""
+    writes: bool
+    """Whether a row fills it, so that its memory is asked for."""
+    summed: bool
+    """Whether only the sum of the losses matters."""
+    mask: Tensor | None = None
+    """(B, tokens) of real tokens, for attention in both directions."""
+    token_types: Tensor | None = None

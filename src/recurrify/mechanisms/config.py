@@ -1,0 +1,109 @@
+"""The settings that all mechanisms share, and checks of their own settings. Imports neither torch nor transformers."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from numbers import Integral
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from recurrify.errors import UserError
+from recurrify.windows import check_window
+
+if TYPE_CHECKING:
+    from recurrify.mechanisms.base import Mechanism
+
+
+@dataclass(frozen=True, kw_only=True)
+class MechanismConfig:
+    """How text is cut into windows and how far gradients travel. A mechanism's own config adds its settings."""
+
+    mechanism: ClassVar[str]
+    """The mechanism's name, in saved models and on the command line."""
+    learns: ClassVar[bool] = True
+    """Whether the mechanism adds parameters to train."""
+    decoders_only: ClassVar[bool] = False
+    """Whether encoders cannot have it."""
+    positions: ClassVar[Literal["any", "rotary", "absolute"]] = "any"
+    """Which position encodings of the base it works with."""
+    writes_overlap: ClassVar[bool] = False
+    """Whether the memory may depend on positions that the next window sees again."""
+    left_to_base: ClassVar[tuple[str, ...]] = ()
+    """Settings for which None lets the base decide; the model's config then has the value that was decided."""
+
+    window: int = 300
+    """Tokens the base model sees at once."""
+    overlap: int = 0
+    """Tokens that a window shares with the one before it."""
+    bptt_windows: int | None = None
+    """Backpropagate through at most this many consecutive windows, counted in groups from a call's first; None goes
+    through all of them. With 1, gradients stay inside their window, so the weights that write the memory do not learn.
+    """
+    checkpoint: bool = False
+    """Keep only the memory between windows and recompute each window in the backward pass."""
+
+    def __post_init__(self) -> None:
+        check_window(self.window, self.overlap)
+        if self.bptt_windows is not None:
+            whole_number("bptt_windows", self.bptt_windows, 1, "or None for all windows")
+        yes_or_no("checkpoint", self.checkpoint)
+
+    @property
+    def stride(self) -> int:
+        """Tokens from one window's start to the next one's."""
+        return self.window - self.overlap
+
+    def to_dict(self) -> dict[str, Any]:
+        """As it is saved; `recurrence_config` reads it."""
+        return {"mechanism": self.mechanism, **asdict(self)}
+
+    def build(self, layers: int, width: int) -> "Mechanism | None":
+        """The module for a base of so many layers and hidden features; None for plain windows."""
+        raise NotImplementedError(f"{type(self).__name__} has no `build`: return the mechanism's module there.")
+
+    @classmethod
+    def completed(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Settings by name, with defaults that depend on other settings."""
+        return values
+
+    @classmethod
+    def longest_window(cls, values: Mapping[str, Any], positions: int) -> int:
+        """The longest window with these settings in a base of so many positions."""
+        return positions
+
+    @classmethod
+    def stride_of(cls, values: dict[str, Any]) -> int:
+        """The stride of settings that are not checked yet."""
+        window, overlap = (values.get(name, getattr(cls, name)) for name in ("window", "overlap"))
+        check_window(window, overlap)
+        return int(window) - int(overlap)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoRecurrence(MechanismConfig):
+    """Plain windows: the baseline, run through the same code."""
+
+    mechanism: ClassVar[str] = "none"
+    learns: ClassVar[bool] = False
+
+    def build(self, layers: int, width: int) -> None:
+        return None
+
+
+def whole_number(name: str, value: object, least: int, otherwise: str = "") -> None:
+    """Raise UserError unless `value` is a whole number of at least `least`."""
+    if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < least:
+        more = f", {otherwise}" if otherwise else ""
+        raise UserError(f"`{name}` must be a whole number of at least {least}{more}: got {name}={value!r}.")
+
+
+def finite_number(name: str, value: object, least: float = -math.inf) -> None:
+    """Raise UserError unless `value` is a finite number of at least `least`."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not (math.isfinite(value) and value >= least):
+        which = ", such as -3" if least == -math.inf else f" of at least {least:g}"
+        raise UserError(f"`{name}` must be a number{which}: got {name}={value!r}.")
+
+
+def yes_or_no(name: str, value: object) -> None:
+    """Raise UserError unless `value` is True or False."""
+    if not isinstance(value, bool):
+        raise UserError(f"`{name}` must be True or False: got {value!r}.")

@@ -1,0 +1,218 @@
+"""Compiled and captured steps are used for training only after they agree with the eager step on the first batch.
+
+torch's compiler has produced wrong gradients in several versions (see `recurrify.speed.compiling`), and other versions
+may do so, too. On a mismatch training continues eagerly, with one warning that names the torch version.
+
+| precision of products | loss | gradient | gradient of one parameter |
+|---|---|---|---|
+| float32, float64 | 0.1 % | 1 % | 10 % |
+| bfloat16 | 1 % | 5 % | 50 % |
+| float16 | 1 % | 3 % | 30 % |
+
+The numbers are the largest allowed differences, relative to the eager step: of the loss, of the gradients of all base
+or all added parameters together (in the 2-norm), and of each parameter whose gradient is not tiny. Known faults are
+larger (2 % in float32, 26 % in bfloat16), rounding is smaller. Dropout is off during the comparison, because eager and
+compiled code draw different random numbers; a model with dropout is therefore compiled twice.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from recurrify.speed.head_loss import IGNORE
+from recurrify.speed.products import product_dtype
+
+EAGER_PARTS = 8
+"""The eager step runs the rows of a batch in so many parts, so that it needs no more memory than the compiled one."""
+TINY = 1e-3
+"""Gradients smaller than this share of all are not compared one by one: they are mostly rounding."""
+
+
+class Tolerance(NamedTuple):
+    """Relative differences."""
+
+    loss: float
+    gradient: float
+    parameter: float
+
+
+TOLERANCES = {
+    torch.float64: Tolerance(1e-3, 1e-2, 0.1),
+    torch.float32: Tolerance(1e-3, 1e-2, 0.1),
+    torch.bfloat16: Tolerance(1e-2, 5e-2, 0.5),
+    torch.float16: Tolerance(1e-2, 3e-2, 0.3),
+}
+
+
+class Step(NamedTuple):
+    """The loss and the gradients of all trained parameters, by name; None where no gradient arrived."""
+
+    loss: Tensor
+    gradients: dict[str, Tensor | None]
+
+
+def verify_windows(
+    model: Any, inputs: dict[str, Tensor], autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+) -> bool:
+    """Compare a recurrent model's compiled or captured step with its eager step, and switch it off on a mismatch.
+
+    Weights, gradients, buffers and random numbers are the same afterwards.
+
+    Args:
+        model: A `RecurrentPreTrainedModel` in training, after `compile_windows` or `graph_steps`.
+        inputs: A training batch: tensors (rows, …) with `input_ids`, and `labels` or `targets`.
+        autocast: The context in which training steps run.
+
+    Returns:
+        Whether the step agrees, or is not compiled.
+    """
+    fast = model.compiled_window, model.graphed_steps
+    if fast == (None, None):
+        return True
+    wanted = inputs["targets"] if "targets" in inputs else inputs["labels"][:, 1:]
+    scored = int((wanted != IGNORE).sum())
+    checkpoint = model.recurrence.checkpoint
+    with _own_randomness(model), autocast(), _without_dropout(model):
+        ours = take_step(model, lambda: model(**inputs, num_items_in_batch=scored).loss)
+        model.compiled_window = model.graphed_steps = None
+        try:
+            model.set_recurrence(checkpoint=True)
+            theirs = _in_parts(model, inputs, scored)
+        finally:
+            model.set_recurrence(checkpoint=checkpoint)
+        dtype = product_dtype(next(model.parameters()))
+    difference = compare_steps(ours, theirs, dtype, lambda name: name.startswith("mechanism."))
+    if difference is not None:
+        warn_of(difference)
+        return False
+    model.compiled_window, model.graphed_steps = fast
+    return True
+
+
+def verify_module(
+    fast: Any, model: nn.Module, loss_of: Callable[[Any], Tensor], autocast: Callable[[], AbstractContextManager[Any]]
+) -> Any:
+    """`fast`, a compiled `model`, if its step agrees with the eager one; otherwise `model`, and a warning.
+
+    `loss_of` gives the loss of a training batch for either of them.
+    """
+    with _own_randomness(model), autocast(), _without_dropout(model):
+        ours, theirs = take_step(model, lambda: loss_of(fast)), take_step(model, lambda: loss_of(model))
+        dtype = product_dtype(next(model.parameters()))
+    difference = compare_steps(ours, theirs, dtype)
+    if difference is None:
+        return fast
+    warn_of(difference)
+    return model
+
+
+def warn_of(difference: str) -> None:
+    """One warning that names the torch version."""
+    warnings.warn(
+        f"The compiled training step of torch {torch.__version__} differs from the eager one ({difference}): training "
+        "continues without compilation. Please report it, with the torch version and the GPU.",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+
+
+def take_step(model: nn.Module, loss_of: Callable[[], Tensor]) -> Step:
+    """A training step without an update; the parameters' own `.grad` and all buffers stay the same."""
+    trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    loss = loss_of()
+    found = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+    with torch.no_grad():
+        for buffer, value in buffers:
+            buffer.copy_(value)
+    return Step(loss.detach(), dict(zip(trained, found, strict=True)))
+
+
+def compare_steps(
+    ours: Step, theirs: Step, dtype: torch.dtype, is_added: Callable[[str], bool] = lambda name: False
+) -> str | None:
+    """What differs by more than `TOLERANCES` allow; None if nothing does."""
+    allowed = TOLERANCES[dtype]
+    off = _relative(ours.loss, theirs.loss)
+    if not off <= allowed.loss:
+        return f"the loss by {off:.2g} of it"
+    for added in (False, True):
+        names = [name for name in theirs.gradients if is_added(name) == added]
+        errors, norms = [], []
+        for name in names:
+            mine, wanted = (
+                torch.zeros(()) if one is None else one for one in (ours.gradients[name], theirs.gradients[name])
+            )
+            errors.append(float((mine.double().cpu() - wanted.double().cpu()).norm()))
+            norms.append(float(wanted.double().norm()))
+        whole = sum(norm**2 for norm in norms) ** 0.5
+        off = _share(sum(error**2 for error in errors) ** 0.5, whole)
+        if not off <= allowed.gradient:
+            return f"the gradients of the {'added' if added else 'base'} parameters by {off:.2g} of their norm"
+        for name, error, norm in zip(names, errors, norms, strict=True):
+            if norm > TINY * whole and not _share(error, norm) <= allowed.parameter:
+                return f"the gradient of {name} by {_share(error, norm):.2g} of its norm"
+    return None
+
+
+def _relative(ours: Tensor, theirs: Tensor) -> float:
+    return _share(float((ours.double() - theirs.double()).abs()), float(theirs.double().abs()))
+
+
+def _share(error: float, norm: float) -> float:
+    return 0.0 if error == 0 else error / norm if norm else float("inf")
+
+
+def _in_parts(model: Any, inputs: dict[str, Tensor], scored: int) -> Step:
+    """The eager step, summed over parts of the batch's rows."""
+    rows = len(inputs["input_ids"])
+    total: Step | None = None
+    for part in torch.arange(rows).split(max(1, -(-rows // EAGER_PARTS))):
+        chosen = {name: value[part.to(value.device)] for name, value in inputs.items()}
+        step = take_step(model, lambda chosen=chosen: _loss_of(model, chosen, scored))
+        total = step if total is None else _sum(total, step)
+    assert total is not None, "a batch has rows"
+    return total
+
+
+def _loss_of(model: Any, inputs: dict[str, Tensor], scored: int) -> Tensor:
+    loss: Tensor = model(**inputs, num_items_in_batch=scored).loss
+    if loss.requires_grad:
+        return loss
+    # A frozen base and texts of one window: nothing was read from a memory.
+    return loss + 0.0 * sum(weight.sum() for weight in model.parameters() if weight.requires_grad)
+
+
+def _sum(one: Step, other: Step) -> Step:
+    gradients = dict(one.gradients)
+    for name, value in other.gradients.items():
+        mine = gradients[name]
+        gradients[name] = value if mine is None else mine if value is None else mine + value
+    return Step(one.loss + other.loss, gradients)
+
+
+def _own_randomness(model: nn.Module) -> AbstractContextManager[None]:
+    """Random numbers continue afterwards where they were."""
+    return torch.random.fork_rng(sorted({weight.device.index for weight in model.parameters() if weight.is_cuda}))
+
+
+@contextmanager
+def _without_dropout(model: nn.Module) -> Iterator[None]:
+    """Modules of dropout, and the numbers that some models have instead."""
+    found = [
+        (module, name, value)
+        for module in model.modules()
+        for name, value in vars(module).items()
+        if isinstance(value, float) and ("dropout" in name or (name == "p" and isinstance(module, nn.Dropout)))
+    ]
+    try:
+        for module, name, _ in found:
+            setattr(module, name, 0.0)
+        yield
+    finally:
+        for module, name, value in found:
+            setattr(module, name, value)

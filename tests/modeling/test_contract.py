@@ -1,0 +1,105 @@
+"""Every mechanism meets the contract of `recurrify.testing`, and the contract catches what breaks it."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from recurrify import MechanismConfig, NoRecurrence, UserError
+from recurrify.mechanisms import Past, Recorder, SlotMechanism, mechanism_config, mechanism_names, recurrence_config
+from recurrify.testing import CHECKS, check_mechanism
+from support.checks import VARIANTS, config
+
+
+@pytest.mark.parametrize("name", [name for name in mechanism_names() if mechanism_config(name) is not NoRecurrence])
+def test_every_registered_mechanism_meets_the_contract(name: str) -> None:
+    check_mechanism(recurrence_config({"mechanism": name, "window": 20, "overlap": 4}))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_settings_meet_the_contract(variant: str) -> None:
+    chosen = config(**VARIANTS[variant])
+    # What settings do not change is checked with the defaults above.
+    check_mechanism(chosen, [name for name in CHECKS if name not in ("dtypes", "saving")])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToyConfig(MechanismConfig):
+    """The hidden state of one position, mapped, is an extra input of the second layer."""
+
+    mechanism: ClassVar[str] = "toy"
+    fault: str = ""
+
+    def build(self, layers: int, width: int) -> "Toy":
+        return Toy(self, layers, width)
+
+
+class Toy(SlotMechanism):
+    def __init__(self, config: ToyConfig, layers: int, width: int) -> None:
+        super().__init__(config)
+        self.map = nn.Linear(width, width)
+        if config.fault == "unused parameter":
+            self.unused = nn.Parameter(torch.zeros(3))
+
+    def slots(self) -> dict[int, int]:
+        return {1: 1}
+
+    def state_size(self) -> int:
+        return self.map.out_features + (self.config.fault == "state size")
+
+    def read(self, memory: Tensor) -> dict[int, Tensor]:
+        return {1: torch.zeros_like(memory) if self.config.fault == "not read" else memory}
+
+    def recorder(self, stride: int) -> "OnePosition":
+        return OnePosition(-1 if self.config.fault == "last position" else stride - 1)
+
+    def write(self, recorder: "OnePosition", past: Past, statistics: tuple[Tensor, ...]) -> Tensor:
+        hidden = recorder.hidden
+        if self.config.fault == "detached":
+            hidden = hidden.detach()
+        if self.config.fault == "mixes rows":
+            hidden = hidden - hidden.mean(0)
+        if self.config.fault == "not reset" and past.memory is not None:
+            hidden = hidden + past.memory
+        if self.config.fault != "no cast":
+            hidden = hidden.to(self.map.weight.dtype)
+        written: Tensor = self.map(hidden)
+        return written
+
+
+class OnePosition(Recorder):
+    def __init__(self, place: int) -> None:
+        self.place = place
+        self.hidden: Any = None
+
+    def see(self, layer: int, hidden: Tensor) -> None:
+        self.hidden = hidden[:, self.place, None]
+
+
+def test_correct_toy_passes() -> None:
+    check_mechanism(ToyConfig(window=8, overlap=2))
+
+
+@pytest.mark.parametrize(
+    ("fault", "check", "message"),
+    [
+        ("last position", "overlap", "the next window sees again"),
+        ("no cast", "dtypes", "dtype"),
+        ("state size", "memory", r"state_size\(\) is not the memory's size, 16"),
+        ("not read", "memory", "does not depend on the memory"),
+        ("mixes rows", "batches", "row 0 of a batch"),
+        ("not reset", "batches", "row"),
+        ("detached", "horizon", "no gradient goes through the memory"),
+        ("unused parameter", "gradients", "unused has no gradient"),
+    ],
+)
+def test_fault_is_caught(fault: str, check: str, message: str) -> None:
+    with pytest.raises(AssertionError, match=rf"ToyConfig, check '{check}': .*{message}"):
+        check_mechanism(ToyConfig(window=8, overlap=2, fault=fault), [check])
+
+
+def test_plain_windows_have_nothing_to_check() -> None:
+    with pytest.raises(UserError, match="NoRecurrence adds no mechanism"):
+        check_mechanism(NoRecurrence(window=8))

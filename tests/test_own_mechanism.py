@@ -1,0 +1,94 @@
+"""The example of docs/extending-mechanism.md works: in Python, and as a package through an entry point."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from recurrify import UserError, add_recurrence, mechanism_names
+from recurrify.mechanisms import mechanism_config, recurrence_config, registry
+from support.models import text, tiny
+
+PAGE = Path(__file__).parent.parent / "docs" / "extending-mechanism.md"
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with an installed third-party package, on the path."""
+    folder = tmp_path / "site"
+    (folder / "their_package-1.0.dist-info").mkdir(parents=True)
+    (folder / "their_package.py").write_text(BLOCKS[0])
+    about = folder / "their_package-1.0.dist-info"
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: their-package\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[recurrify.mechanisms]\nlast_state = their_package:LastStateConfig\n")
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setattr(registry, "_registered", {})
+    yield folder
+    sys.modules.pop("their_package", None)
+
+
+def test_example_of_the_docs_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_registered", {})
+    assert len(BLOCKS[0].splitlines()) <= 50
+    names: dict[str, Any] = {"__name__": "example"}
+    for block in BLOCKS:
+        exec(compile(block, str(PAGE), "exec"), names)
+
+
+def test_installed_package_works_in_python(package: Path, tmp_path: Path) -> None:
+    assert "last_state" in mechanism_names()
+    config = recurrence_config({"mechanism": "last_state", "window": 8, "layer": 3})
+    assert mechanism_config("last_state") is type(config)
+    model = add_recurrence(tiny("gpt2"), config)
+    model.save_pretrained(tmp_path / "model")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert loaded.recurrence == config
+    assert (loaded(text(2, 20)).logits == model(text(2, 20)).logits).all()
+
+
+def test_installed_package_works_on_the_command_line(package: Path, tmp_path: Path) -> None:
+    data, out = tmp_path / "text.txt", tmp_path / "run"
+    data.write_text("def add(one, other):\n    return one + other\n" * 60)
+    command = [sys.executable, "-m", "recurrify", "train", "--model", "shipped:base", "--data", str(data)]
+    command += ["--valid", str(data), "--out", str(out), "--mechanism", "last_state", "--set", "layer=2"]
+    command += ["--window", "16", "--windows", "2", "--batch", "2", "--max-tokens", "128"]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(package), os.environ.get("PYTHONPATH")))),
+    }
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env=environment)
+    assert done.returncode == 0, done.stderr
+    recurrence = json.loads((out / "model" / "config.json").read_text())["recurrence"]
+    assert (recurrence["mechanism"], recurrence["layer"]) == ("last_state", 2)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("raise RuntimeError('not today')", "'their-package' could not be loaded .*not today"),
+        ("LastStateConfig = 3", "must name a MechanismConfig with mechanism = 'last_state'"),
+    ],
+)
+def test_broken_package_raises_one_sentence(package: Path, source: str, message: str) -> None:
+    (package / "their_package.py").write_text(source)
+    with pytest.raises(UserError, match=message):
+        recurrence_config({"mechanism": "last_state"})
+
+
+def test_unknown_mechanism_raises() -> None:
+    with pytest.raises(UserError, match="Unknown recurrence mechanism 'no_such': known are carry, compress"):
+        recurrence_config({"mechanism": "no_such"})
+
+
+def test_names_cost_no_import_of_torch() -> None:
+    program = "import sys, recurrify.mechanisms as m; m.mechanism_names(); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "False"

@@ -1,0 +1,177 @@
+"""Compiled and captured steps are compared with the eager step on the first batch, and switched off if they differ."""
+
+import copy
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from recurrify import CarryConfig, add_recurrence
+from recurrify.data.sequences import TrainingSequences
+from recurrify.data.tokens import TokenizedDocument
+from recurrify.speed import verify
+from recurrify.speed.compiling import workarounds
+from recurrify.speed.verify import Step, compare_steps, verify_module, verify_windows
+from recurrify.train import TrainSettings, trainer
+from support.graphs import AnyDevice, OneWindow, without_graphs
+from support.models import text, tiny
+
+IDS = text(2, 24)
+BATCH = {"input_ids": IDS, "targets": IDS.roll(-1, 1)}
+
+
+class Window(OneWindow):
+    """What would be compiled; its losses are right and their gradients off by `fault`, as of a wrong kernel."""
+
+    def __init__(self, model: Any, fault: float = 0.0) -> None:
+        super().__init__(model)
+        self.fault = fault
+
+    def takes(self, *_: Any) -> bool:
+        return bool(self.model.training)
+
+    def __call__(self, *inputs: Any) -> Any:
+        top, *rest = super().__call__(*inputs)
+        return top + self.fault * (top - top.detach()), *rest
+
+
+def compiled_model(fault: float, **base: Any) -> Any:
+    model = add_recurrence(tiny("gpt2", **base), CarryConfig(window=8, standardize=True)).train()
+    model.compiled_window = Window(model, fault)
+    return model
+
+
+@pytest.mark.parametrize("base", [{}, {"resid_pdrop": 0.3}], ids=["plain", "dropout"])
+def test_agreeing_step_stays_compiled_and_nothing_changes(base: dict[str, float]) -> None:
+    model = compiled_model(0.0, **base)
+    before, seed = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert verify_windows(model, BATCH)
+    assert isinstance(model.compiled_window, Window)
+    assert not model.recurrence.checkpoint
+    assert torch.equal(torch.get_rng_state(), seed)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(weight.grad is None for weight in model.parameters())
+    assert [module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)].count(0.3) == 6 * bool(base)
+
+
+def test_wrong_compiled_gradients_are_switched_off() -> None:
+    model = compiled_model(0.03)
+    with pytest.warns(
+        RuntimeWarning, match=rf"torch {re.escape(torch.__version__)} .*differs.*gradients of the base parameters"
+    ):
+        assert not verify_windows(model, BATCH)
+    assert model.compiled_window is None
+    assert model.graphed_steps is None
+
+
+def test_wrong_captured_gradients_are_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_graphs(monkeypatch)
+    model = compiled_model(0.03)
+    model.graphed_steps = AnyDevice(model)
+    with pytest.warns(RuntimeWarning, match="differs from the eager one"):
+        assert not verify_windows(model, BATCH)
+    assert model.graphed_steps is None
+
+
+def test_uncompiled_model_is_not_run() -> None:
+    model = add_recurrence(tiny("gpt2"), CarryConfig(window=8))
+    assert verify_windows(model, {})
+
+
+def test_half_precision_has_its_own_tolerance() -> None:
+    for fault, agrees in ((0.02, True), (0.2, False)):
+        model = compiled_model(fault)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert verify_windows(model, BATCH, lambda: torch.autocast("cpu", torch.bfloat16)) is agrees
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"loss": 1.01}, "the loss by 0.01"),
+        ({"loss": float("nan")}, "the loss by nan"),
+        ({"mechanism.a": 1.1}, "added parameters by 0.1"),
+        ({"small": 3.0}, "gradient of small by 2 of"),
+        ({"base": float("nan")}, "base parameters by nan"),
+    ],
+)
+def test_differences_are_named(changed: dict[str, float], message: str) -> None:
+    sizes = {"base": 1.0, "small": 0.002, "mechanism.a": 1.0}
+
+    def step(factors: dict[str, float]) -> Step:
+        gradients = {name: torch.tensor([size * factors.get(name, 1.0)]) for name, size in sizes.items()}
+        return Step(torch.tensor(factors.get("loss", 1.0)), {**gradients, "unused": None})
+
+    added = {"is_added": lambda name: name.startswith("mechanism.")}
+    assert compare_steps(step({}), step({}), torch.float32, **added) is None
+    found = compare_steps(step(changed), step({}), torch.float32, **added)
+    assert found is not None
+    assert message in found
+
+
+def test_wrong_compiled_module_is_not_used() -> None:
+    model = torch.nn.Linear(3, 1)
+    data = torch.randn(5, 3)
+
+    def wrong(inputs: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = model(inputs)
+        return found + 0.1 * (found - found.detach())
+
+    def loss_of(one: Any) -> torch.Tensor:
+        loss: torch.Tensor = one(data).square().mean()
+        return loss
+
+    context = warnings.catch_warnings
+    assert verify_module(model.forward, model, loss_of, context) == model.forward
+    with pytest.warns(RuntimeWarning, match="differs from the eager one"):
+        assert verify_module(wrong, model, loss_of, context) is model
+
+
+def test_training_continues_eagerly(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The first batch of a run shows that the compiled step is wrong; the weights are those of an eager run."""
+
+    def compile_wrongly(model: Any, *_: Any) -> None:
+        model.compiled_window = Window(model, 0.5)
+
+    monkeypatch.setattr(trainer, "compile_windows", compile_wrongly)
+    weights = []
+    for choice in ("on", "off"):
+        model = add_recurrence(tiny("gpt2"), CarryConfig(window=8))
+        sequences = TrainingSequences(
+            [TokenizedDocument("a text", text(1, 200)[0].numpy(), 1, 1, 1)], window=8, windows=3
+        )
+        settings = TrainSettings(
+            model="", data="", out=str(tmp_path / choice), recurrence={"mechanism": "carry", "window": 8},
+            batch=2, windows=3, max_tokens=100, compile=choice, warmup_steps=0, learning_rate=1e-2, valid_every=100,
+        )  # fmt: skip
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            trainer.train(model, sequences, settings, show_progress=False)
+        told = [one for one in caught if "differs from the eager one" in str(one.message)]
+        assert len(told) == (choice == "on")
+        weights.append(model.state_dict())
+    for name, value in weights[0].items():
+        torch.testing.assert_close(value, weights[1][name], msg=name)
+
+
+@pytest.mark.parametrize(
+    ("version", "needed"),
+    [
+        ("2.9.1", ()),
+        ("2.10.0", ("mix_order_reduction",)),
+        ("2.13.0+cu130", ("barriers", "mix_order_reduction")),
+        ("2.14.0", ()),
+    ],
+)
+def test_kernels_are_rewritten_only_for_versions_that_need_it(version: str, needed: tuple[str, ...]) -> None:
+    assert workarounds(version) == needed
+
+
+def test_every_precision_of_training_has_a_tolerance() -> None:
+    assert {torch.float32, torch.bfloat16, torch.float16} <= verify.TOLERANCES.keys()
