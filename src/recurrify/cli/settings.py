@@ -4,7 +4,6 @@ Typer with a generated signature was chosen after trying cyclopts (as quick, but
 frameworks) and jsonargparse (dotted names, no panels, errors of several lines).
 """
 
-import ast
 import inspect
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -19,8 +18,9 @@ from rich.text import Text
 from recurrify.cli import options
 from recurrify.console import out_console
 from recurrify.errors import UserError
-from recurrify.settings import class_fields, converted, declaration, setting_docs
-from recurrify.train.memories import FOLDER
+from recurrify.mechanisms.config import MechanismConfig
+from recurrify.mechanisms.registry import mechanism_config, mechanism_names
+from recurrify.settings import converted, declaration, setting_docs
 
 __all__ = ["examples", "memory_settings", "parse_setting", "settings_command"]
 
@@ -128,20 +128,25 @@ def _print_more(settings: type, rest: str | None) -> None:
     ]
     sections = {"Settings for --set": lines}
     if rest == "recurrence":
-        for found, defaults in (one for file in sorted(FOLDER.glob("*.py")) for one in class_fields(file).values()):
-            if "mechanism" in defaults or set(MEMORY_OPTIONS) & set(defaults):
-                name = defaults.pop("mechanism", None)
-                which = "any memory" if name is None else f"--mechanism {ast.literal_eval(name)}"
-                sections[f"Settings for --set with {which}"] = [
-                    f"{name}={value}  {found.get(name, '')}"
-                    for name, value in defaults.items()
-                    if name not in MEMORY_OPTIONS
-                ]
+        shared = {entry.name for entry in fields(MechanismConfig)}
+        sections["Settings for --set with any memory"] = _lines(MechanismConfig, shared - set(MEMORY_OPTIONS))
+        for name in mechanism_names():
+            config = mechanism_config(name)
+            own = {entry.name for entry in fields(config)} - shared
+            sections[f"Settings for --set with --mechanism {name}"] = _lines(config, own)
     for title, lines in sections.items():
         if lines:
             out_console.print(f"\n[bold]{title}[/]")
         for line in lines:
             out_console.print(Padding(Text(line), (0, 0, 0, 2)))
+
+
+def _lines(config: type[MechanismConfig], names: set[str]) -> list[str]:
+    """One line for each of these settings: its default and what it does."""
+    docs = setting_docs(config)
+    return [
+        f"{entry.name}={entry.default}  {docs.get(entry.name, '')}" for entry in fields(config) if entry.name in names
+    ]
 
 
 def _apply_config(context: typer.Context, settings: type, rest: str | None, file: Path) -> None:
