@@ -35,11 +35,12 @@ from recurrify.modeling.task_heads import (
     RecurrentForSequenceClassification,
     RecurrentForTokenClassification,
 )
-from recurrify.modeling.task_loading import load_task_model
+from recurrify.modeling.task_loading import PAPERS_ANSWERING, load_task_model
 
 register_with_transformers()
 
 __all__ = [
+    "PAPERS_ANSWERING",
     "CarryConfig",
     "CompressConfig",
     "Embedding",
