@@ -197,6 +197,6 @@ def _show(results: list[dict[str, Any]], out: Path) -> None:
     from recurrify.pages.probe import PAGE, PICTURE, probe_tables, write_probe_page
 
     for content in probe_tables(results):
-        show_table(content.caption, content.header, content.rows, content.text_columns)
+        show_table(content.caption, content.header, content.texts, content.text_columns)
     write_probe_page(results, out)
     typer.echo(f"picture: {out / PICTURE}, page: {out / PAGE}")

@@ -18,6 +18,7 @@ from recurrify.mechanisms.base import NoRecurrence, RecurrenceConfig, recurrence
 from recurrify.mechanisms.choose import best_settings, default_window
 from recurrify.modeling.config import RecurrentConfig
 from recurrify.modeling.heads import RecurrentForCausalLM, add_recurrence
+from recurrify.modeling.named import named_source
 from recurrify.modeling.saving import is_recurrent, load_base
 from recurrify.records import check_has_model
 
@@ -105,6 +106,7 @@ def with_settings(model: RecurrentForCausalLM, wanted: dict[str, Any], name: str
 
 
 def resolve_name(name: str) -> tuple[str, dict[str, Any]]:
+    name = named_source(name)
     if name.startswith(PREFIX):
         path = SHIPPED / name.removeprefix(PREFIX)
         if not (path / "config.json").is_file():

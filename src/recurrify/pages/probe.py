@@ -1,50 +1,39 @@
-"""Probes as tables, a picture and a small page: accuracy against distance, beside chance, guessing and full context."""
+"""The page of `recurrify probe`: what a model still recalls, and how far back, compared with chance and guessing."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullLocator
-
 from recurrify.data.probes import symbol_probe
 from recurrify.errors import UserError
-from recurrify.pages import html_parts as parts
-from recurrify.pages import numbers, plots
+from recurrify.pages import numbers
+from recurrify.pages.charts import line_chart, write_picture
 from recurrify.pages.numbers import facts
-from recurrify.pages.plots import Palette
-from recurrify.pages.tables import Table
-from recurrify.results import write_whole
+from recurrify.pages.page import Chart, Column, Fold, Page, Section, Table, Terms, Text, Verdict, write_page
 
 PAGE, PICTURE = "index.html", "probe.png"
 TITLE = "recurrify probe"
-LINES = ("-", "--", "-.", ":")
-COLUMNS = 3
-COLOURS = ("recurrent", "plain", "best", "xlnet")
-"""Of the palette, in this order, whatever the models are."""
-MARKERS = ("o", "s", "^", "D", "v", "P")
+ROWS_SHOWN = 12
+"""Longer tables are folded."""
 TERMS = [
-    ("distance", "windows from what is said to what is asked; 1 is the next window."),
-    ("accuracy", "how often the right one of the candidates is the likeliest, with its 95 % interval."),
-    ("probability", "what the right candidate gets on average, all candidates together getting 1."),
-    ("chance", "how often a reader who remembers nothing is right."),
+    ("distance", "windows between the statement and the question; 1 is the next window."),
+    ("accuracy", "how often the right candidate is the most likely one, with its 95 % interval."),
+    ("probability", "the mean probability of the right candidate; all candidates together have 1."),
+    ("chance", "the accuracy of a reader who remembers nothing."),
     (
-        "guess",
-        "how often one is right who remembers all answers that were said, but not whose they are, and strikes out "
-        "those that were asked for; not told where only one is said.",
+        "guessing",
+        "the accuracy of a reader who remembers all answers that were given, but not which question they belong to, "
+        "and rules out those already asked for; not shown where there is only one answer.",
     ),
-    ("full (context)", "the same model with what is said and what is asked in one window."),
+    ("full context", "the same model with statement and question in one window."),
 ]
 
 Result = Mapping[str, Any]
 
 
 class Asked(NamedTuple):
-    """What makes two results' scores comparable: the same task with the same settings."""
+    """What makes the scores of two results comparable: the same task with the same settings."""
 
     task: str
     form: str
@@ -56,7 +45,7 @@ class Asked(NamedTuple):
 
 
 Entries = list[tuple[str, Mapping[str, Any], Result]]
-"""Scores of one task with the name of who was asked, and the result they are from."""
+"""Scores of one task, each with the model's name and the result it is from."""
 
 
 def probe_tables(results: Sequence[Result]) -> list[Table]:
@@ -74,7 +63,7 @@ def _by_task(results: Sequence[Result]) -> list[tuple[str, Asked, Entries]]:
 
 
 def _asked(scores: Mapping[str, Any], result: Result) -> Asked:
-    """Older results tell a task's settings only where they tell their own, and no level of guessing."""
+    """Older results hold a task's settings only among their own, and no level of guessing."""
     task, config = str(scores.get("task")), facts(facts(result.get("provenance")).get("config"))
     form = str(scores.get("form") or ("symbols" if "task_settings" in config else "text"))
     settings, guess = facts(scores.get("settings", config.get("task_settings"))), numbers.finite(scores.get("guess"))
@@ -82,15 +71,15 @@ def _asked(scores: Mapping[str, Any], result: Result) -> Asked:
         try:
             probe = symbol_probe(task, **settings)
         except UserError:
-            pass  # a task that is no longer known: shown as far as it goes
+            pass  # a task that is no longer known has no level of guessing
         else:
             settings, guess = asdict(cast(Any, probe)), probe.guess_level
-    told = tuple(sorted((str(name), str(value)) for name, value in settings.items()))
-    return Asked(task, form, str(scores.get("asks") or ""), numbers.finite(scores.get("chance")), guess, told)
+    pairs = tuple(sorted((str(name), str(value)) for name, value in settings.items()))
+    return Asked(task, form, str(scores.get("asks") or ""), numbers.finite(scores.get("chance")), guess, pairs)
 
 
 def _titles(tasks: Sequence[Asked]) -> list[str]:
-    """The name where that is enough; else with what tells tasks of one name apart, and if nothing does a number."""
+    """The task's name, followed by the settings, or else a number, where several tasks share it."""
     titles: list[str] = []
     for one in tasks:
         namesakes = [other for other in tasks if other.task == one.task]
@@ -104,13 +93,13 @@ def _titles(tasks: Sequence[Asked]) -> list[str]:
 
 
 def _levels(asked: Asked) -> dict[str, float]:
-    """What no memory reaches, and what a memory of the answers alone does, unless that is everything."""
-    found = {"chance": asked.chance, "guess": asked.guess}
+    """Accuracies without a memory, and with a memory of the answers alone unless that is everything."""
+    found = {"chance": asked.chance, "guessing": asked.guess}
     return {name: level for name, level in found.items() if level is not None and level < 1}
 
 
 def _names(results: Sequence[Result]) -> list[str]:
-    """Told apart where two have the same name."""
+    """The models' names, numbered where two are the same."""
     names = [str(result.get("name")) for result in results]
     return [
         f"{name} ({names[: index + 1].count(name)})" if names.count(name) > 1 else name
@@ -121,110 +110,143 @@ def _names(results: Sequence[Result]) -> list[str]:
 def _table(title: str, asked: Asked, found: Entries) -> Table:
     rows = []
     for name, scores, _ in found:
-        lines = [("full", scores.get("full_context"))]
-        lines += [(numbers.count(row.get("distance")), row) for row in scores.get("rows") or []]
-        rows += [[name, *_cells(distance, row)] for distance, row in lines if row]
+        lines = [("full context", scores.get("full_context"))]
+        lines += [(row.get("distance"), row) for row in scores.get("rows") or []]
+        rows += [[name, distance, *_values(row)] for distance, row in lines if row]
     levels = ", ".join(f"{name} {numbers.percent(level)}" for name, level in _levels(asked).items())
-    header = ["model", "distance", "accuracy", "95 % interval", "probability", "answers"]
-    return Table(f"{title} ({levels})" if levels else title, header, rows, text_columns=1)
+    columns = ["model", Column("distance", numbers.count), Column("accuracy", numbers.percent)]
+    columns += [Column("95 % interval", numbers.percent_range), Column("probability", numbers.fixed)]
+    return Table(f"{title} ({levels})" if levels else title, [*columns, Column("answers", numbers.count)], rows)
 
 
-def _cells(distance: str, row: Mapping[str, Any]) -> list[str]:
-    return [
-        distance,
-        numbers.percent(numbers.finite(row.get("accuracy"))),
-        numbers.percent_range(numbers.finite_pair(row.get("interval"))),
-        numbers.fixed(numbers.finite(row.get("probability"))),
-        numbers.count(row.get("answers")),
-    ]
+def _values(row: Mapping[str, Any]) -> list[Any]:
+    accuracy, interval = numbers.finite(row.get("accuracy")), numbers.finite_pair(row.get("interval"))
+    return [accuracy, interval, numbers.finite(row.get("probability")), numbers.finite(row.get("answers"))]
 
 
-def draw_accuracy(axes: Axes, found: Any, palette: Palette) -> bool:
-    """Accuracy against distance, one line for each model; a hollow mark at 0 is full context."""
-    task, asked, entries = found
-    distances: set[float] = set()
-    for number, (name, scores, _) in enumerate(entries):
-        rows = [row for row in scores.get("rows") or [] if numbers.finite(row.get("accuracy")) is not None]
-        if not rows:
-            continue
-        colours = [palette.models[model] for model in COLOURS]
-        colour = colours[number % len(colours)]
-        # More models than colours: the line tells them apart.
-        line, marker = LINES[number // len(colours) % len(LINES)], MARKERS[number % len(MARKERS)]
-        at = [row["distance"] for row in rows]
-        distances |= set(at)
-        axes.plot(at, [row["accuracy"] for row in rows], line, marker=marker, color=colour, markersize=4, label=name)
-        spans = [numbers.finite_pair(row.get("interval")) or (row["accuracy"],) * 2 for row in rows]
-        axes.fill_between(at, [low for low, _ in spans], [high for _, high in spans], color=colour, alpha=0.15, lw=0)
-        full = numbers.finite((scores.get("full_context") or {}).get("accuracy"))
-        if full is not None:
-            axes.plot([0], [full], marker=marker, color=colour, markersize=7, markerfacecolor="none", linestyle="none")
-    if not distances:
-        return False
-    for (name, level), dashes in zip(_levels(asked).items(), ("--", "-."), strict=False):
-        axes.axhline(level, linestyle=dashes, color=palette.ink, linewidth=1, label=name)
-    trained = {result.get("trained_up_to") for _, _, result in entries} - {None}
-    if len(trained) == 1:
-        axes.axvline(trained.pop(), linestyle=":", color=palette.ink, linewidth=1, label="trained up to here")
-    plots.dress(axes, palette, str(task), "distance in windows (hollow at 0: full context)", "accuracy")
-    axes.set_xscale("symlog", linthresh=1, linscale=0.25)
-    axes.set_xticks([0, *sorted(distances)])
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.set_xlim(-0.6, 1.15 * max(distances))
-    axes.set_ylim(-0.03, 1.03)
-    return plots.legend(axes, palette)
+def accuracy_chart(title: str, asked: Asked, found: Entries) -> Chart:
+    """Accuracy against distance, one line for each model, with the levels of chance and guessing."""
+    records = []
+    for name, scores, _ in found:
+        full = scores.get("full_context")
+        for row in [*([{**full, "distance": 0}] if full else []), *(scores.get("rows") or [])]:
+            accuracy = numbers.finite(row.get("accuracy"))
+            low, high = numbers.finite_pair(row.get("interval")) or (accuracy, accuracy)
+            records.append(
+                {"distance": row.get("distance"), "accuracy": accuracy, "low": low, "high": high, "model": name}
+            )
+    trained = {result.get("trained_up_to") for _, _, result in found} - {None}
+    return line_chart(
+        records,
+        x="distance",
+        y="accuracy",
+        series="model",
+        band=("low", "high"),
+        levels=_levels(asked),
+        marks={"trained up to here": float(trained.pop())} if len(trained) == 1 else {},
+        points=True,
+        title=title,
+        x_title="distance in windows (0: full context)",
+        x_scale="symlog",
+        x_ticks=sorted({one["distance"] for one in records if numbers.finite(one["distance"]) is not None}),
+        y_format="~%",
+        y_from_zero=True,
+        description=_described(title, found),
+        caption="Bands: 95 % intervals.",
+    )
+
+
+class Recall(NamedTuple):
+    """The farthest distance from which a model answers better than memory-free levels explain."""
+
+    distance: float
+    task: str
+    model: str
+    accuracy: float
+    interval: tuple[float, float]
+    level: float
+
+
+def farthest_recall(tasks: Sequence[tuple[str, Asked, Entries]]) -> Recall | None:
+    """Over all tasks and models; None where no interval lies above both chance and guessing."""
+    found: list[Recall] = []
+    for title, asked, entries in tasks:
+        level = max(_levels(asked).values(), default=None)
+        for name, scores, _ in entries:
+            for row in scores.get("rows") or []:
+                interval, distance = numbers.finite_pair(row.get("interval")), numbers.finite(row.get("distance"))
+                accuracy = numbers.finite(row.get("accuracy"))
+                if None not in (interval, distance, accuracy, level) and interval[0] > level:  # type: ignore[index]
+                    found.append(Recall(distance, title, name, accuracy, interval, level))  # type: ignore[arg-type]
+    return max(found, key=lambda one: (one.distance, one.accuracy), default=None)
+
+
+def probe_verdict(results: Sequence[Result]) -> Verdict:
+    """What the probes show: how far back something is recalled, or that there is no evidence of it."""
+    tasks = _by_task(results)
+    answers = sum(
+        int(row.get("answers") or 0)
+        for _, _, found in tasks
+        for _, scores, _ in found
+        for row in scores.get("rows") or []
+    )
+    sizes = [("tasks", numbers.count(len(tasks))), ("models", numbers.count(len(results)))]
+    sizes.append(("answers", numbers.count(answers)))
+    best = farthest_recall(tasks)
+    if best is None:
+        sentence = "No evidence of recall at any distance: no accuracy is clearly above both chance and guessing."
+        return Verdict(sentence, "none", "all 95 % intervals reach down to chance or guessing", sizes, "worse")
+    windows = "1 window" if best.distance == 1 else f"{numbers.count(best.distance)} windows"
+    sentence = (
+        f"{best.model} recalls from up to {windows} back ({best.task}): {numbers.percent(best.accuracy)} right there, "
+        f"{numbers.percent(best.level)} without a memory."
+    )
+    return Verdict(sentence, windows, f"95 % interval there: {numbers.percent_range(best.interval)}", sizes, "better")
 
 
 def write_probe_page(results: Sequence[Result], folder: Path) -> None:
-    """`index.html` and `probe.png` in the folder."""
+    """Write `index.html` and `probe.png` into the folder."""
     tasks = _by_task(results)
     if not tasks:
         raise UserError("The results hold no tasks, so there is nothing to show: give what `recurrify probe` saved.")
-    _write_picture(tasks, folder / PICTURE)
-    body = [parts.terms(TERMS)]
-    for title, asked, found in tasks:
-        svg = plots.svg(draw_accuracy, (title, asked, found), title)
-        figure = parts.figure(svg, _described(title, found), "Bands: 95 % intervals.") if svg else ""
-        table = parts.table(_table(title, asked, found))
-        body.append(parts.section(title, [parts.paragraph(asked.asks), figure, table]))
-    body.append(_models(results))
-    write_whole(folder / PAGE, parts.document(TITLE, body).encode("utf-8", errors="replace"))
+    charts = [accuracy_chart(*task) for task in tasks]
+    first = next((place for place, task in enumerate(tasks) if farthest_recall([task])), 0)
+    write_picture(charts, folder / PICTURE)
+    blocks = [
+        Section(title, [Text(asked.asks), *([charts[place]] if place != first else []), _folded(title, asked, found)])
+        for place, (title, asked, found) in enumerate(tasks)
+    ]
+    ends = [Section("Models", [_models(results)]), Fold("What the numbers mean", [Terms(TERMS)])]
+    provenance = facts(results[0].get("provenance")) if len(results) == 1 else {}
+    write_page(folder / PAGE, Page(TITLE, probe_verdict(results), [*blocks, *ends], charts[first], provenance))
 
 
-def _write_picture(tasks: Sequence[tuple[str, Asked, Entries]], path: Path) -> None:
-    """All tasks on white, so many side by side."""
-    columns = min(len(tasks), COLUMNS)
-    lines = math.ceil(len(tasks) / columns)
-    figure = Figure(figsize=(5.2 * columns, 3.9 * lines), layout="constrained", facecolor="white")
-    for place, found in enumerate(tasks, start=1):
-        axes = figure.add_subplot(lines, columns, place)
-        axes.set_visible(draw_accuracy(axes, found, plots.ON_WHITE))
-    content = BytesIO()
-    figure.savefig(content, format="png", dpi=120, metadata={"Software": None})
-    write_whole(path, content.getvalue())
+def _folded(title: str, asked: Asked, found: Entries) -> Fold | Table:
+    table = _table(title, asked, found)
+    return table if len(table.rows) <= ROWS_SHOWN else Fold(f"Table: {table.caption}", [table])
 
 
 def _described(task: str, found: Entries) -> str:
-    told = []
+    lines = []
     for name, scores, _ in found:
         rows = [
-            f"{numbers.percent(numbers.finite(row.get('accuracy')))} at {row.get('distance')}" for row in scores["rows"]
+            f"{numbers.percent(numbers.finite(row.get('accuracy')))} at {row.get('distance')}"
+            for row in scores.get("rows") or []
         ]
-        told.append(f"{name}: {', '.join(rows)}")
-    return f"Line plot of the accuracy on {task} against the distance in windows. {'; '.join(told)}."
+        lines.append(f"{name}: {', '.join(rows)}")
+    return f"Accuracy on {task} against the distance in windows. {'; '.join(lines)}."
 
 
-def _models(results: Sequence[Result]) -> str:
-    header = ["model", "mechanism", "window", "trained up to", "state, numbers"]
+def _models(results: Sequence[Result]) -> Table:
+    columns = ["model", "mechanism", Column("window", numbers.count), Column("trained up to", numbers.count)]
     rows = [
         [
             name,
             str(result.get("mechanism")),
-            numbers.count(result.get("window")),
-            numbers.count(result.get("trained_up_to")),
-            numbers.count((result.get("memory") or {}).get("state_floats")),
+            numbers.finite(result.get("window")),
+            numbers.finite(result.get("trained_up_to")),
+            numbers.finite((result.get("memory") or {}).get("state_floats")),
         ]
         for name, result in zip(_names(results), results, strict=True)
     ]
-    return parts.section("Models", [parts.table(Table("What was asked", header, rows, text_columns=2))])
+    return Table("Models", [*columns, Column("state, numbers", numbers.count)], rows)

@@ -1,0 +1,66 @@
+"""What a comparison says, in words that claim no more than its interval allows."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from recurrify.pages import numbers
+
+
+@dataclass(frozen=True)
+class Gain:
+    """The relative drop of perplexity from one reading of a text to another."""
+
+    relative: float
+    interval: tuple[float, float] | None
+    within_noise: bool
+    unit: str = "token"
+
+    @classmethod
+    def of(cls, entry: Mapping[str, Any]) -> "Gain | None":
+        """From an entry of a result; None where it has no number."""
+        relative, interval = numbers.finite(entry.get("relative_gain")), numbers.finite_pair(entry.get("interval"))
+        if relative is None:
+            return None
+        noise = entry.get("within_noise")
+        # Without an interval a gain cannot be told from noise.
+        within = interval is None or interval[0] <= 0 <= interval[1] if noise is None else bool(noise)
+        return cls(relative, interval, within, str(entry.get("unit") or "token"))
+
+    @property
+    def tone(self) -> str:
+        return "" if self.within_noise else "better" if self.relative > 0 else "worse"
+
+    @property
+    def verdict(self) -> str:
+        return self.tone or "within noise"
+
+    @property
+    def number(self) -> str:
+        """The change of perplexity: a fall is negative."""
+        return f"{numbers.percent(abs(self.relative))} {'lower' if self.relative >= 0 else 'higher'}"
+
+    @property
+    def interval_text(self) -> str:
+        if self.interval is None:
+            return "no interval: the text is one document"
+        low, high = self.interval
+        if low < 0 < high:
+            return f"95 % interval: {numbers.percent(-high, signed=True)} to {numbers.percent(-low, signed=True)}"
+        ends = sorted((abs(low), abs(high)))
+        return f"95 % interval: {numbers.percent_range((ends[0], ends[1]))}"
+
+    def sentence(self, subject: str, against: str) -> str:
+        """`subject` and `against` name the two readings, such as "The memory" and "plain windows of 300"."""
+        if self.within_noise:
+            return f"{subject}: no clear difference in perplexity per {self.unit} compared with {against}."
+        verb = "lowers" if self.relative > 0 else "raises"
+        return f"{subject} {verb} perplexity per {self.unit} compared with {against}."
+
+
+def extra_cost(flops: Any, other: Any) -> str:
+    """How many more FLOPs per token one reading takes than another."""
+    mine, theirs = numbers.finite(flops), numbers.finite(other)
+    if mine is None or not theirs:
+        return numbers.MISSING
+    return f"{numbers.percent(mine / theirs - 1, signed=True)} FLOPs"
