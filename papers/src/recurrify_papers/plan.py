@@ -109,9 +109,7 @@ class Plan:
         """The runs that choose the learning rate of a kind; as in the paper, on wiki text."""
         shorter = {} if self.size.tuning_tokens is None else {"max_tokens": self.size.tuning_tokens}
         recurrence = {"plain": PLAIN, "carry": CARRY, "best": self.size.best}[kind]
-        return {
-            rate: self.train("wiki", kind, rate=rate, recurrence=recurrence, **shorter) for rate in self.size.rates
-        }
+        return {rate: self.train("wiki", kind, rate=rate, recurrence=recurrence, **shorter) for rate in self.size.rates}
 
     def best_rate(self, tried: Mapping[float, str], times: float = 1.0) -> dict[str, Any]:
         """The learning rate of the run that validates best, times a factor."""

@@ -45,9 +45,7 @@ def untrained_entries(plan: Plan, corpus: str) -> list[Entry]:
         label = f"{name}-untrained"
         trained = memories.trained(corpus, name, size.seeds[:1], label=label, **settings)
         plain = name == "plain"
-        found.append(
-            memories.entry(corpus, name, trained, label=label, against=bare, control=not plain, rival=plain)
-        )
+        found.append(memories.entry(corpus, name, trained, label=label, against=bare, control=not plain, rival=plain))
         bare = bare or found[0]
     return found
 
@@ -87,8 +85,8 @@ EXPERIMENTS = (
         runs=mechanism_runs,
         table=mechanism_table,
         text=(
-            "Each memory is compared with plain windows at the largest overlap that costs no more, and with itself when "
-            "windows read the memories of other documents (gain by memory)."
+            "Each memory is compared with plain windows at the largest overlap that costs no more, and with itself "
+            "when windows read the memories of other documents (gain by memory)."
         ),
         headlines=(
             Headline(

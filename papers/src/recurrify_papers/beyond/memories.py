@@ -53,8 +53,8 @@ DEFAULTS: dict[str, Any] = {
     "slots": "tail-64",
     "only": None,
 }
-"""`seeded` mechanisms take every seed, `longer` ones are also trained in longer windows, `untrained` ones are also scored
-as they start; `ours` is the best, `slots` the best that works by slots; `only` restricts the rows to some names."""
+"""`seeded` mechanisms take every seed, `longer` ones are also trained in longer windows, `untrained` ones are also
+scored as they start; `ours` is the best, `slots` the best that works by slots; `only` restricts rows to some names."""
 
 
 def family(recurrence: Settings) -> str:
@@ -120,9 +120,7 @@ class Memories:
         found: dict[int, Sequence[str]] = {}
         for seed in seeds:
             chooses = corpus == "wiki" and name == first and seed == self.plan.size.seeds[0] and not settings
-            found[seed] = (
-                tuple(self.tuning(of).values()) if chooses else (self.train(corpus, name, seed, **settings),)
-            )
+            found[seed] = tuple(self.tuning(of).values()) if chooses else (self.train(corpus, name, seed, **settings),)
         return found
 
     def entry(self, corpus: str, name: str, trained: Mapping[int, Sequence[str]], **more: Any) -> Entry:

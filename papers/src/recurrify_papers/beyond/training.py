@@ -33,9 +33,7 @@ def frozen_entries(plan: Plan) -> list[Entry]:
     seed = size.seeds[0]
     names = memories.names(own["names"])
     training = {**size.training, **memories.training("books")}
-    as_it_is = memories.train(
-        "books", "plain", seed, label="untouched", rate=size.rates[0], **untouched(training)
-    )
+    as_it_is = memories.train("books", "plain", seed, label="untouched", rate=size.rates[0], **untouched(training))
     base = memories.entry("books", "plain", {seed: (as_it_is,)}, label="plain, base as it is", rival=True)
     plain = memories.entry("books", "plain", memories.trained("books", "plain", [seed]), label="plain", rival=True)
     found = [base, plain]
@@ -117,9 +115,7 @@ def token_entries(plan: Plan) -> list[Entry]:
             trained: dict[int, Sequence[str]] = {}
             for seed in size.seeds[:1] if long else size.seeds:
                 trained[seed] = tuple(
-                    memories.train(
-                        "books", name, seed, times=times, label=_counted(name, tokens, times), **settings
-                    )
+                    memories.train("books", name, seed, times=times, label=_counted(name, tokens, times), **settings)
                     for times in (own["times"] if long else (1.0,))
                 )
             entry = memories.entry("books", name, trained, against=plain, at=float(tokens))

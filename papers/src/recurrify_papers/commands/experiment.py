@@ -25,7 +25,7 @@ Names = Annotated[
 SizeName = Annotated[str, typer.Option(help="; ".join(f"**{size.name}**: {size.purpose}" for size in SIZES.values()))]
 SET_HELP = (
     "A setting of one experiment as EXPERIMENT.NAME=JSON, such as rotary.model=gpt2 or "
-    'mechanisms.only=\'["tail-16"]\'; can be repeated.'
+    "mechanisms.only='[\"tail-16\"]'; can be repeated."
 )
 Set = Annotated[list[str] | None, typer.Option("--set", help=SET_HELP)]
 Books = Annotated[str | None, typer.Option(help="Source of long documents.")]
@@ -98,7 +98,7 @@ def report(
     name: Annotated[str | None, typer.Option(help="Only this experiment.")] = None,
 ) -> None:
     """One HTML and one Markdown page per experiment, and an index: ours compared with published values."""
-    from recurrify_papers.report import write_report
+    from recurrify_papers.experiment_page import write_report
 
     for path in write_report(root, out or root, name, picture):
         typer.echo(str(path))

@@ -1,4 +1,4 @@
-"""The language models of the reproduction that failed, by its own protocol: one text, order, budget and seed for all."""
+"""The language models of the failed reproduction, by its own protocol: one text, order, budget and seed for all."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -90,7 +90,9 @@ def model_table(size: Size, results: Results, models: Callable[[Mapping[str, Any
     """Bits per symbol of each model, and its curves."""
     own, runs, table = size.own.get("rsa-enwik8", {}), model_runs(size, models), Table()
     for model in models(own):
-        found = {seed: results[run.name] for (name, seed), run in runs.items() if name == model.name and run.name in results}
+        found = {
+            seed: results[run.name] for (name, seed), run in runs.items() if name == model.name and run.name in results
+        }
         table.missing += [f"{name}, seed {seed}" for name, seed in runs if name == model.name and seed not in found]
         if found:
             add_model(table, model.name, model.arch, list(found.values()))

@@ -8,8 +8,7 @@ take less than several times that are not fitted. On a CPU one core is used and 
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +26,7 @@ from recurrify.data import pick_device
 from recurrify.results import provenance
 from recurrify.speed import as_graph, device_seconds
 from recurrify_papers.runner import Say
+from recurrify_papers.slides.rule_training import one_thread
 
 HEAD_WIDTH = 64
 WARM_UP = 2
@@ -59,8 +59,8 @@ GRIDS: dict[str, dict[str, Any]] = {
         "repeats": 7,
     },
 }
-"""Lengths at one width, widths at one length. Slow parts stop at `longest_slow`; light ones take sequences so many times
-as long, to measure more than their launches."""
+"""Lengths at one width, widths at one length. Slow parts stop at `longest_slow`; light ones take sequences
+`light_times` as long, to measure more than their launches."""
 SLOW = ("self-attention, its matrix stored", "self-attention, fused", "LSTM layer")
 LIGHT = ("RSA scan",)
 
@@ -318,14 +318,3 @@ def _now(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Use one core of a CPU, so that small and large sizes run alike."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -10,9 +10,9 @@ none is due the target is `IGNORED`. Answers have symbols of their own, except i
   It is due after closing brackets alone: after an opening one it is that bracket.
 - Copying: symbols, a separator, and the symbols again, each to be predicted before it is read.
 
-The chance level is the accuracy of the best constant guess, computed and not sampled. The short-memory level is the best
-accuracy possible from the rule, the position and the last symbols alone: a task where it is high does not need more
-memory, however long its sequences are.
+The chance level is the accuracy of the best constant guess, computed and not sampled. The short-memory level is the
+best accuracy possible from the rule, the position and the last symbols alone: a task where it is high does not need
+more memory, however long its sequences are.
 """
 
 import math

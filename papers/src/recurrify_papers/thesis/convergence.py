@@ -1,6 +1,6 @@
 """How many training tokens models take to the same validation losses."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from recurrify import UserError

@@ -94,7 +94,10 @@ def cost_rows(one: dict) -> list[Row]:
     """Plain, recurrent and ratio of one measurement."""
     metric, setting = f"{one['measure']} ({one['unit']})", one["setting"]
     low, high = one["spread"] or (None, None)
-    sides = [Row(label=setting, metric=metric, model=m, value=one[s]) for m, s in zip(COMPARED, ("plain", "recurrent"))]
+    sides = [
+        Row(label=setting, metric=metric, model=model, value=one[side])
+        for model, side in zip(COMPARED, ("plain", "recurrent"), strict=True)
+    ]
     note = f"published: {one['published']}" if one["published"] else None
     ratio = Row(label=setting, metric=f"{one['measure']}, ratio", value=one["ratio"], low=low, high=high, note=note)
     return [*sides, ratio]

@@ -58,7 +58,9 @@ class TopicModel:
     def name_topics(self, texts: Sequence[str]) -> list[str | None]:
         """The likeliest words of each text's likeliest topic; None where the text has no known word."""
         words = self.vectorizer.get_feature_names_out()
-        names = [", ".join(words[index] for index in np.argsort(-topic)[:WORDS_IN_NAME]) for topic in self.lda.components_]
+        names = [
+            ", ".join(words[index] for index in np.argsort(-topic)[:WORDS_IN_NAME]) for topic in self.lda.components_
+        ]
         likeliest = self.distributions(texts).argmax(1)
         known = self.known_words(texts)
         return [names[topic] if count else None for topic, count in zip(likeliest, known, strict=True)]
