@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from recurrify import UserError
-from recurrify.results import load_result, provenance, save_result
+from recurrify.results import provenance, save_result
 from recurrify_papers.runner import Resources, Results, Run, Say, run_all
 from recurrify_papers.sizes import Size
 
@@ -125,10 +125,6 @@ class Experiment:
     ours: bool = False
     """Whether it goes beyond the papers."""
 
-    def load(self, path: Path) -> dict[str, Any] | None:
-        """The result file, or None."""
-        return load_result(path) if path.is_file() else None
-
 
 def experiments() -> dict[str, Experiment]:
     """Every experiment by name."""
@@ -173,7 +169,8 @@ def run_experiments(
         if not table.rows and not table.texts:
             say(f"{one.name}: no row is finished yet")
             continue
-        save_result(path, to_result(one, size, table))
+        own = [results[run.name] for run in one.runs(size) if run.name in results]
+        save_result(path, to_result(one, size, table) | {"origins": origins(own)})
         say(f"saved {path}" + (f" ({len(table.missing)} rows are missing)" if table.missing else ""))
         written.append(path)
     if failures:
@@ -199,6 +196,17 @@ def to_result(experiment: Experiment, size: Size, table: Table) -> dict[str, Any
         "missing": table.missing,
         "provenance": provenance(config),
     }
+
+
+def origins(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """By which code and on which device runs were made, and how many by each."""
+    found: dict[tuple[Any, ...], int] = {}
+    for made in (result["provenance"] for result in results if "provenance" in result):
+        device = made["machine"]["gpu"] or made["machine"]["cpu"]
+        origin = made["git"]["commit"], device, made["libraries"]["torch"]
+        found[origin] = found.get(origin, 0) + 1
+    names = ("commit", "device", "torch")
+    return [dict(zip(names, origin, strict=True)) | {"runs": count} for origin, count in found.items()]
 
 
 def mean_of(values: Sequence[float]) -> tuple[float, float | None]:
