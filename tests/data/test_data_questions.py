@@ -12,7 +12,7 @@ import pytest
 from recurrify.data.answer_spans import find_span, words_of
 from recurrify.data.questions import Question, QuestionSet, load_questions, plain_title, save_questions
 from recurrify.errors import UserError
-from recurrify_papers.table3.distractors import mix_paragraphs
+from recurrify_papers.yoshida2020.distractors import mix_paragraphs
 
 SENTENCES = {
     "Ada": ["Ada Lovelace wrote notes.", " She met Babbage in 1833."],

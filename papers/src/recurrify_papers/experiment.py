@@ -122,6 +122,8 @@ class Experiment:
     """How it differs from what was published; None: as the size does."""
     headlines: tuple[Headline, ...] = ()
     chart: Chart | None = None
+    settings: Callable[[Size], list[dict[str, str]]] | None = None
+    """Hyperparameters by name: published and ours."""
     ours: bool = False
     """Whether it goes beyond the papers."""
 
@@ -190,6 +192,7 @@ def to_result(experiment: Experiment, size: Size, table: Table) -> dict[str, Any
         "title": experiment.title,
         "source": experiment.source,
         "differences": list(size.differences if experiment.differences is None else experiment.differences),
+        "settings": [] if experiment.settings is None else experiment.settings(size),
         "rows": [row.to_dict() for row in table.rows],
         "curves": table.curves,
         "texts": table.texts,

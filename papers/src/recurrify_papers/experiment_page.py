@@ -94,6 +94,9 @@ def experiment_page(result: Mapping[str, Any], experiment: Experiment | None) ->
         columns = list(result["texts"][0])
         blocks.append(Table("Texts", columns, [[one.get(name) for name in columns] for one in result["texts"]]))
     blocks += curve_blocks(result["curves"])
+    if result.get("settings"):
+        lines = [[one["name"], one["published"], one["ours"]] for one in result["settings"]]
+        blocks.append(Fold("Settings", [Table("Settings", ["setting", "published", "ours"], lines)]))
     if result["differences"]:
         listed = [Text(sentence) for sentence in result["differences"]]
         blocks.append(Fold("How this differs from what was published", listed))

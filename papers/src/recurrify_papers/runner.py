@@ -178,16 +178,13 @@ class Job:
     devices: str | None
 
     def __call__(self) -> dict[str, Any] | None:
-        from transformers import logging
-
         from recurrify.console import say
 
         if self.devices is None:
             os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # submitit hides all GPUs from local jobs
         else:
             os.environ["CUDA_VISIBLE_DEVICES"] = self.devices
-        logging.set_verbosity_error()
-        logging.disable_progress_bar()
+        os.environ |= {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
         return call(self.run, Path(self.folder), say)
 
     def checkpoint(self, *_: Any) -> Any:

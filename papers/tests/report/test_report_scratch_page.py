@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 from experiment_results import experiment
+from recurrify_papers.report.experiments_data import Experiment, SizeResults
+from recurrify_papers.report.experiments_html import html_page
+from recurrify_papers.report.experiments_tables import Linker
 from test_experiments_page import Page
 
 from recurrify.errors import UserError
 from recurrify.results import save_result
 from recurrify_papers.report import scratch_blocks as blocks
-from recurrify_papers.report.experiments_data import Experiment, SizeResults
-from recurrify_papers.report.experiments_html import html_page
-from recurrify_papers.report.experiments_tables import Linker
 from recurrify_papers.report.scratch_blocks import scratch_blocks
 from recurrify_papers.report.scratch_page import write_training_page
 from recurrify_papers.report.scratch_published import CORPORA, PUBLISHED, published_for

@@ -1,5 +1,7 @@
 """What the paper printed: Yoshida, Ettinger and Gimpel, "Adding Recurrence to Pretrained Transformers" (2020/21)."""
 
+from recurrify_papers.sizes import Size
+
 SOURCE = "Adding Recurrence to Pretrained Transformers"
 Perplexities = dict[str, dict[int, tuple[float, float]]]
 """Per word, by model and overlap: on the validation and on the test set."""
@@ -49,6 +51,30 @@ HYPERPARAMETERS = {
     "insertion layer": "2",
     "seeds": "not stated",
 }
+
+
+def hyperparameters(size: Size) -> list[dict[str, str]]:
+    """The paper's settings and ours, by name."""
+    training = {"epochs": 2.0, "valid_every": 2_000_000, "warmup_steps": 100, **size.training}
+    length = f"{training['max_tokens']:,} tokens" if "max_tokens" in training else f"{training['epochs']:g} epochs"
+    schedule = training.get("schedule", "constant")
+    base = size.base or "GPT-2 architecture: {layers} layers, {width} wide, pretrained here".format(**size.pretraining)
+    ours = {
+        "base model": base,
+        "data": f"{size.wiki}; {size.books}",
+        "window": str(size.window),
+        "windows in a training sequence": str(training["windows"]),
+        "length": length,
+        "optimiser": "AdamW without weight decay",
+        "learning rate": f"chosen for each model from {', '.join(f'{rate:g}' for rate in size.rates)}",
+        "learning rate of the memory": "the same" if size.added_rate == 1 else f"{size.added_rate:g} times the base's",
+        "schedule": f"linear warm-up over {training['warmup_steps']} steps, then {schedule}",
+        "validation": f"every {training['valid_every']:,} tokens, first {size.valid_tokens:,} tokens of each document",
+        "network": "3 hidden layers of 200",
+        "insertion layer": "2",
+        "seeds": f"{len(size.seeds)} without overlap, 1 elsewhere",
+    }
+    return [{"name": name, "published": value, "ours": ours[name]} for name, value in HYPERPARAMETERS.items()]
 
 
 def at(table: Perplexities, model: str, overlap: int) -> dict[str, float]:

@@ -163,6 +163,7 @@ EXPERIMENTS = (
         title="Perplexity on encyclopaedia articles against overlap",
         source=f"{SOURCE}, Table 1 (WikiText-103)",
         curves=True,
+        settings=published.hyperparameters,
         headlines=(
             _gain_headline("carry", "Recurrence lowers test perplexity without overlap by {value}; {published}."),
             _gain_headline("best", OURS),
@@ -175,6 +176,7 @@ EXPERIMENTS = (
         title="Perplexity on books against overlap",
         source=f"{SOURCE}, Table 2 (PG-19)",
         curves=True,
+        settings=published.hyperparameters,
         headlines=(
             _gain_headline("carry", "Recurrence lowers test perplexity without overlap by {value}; {published}."),
             _gain_headline("best", OURS),

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recurrify.errors import UserError
+from recurrify import UserError
 from recurrify_papers.models.language import language_model
 from recurrify_papers.slides.rule_tasks import IGNORED, Counting, rule_stream, rule_task
 from recurrify_papers.slides.rule_training import RuleTraining, read_sequences, score_rule, train_on_rule, validate_rule
@@ -29,7 +29,7 @@ def small(arch: str = "gru", **more: Any) -> RuleTraining:
 
 
 @pytest.mark.parametrize("arch", ["gru", "lstm"])
-def test_a_recurrent_model_learns_parity_and_goes_on_with_it(arch: str) -> None:
+def test_recurrent_model_learns_parity_and_generalises(arch: str) -> None:
     training = small(arch)
     model = train_on_rule(training, CPU)
     assert validate_rule(model, training, 200).accuracy > 0.99
@@ -110,6 +110,6 @@ def test_the_learning_rate_rises_and_falls() -> None:
 @pytest.mark.parametrize(
     ("setting", "value"), [("steps", 0), ("batch", 0), ("length", 0), ("segment", 0), ("learning_rate", 0.0)]
 )
-def test_settings_that_mean_nothing_are_refused(setting: str, value: float) -> None:
+def test_bad_settings_raise(setting: str, value: float) -> None:
     with pytest.raises(UserError, match=f"`{setting}` must be"):
         small(**{setting: value})

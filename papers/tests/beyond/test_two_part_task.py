@@ -5,8 +5,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from recurrify.errors import UserError
-from recurrify_papers.two_part.task import END, TwoPartTask, two_part_documents
+from recurrify import UserError
+from recurrify_papers.beyond.two_part_task import END, TwoPartTask, two_part_documents
 
 TASK = TwoPartTask(window=6, windows=3, labels=3, fillers=5)
 
@@ -54,6 +54,6 @@ def test_seeds() -> None:
 
 
 @pytest.mark.parametrize("task", [TwoPartTask(windows=1), TwoPartTask(labels=1), TwoPartTask(window=1)], ids=str)
-def test_tasks_that_cannot_be(task: TwoPartTask) -> None:
+def test_impossible_tasks_raise(task: TwoPartTask) -> None:
     with pytest.raises(UserError, match="at least"):
         two_part_documents(10, 0, task)

@@ -5,7 +5,7 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 
-from recurrify.errors import UserError
+from recurrify import UserError
 from recurrify_papers.slides.rule_tasks import (
     ANSWER,
     CLOSING,
@@ -202,6 +202,6 @@ def test_parts_and_seeds_have_sequences_of_their_own() -> None:
     ],
     ids=["name", "modulus", "depth", "symbols", "odd", "memory", "unanswered"],
 )
-def test_what_cannot_be_drawn_is_refused(make: object, sentence: str) -> None:
+def test_bad_input_raises(make: object, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         make()  # type: ignore[operator]
