@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+__all__ = ["err_console", "is_first", "out_console", "progress_bar", "say", "show_table"]
+
 out_console = Console()
 err_console = Console(stderr=True)
 LINE_SECONDS = 15

@@ -17,6 +17,17 @@ from typing import Any
 
 from recurrify.errors import UserError
 
+__all__ = [
+    "git_state",
+    "load_result",
+    "machine",
+    "own_version",
+    "peak_memory",
+    "provenance",
+    "save_result",
+    "write_whole",
+]
+
 LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "numpy", "pandas", "scikit-learn")
 SOURCE_ROOT = Path(__file__).resolve().parents[2]
 GIT_SECONDS = 20

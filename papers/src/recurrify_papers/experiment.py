@@ -104,6 +104,7 @@ class Headline:
     split: str | None = None
     percent: bool = False
     dataset: str | None = None
+    at: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -116,7 +116,8 @@ def verdict_of(rows: Sequence[Record], experiment: Experiment | None) -> Verdict
     found = [(one, _row(rows, one)) for one in (experiment.headlines if experiment is not None else ())]
     known = [(headline, row) for headline, row in found if row is not None]
     if not known:
-        return Verdict(f"{len(rows)} numbers, compared with published values where there are any.")
+        text = experiment.text if experiment is not None else ""
+        return Verdict(text or f"{len(rows)} numbers, compared with published values where there are any.")
     sentences = [_sentence(headline, row) for headline, row in known]
     headline, row = known[0]
     show = numbers.percent if headline.percent else _plain
@@ -129,7 +130,7 @@ def verdict_of(rows: Sequence[Record], experiment: Experiment | None) -> Verdict
 
 def _row(rows: Sequence[Record], headline: Headline) -> Record | None:
     def fits(row: Record) -> bool:
-        wanted = {"metric": headline.metric, "split": headline.split, "dataset": headline.dataset}
+        wanted = {name: getattr(headline, name) for name in ("metric", "split", "dataset", "at")}
         same = all(value is None or row.get(key) == value for key, value in wanted.items())
         return same and headline.label in ("", row["label"]) and not row.get("overlap") and row["value"] is not None
 

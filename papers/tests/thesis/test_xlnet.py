@@ -100,24 +100,6 @@ def test_every_weight_that_is_used_learns(attention: str):
     assert idle == ({"mask_emb", "r_s_bias", "seg_embed"} if attention == "uni" else {"r_s_bias", "seg_embed"})
 
 
-def test_only_full_windows_of_full_batches_are_compiled(monkeypatch: pytest.MonkeyPatch):
-    compiled: list[tuple[int, ...]] = []
-
-    def stand_in(function: Any, **_: Any) -> Any:
-        return lambda model, ids, *rest: compiled.append(tuple(ids.shape)) or function(model, ids, *rest)
-
-    model, ids = tiny_xlnet("uni").train(), text(3, 16)
-    model.set_windows(window=6, memory=6)
-    expected = model(ids[:, :-1], targets=ids[:, 1:]).loss.item()
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "compile", stand_in)
-        model.compile_windows()
-    assert model(ids[:, :-1], targets=ids[:, 1:]).loss.item() == expected
-    model(ids[:2, :-1], targets=ids[:2, 1:])  # the last batch of an epoch
-    model.eval()(ids[:, :-1], targets=ids[:, 1:])
-    assert compiled == [(3, 6), (3, 6)]
-
-
 def test_what_is_saved_is_an_xlnet_for_everybody(tmp_path: Any):
     model, ids = tiny_xlnet("uni"), text(1, 9)
     model.set_windows(window=6, memory=4)
@@ -154,27 +136,3 @@ def test_a_new_xlnet_has_the_shape_of_the_model_it_stands_beside():
 def test_bad_settings_raise(settings: dict[str, Any], sentence: str):
     with pytest.raises(UserError, match=sentence):
         xlnet_config(GPT2Config(), **{"window": 30, "memory": 20, **settings})
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-def test_compiled_checkpointed_windows_in_16_bits_learn_what_plain_ones_learn():
-    """The way in which experiments train it."""
-    ids = torch.randint(100, (4, 4 * 60 + 1), generator=torch.Generator().manual_seed(0)).cuda()
-    like = GPT2Config(vocab_size=100, n_embd=128, n_layer=4, n_head=4, resid_pdrop=0.0)
-
-    def gradients(quick: bool) -> tuple[float, torch.Tensor]:
-        torch.manual_seed(0)
-        model = WindowedXLNet(xlnet_config(like, window=60, memory=60)).cuda().train()
-        model.set_windows(window=60, memory=60, checkpoint=quick)
-        if quick:
-            model.compile_windows()
-        with torch.autocast("cuda", torch.bfloat16, enabled=quick):
-            loss = model(ids[:, :-1], targets=ids[:, 1:]).loss
-        loss.backward()
-        found = [value.grad.flatten() for value in model.parameters() if value.grad is not None]
-        return loss.item(), torch.cat(found)
-
-    (loss, plain), (quick_loss, quick) = gradients(False), gradients(True)
-    assert quick_loss == pytest.approx(loss, rel=5e-3)
-    assert torch.nn.functional.cosine_similarity(plain, quick, dim=0) > 0.99

@@ -285,6 +285,14 @@ EXPERIMENTS = (
         source=OURS,
         runs=_runs_of(start_entries),
         table=start_table,
+        headlines=(
+            Headline(
+                label="best",
+                metric="gain",
+                percent=True,
+                sentence="After the first fine-tuning tokens, the best memory lowers validation perplexity by {value}.",
+            ),
+        ),
         chart=Chart(x="label", metric="gain", split="valid", title="Gain over plain windows"),
         ours=True,
     ),
@@ -311,6 +319,15 @@ EXPERIMENTS = (
         name="tokens",
         title="What is learned with how many fine-tuning tokens",
         source=OURS,
+        headlines=(
+            Headline(
+                label="lookback-256",
+                metric="gain",
+                split="test",
+                percent=True,
+                sentence="With the fewest training tokens, the best memory lowers test perplexity by {value}.",
+            ),
+        ),
         chart=Chart(x="at", metric="perplexity_per_word", split="test", log=True),
         ours=True,
     ),

@@ -93,13 +93,14 @@ def cost_table(size: Size, results: Results) -> Table:
 def cost_rows(one: dict) -> list[Row]:
     """Plain, recurrent and ratio of one measurement."""
     metric, setting = f"{one['measure']} ({one['unit']})", one["setting"]
-    low, high = one["spread"] or (None, None)
     sides = [
         Row(label=setting, metric=metric, model=model, value=one[side])
         for model, side in zip(COMPARED, ("plain", "recurrent"), strict=True)
     ]
-    note = f"published: {one['published']}" if one["published"] else None
-    ratio = Row(label=setting, metric=f"{one['measure']}, ratio", value=one["ratio"], low=low, high=high, note=note)
+    notes = [f"published: {one['published']}"] if one["published"] else []
+    if one["spread"]:
+        notes.append("single turns {:.3f} to {:.3f}".format(*one["spread"]))
+    ratio = Row(label=setting, metric=f"{one['measure']}, ratio", value=one["ratio"], note="; ".join(notes) or None)
     return [*sides, ratio]
 
 
@@ -161,6 +162,14 @@ EXPERIMENTS = (
         source=f"{SOURCE}, section 10.1.5 (announced, no numbers printed)",
         runs=metric_runs,
         table=metric_table,
+        headlines=(
+            Headline(
+                label=LABELS["carry"],
+                metric="accuracy",
+                percent=True,
+                sentence="The recurrent model predicts {value} of the next tokens; {published}.",
+            ),
+        ),
         chart=Chart(x="metric", metric="", title="Metrics of the next token"),
     ),
     Experiment(
@@ -184,5 +193,6 @@ EXPERIMENTS = (
         source=f"{SOURCE}, section 10.1.6 (announced, no numbers printed)",
         runs=curve_runs,
         table=curve_table,
+        text="Training tokens that plain windows and the recurrent model need to reach the same validation losses.",
     ),
 )

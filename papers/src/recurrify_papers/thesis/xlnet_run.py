@@ -11,7 +11,7 @@ from transformers import AutoConfig, set_seed
 from recurrify import load_model
 from recurrify.data import TrainingSequences, load_tokenizer, read_text
 from recurrify.results import provenance
-from recurrify.train import TrainSettings, train, uses_bf16, uses_compile
+from recurrify.train import TrainSettings, train, uses_bf16
 from recurrify_papers.finetune import train_settings, trained
 from recurrify_papers.runner import Say
 from recurrify_papers.thesis.xlnet import WindowedXLNet, check_windows, xlnet_config
@@ -67,12 +67,9 @@ def xlnet_run(settings: TrainSettings, say: Say, progress_label: str = "") -> di
         loss = found.total_nll / int(found.tokens.sum())
         return {"loss": loss, "perplexity_per_word": found.perplexity_per_word}
 
-    if uses_compile(settings.compile):
-        model.compile_windows()
     sequences = TrainingSequences(texts, window=model.window, windows=settings.windows)
-    # `train` compiles the layers of recurrent models, which these are not.
-    quiet = replace(settings, compile="off")
-    outcome = train(model, sequences, quiet, validate, tokenizer, progress_label=progress_label)
+    eager = replace(settings, compile="off")  # compiled windows are for recurrent models
+    outcome = train(model, sequences, eager, validate, tokenizer, progress_label=progress_label)
     if outcome.finished:
         model.save_pretrained(out / "model")
         tokenizer.save_pretrained(out / "model")

@@ -95,5 +95,6 @@ EXPERIMENTS = (
         source=f"{SOURCE}, Tables 4 and 5",
         runs=text_runs,
         table=continuation_table,
+        text="The first sampled contexts, not a selection, and what each model writes in a fresh window.",
     ),
 )
