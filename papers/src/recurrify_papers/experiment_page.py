@@ -218,7 +218,7 @@ def charts_of(result: Mapping[str, Any], experiment: Experiment | None) -> list[
     charts = []
     for facet in facets:
         own = [row for row in rows if spec.facet is None or row.get(spec.facet) == facet]
-        own = [{**row, "series": row.get("model") or row["label"]} for row in own if row.get(spec.x) is not None]
+        own = with_series([row for row in own if row.get(spec.x) is not None], spec.x)
         named = f"{title}: {facet}" if facet else title
         if not own:
             continue
@@ -242,9 +242,25 @@ def charts_of(result: Mapping[str, Any], experiment: Experiment | None) -> list[
                     x_title=TITLES.get(spec.x, spec.x),
                     y_title=TITLES.get(spec.metric, spec.metric),
                     x_scale="log" if spec.log else "linear",
+                    x_format="~s" if spec.x != "at" or own[-1]["at"] >= 1 else "~g",
                 )
             )
     return charts
+
+
+def with_series(rows: Sequence[Record], x: str) -> list[Record]:
+    """Rows with the line they belong to: a model; windows that overlap have a line for each length."""
+    overlapping = {row.get("model") for row in rows if row.get("overlap")}
+    lengths = {row.get("window") for row in rows}
+    found = []
+    for row in rows:
+        name = str(row.get("model") or row["label"])
+        if name in overlapping and len(lengths) > 1 and x != "window":
+            name += f", window {row['window']}"
+        if row["label"].endswith("-untrained"):
+            name += ", untrained"
+        found.append({**row, "series": name})
+    return found
 
 
 def curve_blocks(curves: Sequence[Record]) -> list[Block]:
