@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from recurrify_papers.beyond.memories import OURS, PAPERS, Memories, family, memory_rows, untouched
-from recurrify_papers.experiment import Chart, Experiment, Headline, Row, Table
+from recurrify_papers.experiment import Chart, Headline, Row, Table
 from recurrify_papers.plan import LABELS, Entry, Plan
-from recurrify_papers.runner import Results, Run
+from recurrify_papers.runner import Results
 from recurrify_papers.sizes import Size
 from recurrify_papers.thesis.convergence import validation_curve
 from recurrify_papers.yoshida2020.tables import perplexity_experiment
@@ -72,15 +72,6 @@ def frozen_table(size: Size, results: Results) -> Table:
             common = {"label": entry.label, "model": entry.model, "dataset": entry.dataset}
             table.rows.append(Row(metric="remaining share of the gain by memory", value=share, **common))
     return table
-
-
-def _runs_of(entries: Any) -> Any:
-    def runs(size: Size) -> list[Run]:
-        plan = Plan(size)
-        plan.scored(entries(plan))
-        return list(plan.runs.values())
-
-    return runs
 
 
 # ---- how many tokens -------------------------------------------------------------------------------------
@@ -279,11 +270,11 @@ def _unfamiliar_table(size: Size, results: Results) -> Table:
 
 
 EXPERIMENTS = (
-    Experiment(
+    perplexity_experiment(
+        start_entries,
         name="starts",
         title="What starts fast: the first fine-tuning tokens",
         source=OURS,
-        runs=_runs_of(start_entries),
         table=start_table,
         headlines=(
             Headline(
@@ -296,11 +287,11 @@ EXPERIMENTS = (
         chart=Chart(x="label", metric="gain", split="valid", title="Gain over plain windows"),
         ours=True,
     ),
-    Experiment(
+    perplexity_experiment(
+        frozen_entries,
         name="frozen",
         title="A frozen base: only the memory is trained",
         source=OURS,
-        runs=_runs_of(frozen_entries),
         table=frozen_table,
         headlines=(
             Headline(
@@ -331,11 +322,11 @@ EXPERIMENTS = (
         chart=Chart(x="at", metric="perplexity_per_word", split="test", log=True),
         ours=True,
     ),
-    Experiment(
+    perplexity_experiment(
+        unfamiliar_entries,
         name="unfamiliar",
         title="Why the gain may be small: a base that never saw books, and the paper's epochs of training",
         source=OURS,
-        runs=_runs_of(unfamiliar_entries),
         table=_unfamiliar_table,
         differences=(
             "Both bases read as many tokens in pretraining: the one of wiki text alone reads it more often.",

@@ -13,20 +13,25 @@ from recurrify_papers.yoshida2020.published import SOURCE, Perplexities
 Entries = Callable[[Plan], Iterable[Entry]]
 
 
-def perplexity_experiment(entries: Entries, curves: bool = False, **about: Any) -> Experiment:
-    """An experiment whose table has a row for each entry."""
+def perplexity_experiment(
+    entries: Entries,
+    curves: bool = False,
+    table: Callable[[Size, Results], Table] | None = None,
+    **about: Any,
+) -> Experiment:
+    """An experiment whose table has a row for each entry; `table` replaces the usual one."""
 
     def runs(size: Size) -> list[Run]:
         plan = Plan(size)
         plan.scored(entries(plan))
         return list(plan.runs.values())
 
-    def table(size: Size, results: Results) -> Table:
+    def usual_table(size: Size, results: Results) -> Table:
         from recurrify_papers.rows import perplexity_table
 
         return perplexity_table(entries(Plan(size)), results, curves)
 
-    return Experiment(runs=runs, table=table, **about)
+    return Experiment(runs=runs, table=table or usual_table, **about)
 
 
 # ---- tables 1 and 2: perplexity against overlap ----------------------------------------------------------
