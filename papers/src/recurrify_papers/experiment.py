@@ -118,7 +118,7 @@ class Experiment:
     runs: Callable[[Size], Sequence[Run]]
     table: Callable[[Size, Results], Table]
     text: str = ""
-    """What is asked and how it is measured."""
+    """What it measures, and how."""
     differences: tuple[str, ...] | None = None
     """How it differs from what was published; None: as the size does."""
     headlines: tuple[Headline, ...] = ()

@@ -30,7 +30,9 @@ Settings = dict[str, Any]
 def pretrain_base(settings: Settings, folder: Path, say: Say) -> dict[str, Any] | None:
     """Pretrain a small base model."""
     chosen = {name: referred(value, folder) for name, value in settings.items()}
-    return finished(pretrain(PretrainSettings(out=str(folder / OUT), max_minutes=minutes_left(), **chosen), say))
+    result = pretrain(PretrainSettings(out=str(folder / OUT), max_minutes=minutes_left(), **chosen), say)
+    torch.compiler.reset()  # captured steps hold memory that later runs need
+    return finished(result)
 
 
 def train(settings: Settings, folder: Path, say: Say) -> dict[str, Any] | None:
@@ -131,8 +133,8 @@ def matched_overlap(settings: Settings, folder: Path, say: Say) -> dict[str, Any
     overlap = max(affordable, default=0)
     found: dict[str, Any] = {"overlap": overlap, "scores": {}}
     for split, tokens in settings["splits"].items() if overlap else ():
-        asked = {"run": settings["run"], "split": split, "overlap": overlap, "tokens": tokens, "exchanged": False}
-        found["scores"][split] = score(asked, folder, say)
+        own = {"run": settings["run"], "split": split, "overlap": overlap, "tokens": tokens, "exchanged": False}
+        found["scores"][split] = score(own, folder, say)
     return found
 
 

@@ -4,8 +4,10 @@
 """
 
 import fcntl
+import gc
 import json
 import os
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -144,12 +146,21 @@ def _run_here(waiting: Sequence[Run], folder: Path, results: Results, say: Say) 
             failed.append(_sentence(run, error))
             say(failed[-1])
             continue
+        _free_memory()
         if result is None:  # time is up, or it was interrupted
             break
         results[run.name] = result
         done += 1
         say(_progress(done, len(waiting), started))
     return failed
+
+
+def _free_memory() -> None:
+    """Return the GPU memory of the last run."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def _next_ready(queue: Sequence[Run], results: Results) -> Run | None:

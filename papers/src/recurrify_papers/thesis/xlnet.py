@@ -62,11 +62,11 @@ def check_windows(window: int, memory: int) -> None:
 def left_to_right_inputs(ids_BN: Tensor) -> dict[str, Tensor]:
     """What a two-stream model takes to predict the token after each input, and nothing from what comes later.
 
-    A blank stands behind the last input, for the place of the token after it. Its own id is never seen by anybody.
+    A blank after the last input marks the position of the next token. Its id is never attended to.
     """
     rows, inputs = ids_BN.shape
     positions = torch.arange(inputs + 1, device=ids_BN.device)
-    # The query at a place sees what stands before it; the content there sees itself as well, which is XLNet's rule.
+    # The query at a position sees what precedes it; the content there sees itself as well, which is XLNet's rule.
     hidden = (positions[None] >= positions[:, None]).float()
     queries = torch.eye(inputs + 1, device=ids_BN.device)[1:]
     return {
