@@ -310,7 +310,7 @@ def _markdown(blocks: Iterable[Any]) -> list[str]:
             inside = _markdown(block.blocks)
             lines += [f"## {block.title}", "", *inside] if inside else []
         elif isinstance(block, Text):
-            lines += ["".join(getattr(part, "text", part) for part in block.parts), ""]
+            lines += ["".join(part if isinstance(part, str) else part.text for part in block.parts), ""]
     return lines
 
 

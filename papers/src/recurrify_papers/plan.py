@@ -98,7 +98,7 @@ class Plan:
 
     def variant(self, name: str) -> str:
         """The short run of a variant."""
-        settings = {"kind": "carry", "recurrence": CARRY, "max_tokens": self.size.tuning_tokens, **VARIANTS[name]}
+        settings = {"kind": "carry", "recurrence": CARRY, **self.shorter(), **VARIANTS[name]}
         kind = settings.pop("kind")
         if "windows" in settings:  # the same number of tokens per step
             training = self.size.training
@@ -107,9 +107,15 @@ class Plan:
 
     def tuning(self, kind: str) -> dict[float, str]:
         """The runs that choose the learning rate of a kind; as in the paper, on wiki text."""
-        shorter = {} if self.size.tuning_tokens is None else {"max_tokens": self.size.tuning_tokens}
         recurrence = {"plain": PLAIN, "carry": CARRY, "best": self.size.best}[kind]
-        return {rate: self.train("wiki", kind, rate=rate, recurrence=recurrence, **shorter) for rate in self.size.rates}
+        return {
+            rate: self.train("wiki", kind, rate=rate, recurrence=recurrence, **self.shorter())
+            for rate in self.size.rates
+        }
+
+    def shorter(self) -> dict[str, Any]:
+        """The length of runs that only choose."""
+        return {} if self.size.tuning_tokens is None else {"max_tokens": self.size.tuning_tokens}
 
     def best_rate(self, tried: Mapping[float, str], times: float = 1.0) -> dict[str, Any]:
         """The learning rate of the run that validates best, times a factor."""

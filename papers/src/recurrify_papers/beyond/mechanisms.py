@@ -1,5 +1,7 @@
 """Every mechanism at several sizes: perplexity against all FLOPs, compared with plain windows that overlap."""
 
+from typing import Any
+
 from recurrify_papers.beyond.matching import matched_entries, matched_runs
 from recurrify_papers.beyond.memories import OURS, PAPERS, Memories, memory_rows, untouched
 from recurrify_papers.experiment import Chart, Experiment, Headline, Table
@@ -22,7 +24,7 @@ def mechanism_entries(plan: Plan, corpus: str) -> list[Entry]:
         trained = memories.trained(corpus, name, seeds)
         for overlap in sorted({0, *size.overlaps, *size.plain_overlaps}) if name == "plain" else (0,):
             plain = name == "plain"
-            more = {"overlap": overlap, "against": bare, "control": not plain, "rival": plain}
+            more: dict[str, Any] = {"overlap": overlap, "against": bare, "control": not plain, "rival": plain}
             found.append(memories.entry(corpus, name, trained, **more))
             bare = bare or found[0]
     window = own["longer_window"]
@@ -30,8 +32,9 @@ def mechanism_entries(plan: Plan, corpus: str) -> list[Entry]:
     windows = max(1, round(training["windows"] * size.window / window))
     for name in memories.names(own["longer"]):
         trained = memories.trained(corpus, name, size.seeds[:1], window=window, windows=windows)
-        more = {"label": f"{name}-w{window}", "window": window, "control": name != "plain", "rival": name == "plain"}
-        found.append(memories.entry(corpus, name, trained, against=bare, **more))
+        plain = name == "plain"
+        longer: dict[str, Any] = {"label": f"{name}-w{window}", "window": window, "control": not plain, "rival": plain}
+        found.append(memories.entry(corpus, name, trained, against=bare, **longer))
     return found
 
 

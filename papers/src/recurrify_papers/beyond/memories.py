@@ -146,5 +146,10 @@ def memory_rows(entry: Entry, results: Results) -> list[Row]:
         "added kilobytes": memory["added_parameters"] * BYTES / 1000,
         "extra FLOPs": memory["extra_share"],
     }
-    common = {"label": entry.label, "model": entry.model, "dataset": entry.dataset, "window": entry.window}
+    common: dict[str, Any] = {
+        "label": entry.label,
+        "model": entry.model,
+        "dataset": entry.dataset,
+        "window": entry.window,
+    }
     return [Row(metric=metric, value=value, **common) for metric, value in facts.items()]

@@ -90,14 +90,13 @@ def rotary_entries(plan: Plan, outer: Size, trained: bool) -> list[Entry]:
         more = {"label": f"{slug}-{label}{name}", "recurrence": known[name], "base": base, **more}
         return plan.train("books", kind, seed=seed, rate=rate, **more)
 
-    shorter = {} if size.tuning_tokens is None else {"max_tokens": size.tuning_tokens}
     bare: Entry | None = None
     found = []
     for name, recurrence in known.items():
         rival = recurrence["mechanism"] in ("none", "kv")
         if trained:
             first = next(one for one in known if family(known[one]) == family(recurrence))
-            tried = {rate: train(first, rate, size.seeds[0], "rate-", **shorter) for rate in size.rates}
+            tried = {rate: train(first, rate, size.seeds[0], "rate-", **plan.shorter()) for rate in size.rates}
             runs = {seed: (train(name, plan.best_rate(tried), seed),) for seed in size.seeds}
         elif rival:
             more = untouched(size.training)

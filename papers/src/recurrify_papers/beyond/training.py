@@ -37,15 +37,16 @@ def frozen_entries(plan: Plan) -> list[Entry]:
     base = memories.entry("books", "plain", {seed: (as_it_is,)}, label="plain, base as it is", rival=True)
     plain = memories.entry("books", "plain", memories.trained("books", "plain", [seed]), label="plain", rival=True)
     found = [base, plain]
-    shorter = {} if size.tuning_tokens is None else {"max_tokens": size.tuning_tokens}
     first = {family(memories.known[name]): name for name in reversed(names)}
     for name in names:
         trained = memories.trained("books", name, [seed])
         found.append(memories.entry("books", name, trained, against=plain, control=True))
-        frozen = {"freeze_base": True, "added_rate": 1.0}
+        frozen: dict[str, Any] = {"freeze_base": True, "added_rate": 1.0}
         tuner = first[family(memories.known[name])]
         tried = {
-            rate: memories.train("wiki", tuner, seed, rate=rate, label=f"frozen-rate-{tuner}", **frozen, **shorter)
+            rate: memories.train(
+                "wiki", tuner, seed, rate=rate, label=f"frozen-rate-{tuner}", **frozen, **plan.shorter()
+            )
             for rate in own["rates"]
         }
         run = memories.train("books", name, seed, rate=plan.best_rate(tried), label=f"frozen-{name}", **frozen)
@@ -69,7 +70,7 @@ def frozen_table(size: Size, results: Results) -> Table:
         gains = gain_by_memory(whole, results), gain_by_memory(entry, results)
         if all(gain is not None and not gain.within_noise and gain.relative_gain > 0 for gain in gains):
             share = gains[1].relative_gain / gains[0].relative_gain  # type: ignore[union-attr]
-            common = {"label": entry.label, "model": entry.model, "dataset": entry.dataset}
+            common: dict[str, Any] = {"label": entry.label, "model": entry.model, "dataset": entry.dataset}
             table.rows.append(Row(metric="remaining share of the gain by memory", value=share, **common))
     return table
 
@@ -249,7 +250,7 @@ def unfamiliar_entries(plan: Plan) -> list[Entry]:
                 }
                 names: Sequence[str] = tuple(tried.values())
                 if long:
-                    more = {"epochs": 2.0, "max_tokens": None, "label": f"{word}-long-{kind}"}
+                    more: dict[str, Any] = {"epochs": 2.0, "max_tokens": None, "label": f"{word}-long-{kind}"}
                     names = (plan.train("books", kind, seed=seed, rate=plan.best_rate(tried), base=base, **more),)
                 label = f"{LABELS[kind]}; {about}" + (", two epochs" if long else "")
                 trained = {seed: names}

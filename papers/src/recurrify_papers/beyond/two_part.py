@@ -1,5 +1,7 @@
 """A task that only a memory can solve: the same small decoder with and without one."""
 
+from typing import Any
+
 from recurrify_papers.experiment import Chart, Experiment, Headline, Row, Table, mean_of
 from recurrify_papers.runner import Results, Run
 from recurrify_papers.sizes import Size
@@ -60,7 +62,7 @@ def metric_rows(model: str, found: list[dict[str, float]], chance: float) -> lis
     for metric in found[0]:
         value, spread = mean_of([one[metric] for one in found])
         note = f"chance {chance:g}" if metric == "accuracy" else None
-        common = {"label": model, "model": model, "split": "test", "seeds": len(found)}
+        common: dict[str, Any] = {"label": model, "model": model, "split": "test", "seeds": len(found)}
         rows.append(Row(metric=metric, value=value, spread=spread, note=note, **common))
     return rows
 

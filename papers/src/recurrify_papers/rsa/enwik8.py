@@ -102,7 +102,7 @@ def model_table(size: Size, results: Results, models: Callable[[Mapping[str, Any
 def add_model(table: Table, name: str, arch: str, found: list[dict[str, Any]]) -> None:
     """The rows and curves of a model's seeds."""
     first = found[0]
-    common = {"label": name, "model": arch, "dataset": "enwik8", "seeds": len(found)}
+    common: dict[str, Any] = {"label": name, "model": arch, "dataset": "enwik8", "seeds": len(found)}
     for split, part in (("valid", "validation"), ("test", "test")):
         value, spread = mean_of([one[part]["bits_per_symbol"] for one in found])
         published = PUBLISHED.get(name) if split == "test" else None

@@ -49,7 +49,12 @@ def complexity_table(size: Size, results: Results) -> Table:
 def add_part(table: Table, part: str, axis: str, found: dict[str, Any]) -> None:
     """The exponents and points of one part along one axis."""
     theory, exponents = PARTS[part]
-    common = {"label": part, "model": part, "dataset": f"along {axis}", "published": float(exponents[axis])}
+    common: dict[str, Any] = {
+        "label": part,
+        "model": part,
+        "dataset": f"along {axis}",
+        "published": float(exponents[axis]),
+    }
     for name, title in METRICS.items():
         fit = found["exponents"].get(name)
         if fit is not None:

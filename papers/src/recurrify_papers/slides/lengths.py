@@ -56,7 +56,7 @@ def length_runs(size: Size) -> list[Run]:
     runs = []
     for task in study["tasks"]:
         for arch, (model, segment, _) in MODELS.items():
-            common = {"task": task, "arch": arch, "model": model, "segment": segment}
+            common: dict[str, Any] = {"task": task, "arch": arch, "model": model, "segment": segment}
             common |= {name: study[name] for name in COMMON}
             function = "recurrify_papers.slides.rule_training:rule_run"
             first, *others = study["seeds"]
@@ -88,12 +88,12 @@ def length_table(size: Size, results: Results) -> Table:
             rate = min(done, key=lambda rate: done[rate]["valid"]["loss"])
             seeds = [done[rate], *(one for seed in others if (one := results.get(_name(task, arch, seed))))]
             table.missing += [f"{task}, {arch}, seed {s}" for s in others if _name(task, arch, s) not in results]
-            common = {"label": arch, "model": arch, "dataset": task, "seeds": len(seeds)}
+            common: dict[str, Any] = {"label": arch, "model": arch, "dataset": task, "seeds": len(seeds)}
             note = f"reads {reads}; learning rate {rate:g}; {seeds[0]['parameters']:,} parameters"
             for length in map(str, study["lengths"]):
                 right = [one["test"][length]["accuracy"] for one in seeds]
                 value, spread = mean_of(right)
-                more = {"spread": spread, "note": note}
+                more: dict[str, Any] = {"spread": spread, "note": note}
                 table.rows.append(Row(metric="accuracy", value=value, at=float(length), **more, **common))
         table.rows += _levels(task, study, results)
     return table
@@ -102,7 +102,7 @@ def length_table(size: Size, results: Results) -> Table:
 def _levels(task: str, study: dict[str, Any], results: Results) -> list[Row]:
     """Levels to compare with; every run of a task computes them."""
     names = (_name(task, arch, study["seeds"][0], rate) for arch in MODELS for rate in study["rates"])
-    found = next((results[name]["levels"] for name in names if name in results), {})
+    found: dict[str, Any] = next((results[name]["levels"] for name in names if name in results), {})
     labels = {"chance": "best constant guess", "short_memory": f"best with the last {study['length']} symbols"}
     return [
         Row(label=label, model=label, dataset=task, metric="accuracy", at=float(length), value=found[length][name])

@@ -1,5 +1,7 @@
 """The thesis's questions: recurrent GPT-2 on enwik8 by its metrics, compared with XLNet, and what recurrence costs."""
 
+from typing import Any
+
 from recurrify_papers.experiment import Chart, Experiment, Headline, Row, Table
 from recurrify_papers.plan import KINDS, LABELS, Entry, Plan
 from recurrify_papers.runner import Results, Run
@@ -61,7 +63,7 @@ def metric_table(size: Size, results: Results) -> Table:
         if found is None:
             table.missing.append(kind)
             continue
-        common = {"label": LABELS[kind], "model": kind, "dataset": size.thesis, "split": "test"}
+        common: dict[str, Any] = {"label": LABELS[kind], "model": kind, "dataset": size.thesis, "split": "test"}
         for metric, value in found["metrics"].items():
             table.rows.append(Row(metric=metric, value=value, note=f"{found['tokens']:,} tokens", **common))
     return table
@@ -130,7 +132,7 @@ def curve_table(size: Size, results: Results) -> Table:
     table = Table()
     for level, *tokens in convergence(*curves):
         for kind, value in zip(COMPARED, tokens, strict=True):
-            common = {"label": f"loss {level:.4f}", "model": kind, "dataset": size.thesis, "at": level}
+            common: dict[str, Any] = {"label": f"loss {level:.4f}", "model": kind, "dataset": size.thesis, "at": level}
             table.rows.append(Row(metric="training tokens", value=value, **common))
     for kind, curve in zip(COMPARED, curves, strict=True):
         x, y = ([point[axis] for point in curve] for axis in (0, 1))

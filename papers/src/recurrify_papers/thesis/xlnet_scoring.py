@@ -69,6 +69,6 @@ def _read(
         for place, row in enumerate(rows):
             inputs[place, : len(row) - 1], targets[place, : len(row) - 1] = row[:-1], row[1:]
         memory = None if memory is None else [part[:, : len(rows)] for part in memory]
-        on_device = (torch.from_numpy(one).to(model.device) for one in (inputs, targets))
-        losses_BN, memory = window_losses(model, *on_device, memory, length)
+        ids_BN, targets_BN = (torch.from_numpy(one).to(model.device) for one in (inputs, targets))
+        losses_BN, memory = window_losses(model, ids_BN, targets_BN, memory, length)
         yield start, losses_BN.cpu().double().numpy()

@@ -54,7 +54,7 @@ def answer_runs(size: Size) -> list[Run]:
     runs.append(mixture)
     training = {name: own[name] for name in ("window", "epochs", "batch", "warmup_steps")}
     for kind in KINDS:
-        common = {"kind": kind, "model": model, "data": mixture.name, **training}
+        common: dict[str, Any] = {"kind": kind, "model": model, "data": mixture.name, **training}
         tried = {_name(kind, 0, rate): rate for rate in own["rates"]}
         for name, rate in tried.items():
             settings = {**common, "rate": rate, "seed": 0}
@@ -103,7 +103,12 @@ def answer_table(size: Size, results: Results) -> Table:
         for rate in own["rates"]:
             one = results.get(_name(kind, 0, rate))
             if one is not None:
-                common = {"label": f"{kind}, learning rate", "model": kind, "split": "valid", "at": rate}
+                common: dict[str, Any] = {
+                    "label": f"{kind}, learning rate",
+                    "model": kind,
+                    "split": "valid",
+                    "at": rate,
+                }
                 table.rows.append(Row(metric="f1", value=one["test"]["f1"], **common))
     return table
 

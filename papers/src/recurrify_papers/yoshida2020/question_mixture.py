@@ -36,7 +36,7 @@ def mixture_run(settings: dict[str, Any], folder: Path, say: Say) -> dict[str, A
         made = _mixed(sources, distractors, seed)
     except UserError as error:
         raise UserError(f"{str(error).removesuffix('.')}, or fewer distractors than {distractors}.") from error
-    parts = {}
+    parts: dict[str, dict[str, Any]] = {}
     for name, part in zip(PARTS, made, strict=True):
         path = folder / f"{name}.json"
         save_questions(part, path)

@@ -138,7 +138,13 @@ def rate_table(size: Size, results: Results) -> Table:
         losses = {rate: _loss(score) for rate, score in scores.items() if score is not None}
         for rate, loss in losses.items():
             chosen = len(losses) == len(scores) and loss == min(losses.values())
-            common = {"label": LABELS[kind], "model": kind, "dataset": "wiki", "split": "valid", "at": rate}
+            common: dict[str, Any] = {
+                "label": LABELS[kind],
+                "model": kind,
+                "dataset": "wiki",
+                "split": "valid",
+                "at": rate,
+            }
             table.rows.append(Row(metric="loss", value=loss, note="chosen" if chosen else None, **common))
     return table
 

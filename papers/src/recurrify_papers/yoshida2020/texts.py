@@ -1,5 +1,7 @@
 """Section 5.3.1 and tables 4 and 5: what models write after a context that only memory can reach."""
 
+from typing import Any
+
 from recurrify_papers.experiment import Chart, Experiment, Headline, Row, Table
 from recurrify_papers.plan import KINDS, LABELS, Plan
 from recurrify_papers.runner import Results, Run
@@ -18,7 +20,7 @@ def text_runs(size: Size) -> list[Run]:
     """Continuations of each model, then the topics of all."""
     plan = Plan(size)
     contexts = size.own.get("topics", {}).get("contexts", CONTEXTS)
-    common = {"data": size.books, "window": size.window, "contexts": contexts, "new_tokens": NEW_TOKENS}
+    common: dict[str, Any] = {"data": size.books, "window": size.window, "contexts": contexts, "new_tokens": NEW_TOKENS}
     written = {}
     for kind in KINDS:
         run = plan.train("books", kind, seed=size.seeds[0])
@@ -39,12 +41,12 @@ def topic_table(size: Size, results: Results) -> Table:
     for one in results[RUN]["rows"]:
         kind, printed = one["kind"], published.TOPICS.get(one["kind"], {})
         low, high = one["interval"] or (None, None)
-        common = {"label": LABELS[kind], "model": kind, "dataset": "books", "split": "valid"}
-        bounds = {"low": low, "high": high, "published": printed.get("divergence")}
+        common: dict[str, Any] = {"label": LABELS[kind], "model": kind, "dataset": "books", "split": "valid"}
+        bounds: dict[str, Any] = {"low": low, "high": high, "published": printed.get("divergence")}
         rows.append(Row(metric="divergence", value=one["divergence"], **bounds, **common))
         if one["closer_share"] is not None:
             note = f"p = {one['p_value']:.2g}, {one['ties']} ties of {one['contexts']} contexts"
-            share = {"published": printed.get("closer share"), "note": note}
+            share: dict[str, Any] = {"published": printed.get("closer share"), "note": note}
             rows.append(Row(metric="closer share", value=one["closer_share"], **share, **common))
         rows += [
             Row(metric=name.replace("_", " "), value=one[name], **common)
