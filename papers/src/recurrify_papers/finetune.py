@@ -16,8 +16,7 @@ from recurrify.evaluate import evaluate_documents, full_flops_per_token, paper_f
 from recurrify.modeling import recurrence_config
 from recurrify.results import load_result, provenance
 from recurrify.train import TrainSettings, train_run, uses_bf16
-from recurrify_papers.pretrain.run import pretrain
-from recurrify_papers.pretrain.training import PretrainSettings
+from recurrify_papers.pretrain.run import PretrainSettings, pretrain
 from recurrify_papers.runner import RESULT_FILE, Say, minutes_left
 
 OUT = "train"
