@@ -22,6 +22,7 @@ __all__ = [
     "git_state",
     "load_result",
     "machine",
+    "own_version",
     "peak_memory",
     "provenance",
     "save_result",

@@ -1,16 +1,34 @@
-"""Runs of experiments: each is one function call with settings, a folder and a result file."""
+"""Runs of experiments: each is one function call with settings, a folder and a result file.
 
+`run_all` starts what is not finished: in this process, or through submitit in processes of this machine or on Slurm.
+"""
+
+import fcntl
+import gc
 import json
-from collections.abc import Callable, Mapping, Sequence
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from recurrify.results import save_result
+from recurrify import UserError
+from recurrify.results import save_result, write_whole
 
 RESULT_FILE = "result.json"
+SETTINGS_FILE = "settings.json"
+CLUSTERS = ("local", "slurm", "debug")
+DEADLINE = "RECURRIFY_DEADLINE"
+"""Environment variable: the `time.time()` at which runs stop; jobs on this machine inherit it."""
+POLL_SECONDS = 0.5
+SLURM_HOURS = 24
 Say = Callable[[str], None]
+Results = dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,29 +46,242 @@ class Run:
     """Names of the runs that must be finished before this one starts."""
 
 
-def run_all(runs: Sequence[Run], folder: Path, say: Say) -> dict[str, dict[str, Any]]:
-    """Run what is not finished yet; return the results of all finished runs by name."""
-    results = {run.name: found for run in runs if (found := read_result(folder, run)) is not None}
-    for run in runs:
-        if run.name in results or not set(run.needs) <= results.keys():
-            continue
-        result = call(run, folder, say)
-        if result is not None:
-            results[run.name] = result
+@dataclass(frozen=True, kw_only=True)
+class Resources:
+    """Where runs are executed, how many at a time, and for how long."""
+
+    cluster: str = "local"
+    """local: this machine, in this process if `jobs` is 1; slurm; debug: always this process."""
+    jobs: int = 1
+    max_minutes: float | None = None
+    """Stop after so many minutes; unfinished runs are saved and resume later."""
+    slurm: Mapping[str, Any] = field(default_factory=dict)
+    """Parameters of submitit's executor, such as `slurm_partition`."""
+
+    def __post_init__(self) -> None:
+        if self.cluster not in CLUSTERS:
+            raise UserError(f"`cluster` must be one of {', '.join(CLUSTERS)}: got {self.cluster!r}.")
+
+
+def run_all(
+    runs: Sequence[Run],
+    folder: Path,
+    say: Say,
+    resources: Resources | None = None,
+    failures: list[str] | None = None,
+) -> Results:
+    """Run what is not finished yet; return the results of all finished runs by name.
+
+    A failed run does not stop the others. Its sentence is added to `failures`; without that list, `UserError` is raised
+    at the end.
+    """
+    resources = resources or Resources()
+    by_name = {run.name: run for run in runs}
+    results = {name: found for name, run in by_name.items() if (found := read_result(folder, run)) is not None}
+    waiting = [run for name, run in by_name.items() if name not in results]
+    failed: list[str] = []
+    if waiting:
+        if results:
+            say(f"{len(results)} of {len(by_name)} runs are finished")
+        with _deadline(resources.max_minutes):
+            if resources.cluster == "debug" or (resources.cluster == "local" and resources.jobs == 1):
+                failed = _run_here(waiting, folder, results, say)
+            else:
+                failed = _run_jobs(waiting, folder, results, say, resources)
+    if failures is not None:
+        failures += failed
+    elif failed:
+        raise UserError(f"{len(failed)} runs failed: {' '.join(failed)} Run the same command to try them again.")
     return results
 
 
+def minutes_left() -> float | None:
+    """Minutes until runs have to stop, at least a hundredth; None without a limit."""
+    deadline = os.environ.get(DEADLINE)
+    return None if deadline is None else max((float(deadline) - time.time()) / 60, 0.01)
+
+
 def call(run: Run, folder: Path, say: Say) -> dict[str, Any] | None:
-    """Run it here and save its result."""
+    """Run it in this process and save its result."""
     module, _, name = run.function.partition(":")
     own = folder / run.name
     own.mkdir(parents=True, exist_ok=True)
-    result: dict[str, Any] | None = getattr(import_module(module), name)(dict(run.settings), own, say)
-    if result is not None:
-        save_result(own / RESULT_FILE, result)
+    with _locked(own):
+        write_whole(own / SETTINGS_FILE, _identity(run).encode())
+        result: dict[str, Any] | None = getattr(import_module(module), name)(dict(run.settings), own, say)
+        if result is not None:
+            save_result(own / RESULT_FILE, result)
     return result
 
 
 def read_result(folder: Path, run: Run) -> dict[str, Any] | None:
-    path = folder / run.name / RESULT_FILE
+    """The result of a finished run, or None. Raises `UserError` if its folder holds a run with other settings."""
+    own = folder / run.name
+    settings = own / SETTINGS_FILE
+    if settings.is_file() and settings.read_text(encoding="utf-8") != _identity(run):
+        raise UserError(f"{str(own)!r} holds a run with other settings: delete it, or choose another --root.")
+    path = own / RESULT_FILE
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def _identity(run: Run) -> str:
+    return json.dumps({"function": run.function, "settings": dict(run.settings)}, indent=1, sort_keys=True) + "\n"
+
+
+# ---- in this process -------------------------------------------------------------------------------------
+
+
+def _run_here(waiting: Sequence[Run], folder: Path, results: Results, say: Say) -> list[str]:
+    failed: list[str] = []
+    started = time.time()
+    queue, done = list(waiting), 0
+    while (run := _next_ready(queue, results)) is not None:
+        if _time_is_up():
+            break
+        queue.remove(run)
+        try:
+            result = call(run, folder, say)
+        except Exception as error:
+            (folder / run.name / "error.txt").write_text(traceback.format_exc(), encoding="utf-8")
+            failed.append(_sentence(run, error))
+            say(failed[-1])
+            continue
+        _free_memory()
+        if result is None:  # time is up, or it was interrupted
+            break
+        results[run.name] = result
+        done += 1
+        say(_progress(done, len(waiting), started))
+    return failed
+
+
+def _free_memory() -> None:
+    """Return the GPU memory of the last run."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def _next_ready(queue: Sequence[Run], results: Results) -> Run | None:
+    return next((run for run in queue if set(run.needs) <= results.keys()), None)
+
+
+def _progress(done: int, total: int, started: float) -> str:
+    left = (time.time() - started) / done * (total - done) / 60
+    return f"{done} of {total} runs done, about {left:.0f} min left"
+
+
+def _sentence(run: Run, error: BaseException) -> str:
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return f"{run.name} failed: {reason if reason.endswith('.') else f'{reason}.'}"
+
+
+# ---- through submitit ------------------------------------------------------------------------------------
+
+
+@dataclass
+class Job:
+    """What submitit executes. After a time limit or preemption it is requeued and resumes from its checkpoint."""
+
+    run: Run
+    folder: str
+    devices: str | None
+
+    def __call__(self) -> dict[str, Any] | None:
+        from recurrify.console import say
+
+        if self.devices is None:
+            os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # submitit hides all GPUs from local jobs
+        else:
+            os.environ["CUDA_VISIBLE_DEVICES"] = self.devices
+        os.environ |= {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+        return call(self.run, Path(self.folder), say)
+
+    def checkpoint(self, *_: Any) -> Any:
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
+
+
+def _run_jobs(waiting: Sequence[Run], folder: Path, results: Results, say: Say, resources: Resources) -> list[str]:
+    failed: list[str] = []
+    queue = list(waiting)
+    running: dict[str, tuple[Run, Any]] = {}
+    started, done = time.time(), 0
+    say(f"{len(queue)} runs, {resources.jobs} at a time; logs are in {folder}/*/log")
+    try:
+        while True:
+            while len(running) < resources.jobs and not _time_is_up():
+                run = _next_ready(queue, results)
+                if run is None:
+                    break
+                queue.remove(run)
+                running[run.name] = (run, _submit(run, folder, resources))
+            if not running:
+                return failed
+            time.sleep(POLL_SECONDS)
+            for run, job in [pair for pair in running.values() if pair[1].done()]:
+                del running[run.name]
+                error = job.exception()
+                result = read_result(folder, run)
+                if result is not None:
+                    results[run.name] = result
+                    done += 1
+                    say(f"{run.name}: {_progress(done, len(waiting), started)}")
+                elif error is not None:
+                    failed.append(_sentence(run, _cause(error)))
+                    say(failed[-1])
+    finally:
+        for _, job in running.values():  # after Ctrl-C: jobs save themselves and stop
+            job.cancel()
+
+
+def _submit(run: Run, folder: Path, resources: Resources) -> Any:
+    from submitit import AutoExecutor
+
+    executor = AutoExecutor(folder=folder / run.name / "log", cluster=resources.cluster)
+    minutes = minutes_left() or 60 * SLURM_HOURS
+    executor.update_parameters(name=run.name, timeout_min=int(minutes) + 10, stderr_to_stdout=True, **resources.slurm)
+    return executor.submit(Job(run, str(folder.resolve()), os.environ.get("CUDA_VISIBLE_DEVICES")))
+
+
+def _cause(error: BaseException) -> BaseException:
+    """submitit quotes the traceback of a job; its last line has the reason."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    reasons = [line for line in lines if line[:1].isalpha() and "Error" in line.split(":")[0]]
+    text = (reasons or lines or ["no reason is known"])[-1]
+    return RuntimeError(text.rpartition("Error: ")[2])
+
+
+# ---- shared ----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _deadline(max_minutes: float | None) -> Iterator[None]:
+    before = os.environ.get(DEADLINE)
+    if max_minutes is not None:
+        os.environ[DEADLINE] = str(time.time() + 60 * max_minutes)
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(DEADLINE, None)
+        else:
+            os.environ[DEADLINE] = before
+
+
+def _time_is_up() -> bool:
+    deadline = os.environ.get(DEADLINE)
+    return deadline is not None and time.time() >= float(deadline)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Two processes never execute the same run."""
+    with open(folder / ".lock", "w", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UserError(f"{str(folder)!r} is in use by another process: wait for it, or stop it.") from None
+        yield

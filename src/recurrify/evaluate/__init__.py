@@ -25,6 +25,7 @@ from recurrify.evaluate.flops import MemoryCost, full_flops_per_token, memory_co
 from recurrify.evaluate.inspection import TextChoice, gradient_profile, inspect_text, slot_attention
 from recurrify.evaluate.perplexity import (
     BatchRow,
+    NamedTokens,
     as_recurrent,
     batch_of,
     check_counts,
@@ -33,6 +34,7 @@ from recurrify.evaluate.perplexity import (
     check_ids,
     evaluate_documents,
     evaluation_mode,
+    recurrence_settings,
 )
 from recurrify.evaluate.prediction import Predictions, collect_predictions, predict_documents, prediction_metrics
 from recurrify.evaluate.probe_run import SymbolTraining, TextProbing, probe_model, probe_training
@@ -49,6 +51,7 @@ __all__ = [
     "Evaluation",
     "Gain",
     "MemoryCost",
+    "NamedTokens",
     "Predictions",
     "ProbeScore",
     "ScoredDocument",
@@ -87,6 +90,7 @@ __all__ = [
     "prediction_metrics",
     "probe_model",
     "probe_training",
+    "recurrence_settings",
     "relative_gain",
     "score_answers",
     "score_symbols",

@@ -1,6 +1,6 @@
-"""Generated sequences whose answers follow a recurrent rule, so that they can be asked for at any length.
+"""Generated sequences whose answers follow a recurrent rule, so that any length can be scored.
 
-At every position of a sequence an answer may be due: the target there, which never stands in the input up to it. Where
+At every position of a sequence an answer may be due: the target there, which never occurs in the input up to it. Where
 none is due the target is `IGNORED`. Answers have symbols of their own, except in copying, which predicts the input.
 
 - Counting (parity is counting modulo 2): marks and blanks, each as likely; the answer at every position is the number
@@ -10,9 +10,9 @@ none is due the target is `IGNORED`. Answers have symbols of their own, except i
   It is due after closing brackets alone: after an opening one it is that bracket.
 - Copying: symbols, a separator, and the symbols again, each to be predicted before it is read.
 
-The chance level is how often the best constant guess is right, worked out and not sampled. What a short memory allows
-is how often the best guess is right of somebody who knows the rule and the position, and of the symbols up to there
-only the last ones: a task in which that is much does not ask for more memory, however long its sequences are.
+The chance level is the accuracy of the best constant guess, computed and not sampled. The short-memory level is the
+best accuracy possible from the rule, the position and the last symbols alone: a task where it is high does not need
+more memory, however long its sequences are.
 """
 
 import math
@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from recurrify.errors import UserError
+from recurrify import UserError
 
 IGNORED = -100
 """The target where no answer is due; torch's losses leave it out."""
@@ -30,7 +30,7 @@ SYMBOL_TYPE = np.int16
 STREAMS = {"train": 0, "valid": 1, "test": 2, "sampled level": 3}
 """Sequences of different parts are drawn from independent streams, whatever their seeds."""
 SAMPLED_SEQUENCES = 20_000
-"""For a level that cannot be worked out: its standard error is then at most 0.35 %."""
+"""For a level that has no formula: its standard error is then at most 0.35 %."""
 
 
 class RuleSequences(NamedTuple):
@@ -111,7 +111,7 @@ class Counting(RuleTask):
         return float(by_rest.max())
 
     def _short_memory_level(self, length: int, memory: int) -> float:
-        """What was seen moves the answer on and says nothing about the rest: that has to be guessed."""
+        """The seen marks say nothing about the count of the unseen ones, which has to be guessed."""
         return self.chance_level(length - memory)
 
 
@@ -241,7 +241,7 @@ class Copying(RuleTask):
     def _copies(self, chance: np.random.Generator, copied: np.ndarray, length: int) -> RuleSequences:
         words = chance.integers(self.symbols, size=(len(copied), length // 2), dtype=SYMBOL_TYPE)
         own, place = copied[:, None], np.arange(length)[None]
-        # Behind the separator, which stands at `own`, lie the symbols once more, one place later than they are due.
+        # After the separator, at `own`, the symbols are repeated, one place later than they are due.
         first = np.where(place < own, place, place - own - 1)
         inputs = np.take_along_axis(words, first.clip(0, length // 2 - 1), axis=1)
         inputs[place == own] = self.symbols

@@ -1,27 +1,84 @@
-"""A small language model on a recurrent rule: trained on short sequences, asked at any length."""
+"""A small language model on a recurrent rule: trained on short sequences, scored at any length."""
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurrify.errors import UserError
-from recurrify.speed.backends import leave_out_cudnn
-from recurrify_papers.models.language import language_model
+from recurrify import UserError
+from recurrify.data import pick_device
+from recurrify.results import load_result, provenance
+from recurrify_papers.models.language import count_parameters, language_model
+from recurrify_papers.runner import RESULT_FILE, Say
 from recurrify_papers.slides.rule_tasks import IGNORED, RuleSequences, rule_stream, rule_task
 
 POSITIONS_AT_ONCE = 1 << 16
 """How many positions are scored together."""
 LAST_RATE = 0.05
-"""Where the learning rate ends, as a share of its height: not at 0, or the last steps would be for nothing."""
+"""Where the learning rate ends, as a share of its maximum."""
+
+
+def rule_run(settings: dict[str, Any], folder: Path, say: Say) -> dict[str, Any]:
+    """Train a model on a rule and score it at every length."""
+    own = dict(settings)
+    lengths, valid, test = (own.pop(name) for name in ("lengths", "valid_sequences", "test_sequences"))
+    if isinstance(own["learning_rate"], dict):
+        own["learning_rate"] = _chosen_rate(own["learning_rate"]["best_of"], folder.parent)
+    training = RuleTraining(**own)
+    with one_thread():
+        model = train_on_rule(training, pick_device())
+        found = validate_rule(model, training, valid)
+        scores = {length: score_rule(model, training, length, test) for length in lengths}
+    longest = max(lengths)
+    at_longest = f"{scores[longest].accuracy:.3f} at {longest}"
+    say(f"{folder.name}: accuracy {found.accuracy:.3f} up to {training.length}, {at_longest}")
+    return {
+        "kind": "rule",
+        "parameters": count_parameters(model),
+        "valid": found._asdict(),
+        "test": {str(length): score._asdict() for length, score in scores.items()},
+        "levels": {str(length): _levels(training.task, length, training.length) for length in lengths},
+        "provenance": provenance(asdict(training), seed=training.seed),
+    }
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Use one core of a CPU: models this small lose time with more."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@cache
+def _levels(task: str, length: int, memory: int) -> dict[str, float]:
+    """What the best constant guess reaches, and a memory of the last symbols."""
+    rule = rule_task(task)
+    return {"chance": rule.chance_level(length), "short_memory": rule.short_memory_level(length, memory)}
+
+
+def _chosen_rate(tried: dict[str, float], runs: Path) -> float:
+    """The rate with the lowest validation loss; a loss that is not finite was saved as null."""
+    losses = {name: load_result(runs / name / RESULT_FILE)["valid"]["loss"] for name in tried}
+    known = {name: loss for name, loss in losses.items() if loss is not None}
+    if not known:
+        raise UserError("The loss is not finite at any learning rate.")
+    return tried[min(known, key=lambda name: known[name])]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RuleTraining:
-    """One training, by all that it depends on."""
+    """The settings of one training."""
 
     task: str
     """A name from `RULE_TASKS`."""
@@ -30,7 +87,7 @@ class RuleTraining:
     model: dict[str, Any] = field(default_factory=dict)
     """Settings of the architecture."""
     segment: int | None = None
-    """Positions that are read at a time, the state carried from each to the next, without gradient; None: all."""
+    """Positions read at a time, the state carried from each to the next without gradient; None: all."""
     length: int = 40
     """The longest sequences of training."""
     steps: int = 1500
@@ -38,13 +95,13 @@ class RuleTraining:
     batch: int = 128
     """Sequences in a step."""
     learning_rate: float = 1e-3
-    """Its height: a linear warm-up leads to it, a cosine down again."""
+    """After a linear warm-up; a cosine decreases it again."""
     warmup: int = 50
     """Steps of the warm-up."""
     clip: float = 1.0
-    """The largest norm of the gradient."""
+    """Gradient-norm clipping."""
     seed: int = 0
-    """Of the first weights and of the sequences: the same for every architecture."""
+    """Of the initial weights and of the sequences: the same for every architecture."""
 
     def __post_init__(self) -> None:
         for name in ("length", "steps", "batch"):
@@ -71,13 +128,12 @@ class RuleScore(NamedTuple):
 
 
 def train_on_rule(training: RuleTraining, device: torch.device) -> nn.Module:
-    """The trained model. All sequences are drawn in advance, so that the host never holds up a step."""
+    """The trained model. All sequences are drawn in advance, so that the host never delays a step."""
     task = rule_task(training.task)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(training.seed)
         model = language_model(training.arch, task.vocabulary, **training.model)
     model.to(device).train()
-    leave_out_cudnn()
     chance = rule_stream("train", training.seed)
     drawn = task.draw_up_to(training.steps * training.batch, training.length, chance)
     inputs_NT, targets_NT = _on_device(drawn, device)
@@ -99,7 +155,7 @@ def train_on_rule(training: RuleTraining, device: torch.device) -> nn.Module:
 
 
 def read_sequences(model: nn.Module, ids_BT: Tensor, segment: int | None) -> Tensor:
-    """The scores at every position, whether sequences are read whole or in segments with the state carried along."""
+    """The logits at every position; sequences are read whole or in segments with the state carried along."""
     pieces, state = [], None
     for ids_BQ in ids_BT.split(segment or ids_BT.shape[1], dim=1):
         logits_BQV, state = model(ids_BQ, state)
@@ -114,9 +170,9 @@ def validate_rule(model: nn.Module, training: RuleTraining, sequences: int) -> R
 
 
 def score_rule(model: nn.Module, training: RuleTraining, length: int, sequences: int) -> RuleScore:
-    """On test sequences of one length, by their last answer, or in copying by all of them."""
+    """On test sequences of one length, by their last answer; in copying by all answers."""
     task = rule_task(training.task)
-    # Of every length its own: the shorter ones would otherwise be the beginnings of the longer.
+    # Each length has its own sequences: the shorter ones would otherwise be prefixes of the longer.
     drawn = task.draw(sequences, length, rule_stream("test", training.seed, length))
     return _score(model, RuleSequences(drawn.inputs, task.last_answers(drawn.targets)), training.segment)
 

@@ -1,10 +1,9 @@
 """XLNet (Yang et al., 2019), read from left to right in windows, with its own memory: the hidden states that each layer
 kept of the windows before.
 
-There are two ways to the next token. A model with one-way attention ("uni") sees what stands before and its content
-stream predicts what comes. The published models look both ways ("bi") and were trained to predict a token from any
-others: they are asked by their query stream, which knows a token's place but not the token, with everything from that
-place on hidden.
+A model with one-way attention ("uni") predicts the next token by its content stream. The published models look both
+ways ("bi") and were trained to predict a token from any others: they predict by their query stream, which knows a
+token's position but not the token, with everything from that position on hidden.
 
 Shapes: B rows, N inputs of a window, M remembered positions, W width, V vocabulary.
 """
@@ -20,9 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PretrainedConfig, XLNetConfig, XLNetLMHeadModel
 from transformers.models.xlnet.modeling_xlnet import XLNetLMHeadModelOutput
 
-from recurrify.errors import UserError
-from recurrify.speed.compiling import compiled
-from recurrify.windows import check_window
+from recurrify import UserError
 
 IGNORED = -100
 """The target of an input that is not scored."""
@@ -55,7 +52,9 @@ def xlnet_config(like: PretrainedConfig, *, window: int, memory: int, attention:
 
 
 def check_windows(window: int, memory: int) -> None:
-    check_window(window, 0)
+    """Raise `UserError` for sizes that cannot be."""
+    if not isinstance(window, int) or window < 1:
+        raise UserError(f"`window` must be at least 1: got {window!r}.")
     if not isinstance(memory, int) or isinstance(memory, bool) or memory < 0:
         raise UserError(f"`memory` must be a whole number of tokens, 0 for none: got memory={memory!r}.")
 
@@ -63,11 +62,11 @@ def check_windows(window: int, memory: int) -> None:
 def left_to_right_inputs(ids_BN: Tensor) -> dict[str, Tensor]:
     """What a two-stream model takes to predict the token after each input, and nothing from what comes later.
 
-    A blank stands behind the last input, for the place of the token after it. Its own id is never seen by anybody.
+    A blank after the last input marks the position of the next token. Its id is never attended to.
     """
     rows, inputs = ids_BN.shape
     positions = torch.arange(inputs + 1, device=ids_BN.device)
-    # The query at a place sees what stands before it; the content there sees itself as well, which is XLNet's rule.
+    # The query at a position sees what precedes it; the content there sees itself as well, which is XLNet's rule.
     hidden = (positions[None] >= positions[:, None]).float()
     queries = torch.eye(inputs + 1, device=ids_BN.device)[1:]
     return {
@@ -119,8 +118,6 @@ class WindowedXLNet(XLNetLMHeadModel):
         self.window: int = getattr(config, "window", 300)
         self.memory: int = self.window if config.mem_len is None else config.mem_len
         self.checkpoint = False
-        self.compiled: Any = None
-        self.usual_rows: int | None = None
         if config.tie_word_embeddings:
             # It is the embedding, which is saved: Trainer would miss it in its checkpoints.
             self._keys_to_ignore_on_save = ["lm_loss.weight"]
@@ -130,10 +127,6 @@ class WindowedXLNet(XLNetLMHeadModel):
         check_windows(window, memory)
         self.window, self.memory, self.checkpoint = window, memory, checkpoint
         self.config.window, self.config.mem_len = window, memory
-
-    def compile_windows(self) -> None:
-        """Compile what training repeats: full windows of full batches. All else runs as it did."""
-        self.compiled = compiled(window_losses, dynamic=False)
 
     def forward(
         self,
@@ -161,12 +154,6 @@ class WindowedXLNet(XLNetLMHeadModel):
         return XLNetLMHeadModelOutput(loss=total / scored)
 
     def _run(self, ids_BN: Tensor, targets_BN: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
-        run = window_losses
-        # Slices of batches of different lengths differ in their strides: a reason for the compiler to begin anew.
-        ids_BN, targets_BN = ids_BN.contiguous(), targets_BN.contiguous()
-        if self.compiled is not None and self.training and ids_BN.shape[1] == self.window:
-            self.usual_rows = self.usual_rows or len(ids_BN)
-            run = self.compiled if len(ids_BN) == self.usual_rows else window_losses
         if self.checkpoint and torch.is_grad_enabled():
-            return checkpoint(run, self, ids_BN, targets_BN, memory, self.memory, use_reentrant=False)
-        return run(self, ids_BN, targets_BN, memory, self.memory)
+            return checkpoint(window_losses, self, ids_BN, targets_BN, memory, self.memory, use_reentrant=False)
+        return window_losses(self, ids_BN, targets_BN, memory, self.memory)

@@ -1,21 +1,19 @@
 """What models write after a context they can only remember: greedy continuations in a fresh window."""
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from recurrify.errors import UserError
-from recurrify.evaluate.perplexity import (
-    NamedTokens,
-    as_recurrent,
-    check_counts,
-    check_ids,
-    evaluation_mode,
-    recurrence_settings,
-)
+from recurrify import UserError
+from recurrify.data import pick_device, read_text
+from recurrify.evaluate import NamedTokens, as_recurrent, check_counts, check_ids, evaluation_mode, recurrence_settings
+from recurrify.results import provenance
+from recurrify_papers.finetune import trained_model
+from recurrify_papers.runner import Say
 
 
 class Context(NamedTuple):
@@ -26,29 +24,48 @@ class Context(NamedTuple):
     ids: np.ndarray
     """(window,)"""
     next_token: int
-    """What truly follows: every model begins its new window from it."""
+    """The true next token: every model begins its new window with it."""
+
+
+def continuations_run(settings: dict[str, Any], folder: Path, say: Say) -> dict[str, Any]:
+    """Contexts of the validation books, and what a trained model writes after each."""
+    model, tokenizer = trained_model(folder.parent / settings["run"])
+    tokens, checksum = read_text(settings["data"], "valid", tokenizer, say)
+    contexts = sample_contexts(tokens, settings["contexts"], window=settings["window"])
+    say(f"{folder.name}: continuing {len(contexts)} contexts")
+    ids = continue_contexts(model.to(pick_device()), contexts, settings["new_tokens"], batch=256)
+
+    def decode(tokens: Any) -> str:
+        return str(tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    return {
+        "kind": "continuations",
+        "contexts": [decode(context.ids) for context in contexts],
+        "first_tokens": [decode([context.next_token]) for context in contexts],
+        "continuations": [decode(row) for row in ids],
+        "provenance": provenance(settings, data_checksum=checksum),
+    }
 
 
 def sample_contexts(documents: Sequence[NamedTokens], count: int, *, window: int = 300, seed: int = 0) -> list[Context]:
     """`count` contexts of exactly `window` tokens, in random order.
 
-    Documents give equally many, as far as their lengths allow. Within a document contexts may begin at any token,
-    and every way to lay them out is equally likely, but no token belongs to two of them: what overlaps would be
-    counted twice.
+    Documents give equally many, as far as their lengths allow. Within a document contexts may begin at any token, and
+    every layout is equally likely, but no token belongs to two contexts.
     """
     check_counts(count=count, window=window)
     taken = window + 1
-    room = np.array([len(document.ids) // taken for document in documents], dtype=np.int64)
-    if room.sum() < count:
+    most = np.array([len(document.ids) // taken for document in documents], dtype=np.int64)
+    if most.sum() < count:
         raise UserError(
-            f"{len(documents)} document(s) hold at most {room.sum()} contexts of {window} + 1 tokens that do not "
+            f"{len(documents)} document(s) hold at most {most.sum()} contexts of {window} + 1 tokens that do not "
             f"overlap: got count={count}; ask for fewer, or give more text."
         )
     random = np.random.default_rng(seed)
     contexts: list[Context] = []
-    for document, share in zip(documents, _shares(room, count, random), strict=True):
+    for document, share in zip(documents, _shares(most, count, random), strict=True):
         ids = np.asarray(document.ids)
-        # Shrunk to one token each, contexts lie anywhere among the tokens left over; then each pushes the later on.
+        # Shrunk to one token each, contexts lie anywhere among the remaining tokens; then each moves the later ones.
         shrunk = random.choice(len(ids) - share * window, share, replace=False)
         for start in (np.sort(shrunk) + np.arange(share) * window).tolist():
             contexts.append(Context(document.name, start, ids[start : start + window], int(ids[start + window])))
@@ -56,21 +73,15 @@ def sample_contexts(documents: Sequence[NamedTokens], count: int, *, window: int
 
 
 def continue_contexts(
-    model: PreTrainedModel,
-    contexts: Sequence[Context],
-    new_tokens: int = 30,
-    batch: int = 64,
-    progress: Callable[[int], None] | None = None,
+    model: PreTrainedModel, contexts: Sequence[Context], new_tokens: int = 30, batch: int = 64
 ) -> np.ndarray:
     """(contexts, new_tokens): what the model writes greedily after each context and the one true token after it.
 
-    The context is the model's first window, to the brim, and its overlap is set to 0: the new window begins with
-    that one token. A recurrent model has its memory of the context besides; a plain one has the token alone. (A
-    causal model cannot write from no token at all; the paper gives its baseline one, and does not say whether the
-    recurrent model got it too. Here both do, so that they differ in memory alone.)
+    The context fills the model's first window and the overlap is 0: the new window begins with that one token. A
+    recurrent model also has its memory of the context. (The paper gives its baseline one token and does not say whether
+    the recurrent model got it too. Here both do, so that they differ in memory alone.)
 
-    End-of-text tokens are never written, so every continuation has its full length. `progress` is called after
-    each batch with the number of contexts it continued.
+    End-of-text tokens are never written, so every continuation has its full length.
     """
     check_counts(new_tokens=new_tokens, batch=batch)
     if not contexts:
@@ -97,26 +108,24 @@ def continue_contexts(
                     attention_mask=torch.ones_like(ids),
                     do_sample=False,
                     num_beams=1,
-                    # Some models come with such penalties in their own settings.
+                    # Some models have such penalties in their own settings.
                     repetition_penalty=1.0,
                     no_repeat_ngram_size=0,
                     min_new_tokens=new_tokens,
                     max_new_tokens=new_tokens,
                 )
                 continuations.append(written[:, window + 1 :].cpu().numpy())
-                if progress is not None:
-                    progress(len(ids))
     return np.concatenate(continuations)
 
 
-def _shares(room: np.ndarray, count: int, random: np.random.Generator) -> list[int]:
-    """How many of `count` each document gives: equally many, except that none gives more than it has room for."""
-    shares = np.zeros_like(room)
+def _shares(most: np.ndarray, count: int, random: np.random.Generator) -> list[int]:
+    """How many of `count` each document gives: equally many, but none more than it can hold."""
+    shares = np.zeros_like(most)
     while (left := count - int(shares.sum())) > 0:
-        able = np.flatnonzero(shares < room)
+        able = np.flatnonzero(shares < most)
         each = left // len(able)
         if each:
-            shares[able] = np.minimum(shares[able] + each, room[able])
+            shares[able] = np.minimum(shares[able] + each, most[able])
         else:
             shares[random.permutation(able)[:left]] += 1
     return [int(share) for share in shares]

@@ -1,0 +1,1 @@
+"""Experiments of ours that go beyond the papers."""

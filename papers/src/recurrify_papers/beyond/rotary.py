@@ -1,0 +1,177 @@
+"""Whether recurrence pays on a model with rotary positions, compared with overlap, kept keys and values, and
+sliding-window attention."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from recurrify_papers.beyond.matching import matched_entries, matched_runs
+from recurrify_papers.beyond.memories import OURS, family, memory_rows, memory_tokens, untouched
+from recurrify_papers.experiment import Chart, Experiment, Headline, Table
+from recurrify_papers.plan import Entry, Plan
+from recurrify_papers.runner import Results, Run
+from recurrify_papers.sizes import CARRY, PLAIN, Settings, Size, tail
+
+SINKS = 4
+ROTARY: dict[str, Any] = {
+    "model": "HuggingFaceTB/SmolLM2-135M",
+    "names": ("carry-1", "tail-16", "tail-64", "memory-tokens-16", "kv-16", "kv-64", "kv-window", "sliding-window"),
+    "seeds": (0, 1),
+    "rates": (1e-5, 3e-5, 1e-4),
+    "added_rate": 5.0,
+    "training": {},
+    "tuning_tokens": None,
+    "test_tokens": None,
+    "window": None,
+}
+"""`model` None makes a small Llama with random weights; `window` None is the size's, and must be at most half of the
+model's positions, so that a whole window can be kept."""
+
+
+def settings_of(size: Size) -> dict[str, Any]:
+    """The size's settings of this experiment."""
+    return ROTARY | dict(size.own.get("rotary", {}))
+
+
+def rotary_plan(size: Size) -> Plan:
+    """A plan with the rotary model in place of the size's base."""
+    own = settings_of(size)
+    size = replace(
+        size,
+        base=own["model"] or "made here",
+        window=own["window"] or size.window,
+        training={**size.training, **own["training"]},
+        rates=own["rates"],
+        added_rate=own["added_rate"],
+        tuning_tokens=own["tuning_tokens"],
+        seeds=own["seeds"],
+        test_tokens=own["test_tokens"],
+    )
+    return Plan(size)
+
+
+def mechanisms(size: Size, window: int) -> dict[str, Settings]:
+    """Those that a window has positions for."""
+    known: dict[str, Settings] = {
+        "carry-1": CARRY,
+        "tail-16": tail(16),
+        "tail-64": tail(64),
+        "memory-tokens-16": memory_tokens(16),
+        "kv-16": {"mechanism": "kv", "keep": 16},
+        "kv-64": {"mechanism": "kv", "keep": 64},
+        "kv-window": {"mechanism": "kv", "keep": window - SINKS},
+        "sliding-window": {"mechanism": "kv", "keep": window - SINKS, "sliding": True},
+    }
+    fits = [name for name in settings_of(size)["names"] if known[name].get("keep", 0) + SINKS <= window]
+    return {"plain": PLAIN} | {name: known[name] for name in fits if known[name].get("tail", 0) <= window}
+
+
+def base_of(plan: Plan, outer: Size) -> Any:
+    """The rotary model, or the run that makes one."""
+    model = settings_of(outer)["model"]
+    if model is not None:
+        return model
+    settings = {"like": outer.base, "window": plan.size.window}
+    function = "recurrify_papers.beyond.rotary_base:make_base"
+    return {"run": plan.add(Run(name="rotary-base", function=function, settings=settings))}
+
+
+def rotary_entries(plan: Plan, outer: Size, trained: bool) -> list[Entry]:
+    """Everything fine-tuned, or the base as it is with what needs no training."""
+    size = plan.size
+    own = settings_of(outer)
+    base = base_of(plan, outer)
+    slug = re.sub(r"[^a-z0-9]+", "-", Path(own["model"] or "rotary").name.lower()).strip("-")
+    known = mechanisms(outer, size.window)
+
+    def train(name: str, rate: Any, seed: int, label: str = "", **more: Any) -> str:
+        kind = "plain" if name == "plain" else "best"
+        more = {"label": f"{slug}-{label}{name}", "recurrence": known[name], "base": base, **more}
+        return plan.train("books", kind, seed=seed, rate=rate, **more)
+
+    bare: Entry | None = None
+    found = []
+    for name, recurrence in known.items():
+        rival = recurrence["mechanism"] in ("none", "kv")
+        if trained:
+            first = next(one for one in known if family(known[one]) == family(recurrence))
+            tried = {rate: train(first, rate, size.seeds[0], "rate-", **plan.shorter()) for rate in size.rates}
+            runs = {seed: (train(name, plan.best_rate(tried), seed),) for seed in size.seeds}
+        elif rival:
+            more = untouched(size.training)
+            runs = {size.seeds[0]: (train(name, size.rates[0], size.seeds[0], "untouched-", **more),)}
+        else:
+            continue
+        overlaps = sorted({0, *size.overlaps, *size.plain_overlaps}) if name == "plain" else [0]
+        for overlap in (overlap for overlap in overlaps if overlap < size.window):
+            entry = Entry(
+                label=name if trained else f"{name}-untrained",
+                model=family(recurrence),
+                dataset="books",
+                trained=runs,
+                window=size.window,
+                overlap=overlap,
+                against=bare,
+                rival=rival,
+            )
+            bare = bare or entry
+            found.append(entry)
+    return found
+
+
+def rotary_runs(size: Size) -> list[Run]:
+    """Trainings and scores."""
+    plan = rotary_plan(size)
+    entries = plan.scored(rotary_entries(plan, size, trained=True))
+    matched_runs(plan, entries, mechanisms(size, plan.size.window), base_of(plan, size))
+    plan.scored(rotary_entries(plan, size, trained=False))
+    return list(plan.runs.values())
+
+
+def rotary_table(size: Size, results: Results) -> Table:
+    """Rows, and how memories compare with cheaper rivals."""
+    from recurrify_papers.rows import perplexity_table, rival_rows
+
+    results, plan, table = dict(results), rotary_plan(size), Table()
+    for trained in (True, False):
+        entries = rotary_entries(plan, size, trained)
+        if trained:
+            known = mechanisms(size, plan.size.window)
+            entries += matched_entries(matched_runs(plan, entries, known, base_of(plan, size)), entries, results)
+        made = perplexity_table(entries, results)
+        table.rows += made.rows + [row for entry in entries for row in memory_rows(entry, results)]
+        table.missing += made.missing
+        if trained:
+            table.rows += rival_rows(entries, results, "carry-1", plan.size.window)
+    return table
+
+
+EXPERIMENTS = (
+    Experiment(
+        name="rotary",
+        title="Whether recurrence pays on a model with rotary positions",
+        source=OURS,
+        runs=rotary_runs,
+        table=rotary_table,
+        differences=("The papers' models have absolute positions; model, mechanisms and budgets are ours.",),
+        headlines=(
+            Headline(
+                label="kv-window",
+                metric="gain",
+                split="test",
+                percent=True,
+                sentence="Keeping the keys and values of a window lowers test perplexity by {value}.",
+            ),
+            Headline(
+                label="carry-1",
+                metric="gain",
+                split="test",
+                percent=True,
+                sentence="The paper's mechanism lowers it by {value}.",
+            ),
+        ),
+        chart=Chart(x="full_flops", metric="perplexity_per_word", split="test"),
+        ours=True,
+    ),
+)

@@ -1,0 +1,340 @@
+"""How memories are trained: on a frozen base, with how many tokens, from which start, on a base that is unfamiliar."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from recurrify_papers.beyond.memories import OURS, PAPERS, Memories, family, memory_rows, untouched
+from recurrify_papers.experiment import Chart, Headline, Row, Table
+from recurrify_papers.plan import LABELS, Entry, Plan
+from recurrify_papers.runner import Results
+from recurrify_papers.sizes import Size
+from recurrify_papers.thesis.convergence import validation_curve
+from recurrify_papers.yoshida2020.tables import perplexity_experiment
+
+WARM_UP_SHARE = 10
+"""A warm-up takes at most one step in so many of a run."""
+
+
+# ---- a frozen base ---------------------------------------------------------------------------------------
+
+FROZEN: dict[str, Any] = {
+    "names": ("carry-1", "tail-16", "tail-64", "lookback-64", "memory-tokens-16", "summary-16", "compress-32"),
+    "rates": (3e-4, 1e-3, 3e-3, 1e-2, 3e-2),
+}
+
+
+def frozen_entries(plan: Plan) -> list[Entry]:
+    """Each memory trained with its base and on a frozen one.
+
+    The gain on a frozen base is over the base as it is, that of a trained one over the trained base.
+    """
+    memories, size = Memories(plan), plan.size
+    own = FROZEN | dict(size.own.get("frozen", {}))
+    seed = size.seeds[0]
+    names = memories.names(own["names"])
+    training = {**size.training, **memories.training("books")}
+    as_it_is = memories.train("books", "plain", seed, label="untouched", rate=size.rates[0], **untouched(training))
+    base = memories.entry("books", "plain", {seed: (as_it_is,)}, label="plain, base as it is", rival=True)
+    plain = memories.entry("books", "plain", memories.trained("books", "plain", [seed]), label="plain", rival=True)
+    found = [base, plain]
+    first = {family(memories.known[name]): name for name in reversed(names)}
+    for name in names:
+        trained = memories.trained("books", name, [seed])
+        found.append(memories.entry("books", name, trained, against=plain, control=True))
+        frozen: dict[str, Any] = {"freeze_base": True, "added_rate": 1.0}
+        tuner = first[family(memories.known[name])]
+        tried = {
+            rate: memories.train(
+                "wiki", tuner, seed, rate=rate, label=f"frozen-rate-{tuner}", **frozen, **plan.shorter()
+            )
+            for rate in own["rates"]
+        }
+        run = memories.train("books", name, seed, rate=plan.best_rate(tried), label=f"frozen-{name}", **frozen)
+        label = f"{name}, frozen base"
+        found.append(memories.entry("books", name, {seed: (run,)}, label=label, against=base, control=True))
+    return found
+
+
+def frozen_table(size: Size, results: Results) -> Table:
+    """Rows, and which share of the gain by memory remains without training the base."""
+    from recurrify_papers.rows import gain_by_memory, perplexity_table
+
+    entries = frozen_entries(Plan(size))
+    table = perplexity_table(entries, results)
+    by_label = {entry.label: entry for entry in entries}
+    for entry in entries:
+        table.rows += memory_rows(entry, results)
+        whole = by_label.get(entry.label.removesuffix(", frozen base"))
+        if whole is None or whole is entry:
+            continue
+        gains = gain_by_memory(whole, results), gain_by_memory(entry, results)
+        if all(gain is not None and not gain.within_noise and gain.relative_gain > 0 for gain in gains):
+            share = gains[1].relative_gain / gains[0].relative_gain  # type: ignore[union-attr]
+            common: dict[str, Any] = {"label": entry.label, "model": entry.model, "dataset": entry.dataset}
+            table.rows.append(Row(metric="remaining share of the gain by memory", value=share, **common))
+    return table
+
+
+# ---- how many tokens -------------------------------------------------------------------------------------
+
+TOKENS: dict[str, Any] = {
+    "counts": (1_000_000, 3_000_000, 10_000_000, 30_000_000, 100_000_000),
+    "seeded": 10_000_000,
+    "times": (1.0, 2.0),
+}
+"""Lengths of fine-tuning; up to `seeded` with every seed, beyond with the better of so many `times` the learning rate,
+which short runs have chosen."""
+
+
+def _warm_up(size: Size, training: Mapping[str, Any], tokens: int) -> int:
+    """The size's own, but for runs so short that it would take much of them."""
+    step = training["batch"] * training.get("accumulate", 1) * training["windows"] * size.window
+    return max(1, min(training.get("warmup_steps", 100), tokens // step // WARM_UP_SHARE))
+
+
+def token_entries(plan: Plan) -> list[Entry]:
+    """Plain windows, the paper's mechanism and the best, with a run of its own for each length."""
+    memories, size = Memories(plan), plan.size
+    own = TOKENS | dict(size.own.get("tokens", {}))
+    training = {**size.training, **memories.training("books")}
+    found = []
+    for tokens in sorted(own["counts"]):
+        settings = {"max_tokens": tokens, "epochs": 1000.0, "schedule": "cosine", "patience": 0}
+        settings |= {"warmup_steps": _warm_up(size, training, tokens), "valid_every": max(1, tokens // 4)}
+        plain: Entry | None = None
+        for name in ("plain", PAPERS, memories.own["ours"]):
+            long = tokens > own["seeded"]
+            trained: dict[int, Sequence[str]] = {}
+            for seed in size.seeds[:1] if long else size.seeds:
+                trained[seed] = tuple(
+                    memories.train("books", name, seed, times=times, label=_counted(name, tokens, times), **settings)
+                    for times in (own["times"] if long else (1.0,))
+                )
+            entry = memories.entry("books", name, trained, against=plain, at=float(tokens))
+            plain = plain or entry
+            found.append(entry)
+    return found
+
+
+def _counted(name: str, tokens: int, times: float) -> str:
+    return f"{name}-of-{tokens}-tokens" + ("" if times == 1 else f"-rate-x{times:g}")
+
+
+# ---- what starts fast ------------------------------------------------------------------------------------
+
+STARTS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "plain": ("plain", "plain windows", {}),
+    "carry": ("carry", "as in the paper, neutral start", {}),
+    "carry-random-start": ("carry", "random start", {"changed": {"neutral_start": False}}),
+    "carry-standardized": ("carry", "inputs standardised", {"changed": {"standardize": True}}),
+    "carry-rate-x1": ("carry", "the memory learns at the base's rate", {"added_rate": 1.0}),
+    "carry-rate-x20": ("carry", "the memory learns at 20 times the base's rate", {"added_rate": 20.0}),
+    "carry-standardized-rate-x20": ("carry", "both", {"changed": {"standardize": True}, "added_rate": 20.0}),
+    "carry-curriculum": ("carry", "training sequences grow", {"curriculum": True}),
+    "slots": ("slots", "a tail as slots, neutral start", {}),
+    "slots-copies": ("slots", "started as copies of their sources", {"changed": {"neutral_start": False}}),
+    "slots-gated": ("slots", "with gates that start closed", {"changed": {"gated": True}}),
+    "slots-gated-half-open": ("slots", "with half-open gates", {"changed": {"gated": True, "gate_start": 0.0}}),
+    "best": ("best", "the best memory as it starts", {}),
+    "best-unmoved": ("best", "keys and values start where they were", {"changed": {"moved_start": False}}),
+    "best-rate-x1": ("best", "the memory learns at the base's rate", {"added_rate": 1.0}),
+    "best-rate-x20": ("best", "the memory learns at 20 times the base's rate", {"added_rate": 20.0}),
+    "best-curriculum": ("best", "training sequences grow", {"curriculum": True}),
+}
+"""By name: whose mechanism and learning rate it takes, a description, and what differs."""
+START: dict[str, Any] = {"tokens": 5_000_000, "points": 10, "curriculum": ((2, 0.2), (5, 0.3), (20, 0.5))}
+"""Length of the runs, how often they are validated; windows in a sequence and for which share of the tokens."""
+
+
+def starts(memories: Memories) -> dict[str, tuple[str, str, dict[str, Any]]]:
+    """Those that apply: only lookback has keys that can be moved."""
+    lookback = memories.known[memories.own["ours"]]["mechanism"] == "lookback"
+    return {name: start for name, start in STARTS.items() if lookback or name != "best-unmoved"}
+
+
+def stages(memories: Memories, name: str, seed: int) -> list[str]:
+    """One run; with a curriculum several, each continuing the model of the one before."""
+    size, (kind, _, changes) = memories.plan.size, starts(memories)[name]
+    own = START | dict(size.own.get("starts", {}))
+    changes = dict(changes)
+    grows = changes.pop("curriculum", False)
+    mechanism = {"plain": "plain", "carry": PAPERS, "slots": memories.own["slots"], "best": memories.own["ours"]}[kind]
+    training = {**size.training, **memories.training("books")}
+    runs: list[str] = []
+    for number, (windows, share) in enumerate(own["curriculum"] if grows else ((training["windows"], 1.0),)):
+        tokens = round(share * own["tokens"])
+        settings: dict[str, Any] = {
+            "label": f"start-{name}-{number + 1}" if grows else f"start-{name}",
+            "max_tokens": tokens,
+            "epochs": 1000.0,
+            "schedule": "constant_with_warmup",
+            "warmup_steps": _warm_up(size, training, tokens),
+            "valid_every": max(1, own["tokens"] // own["points"]),
+            "patience": 0,
+            "windows": windows,
+            "batch": max(1, training["batch"] * training["windows"] // windows),  # the same tokens per step
+        }
+        if runs:
+            settings["base"] = {"run": runs[-1]}
+        runs.append(memories.train("books", mechanism, seed, **settings, **changes))
+    return runs
+
+
+def start_entries(plan: Plan) -> list[Entry]:
+    """The last stage of each start, on validation."""
+    memories = Memories(plan)
+    plain: Entry | None = None
+    found = []
+    for name, (kind, about, _) in starts(memories).items():
+        trained = {seed: (stages(memories, name, seed)[-1],) for seed in plan.size.seeds}
+        entry = Entry(
+            label=name,
+            model=kind,
+            dataset="books",
+            trained=trained,
+            window=plan.size.window,
+            splits=("valid",),
+            against=plain,
+            note=about,
+        )
+        plain = plain or entry
+        found.append(entry)
+    return found
+
+
+def start_table(size: Size, results: Results) -> Table:
+    """Rows, and validation losses over training tokens of the first seed."""
+    from recurrify_papers.rows import perplexity_table
+
+    plan = Plan(size)
+    memories = Memories(plan)
+    table = perplexity_table(start_entries(plan), results)
+    for name in starts(memories):
+        runs = stages(memories, name, size.seeds[0])
+        if not all(run in results for run in runs):
+            continue
+        x: list[float] = []
+        y: list[float] = []
+        before = 0
+        for run in runs:
+            for tokens, loss in validation_curve(results[run]):
+                x.append(before + tokens)
+                y.append(loss)
+            before += results[run]["tokens"]
+        table.curves.append({"name": name, "x_label": "training tokens", "y_label": "validation loss", "x": x, "y": y})
+    return table
+
+
+# ---- a base that never saw books -------------------------------------------------------------------------
+
+UNFAMILIAR_RATES = (1e-4, 3e-4, 1e-3)
+NEEDS_BASE = "runs only at a size whose base is pretrained here: small"
+
+
+def unfamiliar_entries(plan: Plan) -> list[Entry]:
+    """Both models from both bases, each at its best learning rate; then for the paper's two epochs."""
+    size = plan.size
+    if size.base is not None:
+        return []
+    rates = size.own.get("unfamiliar", {}).get("rates", UNFAMILIAR_RATES)
+    seed = size.seeds[0]
+    bases = {"usual base": ("seen", plan.base()), "base of wiki text": ("unseen", plan.base("base-wiki", ("wiki",)))}
+    found = []
+    for long in (False, True):
+        for about, (word, base) in bases.items():
+            plain: Entry | None = None
+            for kind in ("plain", "carry"):
+                tried = {
+                    rate: plan.train("books", kind, seed=seed, label=f"{word}-usual-{kind}", rate=rate, base=base)
+                    for rate in rates
+                }
+                names: Sequence[str] = tuple(tried.values())
+                if long:
+                    more: dict[str, Any] = {"epochs": 2.0, "max_tokens": None, "label": f"{word}-long-{kind}"}
+                    names = (plan.train("books", kind, seed=seed, rate=plan.best_rate(tried), base=base, **more),)
+                label = f"{LABELS[kind]}; {about}" + (", two epochs" if long else "")
+                trained = {seed: names}
+                entry = Entry(
+                    label=label, model=kind, dataset="books", trained=trained, window=size.window, against=plain
+                )
+                plain = plain or entry
+                found.append(entry)
+    return found
+
+
+def _unfamiliar_table(size: Size, results: Results) -> Table:
+    from recurrify_papers.rows import perplexity_table
+
+    if size.base is not None:
+        return Table(missing=[NEEDS_BASE])
+    return perplexity_table(unfamiliar_entries(Plan(size)), results)
+
+
+EXPERIMENTS = (
+    perplexity_experiment(
+        start_entries,
+        name="starts",
+        title="What starts fast: the first fine-tuning tokens",
+        source=OURS,
+        table=start_table,
+        headlines=(
+            Headline(
+                label="best",
+                metric="gain",
+                percent=True,
+                sentence="After the first fine-tuning tokens, the best memory lowers validation perplexity by {value}.",
+            ),
+        ),
+        chart=Chart(x="label", metric="gain", split="valid", title="Gain over plain windows"),
+        ours=True,
+    ),
+    perplexity_experiment(
+        frozen_entries,
+        name="frozen",
+        title="A frozen base: only the memory is trained",
+        source=OURS,
+        table=frozen_table,
+        headlines=(
+            Headline(
+                label="lookback-64, frozen base",
+                metric="gain",
+                split="test",
+                percent=True,
+                sentence="On a frozen base, lookback-64 lowers test perplexity by {value}.",
+            ),
+        ),
+        chart=Chart(x="label", metric="gain", split="test", title="Gain over plain windows"),
+        ours=True,
+    ),
+    perplexity_experiment(
+        token_entries,
+        name="tokens",
+        title="What is learned with how many fine-tuning tokens",
+        source=OURS,
+        headlines=(
+            Headline(
+                label="lookback-256",
+                metric="gain",
+                split="test",
+                percent=True,
+                sentence="With the fewest training tokens, the best memory lowers test perplexity by {value}.",
+            ),
+        ),
+        chart=Chart(x="at", metric="perplexity_per_word", split="test", log=True),
+        ours=True,
+    ),
+    perplexity_experiment(
+        unfamiliar_entries,
+        name="unfamiliar",
+        title="Why the gain may be small: a base that never saw books, and the paper's epochs of training",
+        source=OURS,
+        table=_unfamiliar_table,
+        differences=(
+            "Both bases read as many tokens in pretraining: the one of wiki text alone reads it more often.",
+            "Learning rates are chosen on books here, from the same candidates for both bases and both models.",
+            "Two epochs are the paper's length, of far fewer books.",
+        ),
+        chart=Chart(x="label", metric="gain", split="test", title="Gain over plain windows"),
+        ours=True,
+    ),
+)

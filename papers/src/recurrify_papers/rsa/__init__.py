@@ -1,0 +1,1 @@
+"""Encoding recurrence into transformers: Transformer-XL, RSA-XL and the Block-Recurrent Transformer."""

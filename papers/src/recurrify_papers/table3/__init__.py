@@ -1,1 +1,0 @@
-"""Question answering: Table 3 of the paper."""

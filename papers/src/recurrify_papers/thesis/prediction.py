@@ -1,0 +1,24 @@
+"""Accuracy, precision, recall, F1 and AUC-ROC of a trained model's next tokens."""
+
+from pathlib import Path
+from typing import Any
+
+from recurrify.data import pick_device, read_text
+from recurrify.evaluate import collect_predictions, prediction_metrics
+from recurrify.results import provenance
+from recurrify.train import uses_bf16
+from recurrify_papers.finetune import trained_model
+from recurrify_papers.runner import Say
+
+
+def prediction_run(settings: dict[str, Any], folder: Path, say: Say) -> dict[str, Any]:
+    """Predict the first tokens of each test document."""
+    model, tokenizer = trained_model(folder.parent / settings["run"])
+    model = model.to(pick_device())
+    documents, checksum = read_text(settings["data"], "test", tokenizer, say)
+    half = model.device.type == "cuda" and uses_bf16("auto")
+    most, classes = settings["tokens"], settings["classes"]
+    found = collect_predictions(model, documents, tokens_per_document=most, classes=classes, rows=64, bf16=half)
+    origin = provenance(settings, data_checksum=checksum)
+    metrics = prediction_metrics(found)
+    return {"kind": "prediction", "tokens": len(found.targets), "metrics": metrics, "provenance": origin}

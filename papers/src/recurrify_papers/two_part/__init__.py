@@ -1,1 +1,0 @@
-"""A task that only a memory can solve."""

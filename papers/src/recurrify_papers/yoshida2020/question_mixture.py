@@ -1,0 +1,79 @@
+"""Question files with one paragraph each, made into training, validation and test files with long contexts."""
+
+import hashlib
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from recurrify import UserError
+from recurrify.data import QuestionSet, load_questions, plain_title, save_questions
+from recurrify.results import provenance
+from recurrify_papers.runner import Say
+from recurrify_papers.yoshida2020.distractors import mix_paragraphs
+
+PARTS = ("train", "valid", "test")
+TEST_SHARE = 0.2
+"""Of all articles."""
+VALID_SHARE = 0.1
+"""Of the articles that are left for training."""
+
+
+def mixture_run(settings: dict[str, Any], folder: Path, say: Say) -> dict[str, Any]:
+    """SQuAD files for training, validation and test, no article in two of them.
+
+    Each question's paragraph is placed among `distractors` of other questions. `questions` takes so many of each file,
+    drawn at random. Questions are renamed to the name of their file and their own.
+    """
+    seed, distractors, most = settings["seed"], settings["distractors"], settings["questions"]
+    files = settings["data"]
+    if isinstance(files, dict):  # made by another run
+        files = [str(folder.parent / files["run"] / "questions.json")]
+    sources = [_read_source(path, most, seed, say) for path in files]
+    try:
+        made = _mixed(sources, distractors, seed)
+    except UserError as error:
+        raise UserError(f"{str(error).removesuffix('.')}, or fewer distractors than {distractors}.") from error
+    parts: dict[str, dict[str, Any]] = {}
+    for name, part in zip(PARTS, made, strict=True):
+        path = folder / f"{name}.json"
+        save_questions(part, path)
+        articles = len({plain_title(question.article) for question in part.questions})
+        counts = {"questions": len(part.questions), "articles": articles, "left_out": dict(part.counts)}
+        parts[name] = {"path": str(path), "sha256": _sha256(path), **counts}
+        say(f"{path}: {len(part.questions):,} questions of {articles:,} articles")
+    sums = {Path(path).name: _sha256(Path(path)) for path in files}
+    checksum = parts["train"]["sha256"]
+    origin = provenance({**settings, "files": sums}, seed=seed, data_checksum=checksum)
+    return {"kind": "question-mixture", "parts": parts, "provenance": origin}
+
+
+def _mixed(sources: Sequence[QuestionSet], distractors: int, seed: int) -> tuple[QuestionSet, QuestionSet, QuestionSet]:
+    """For training, validation and test."""
+    rest, test = mix_paragraphs(sources, distractors, TEST_SHARE, seed)
+    # Mixed again: a paragraph of a validation article must not be among those of a training question either.
+    kept = {plain_title(question.article) for question in rest.questions}
+    remaining = [
+        replace(source, questions=[one for one in source.questions if plain_title(one.article) in kept])
+        for source in sources
+    ]
+    return *mix_paragraphs(remaining, distractors, VALID_SHARE, seed + 1), test
+
+
+def _read_source(path: str, most: int | None, seed: int, say: Say) -> QuestionSet:
+    source = load_questions(path)
+    if source.style != "squad":
+        raise UserError(
+            f"{path} is a HotpotQA file, whose questions have all their paragraphs: use it as an extra test."
+        )
+    chosen = source.questions
+    if most is not None and most < len(chosen):
+        places = random.Random(seed).sample(range(len(chosen)), most)
+        chosen = [chosen[place] for place in sorted(places)]
+    return QuestionSet([one._replace(id=f"{Path(path).stem}-{one.id}") for one in chosen], "squad", Counter())
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
