@@ -24,7 +24,7 @@ from recurrify.evaluate.bootstrap import interval, relative_gain
 from recurrify.modeling import loading
 from recurrify.pages import numbers
 from recurrify.pages.demo import summary
-from recurrify.train import finetuning
+from recurrify.train import finetune
 from support.commands import invoke
 
 LIVE_TOKENS = 10_000
@@ -166,7 +166,7 @@ def test_running_again_trains_nothing(
     def never(*_: Any, **__: Any) -> None:
         raise AssertionError("a finished run was trained again")
 
-    monkeypatch.setattr(finetuning, "train", never)
+    monkeypatch.setattr(finetune, "train", never)
     monkeypatch.setattr(os, "cpu_count", lambda: 1)  # other processes would not see the patched models
     (out / "index.html").unlink()
     said = invoke("demo", "--out", out, "--live-tokens", LIVE_TOKENS, "--seeds", 1)
@@ -185,7 +185,7 @@ def test_warm_up_is_shorter_than_the_run(demo: tuple[Path, dict[str, Any], list[
 
 
 def test_stopped_demo_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, kinds = finetuning.train, []
+    real, kinds = finetune.train, []
 
     def interrupted(model: Any, *args: Any) -> Any:
         kinds.append(model.recurrence.mechanism)
@@ -193,7 +193,7 @@ def test_stopped_demo_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             raise KeyboardInterrupt
         return real(model, *args)
 
-    monkeypatch.setattr(finetuning, "train", interrupted)
+    monkeypatch.setattr(finetune, "train", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_demo(tmp_path / "run", lambda text: None, live_tokens=LIVE_TOKENS, seeds=(0,), test_tokens=200)
     assert not (tmp_path / "run" / "result.json").exists()

@@ -15,7 +15,7 @@ from recurrify.data.tokens import TokenizedDocument
 from recurrify.speed import verify
 from recurrify.speed.compiling import workarounds
 from recurrify.speed.verify import Step, compare_steps, verify_module, verify_windows
-from recurrify.train import TrainSettings, trainer
+from recurrify.train import TrainSettings, finetune
 from support.graphs import AnyDevice, OneWindow, without_graphs
 from support.models import text, tiny
 
@@ -139,7 +139,7 @@ def test_training_continues_eagerly(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     def compile_wrongly(model: Any, *_: Any) -> None:
         model.compiled_window = Window(model, 0.5)
 
-    monkeypatch.setattr(trainer, "compile_windows", compile_wrongly)
+    monkeypatch.setattr(finetune, "compile_windows", compile_wrongly)
     weights = []
     for choice in ("on", "off"):
         model = add_recurrence(tiny("gpt2"), CarryConfig(window=8))
@@ -152,7 +152,7 @@ def test_training_continues_eagerly(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         )  # fmt: skip
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            trainer.train(model, sequences, settings, show_progress=False)
+            finetune.train(model, sequences, settings, show_progress=False)
         told = [one for one in caught if "differs from the eager one" in str(one.message)]
         assert len(told) == (choice == "on")
         weights.append(model.state_dict())

@@ -40,8 +40,8 @@ from recurrify.evaluate.perplexity import evaluate_documents
 from recurrify.mechanisms.base import RecurrenceConfig
 from recurrify.modeling.heads import RecurrentForCausalLM
 from recurrify.results import load_result, provenance, save_result
+from recurrify.train import train
 from recurrify.train.settings import TrainSettings
-from recurrify.train.trainer import train
 
 VOCABULARY, POSITIONS, WIDTH, LAYERS, HEADS = 1024, 256, 96, 4, 4
 WINDOW, WINDOWS = 64, 8

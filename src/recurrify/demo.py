@@ -33,8 +33,8 @@ from recurrify.modeling.named import named_source
 from recurrify.pages.demo import markdown, write_demo_page, write_demo_picture
 from recurrify.processes import one_thread, processes
 from recurrify.results import load_result, provenance, save_result
-from recurrify.train.finetuning import count_parameters, train_run
-from recurrify.train.resuming import RESULT_FILE
+from recurrify.train.finetune import train_run
+from recurrify.train.run_folder import RESULT_FILE, count_parameters
 from recurrify.train.settings import TrainSettings
 
 MODEL, MEMORY = "smollm2", KVConfig(window=300, keep=256)

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from recurrify.speed import backends
 from recurrify.speed.backends import attend_to_earlier, leave_out_cudnn
-from recurrify.train.running import trainer_arguments
+from recurrify.train.loop import trainer_arguments
 from recurrify.train.settings import TrainSettings
 from support.reference import attend
 

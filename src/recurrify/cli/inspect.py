@@ -33,7 +33,7 @@ def inspect_command(
     and how the memory changes. A JSON file contains the numbers.
     """
     options.load_libraries()
-    from recurrify.evaluate.inspection_run import TextChoice, inspect_text
+    from recurrify.evaluate import TextChoice, inspect_text
     from recurrify.pages.inspect import NUMBERS_FILE, inspect_lines, write_inspection
 
     check_takes_results(out)

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from recurrify.data.records import Document
 from recurrify.errors import UserError
-from recurrify.known_names import SHIPPED
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 SHIPPED_PREFIX, SHIPPED_FOLDER = "shipped:", Path(__file__).parent.parent / "shipped"
+SHIPPED = tuple(sorted(SHIPPED_PREFIX + path.parent.name for path in SHIPPED_FOLDER.glob("*/config.json")))
 END_OF_TEXT = "<|endoftext|>"
 SMALLEST_VOCABULARY = 257
 """Every byte and the end of a text: these can represent any text."""

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from recurrify.mechanisms.base import Mechanism
 
 
+BEST = "best"
+"""In place of a mechanism's name: the memory that works best for models of this kind."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class MechanismConfig:
     """How text is cut into windows and how far gradients travel. A mechanism's own config adds its settings."""
@@ -76,6 +80,10 @@ class MechanismConfig:
         window, overlap = (values.get(name, getattr(cls, name)) for name in ("window", "overlap"))
         check_window(window, overlap)
         return int(window) - int(overlap)
+
+
+BEST = "best"
+"""In place of a mechanism's name: the memory that works best for models of this kind."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,9 +14,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from recurrify.errors import UserError
 from recurrify.families import family_of
 from recurrify.hub_access import hub_is_reachable, trusts_remote_code
-from recurrify.known_names import BEST
 from recurrify.mechanisms.choose import best_settings, default_window
-from recurrify.mechanisms.config import MechanismConfig, NoRecurrence
+from recurrify.mechanisms.config import BEST, MechanismConfig, NoRecurrence
 from recurrify.mechanisms.registry import recurrence_config
 from recurrify.modeling.config import RecurrentConfig
 from recurrify.modeling.heads import RecurrentForCausalLM, add_recurrence

@@ -1,9 +1,7 @@
 """What settings and commands ask about mechanisms; nothing here imports torch until a mechanism is named."""
 
+from recurrify.mechanisms.config import BEST
 from recurrify.mechanisms.registry import mechanism_config, mechanism_names
-
-BEST = "best"
-"""In place of a mechanism's name: the memory that works best for models of this kind."""
 
 __all__ = ["BEST", "encoder_mechanisms", "learns", "mechanism_names"]
 

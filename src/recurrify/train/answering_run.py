@@ -1,3 +1,0 @@
-"""Old name of `recurrify.train.answer`; to be removed."""
-
-from recurrify.train.answer import *  # noqa: F403

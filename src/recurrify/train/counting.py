@@ -1,3 +1,0 @@
-"""Old name of `recurrify.train.callbacks`; to be removed."""
-
-from recurrify.train.callbacks import *  # noqa: F403

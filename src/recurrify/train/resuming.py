@@ -1,3 +1,0 @@
-"""Old name of `recurrify.train.run_folder`; to be removed."""
-
-from recurrify.train.run_folder import *  # noqa: F403

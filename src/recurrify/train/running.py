@@ -1,3 +1,0 @@
-"""Old name of `recurrify.train.loop`; to be removed."""
-
-from recurrify.train.loop import *  # noqa: F403
