@@ -1,4 +1,4 @@
-"""Ctrl-C while a training runs: the first one is noted, so that the step is finished and all is saved."""
+"""Ctrl-C and SIGTERM while a training runs: the first one is recorded, the step is finished and all is saved."""
 
 import multiprocessing
 import signal
@@ -14,26 +14,27 @@ _heard_here = threading.Event()
 
 
 @contextmanager
-def answering_ctrl_c(answer: Callable[[int, Any], Any] | signal.Handlers) -> Iterator[None]:
-    """By this meanwhile, in the main thread, for which signals are."""
+def answering_ctrl_c(answer: Callable[[int, Any], Any] | signal.Handlers, *others: signal.Signals) -> Iterator[None]:
+    """Handle Ctrl-C, and the other signals, with `answer` in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGINT, answer)
+    before = {number: signal.signal(number, answer) for number in (signal.SIGINT, *others)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class Interrupt:
-    """The first Ctrl-C while listening is noted; a second one ends all at once."""
+    """The first Ctrl-C or SIGTERM while listening is recorded; a second one raises KeyboardInterrupt at once."""
 
     def __init__(self) -> None:
         self.heard = False
 
     def listening(self) -> AbstractContextManager[None]:
-        return answering_ctrl_c(self._hear)
+        return answering_ctrl_c(self._hear, signal.SIGTERM)
 
     def _hear(self, number: int, frame: Any) -> None:
         if self.heard:
