@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from dataclasses import fields
 from inspect import signature
 from typing import Any
 
@@ -21,9 +20,6 @@ from recurrify.mechanisms.base import mechanism_names
 from recurrify.modeling.loading import shipped_names
 from recurrify_papers import bench, experiments
 from recurrify_papers.bench import bench as bench_state
-from recurrify_papers.commands import forecast, forecast_table1
-from recurrify_papers.forecast import settings as forecast_settings
-from recurrify_papers.forecast import table1
 from recurrify_papers.models.language import ARCHITECTURES
 from recurrify_papers.scratch.settings import ScratchSettings
 from recurrify_papers.scratch.symbols import ALPHABETS
@@ -74,7 +70,7 @@ def test_no_page_of_help_loads_a_large_library() -> None:
     assert done.returncode == 0, done.stderr
     *shown, large = done.stdout.splitlines()
     assert large == "large:"
-    assert {"shown:", "shown: train", "shown: forecast table1 run", "shown: probe model"} <= set(shown)
+    assert {"shown:", "shown: train", "shown: forecast table1", "shown: probe model"} <= set(shown)
     assert len(shown) > 30
 
 
@@ -85,7 +81,7 @@ def test_no_page_of_help_loads_a_large_library() -> None:
         (["train", "--no-such-option"], 2, "No such option"),
         (["train", "--data", "a", "--out", "b"], 2, "Error: Say what to train"),
         (["generate", "a"], 2, "Error: Give the text to go on from"),
-        (["forecast", "train", "--data", "a", "--out", "b", "--model", "linear", "--width", "3"], 2, "means nothing"),
+        (["forecast", "train", "--data", "a", "--out", "b", "--model", "prophet"], 2, "must be one of"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
@@ -123,8 +119,6 @@ print(logging.get_verbosity() == logging.ERROR, logging.is_progress_bar_enabled(
         (known_names.PROBED_SIZES.items(), probing.SCRATCH_SIZES.items()),
         ([known_names.PROBED_WINDOW], [probing.SYMBOLS_WINDOW]),
         ([known_names.PROBED_REPETITIONS], [probing.SymbolTraining.repetitions]),
-        (known_names.FORECASTERS, forecast_settings.MODELS),
-        (known_names.TABLE_1_FORECASTERS, table1.MODELS),
         (known_names.BENCH_KINDS, bench.KINDS),
         (known_names.USUAL_BENCH_KINDS, bench.USUAL_KINDS),
         (known_names.BENCH_WAYS, bench_state.WAYS),
@@ -146,12 +140,3 @@ def test_defaults_that_help_shows_are_those_of_the_settings() -> None:
     for name in ("task", "windows", "examples", "steps", "batch", "learning_rate", "growth"):
         assert probed[name] == getattr(probing.SymbolTraining, name), name
     assert defaults(inspecting.inspect_command)["reach"] == REACH
-    assert defaults(forecast.train)["recurrence_learning_rate"] == forecast_settings.RECURRENCE_LEARNING_RATE
-
-
-def test_defaults_of_table_1_are_its_recipe() -> None:
-    shown, usual = defaults(forecast_table1.run), table1.Recipe()
-    assert usual.halve_every == forecast_table1.HALVE_EVERY
-    assert [float(rate) for rate in shown["learning_rates"].split(",")] == list(usual.learning_rates)
-    for name in {entry.name for entry in fields(usual)} - {"halve_every", "learning_rates"}:
-        assert shown[name] == getattr(usual, name), name
