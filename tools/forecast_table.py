@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from recurrify.results import load_result, provenance, save_result
-from recurrify_papers.forecast.candidates import resolved, statistical_model
+from recurrify_papers.forecast.candidates import AUTO_NETWORKS, AUTO_WINDOWS, resolved, statistical_model
 from recurrify_papers.forecast.forecaster import fit_series, rolling_test
 from recurrify_papers.forecast.reading import read_series
 from recurrify_papers.forecast.scoring import backtest, scores
@@ -34,7 +34,9 @@ def measure(path: Path) -> dict[str, Any]:
     tested = rolling_test(fitted.trained, series, settings)
     season, data = fitted.trained.season, tested.data
     own = scores(tested.found, data, season, tested.half_widths)
-    found = {one.name: scores(backtest(one.model, data, "test"), data, season) for one in fitted.candidates}
+    limits = dict.fromkeys(AUTO_NETWORKS, AUTO_WINDOWS)
+    tests = {one.name: backtest(one.model, data, "test", limits.get(one.name)) for one in fitted.candidates}
+    found = {name: scores(one, data, season) for name, one in tests.items()}
     rows = {name: {key: one[key] for key in KEPT} for name, one in found.items()}
     result: dict[str, Any] = {
         "data": series.name,

@@ -63,48 +63,51 @@ def train(
     `recurrify forecast train --data visits.csv` is all you need. The folder gets the model, `result.json`,
     `evaluation.json` and the page `forecast.html`. Run the same command again to resume.
     """
-    started = time.time()
     folder = out or OUT / data.name.split(".")[0]
     given = {name: value for name, value in options.items() if value is not None}
     settings = ForecastSettings(data=str(data), out=str(folder), max_minutes=max_minutes, device=device, **given)
     from recurrify.data.texts import pick_device
     from recurrify.side_by_side import held_alone
+
+    with held_alone(folder):
+        _train(replace(settings, device=str(pick_device(device))), folder)
+
+
+def _train(settings: ForecastSettings, folder: Path) -> None:
     from recurrify_papers.forecast.candidates import resolved
     from recurrify_papers.forecast.forecaster import MODEL_FOLDER, fit_series, layout_of, save_trained, windows_of
     from recurrify_papers.forecast.reading import read_series
 
-    settings = replace(settings, device=str(pick_device(device)))
-    series = read_series(data, layout_of(settings))
+    started = time.time()
+    series = read_series(settings.data, layout_of(settings))
     for repair in series.repairs:
         say(f"{series.name}: {repair}")
     settings = replace(settings, data_checksum=series.checksum)
-    with held_alone(folder):
-        if _is_finished(settings, folder):
-            say(f"{str(folder)!r} is finished: nothing is left to do")
-            return
-        windows_of(resolved(settings, series), series)  # rejects invalid lengths before anything is written
-        settings.write()
-        fitted = fit_series(settings, series, say, folder, _say_epoch, shows_bar=True)
-        save_trained(fitted.trained, folder / MODEL_FOLDER)
-        progress = fitted.chosen.progress
-        is_finished = settings.model == "auto" or fitted.chosen.is_finished
-        result = {
-            "finished": is_finished,
-            "model": fitted.trained.name,
-            "candidates": [
-                {"model": one.name, "valid_mse": one.valid_mse, "seconds": round(one.seconds, 2)}
-                for one in fitted.candidates
-            ],
-            "parameters": sum(parameter.numel() for parameter in fitted.trained.model.parameters()),
-            "history": progress.history if progress else [],
-            "repairs": series.repairs,
-            "provenance": provenance(
-                settings.to_dict(), seed=settings.seed, data_checksum=series.checksum, started=started
-            ),
-        }
-        save_result(folder / RESULT_FILE, result)
-        models = {one.name: one.model for one in fitted.candidates}
-        _evaluated(folder, settings, series, folder / EVALUATION_FILE, models)
+    if _is_finished(settings, folder):
+        say(f"{str(folder)!r} is finished: nothing is left to do")
+        return
+    windows_of(resolved(settings, series), series)  # rejects invalid lengths before anything is written
+    settings.write()
+    fitted = fit_series(settings, series, say, folder, _say_epoch, shows_bar=True)
+    save_trained(fitted.trained, folder / MODEL_FOLDER)
+    progress = fitted.chosen.progress
+    is_finished = settings.model == "auto" or fitted.chosen.is_finished
+    origin = provenance(settings.to_dict(), seed=settings.seed, data_checksum=series.checksum, started=started)
+    result = {
+        "finished": is_finished,
+        "model": fitted.trained.name,
+        "candidates": [
+            {"model": one.name, "valid_mse": one.valid_mse, "seconds": round(one.seconds, 2)}
+            for one in fitted.candidates
+        ],
+        "parameters": sum(parameter.numel() for parameter in fitted.trained.model.parameters()),
+        "history": progress.history if progress else [],
+        "repairs": series.repairs,
+        "provenance": origin,
+    }
+    save_result(folder / RESULT_FILE, result)
+    models = {one.name: one.model for one in fitted.candidates}
+    _evaluated(folder, settings, series, folder / EVALUATION_FILE, models)
     if not is_finished:
         say("The time is up: the best weights so far are saved. Run the same command to resume.")
 

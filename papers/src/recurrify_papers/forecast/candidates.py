@@ -18,7 +18,7 @@ from recurrify.console import progress_bar
 from recurrify.errors import UserError
 from recurrify_papers.forecast.data import WindowedSeries, default_horizon, split_rows, usual_season
 from recurrify_papers.forecast.reading import Series
-from recurrify_papers.forecast.scoring import SLOW_WINDOWS, Backtest, backtest, is_slow, mean_squared_error
+from recurrify_papers.forecast.scoring import SLOW_WINDOWS, Backtest, backtest, mean_squared_error
 from recurrify_papers.forecast.settings import NAIVE, RIDGE, STATISTICAL, ForecastSettings
 from recurrify_papers.forecast.training import Progress, Training, Watch, precision_context
 from recurrify_papers.models.forecasters import (
@@ -49,6 +49,8 @@ FIRST_DILATION = 3
 DEFAULT_PAST = 96
 AUTO_MINUTES = 1.0
 AUTO_NETWORKS = ("rsa-informer", "informer")
+AUTO_WINDOWS = 400
+"""Windows on which `auto` scores networks, spread evenly."""
 AUTO_NETWORK = {
     "width": 64,
     "inner": 256,
@@ -243,6 +245,7 @@ def train_candidate(
     folder: Path | None = None,
     watch: Watch | None = None,
     shows_bar: bool = False,
+    windows: int | None = None,
 ) -> Candidate:
     """Fit one model; the same seed gives the same model. With a folder, a network's training is saved and resumed."""
     started, progress, is_finished = time.monotonic(), None, True
@@ -266,7 +269,7 @@ def train_candidate(
             progress = training.run(watch, tick)
         is_finished = progress.stops(settings)
     with precision_context(settings):
-        valid = backtest(model, data, "valid")
+        valid = backtest(model, data, "valid", windows)
     return Candidate(settings.model, model, valid, time.monotonic() - started, progress, is_finished)
 
 
@@ -294,7 +297,7 @@ def train_candidates(settings: ForecastSettings, data: WindowedSeries, say: Say)
         if minutes < 0.05:
             say(f"{name}: left out, the time is up; choose it with --model {name}")
             continue
-        yield train_candidate(replace(network, model=name, max_minutes=minutes), data)
+        yield train_candidate(replace(network, model=name, max_minutes=minutes), data, windows=AUTO_WINDOWS)
 
 
 def _expected_seconds(model: StatisticalForecaster, data: WindowedSeries) -> float:
@@ -312,9 +315,11 @@ def _expected_seconds(model: StatisticalForecaster, data: WindowedSeries) -> flo
 
 def best_of(candidates: list[Candidate]) -> Candidate:
     """The lowest validation MSE; a model that was scored on some windows only is compared on these."""
-    best = min((one for one in candidates if not is_slow(one.model)), key=lambda one: one.valid_mse)
-    for slow in (one for one in candidates if is_slow(one.model)):
-        shared = np.isin(best.valid.first_rows, slow.valid.first_rows)
-        if slow.valid_mse < np.mean(best.valid.errors[shared] ** 2, dtype=np.float64):
-            best = slow
+    most = max(len(one.valid.first_rows) for one in candidates)
+    best = min((one for one in candidates if len(one.valid.first_rows) == most), key=lambda one: one.valid_mse)
+    for other in (one for one in candidates if len(one.valid.first_rows) < most):
+        shared = [np.isin(one.valid.first_rows, pair.valid.first_rows) for one, pair in ((best, other), (other, best))]
+        errors = [np.mean(one.valid.errors[rows] ** 2) for one, rows in zip((best, other), shared, strict=True)]
+        if shared[0].any() and errors[1] < errors[0]:
+            best = other
     return best

@@ -10,7 +10,7 @@ from torch import nn
 
 from recurrify.attention.encoding import RecurrenceEncoding
 from recurrify.results import provenance
-from recurrify_papers.forecast.candidates import naive_model
+from recurrify_papers.forecast.candidates import AUTO_NETWORKS, AUTO_WINDOWS, naive_model
 from recurrify_papers.forecast.forecaster import load_trained, rolling_test, shown_windows
 from recurrify_papers.forecast.reading import Series
 from recurrify_papers.forecast.scoring import backtest, scores
@@ -34,7 +34,8 @@ def evaluate_run(
     others: dict[str, nn.Module] = {name: naive_model(replace(known, model=name)) for name in NAIVE}
     for name, model in (others | dict(models or {})).items():
         if name != trained.name:
-            found = backtest(model, data, "test", as_published=as_published)
+            windows = AUTO_WINDOWS if name in AUTO_NETWORKS else None
+            found = backtest(model, data, "test", windows, as_published)
             rows.append({"model": name} | scores(found, data, trained.season))
     return {
         "model": trained.name,
