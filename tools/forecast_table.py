@@ -25,11 +25,11 @@ ETS_WINDOWS, ETS_COLUMNS = 20, 4
 KEPT = ("mse", "mae", "mase", "smape", "windows")
 
 
-def measure(path: Path) -> dict[str, Any]:
+def measure(path: Path, max_minutes: float | None) -> dict[str, Any]:
     """Scores of one file; `seconds` is what the command takes, before AutoETS is scored."""
     started, cpu = time.time(), time.process_time()
     series = read_series(path)
-    settings = ForecastSettings(out="")
+    settings = ForecastSettings(out="", max_minutes=max_minutes)
     fitted = fit_series(settings, series, print)
     tested = rolling_test(fitted.trained, series, settings)
     season, data = fitted.trained.season, tested.data
@@ -65,13 +65,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("out", type=Path)
     parser.add_argument("data", type=Path, nargs="+")
+    parser.add_argument("--max-minutes", type=float, help="budget of auto; default: that of the command")
     asked = parser.parse_args()
     rows = load_result(asked.out)["rows"] if asked.out.is_file() else []
     for path in asked.data:
-        row = measure(path)
+        row = measure(path, asked.max_minutes)
         print(row["data"], row["chosen"], row["auto"], row["coverage"], row["seconds"], row["cpu_seconds"], flush=True)
         rows = [one for one in rows if one["data"] != row["data"]] + [row]
-        save_result(asked.out, {"rows": rows, "provenance": provenance({"files": [one["data"] for one in rows]})})
+        save_result(asked.out, {"rows": rows, "provenance": provenance({"max_minutes": asked.max_minutes})})
 
 
 if __name__ == "__main__":

@@ -284,6 +284,9 @@ def train_candidates(settings: ForecastSettings, data: WindowedSeries, say: Say)
         if (settings.season or 1) > LONGEST_SEASON.get(name, settings.season or 1):
             say(f"{name}: left out, a season of {settings.season} takes it minutes; choose it with --model {name}")
             continue
+        if time.monotonic() > deadline:
+            say(f"{name}: left out, the time is up; choose it with --model {name}")
+            continue
         expected = _expected_seconds(statistical_model(replace(settings, model=name), data), data)
         if spent + expected > STATISTICAL_SHARE * budget:
             say(f"{name}: left out, it would take about {expected:.0f} s; choose it with --model {name}")
