@@ -97,19 +97,23 @@ def calibrated(errors_NPC: np.ndarray, levels: Sequence[float] = LEVELS) -> np.n
 def rolling_intervals(earlier: Backtest, later: Backtest, levels: Sequence[float] = LEVELS) -> np.ndarray:
     """(V, N, P, C): half-widths for the later forecasts, each from errors that were known when it was made.
 
-    They are calibrated on as many of the latest errors as validation has, and again as the backtest moves on.
+    They are calibrated on as many of the latest errors as validation has, and again as the backtest moves on. If the
+    intervals have held more or less than their level so far, the level is corrected by the difference.
     """
     first_rows = np.concatenate([earlier.first_rows, later.first_rows])
     errors = np.concatenate([earlier.errors, later.errors])
     horizon, kept = errors.shape[1], len(earlier.first_rows)
     blocks = np.array_split(np.arange(len(later.first_rows)), min(RECALIBRATIONS, len(later.first_rows)))
-    found = []
+    half_VNPC = np.zeros((len(levels), *later.forecast.shape), dtype=errors.dtype)
     for block in blocks:
-        known = int(np.searchsorted(first_rows, later.first_rows[block[0]] - horizon, side="right"))
-        known = max(known, 1)
-        half_VPC = calibrated(errors[max(0, known - kept) : known], levels)
-        found.append(np.repeat(half_VPC[:, None], len(block), axis=1))
-    return np.concatenate(found, axis=1)
+        known = max(1, int(np.searchsorted(first_rows, later.first_rows[block[0]] - horizon, side="right")))
+        wanted = np.array(levels)
+        seen = slice(max(0, known - 2 * kept), max(0, known - kept))  # of the later forecasts
+        if seen.stop >= kept // 4 and seen.stop:
+            wanted = wanted * 2 - (later.errors[seen] <= half_VNPC[:, seen]).mean(axis=(1, 2, 3))
+        half_VPC = calibrated(errors[max(0, known - kept) : known], np.clip(wanted, 0.01, 0.999))
+        half_VNPC[:, block] = half_VPC[:, None]
+    return half_VNPC
 
 
 def scores(
