@@ -51,7 +51,7 @@ AUTO_MINUTES = 1.0
 AUTO_NETWORKS = ("rsa-informer", "informer")
 AUTO_WINDOWS = 400
 """Windows on which `auto` scores networks, spread evenly."""
-AUTO_NETWORK = {
+AUTO_NETWORK: dict[str, Any] = {
     "width": 64,
     "inner": 256,
     "learning_rate": 1e-3,

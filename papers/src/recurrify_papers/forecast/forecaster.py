@@ -288,7 +288,7 @@ def shown_windows(tested: Tested) -> list[dict[str, Any]]:
     return shown
 
 
-class Forecaster(BaseEstimator):  # type: ignore[misc]
+class Forecaster(BaseEstimator):
     """Forecasts the columns of a DataFrame or CSV file, in the manner of scikit-learn.
 
     Args:

@@ -83,8 +83,8 @@ def forecast_chart(result: Mapping[str, Any], title: str) -> Chart:
         menu = alt.binding_select(options=choices, name=label)
         menus.append(alt.selection_point(fields=[name], bind=menu, value=choices[-1], name=name))
     base = alt.Chart(alt.Data(values=records)).encode(x=alt.X("date:T", title=None))
-    for menu in menus:
-        base = base.transform_filter(menu)
+    for chosen in menus:
+        base = base.transform_filter(chosen)
     scale = alt.Scale(zero=False)
     tips = [alt.Tooltip("date:T", format="%Y-%m-%d %H:%M")]
     tips += [alt.Tooltip(f"{name}:Q", format=",.4~g") for name in ("truth", "forecast", "low", "high")]
@@ -100,7 +100,7 @@ def forecast_chart(result: Mapping[str, Any], title: str) -> Chart:
         base.mark_point(size=60, filled=True).encode(y="truth:Q", tooltip=tips, opacity=seen).add_params(hover),
     ]
     return chart(
-        alt.layer(*layers).add_params(*menus),
+        alt.layer(*layers).add_params(*menus).to_dict(),
         title=title,
         description="Truth and forecast over dates, with the 90 % interval as a band.",
         caption="The band is the 90 % interval. Point at a date for its values.",
@@ -130,7 +130,10 @@ SCORES = {
 
 
 def score_table(result: Mapping[str, Any]) -> Table:
-    columns = ["model", *(Column(title, lambda value: f"{value:,.4g}") for title in SCORES.values())]
+    columns: list[str | Column] = [
+        "model",
+        *(Column(title, lambda value: f"{value:,.4g}") for title in SCORES.values()),
+    ]
     rows = [[row["model"], *(row.get(name) for name in SCORES)] for row in result["scores"]]
     return Table(f"Test part, {result['first_date']} to {result['last_date']}", columns, rows)
 
@@ -138,6 +141,9 @@ def score_table(result: Mapping[str, Any]) -> Table:
 def column_table(result: Mapping[str, Any]) -> Table:
     own = result["scores"][0]
     held = next(one for one in own["coverage"] if one["level"] == 0.9)["by_column"]
-    columns = ["column", *(Column(title, lambda value: f"{value:,.4g}") for title in SCORES.values())]
+    columns: list[str | Column] = [
+        "column",
+        *(Column(title, lambda value: f"{value:,.4g}") for title in SCORES.values()),
+    ]
     rows = [[name, *(found.get(score) for score in SCORES), held[name]] for name, found in own["columns"].items()]
     return Table(f"{own['model']} by column", [*columns, Column("90 % hold", lambda value: f"{value:.1%}")], rows)

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -39,7 +39,7 @@ DIGIT_DATES = {
 REGULAR = 0.1
 """Standard deviation of regular steps, months for example, as a share of their mean."""
 CALENDAR_STEPS = ("B", "MS", "ME", "QS", "QE", "YS", "YE")
-Source = str | Path | pd.DataFrame
+Source: TypeAlias = "str | Path | pd.DataFrame"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,7 +208,7 @@ def parse_dates(name: str, column: pd.Series, repairs: list[str]) -> pd.Datetime
     for pattern, arguments in DIGIT_DATES.items():
         if text.str.fullmatch(pattern).all():
             written = text.astype("int64") if "unit" in arguments else text
-            return pd.DatetimeIndex(pd.to_datetime(written, **arguments))  # type: ignore[call-overload]
+            return pd.DatetimeIndex(pd.to_datetime(written, **arguments))
     ways: list[dict[str, Any]] = [{}]
     if text.str.match(r"\d{1,2}[./-]\d{1,2}[./-]").all():
         ways = [{"dayfirst": False}, {"dayfirst": True}]
@@ -238,7 +238,7 @@ def _irregularity(dates: pd.DatetimeIndex) -> float:
 
 
 def _parsed(text: pd.Series, way: dict[str, Any]) -> pd.DatetimeIndex | None:
-    formats = ({}, {"format": "ISO8601"})
+    formats: tuple[dict[str, Any], ...] = ({}, {"format": "ISO8601"})
     for one in formats:
         try:
             with warnings.catch_warnings():

@@ -250,7 +250,8 @@ class Mean(NamedTuple):
 
 def means(rows: Sequence[Row], metric: str = "mse") -> dict[str, dict[str, Mean]]:
     """By setting and model, over the seeds at the chosen learning rate."""
-    rates, values = chosen_rates(rows), {}
+    rates = chosen_rates(rows)
+    values: dict[str, dict[str, list[float]]] = {}
     for row in rows:
         if row["learning_rate"] == rates.get((row["setting"], row["model"])):
             values.setdefault(row["setting"], {}).setdefault(row["model"], []).append(row[metric])

@@ -137,6 +137,8 @@ class StatisticalForecaster(nn.Module):
     """A model of statsforecast that is fitted to the past of each forecast, in original units."""
 
     is_slow: ClassVar[bool] = True
+    mean: Tensor
+    spread: Tensor
 
     def __init__(self, config: StatisticalConfig) -> None:
         super().__init__()
