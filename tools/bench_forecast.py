@@ -4,7 +4,7 @@
 
 The port has what the published code does in each step: a data set that cuts windows one by one in numpy and a loader
 that stacks them, a copy of every batch to the device, ProbSparse attention that gathers a copy of the sampled keys for
-every query, masks made anew, and a look at the loss after each step. Model, sizes and optimiser are the same in all.
+every query, new masks, and a look at the loss after each step. Model, sizes and optimiser are the same in all.
 
 Before the clock starts, the fused step is compared with the plain one: loss and gradients of one batch, and which
 queries ProbSparse's kernel chooses.
@@ -25,8 +25,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from recurrify.results import provenance, save_result
-from recurrify_papers.forecast.building import new_forecaster
-from recurrify_papers.forecast.calendar import time_features
+from recurrify_papers.forecast.candidates import new_network
 from recurrify_papers.forecast.data import Scaling, WindowedSeries, split_rows
 from recurrify_papers.forecast.reading import Series, read_series
 from recurrify_papers.forecast.settings import ForecastSettings
@@ -45,7 +44,6 @@ WAYS = {
 """Of a step: its speed, whether pointwise parts are fused, and whether ProbSparse's kernel chooses the queries."""
 STILL = 1e-30
 """A learning rate that leaves all weights where they are."""
-MOST_KERNELS = 40
 LARGEST_DIFFERENCE = {"bf16": 3e-2, "auto": 1e-2}
 """Between fused and plain gradients, of their size."""
 
@@ -81,8 +79,7 @@ class PortedWindows(Dataset[tuple[np.ndarray, ...]]):
 
     def __init__(self, data: WindowedSeries) -> None:
         rows = data.split.train_end
-        self.values = data.scaling.apply(data.series.values[:rows])
-        self.times = time_features(data.series.dates[:rows], data.series.step)
+        self.values, self.times = (part[:rows].cpu().numpy() for part in (data.values_TC, data.times_TF))
         self.past, self.horizon = data.past, data.horizon
 
     def __len__(self) -> int:
@@ -153,18 +150,6 @@ def seconds_of_a_step(run: Callable[[int], None], steps: int, rounds: int, devic
     return min(found)
 
 
-def kernels_of_a_step(run: Callable[[int], None], steps: int = 5) -> list[dict[str, Any]]:
-    """Where the time of a step goes on a GPU: the kernels that take most of it, to be called when all is captured."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
-        run(steps)
-        torch.cuda.synchronize()
-    found = [
-        {"kernel": event.key, "ms_per_step": event.self_device_time_total / 1000 / steps, "calls": event.count / steps}
-        for event in profiler.key_averages()
-    ]
-    return sorted(found, key=lambda kernel: -kernel["ms_per_step"])[:MOST_KERNELS]
-
-
 def check(settings: ForecastSettings, data: WindowedSeries) -> dict[str, float]:
     """How far fused and captured gradients lie from plain ones, of their size, and how many choices differ.
 
@@ -205,7 +190,7 @@ def _other_choices(settings: ForecastSettings, data: WindowedSeries) -> float:
 
 def _model(settings: ForecastSettings, data: WindowedSeries) -> nn.Module:
     torch.manual_seed(0)
-    return new_forecaster(settings, data.channels, data.times_TF.shape[1], data.series.step).to(settings.device)
+    return new_network(settings, data.channels, data.times_TF.shape[1]).to(settings.device)
 
 
 def _wait(device: str) -> None:
@@ -216,7 +201,8 @@ def _wait(device: str) -> None:
 def measure(base: ForecastSettings, series: Series, asked: argparse.Namespace) -> list[dict[str, Any]]:
     """The rows of one setting: the port and every way of ours, for Informer and RSA-Informer."""
     split = split_rows(series, "auto")
-    scaling = Scaling.of(series.values[: split.train_end])
+    scaling = Scaling.of(series, split.train_end)
+    assert base.past and base.horizon  # noqa: PT018
     data = WindowedSeries(series, split, scaling, base.past, base.horizon, base.device)
     steps_of_epoch = len(epoch_starts(data, base, 0))
     checked = check(base, data)
@@ -230,8 +216,6 @@ def measure(base: ForecastSettings, series: Series, asked: argparse.Namespace) -
             seconds = seconds_of_a_step(run, asked.steps, asked.rounds, base.device)
             row = {"past": base.past, "label": base.label, "horizon": base.horizon, "model": model, "way": way}
             rows.append(row | {"ms_per_step": 1000 * seconds, "s_per_epoch": steps_of_epoch * seconds} | checked)
-            if asked.profile and way == ways[-1]:
-                rows[-1]["kernels"] = kernels_of_a_step(run)
             times = f"{1000 * seconds:8.2f} ms a step {steps_of_epoch * seconds:8.2f} s an epoch"
             print(f"  {model:<13} {way:<21} {times}", flush=True)
     return rows
@@ -243,13 +227,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--precision", choices=["auto", "bf16"], default="auto")
-    parser.add_argument("--models", default="informer,rsa-informer", help="with commas between")
-    parser.add_argument(
-        "--lengths", help="only the settings with these pasts and horizons: 672/288, with commas between"
-    )
+    parser.add_argument("--models", default="informer,rsa-informer", help="comma-separated")
+    parser.add_argument("--lengths", help="only the settings with these pasts and horizons: 672/288, comma-separated")
     parser.add_argument("--steps", type=int, default=20, help="of one round")
     parser.add_argument("--rounds", type=int, default=2, help="the quickest one counts")
-    parser.add_argument("--profile", action="store_true", help="also tell which kernels the quickest way spends on")
     parser.add_argument("--port", action="store_true", help="measure the port too, which is slow")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     asked = parser.parse_args()

@@ -19,25 +19,28 @@ def daily_waves(rows: int, columns: int = 2, noise: float = 0.1, seed: int = 0) 
     return 5 * phases + sizes * np.sin(2 * np.pi * hours / 24 + phases) + noise * generator.normal(size=(rows, columns))
 
 
+def hourly(values: np.ndarray, start: str = "2020-01-01") -> pd.DataFrame:
+    dates = pd.date_range(start, periods=len(values), freq="h", name="date")
+    return pd.DataFrame(values, columns=[chr(97 + index) for index in range(values.shape[1])], index=dates)
+
+
 @pytest.fixture(scope="session")
 def wave_series() -> Series:
-    dates = pd.date_range("2020-01-01", periods=240, freq="h")
-    return Series("waves", dates, daily_waves(240), ("a", "b"), "h", (), "0")
+    frame = hourly(daily_waves(240))
+    return Series(
+        name="waves", dates=pd.DatetimeIndex(frame.index), values=frame.to_numpy(), columns=("a", "b"), frequency="h"
+    )
 
 
 @pytest.fixture
 def write_csv(tmp_path: Path) -> WriteCsv:
-    """A CSV from dates and columns, or from text."""
+    """A CSV from text, or of waves with other columns."""
 
     def write(text: str | None = None, name: str = "some.csv", rows: int = 400, **columns: object) -> Path:
         path = tmp_path / name
-        if text is None:
-            values = daily_waves(rows)
-            table = pd.DataFrame(values, columns=["a", "b"], index=pd.date_range("2020-01-01", periods=rows, freq="h"))
-            for column, content in columns.items():
-                table[column] = content
-            text = table.to_csv(index_label="date")
-        path.write_text(text, encoding="utf-8")
+        path.write_text(
+            hourly(daily_waves(rows)).assign(**columns).to_csv() if text is None else text, encoding="utf-8"
+        )
         return path
 
     return write

@@ -1,14 +1,14 @@
-"""Training steps as one CUDA graph, with compiled parts inside: on a GPU, the steps that plain ones are."""
+"""Training steps captured as one CUDA graph, with compiled parts inside, equal plain steps."""
 
 from dataclasses import replace
 
 import pytest
 import torch
 
-from recurrify_papers.forecast.building import new_forecaster
+from recurrify_papers.forecast.candidates import new_network
 from recurrify_papers.forecast.data import Scaling, Split, WindowedSeries
 from recurrify_papers.forecast.settings import ForecastSettings
-from recurrify_papers.forecast.training import STEPS_BEFORE_CAPTURE, Step, epoch_starts, fit
+from recurrify_papers.forecast.training import STEPS_BEFORE_CAPTURE, Step, Training, epoch_starts
 from recurrify_papers.models.informer import Activation, AddAndNorm
 
 # The compiler's tracer looks at the states' gradient; torch itself hides this warning where warnings are not errors.
@@ -24,12 +24,12 @@ STILL = 1e-30
 
 
 def windows(series, device: str) -> WindowedSeries:
-    return WindowedSeries(series, Split(120, 180, 240), Scaling.of(series.values[:120]), 30, 6, device)
+    return WindowedSeries(series, Split(120, 180, 240), Scaling.of(series, 120), 30, 6, device)
 
 
 def new_step(data: WindowedSeries, settings: ForecastSettings, fused: bool = True) -> Step:
     torch.manual_seed(0)
-    model = new_forecaster(settings, 2, data.times_TF.shape[1], data.series.step).to(settings.device)
+    model = new_network(settings, 2, data.times_TF.shape[1]).to(settings.device)
     return Step(model.train(), data, settings, fused)
 
 
@@ -45,7 +45,7 @@ def test_only_captured_steps_are_fused(wave_series):
 
 @pytest.mark.gpu
 @needs_gpu
-def test_a_captured_graph_takes_the_ordinary_steps(wave_series):
+def test_captured_graph_takes_the_plain_steps(wave_series):
     """To the same weights, and fused to the same losses: weights whose gradient is all rounding, as that of the keys'
     bias, Adam moves by chance."""
     data = windows(wave_series, "cuda")
@@ -64,15 +64,16 @@ def test_a_captured_graph_takes_the_ordinary_steps(wave_series):
 
 @pytest.mark.gpu
 @needs_gpu
-def test_a_captured_run_that_goes_on_is_the_run_that_never_stopped(wave_series, tmp_path):
+def test_resumed_captured_run_equals_an_uninterrupted_one(wave_series, tmp_path):
     """With dropout and a choice of queries, random numbers of both kinds; not to the bit, for sums on a GPU vary."""
     data = windows(wave_series, "cuda")
     settings = replace(SETTINGS, model="rsa-informer", dropout=0.1, precision="bf16", learning_rate=1e-4)
     losses = []
     for epochs, folder in ((3, None), (1, tmp_path), (3, tmp_path)):
         torch.manual_seed(0)
-        model = new_forecaster(settings, 2, data.times_TF.shape[1], data.series.step).cuda()
-        losses.append([one["train_mse"] for one in fit(model, data, replace(settings, epochs=epochs), folder).history])
+        model = new_network(settings, 2, data.times_TF.shape[1]).cuda()
+        progress = Training(model, data, replace(settings, epochs=epochs), folder).run()
+        losses.append([one["train_mse"] for one in progress.history])
     assert losses[2] == pytest.approx(losses[0], rel=1e-2)
 
 
@@ -80,7 +81,7 @@ def test_a_captured_run_that_goes_on_is_the_run_that_never_stopped(wave_series, 
 @needs_gpu
 @pytest.mark.parametrize("mix", [False, True], ids=["by row", "mixed"])
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 2e-3), ("bf16", 0.15)])
-def test_a_fused_and_captured_step_is_the_plain_one(precision, tolerance, mix, wave_series):
+def test_fused_and_captured_step_equals_the_plain_one(precision, tolerance, mix, wave_series):
     """Loss and every gradient, at weights that stay where they are; full attention, for a choice has no tolerance."""
     data = windows(wave_series, "cuda")
     settings = replace(SETTINGS, precision=precision, mix=mix, learning_rate=STILL)
@@ -104,7 +105,7 @@ def test_a_fused_and_captured_step_is_the_plain_one(precision, tolerance, mix, w
 @pytest.mark.gpu
 @needs_gpu
 @pytest.mark.parametrize("model", ["rsa-informer", "transformer"])
-def test_every_replay_drops_anew_and_the_same_seed_drops_alike(model, wave_series):
+def test_every_replay_drops_other_elements_and_a_seed_repeats_them(model, wave_series):
     data = windows(wave_series, "cuda")
     settings = replace(SETTINGS, model=model, dropout=0.2, learning_rate=STILL, precision="bf16")
     step, starts_B = new_step(data, settings), epoch_starts(data, settings, 0)[0]

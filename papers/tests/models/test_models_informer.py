@@ -1,4 +1,4 @@
-"""Informer and RSA-Informer: a naive ProbSparse, recurrence on the right rows, and the mistakes of others."""
+"""Informer and RSA-Informer equal naive versions; mistakes of other implementations are tested."""
 
 import math
 from dataclasses import asdict, replace
@@ -71,7 +71,7 @@ def naive_prob_sparse(query: Tensor, key: Tensor, value: Tensor, sample: Tensor,
 
 
 @BOTH_WAYS
-def test_prob_sparse_is_the_naive_one_with_its_gradients(causal):
+def test_prob_sparse_equals_the_naive_version_and_its_gradients(causal):
     tensors = heads()
     sample = sample_keys(11, 11, 2, torch.device("cpu"), training=True)
     fast, chosen = prob_sparse_attention(*tensors, sample, causal=causal, factor=2)
@@ -88,7 +88,7 @@ def test_prob_sparse_is_the_naive_one_with_its_gradients(causal):
 
 
 @BOTH_WAYS
-def test_with_every_query_chosen_it_is_full_attention(causal):
+def test_prob_sparse_with_all_queries_is_full_attention(causal):
     query, key, value = heads(rows=5)
     sample = sample_keys(5, 5, 9, torch.device("cpu"), training=True)
     attended, _ = prob_sparse_attention(query, key, value, sample, causal=causal, factor=9)
@@ -102,7 +102,7 @@ def test_sparse_counts_are_the_published_ones():
 
 @BOTH_WAYS
 @pytest.mark.parametrize("selected", [False, True], ids=["all", "selected"])
-def test_the_rows_of_the_recurrence_are_those_of_the_queries(causal, selected):
+def test_recurrence_uses_the_rows_of_the_queries(causal, selected):
     """The failed reproduction took the first rows of P for whatever queries were chosen."""
     encoding = RecurrenceEncoding(RSA).double()
     attended, _, value = heads()
@@ -144,7 +144,7 @@ def naive_self_attention(attention: SelfAttention, hidden: Tensor) -> Tensor:
 @pytest.mark.parametrize("mix", [False, True], ids=["by row", "mixed"])
 @pytest.mark.parametrize("rsa", [None, RSA], ids=["plain", "rsa"])
 @pytest.mark.parametrize("attention", ["prob", "full"])
-def test_the_decoders_self_attention_is_the_naive_one_with_its_gradients(attention, rsa, mix):
+def test_decoder_self_attention_equals_the_naive_version_and_its_gradients(attention, rsa, mix):
     module = SelfAttention(replace(PLAIN, attention=attention, rsa=rsa, mix=mix), causal=True).double().eval()
     hidden = torch.randn(2, 11, 12, dtype=torch.float64, requires_grad=True)
     found, expected = module(hidden), naive_self_attention(module, hidden)
@@ -159,7 +159,7 @@ def test_the_decoders_self_attention_is_the_naive_one_with_its_gradients(attenti
 
 
 @pytest.mark.parametrize("attention", ["prob", "full"])
-def test_nothing_but_the_decoders_self_attention_is_mixed(attention):
+def test_only_decoder_self_attention_is_mixed(attention):
     plain = Informer(replace(PLAIN, attention=attention, rsa=RSA)).double().eval()
     mixed = Informer(replace(plain.config, mix=True)).double().eval()
     mixed.load_state_dict(plain.state_dict())
@@ -197,7 +197,7 @@ WAVE = {"cosine": math.cos, "sine": math.sin}
 @BOTH_WAYS
 @pytest.mark.parametrize("kind", ["regular", "cosine", "sine"])
 @pytest.mark.parametrize("dilation", [1, 3])
-def test_each_kind_of_head_in_the_model_weighs_as_written(causal, kind, dilation):
+def test_each_kind_of_head_has_the_published_weights(causal, kind, dilation):
     """No squared waves, no lost γ, no identity taken off, weight 0 where the dilation does not divide; both ways in the
     encoder, the past alone in the decoder."""
     place = ("regular", "cosine", "sine").index(kind) + (3 if dilation > 1 else 0)
@@ -214,7 +214,7 @@ def test_each_kind_of_head_in_the_model_weighs_as_written(causal, kind, dilation
             assert found[i, j].item() == pytest.approx(expected, abs=1e-9), (i, j)
 
 
-def test_dilations_go_to_the_heads_in_their_order():
+def test_dilations_are_assigned_in_order():
     model = Informer(replace(PLAIN, rsa=RSA))
     for encoding in model.recurrence_encodings().values():
         assert [(head.kind, head.dilation) for head in encoding.plan[3:]] == [
@@ -225,7 +225,7 @@ def test_dilations_go_to_the_heads_in_their_order():
 
 
 @EVERY
-def test_every_parameter_is_saved_and_learns(config):
+def test_every_parameter_is_saved_and_gets_a_gradient(config):
     model = Informer(config).double()
     model(*inputs()).square().sum().backward()
     still = [name for name, parameter in model.named_parameters() if parameter.grad is None or not parameter.grad.any()]
@@ -236,7 +236,7 @@ def test_every_parameter_is_saved_and_learns(config):
 
 
 @EVERY
-def test_a_forecast_does_not_hang_on_its_batch(config):
+def test_forecast_does_not_depend_on_the_batch(config):
     model = Informer(config).double().eval()
     past, past_time, future_time = inputs(3)
     together = model(past, past_time, future_time)
@@ -246,7 +246,7 @@ def test_a_forecast_does_not_hang_on_its_batch(config):
 
 
 @pytest.mark.parametrize("attention", ["prob", "full"])
-def test_a_closed_gate_is_informer_itself(attention):
+def test_closed_gate_is_informer(attention):
     plain = replace(PLAIN, attention=attention)
     informer = Informer(plain).double().eval()
     recurrent = Informer(replace(plain, rsa=replace(RSA, gate_start=-800.0))).double().eval()
@@ -256,7 +256,7 @@ def test_a_closed_gate_is_informer_itself(attention):
     torch.testing.assert_close(recurrent(*inputs()), informer(*inputs()))
 
 
-def test_the_decoder_never_looks_ahead_of_its_own_rows():
+def test_decoder_is_causal():
     """Changing the calendar of the last row to forecast changes that row alone; full attention, for ProbSparse chooses
     its queries together, as published."""
     model = Informer(replace(PLAIN, attention="full", rsa=RSA)).double().eval()
@@ -271,7 +271,7 @@ def test_the_decoder_never_looks_ahead_of_its_own_rows():
     assert not torch.allclose(before[:, -1], after[:, -1])
 
 
-def test_the_embedding_is_a_circular_convolution_of_values_and_a_map_of_the_calendar():
+def test_embedding_is_a_circular_convolution_and_a_linear_map():
     embedding = Embedding(PLAIN).double().eval()
     values, times, _ = inputs()
     convolved = embedding.values(values.transpose(1, 2)).transpose(1, 2)
@@ -279,7 +279,7 @@ def test_the_embedding_is_a_circular_convolution_of_values_and_a_map_of_the_cale
     torch.testing.assert_close(embedding(values, times), expected)
 
 
-def test_with_one_seed_recurrence_is_all_that_tells_twins_apart():
+def test_same_seed_gives_the_same_weights_with_and_without_recurrence():
     starts = []
     for config in (PLAIN, MODELS["rsa"]):
         torch.manual_seed(3)
@@ -297,30 +297,30 @@ def test_distilling_halves_the_sequence():
     assert Informer(PLAIN).double().encode(past, past_time).shape[1] == 14
 
 
-def test_recurrence_costs_its_parameters_and_no_more():
+def test_recurrence_adds_only_its_parameters():
     sizes = [sum(p.numel() for p in Informer(config).parameters()) for config in (PLAIN, replace(PLAIN, rsa=RSA))]
     # In each of three self-attentions: the gate, two η, and two pairs of ν and θ.
     assert sizes[1] - sizes[0] == 3 * (1 + 2 + 4)
 
 
-def test_a_configuration_comes_back_from_plain_types():
+def test_configuration_is_restored_from_plain_types():
     config = replace(PLAIN, rsa=RSA, mix=True)
     assert InformerConfig(**asdict(config)) == config
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "message"),
     [
         ({"width": 13}, "`width`"),
         ({"label": 15}, "`label`"),
         ({"attention": "some"}, "`attention`"),
         ({"dropout": 1.0}, "`dropout`"),
         ({"horizon": 0}, "`horizon`"),
-        ({"recurrence_rows": "selected", "attention": "full"}, "selects nothing"),
-        ({"rsa": RSAConfig(heads=4, counts=(1, 0, 0, 0, 0, 0))}, "the heads of `rsa`"),
+        ({"recurrence_rows": "selected", "attention": "full"}, "selects no rows"),
+        ({"rsa": RSAConfig(heads=4, counts=(1, 0, 0, 0, 0, 0))}, "The heads of `rsa`"),
     ],
     ids=["width", "label", "attention", "dropout", "horizon", "rows", "heads"],
 )
-def test_bad_configurations_are_refused(wrong, told):
-    with pytest.raises(UserError, match=told):
+def test_invalid_configurations_raise(wrong, message):
+    with pytest.raises(UserError, match=message):
         replace(PLAIN, **wrong)

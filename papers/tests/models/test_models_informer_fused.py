@@ -1,4 +1,4 @@
-"""Informer's pointwise parts in one kernel each, and ProbSparse's kernel: they compute what the plain ones do."""
+"""Informer's fused pointwise parts and the ProbSparse kernel equal plain PyTorch."""
 
 import os
 import shutil
@@ -60,7 +60,7 @@ def loss_and_gradients(model: Informer, dtype: torch.dtype) -> list[Tensor]:
 @pytest.mark.usefixtures("uncompiled")
 @pytest.mark.parametrize("dropout", [0.0, 0.25])
 @pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
-def test_the_fused_parts_compute_what_the_plain_ones_do(config, dropout):
+def test_fused_parts_equal_plain_parts(config, dropout):
     model = Informer(replace(config, dropout=dropout)).double().train()
     plain = loss_and_gradients(model, torch.float64)
     model.fuse()
@@ -70,7 +70,7 @@ def test_the_fused_parts_compute_what_the_plain_ones_do(config, dropout):
 
 
 @pytest.mark.usefixtures("uncompiled")
-def test_only_training_takes_the_fused_parts(monkeypatch):
+def test_only_training_uses_fused_parts(monkeypatch):
     taken = []
     for part in ("activate", "add_and_norm"):
         original = getattr(informer, part)
@@ -88,7 +88,7 @@ def test_only_training_takes_the_fused_parts(monkeypatch):
     assert taken.count("add_and_norm") == 2 * layers + CONFIG.decoder_layers  # the look at the encoder has its own
 
 
-def test_a_norm_is_computed_in_32_bits_and_rounded_once():
+def test_norm_is_computed_in_32_bits_and_rounded_once():
     hidden, part = 100 + torch.randn(50, 64), torch.randn(50, 64)
     weight, bias = torch.rand(64) + 0.5, torch.randn(64)
     inputs = hidden.bfloat16(), part.bfloat16()
@@ -104,7 +104,7 @@ def test_a_norm_is_computed_in_32_bits_and_rounded_once():
 
 
 @pytest.mark.usefixtures("uncompiled")
-def test_states_in_16_bits_cost_no_more_than_autocast_does():
+def test_states_in_16_bits_are_as_exact_as_autocast():
     model = Informer(replace(CONFIG, dropout=0.0, attention="full", encoder_layers=4, width=64)).train()
     exact = loss_and_gradients(model, torch.float32)
     errors = []
@@ -119,7 +119,7 @@ def test_states_in_16_bits_cost_no_more_than_autocast_does():
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler on a CPU")
-def test_compiled_once_for_any_number_of_rows():
+def test_parts_are_compiled_once_for_any_number_of_rows():
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     norm, plain = (AddAndNorm(replace(CONFIG, dropout=0.0)) for _ in range(2))
@@ -149,15 +149,15 @@ def assert_drops(bend: Activation, hidden: Tensor) -> Tensor:
 
 
 @needs_triton
-def test_the_kernel_equals_the_plain_way_in_the_interpreter():
-    """In a process of its own: Triton chooses its interpreter once, when it is imported."""
+def test_kernel_equals_plain_pytorch_in_the_interpreter():
+    """In its own process: Triton selects its interpreter when it is imported."""
     environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, str(CHECKS)], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
 class OnCuda:
-    """Stands in for queries on a GPU."""
+    """Looks like queries on a GPU."""
 
     is_cuda = True
 
@@ -180,7 +180,7 @@ class OnCuda:
     ],
     ids=["usual", "narrow", "too narrow", "no power of two", "64 bits", "too many samples"],
 )
-def test_the_kernel_leaves_the_rest_to_plain_pytorch(width, dtype, samples, runs, monkeypatch):
+def test_kernel_is_used_for_supported_inputs_only(width, dtype, samples, runs, monkeypatch):
     monkeypatch.setattr(prob_sparse, "TRITON_INSTALLED", True)
     sample = torch.zeros(96, samples, dtype=torch.long)
     assert prob_sparse.kernel_runs(OnCuda(width, dtype), sample) == runs
@@ -197,7 +197,7 @@ def test_the_kernel_leaves_the_rest_to_plain_pytorch(width, dtype, samples, runs
 @needs_gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize(("queries", "keys", "width"), [(672, 672, 64), (336, 168, 64), (33, 130, 16), (70, 70, 128)])
-def test_the_kernel_equals_the_plain_way_on_a_gpu(queries, keys, width, dtype):
+def test_kernel_equals_plain_pytorch_on_a_gpu(queries, keys, width, dtype):
     import prob_sparse_checks as checks  # imports Triton
 
     usual = torch.get_float32_matmul_precision()
@@ -242,7 +242,7 @@ def test_every_replay_of_a_captured_part_drops_other_elements(part, dtype):
 
 @pytest.mark.gpu
 @needs_gpu
-def test_sums_so_far_lose_nothing_in_16_bits():
+def test_cumulative_sums_are_exact_in_16_bits():
     values = (100 + torch.randn(2, 3, 576, 64, device="cuda")).bfloat16().requires_grad_()
     factor = torch.randn(2, 3, 576, 64, device="cuda")
     found = prob_sparse.sums_so_far(values)
@@ -255,7 +255,7 @@ def test_sums_so_far_lose_nothing_in_16_bits():
 @pytest.mark.gpu
 @needs_triton
 @needs_gpu
-def test_the_compiled_parts_equal_the_plain_ones_on_a_gpu():
+def test_compiled_parts_equal_plain_parts_on_a_gpu():
     for rows, dtype, tolerance in ((96, torch.float32, 1e-4), (40, torch.float32, 1e-4), (96, torch.bfloat16, 2e-2)):
         hidden, part = (torch.randn(4 * rows, 512, device="cuda", dtype=dtype).requires_grad_() for _ in range(2))
         weight, bias = (torch.randn(512, device="cuda").requires_grad_() for _ in range(2))

@@ -1,22 +1,32 @@
-"""Forecasting of time series: a CSV in, a trained forecaster, its scores and its forecasts out."""
+"""Forecasting of time series: a CSV or DataFrame in; a chosen model, its scores and its forecasts out.
 
-from recurrify_papers.forecast.prediction import forecast_beyond
-from recurrify_papers.forecast.reading import Series, read_series
-from recurrify_papers.forecast.running import train_forecaster, train_run
-from recurrify_papers.forecast.saving import Forecaster, load_forecaster, save_forecaster
-from recurrify_papers.forecast.scoring import evaluate_run
+Names are imported when they are first used: torch and pandas take seconds, which `--help` should not.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from recurrify_papers.forecast.settings import MODELS, ForecastSettings
 
+if TYPE_CHECKING:
+    from recurrify_papers.forecast.forecaster import Forecaster, load_trained, save_trained
+    from recurrify_papers.forecast.reading import Layout, Series, read_series
+
+_HOMES = {"forecaster": ("Forecaster", "load_trained", "save_trained"), "reading": ("Layout", "Series", "read_series")}
 __all__ = [
     "MODELS",
     "ForecastSettings",
     "Forecaster",
+    "Layout",
     "Series",
-    "evaluate_run",
-    "forecast_beyond",
-    "load_forecaster",
+    "load_trained",
     "read_series",
-    "save_forecaster",
-    "train_forecaster",
-    "train_run",
+    "save_trained",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{home}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

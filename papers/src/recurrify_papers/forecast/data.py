@@ -1,11 +1,11 @@
-"""Split, scaled and cut into windows, all on the device: a batch is one look-up by index.
+"""Split, scale and cut a series into windows on the device: a batch is one look-up by index.
 
-Shapes: T rows of the file, C channels, F time features, B batch, L rows of past, P rows to forecast.
+Shapes: T rows of the file, C columns, F time features, B batch, L rows of past, P rows to forecast.
 """
 
+import copy
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -14,20 +14,49 @@ import torch
 from torch import Tensor
 
 from recurrify.errors import UserError
-from recurrify_papers.forecast.calendar import time_features
-from recurrify_papers.forecast.numerals import is_constant
 from recurrify_papers.forecast.reading import Series
 
 Part = Literal["train", "valid", "test"]
 ETT_COLUMNS = {"HUFL", "HULL", "MUFL", "MULL", "LUFL", "LULL", "OT"}
-ETT_SPLIT = "12/4/4 months"
 ETT_STEPS = (pd.Timedelta(hours=1), pd.Timedelta(minutes=15))
-USUAL_SPLIT = "0.7/0.1/0.2"
-MONTH, SHORTEST_MONTH = pd.Timedelta(days=30), pd.Timedelta(days=28)
-MOST_MONTHS = 12_000
-"""Of a split: dates end somewhere."""
+ETT_SPLIT, LONG_SPLIT, SHORT_SPLIT = "12/4/4 months", "0.7/0.1/0.2", "0.6/0.2/0.2"
+LONG = 1000
+"""Rows from which 10 % are enough for validation."""
+MINUTE, HOUR, DAY, WEEK, MONTH = (pd.Timedelta(one) for one in ("1min", "1h", "1D", "7D", "28D"))
+LONGEST_DEFAULT = 96
+"""Rows of a forecast by default."""
 LARGEST_SCALED = 1e15
-"""Errors are squared and added up in float32, which ends near 3e38."""
+"""Errors are squared and summed in float32, which ends near 3e38."""
+
+
+def time_features(dates: pd.DatetimeIndex, step: pd.Timedelta) -> np.ndarray:
+    """(T, F): position in minute, hour, day, week, month and year, from -0.5 to 0.5; only what varies at this step."""
+    finest_first = [
+        (step < MINUTE, dates.second / 59),
+        (step < HOUR, dates.minute / 59),
+        (step < DAY, dates.hour / 23),
+        (step < WEEK, dates.day_of_week / 6),
+        (step < MONTH, (dates.day - 1) / 30),
+        (step < MONTH, (dates.day_of_year - 1) / 365),
+        (step >= MONTH, (dates.month - 1) / 11),
+    ]
+    return np.stack([np.asarray(values, dtype=np.float32) - 0.5 for wanted, values in finest_first if wanted], axis=1)
+
+
+def usual_season(series: Series) -> int:
+    """Steps after which such data usually repeats: a day, for days a week, for longer steps a year; 1 is none."""
+    if series.frequency == "B":
+        return 5
+    step = series.step
+    length = DAY if step < DAY else WEEK if step < WEEK else pd.Timedelta(days=365)
+    return max(1, round(length / step))
+
+
+def default_horizon(series: Series) -> int:
+    """A day for steps below a day, two weeks for days, a quarter for weeks, a year for months."""
+    season = usual_season(series)
+    wanted = {5: 10, 7: 14, 52: 13, 1: 4, 4: 8}.get(season, min(season, LONGEST_DEFAULT))
+    return max(1, min(wanted, len(series.dates) // 12))
 
 
 class Split(NamedTuple):
@@ -39,13 +68,14 @@ class Split(NamedTuple):
 
 
 def split_rows(series: Series, split: str) -> Split:
-    """`auto`, `12/4/4 months` (of 30 days, as published for ETT) or shares such as `0.7/0.1/0.2`.
+    """`auto`, months of 30 days such as `12/4/4 months`, or shares such as `0.7/0.1/0.2`.
 
-    `auto` is the published split: months for a file with all columns and the step of ETT, and shares for all others.
+    `auto` is the published split of ETT for files with its columns and step, otherwise shares.
     """
-    if split == "auto":
-        split = ETT_SPLIT if _is_ett(series) else USUAL_SPLIT
     rows = len(series.dates)
+    if split == "auto":
+        is_ett = set(series.file_columns) >= ETT_COLUMNS and series.step in ETT_STEPS
+        split = ETT_SPLIT if is_ett else LONG_SPLIT if rows >= LONG else SHORT_SPLIT
     parts, _, unit = split.partition(" ")
     try:
         sizes = [float(part) for part in parts.split("/")]
@@ -53,101 +83,57 @@ def split_rows(series: Series, split: str) -> Split:
         sizes = []
     if len(sizes) != 3 or not all(0 < size < math.inf for size in sizes) or unit not in ("", "months"):
         raise UserError(f"`split` must be like 12/4/4 months, or shares like 0.7/0.1/0.2, or auto: got {split!r}.")
-    if unit == "months":
-        return _by_months(series, split, sizes)
-    if abs(sum(sizes) - 1) > 1e-6:
-        raise UserError(f"the shares of `split` must add up to 1: got {split!r}.")
-    train_end, test = int(rows * sizes[0]), int(rows * sizes[2])
-    return Split(train_end, rows - test, rows)
-
-
-def _by_months(series: Series, split: str, sizes: Sequence[float]) -> Split:
-    """Months have 30 days, as published; where steps are months themselves, as many days as they have."""
-    first, last = series.dates[0], series.dates[-1]
-    counts = [math.fsum(sizes[:count]) for count in (1, 2, 3)]
-    if max(counts) > MOST_MONTHS:
-        raise UserError(f"`split` must have at most {MOST_MONTHS:,} months: got {split!r}.")
-    if series.step < SHORTEST_MONTH:
-        ends = [first + count * MONTH for count in counts]
-    elif all(count == int(count) for count in counts):
-        ends = [first + pd.DateOffset(months=int(count)) for count in counts]
-    else:
-        raise UserError(f"`split` must have whole months where {series.name} has steps of months: got {split!r}.")
-    if ends[2] > last + series.step:
-        raise UserError(
-            f"{series.name} is too short for {split!r}: it ends with {last}, before {ends[2]}; "
-            f"train with shares, --split {USUAL_SPLIT}."
-        )
-    return Split(*(int(series.dates.searchsorted(end)) for end in ends))
-
-
-def _is_ett(series: Series) -> bool:
-    return set(series.file_columns or series.columns) >= ETT_COLUMNS and series.step in ETT_STEPS
+    if not unit:
+        if abs(sum(sizes) - 1) > 1e-6:
+            raise UserError(f"The shares of `split` must add up to 1: got {split!r}.")
+        return Split(int(rows * sizes[0]), rows - int(rows * sizes[2]), rows)
+    days = np.cumsum(sizes) * 30
+    available = (series.dates[-1] + series.step - series.dates[0]) / DAY
+    if days[-1] > available:
+        raise UserError(f"{series.name} has {available:,.0f} days, too few for {split!r}: use shares like 0.7/0.1/0.2.")
+    ends = [int(series.dates.searchsorted(series.dates[0] + pd.Timedelta(days=float(count)))) for count in days]
+    return Split(*ends)
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """From original units to mean 0 and spread 1, by the training rows alone."""
+    """From original units to mean 0 and standard deviation 1, by the training rows alone."""
 
     mean: np.ndarray
     """(C,)."""
     spread: np.ndarray
     """(C,); 1 for a column that is constant in training."""
+    known_mean: np.ndarray
+    """(K,): of the known covariates."""
+    known_spread: np.ndarray
 
     @classmethod
-    def of(cls, values: np.ndarray) -> "Scaling":
-        with np.errstate(over="ignore", invalid="ignore"):  # `scaled_values` refuses what is not finite
-            return cls(values.mean(axis=0), np.where(is_constant(values), 1.0, values.std(axis=0)))
+    def of(cls, series: Series, rows: int) -> "Scaling":
+        """By the first `rows` rows."""
+        known = series.known.reindex(series.dates[:rows]).to_numpy(dtype=float)
+        return cls(*_moments(series.values[:rows]), *_moments(known))
 
-    def apply(self, values: np.ndarray) -> np.ndarray:
-        return (values - self.mean) / self.spread
+    def apply(self, series: Series) -> np.ndarray:
+        """Raises `UserError` if a value is too large for float32 arithmetic."""
+        with np.errstate(all="ignore"):
+            scaled = (series.values - self.mean) / self.spread
+            usable = ((np.abs(scaled) <= LARGEST_SCALED) & np.isfinite(self.spread)).all(axis=0)
+        if not usable.all():
+            column = series.columns[int(np.argmin(usable))]
+            raise UserError(f"The column {column!r} of {series.name} has values too large to forecast: correct them.")
+        return scaled
 
     def undo(self, scaled: np.ndarray) -> np.ndarray:
         return scaled * self.spread + self.mean
 
 
-def scaled_values(series: Series, scaling: Scaling, rows: slice) -> np.ndarray:
-    """Rows of a series, scaled; numbers too large to be reckoned with are refused."""
-    with np.errstate(all="ignore"):
-        scaled = scaling.apply(series.values[rows])
-        # False for what is not a number, too; an infinite spread would make all of its column 0.
-        usable = (np.abs(scaled) <= LARGEST_SCALED) & np.isfinite(scaling.spread)
-    if not usable.all():
-        column = np.argwhere(~usable)[0, 1]
-        worst = np.abs(series.values[rows][:, column]).argmax()
-        raise UserError(
-            f"The column {series.columns[column]!r} of {series.name} holds numbers too large for a forecast, such as "
-            f"{series.values[rows][worst, column]:g} at {series.dates[rows][worst]}: mend them, or choose other "
-            "columns with --columns."
-        )
-    return scaled
-
-
-def constant_columns(series: Series, rows: int) -> list[str]:
-    """Columns that are constant in the first `rows` rows."""
-    constant = is_constant(series.values[:rows])
-    return [name for name, one in zip(series.columns, constant, strict=True) if one]
-
-
-def choose_target(series: Series, target: str | None) -> str:
-    """The column of univariate forecasts and of plots, unless one is named: `Series.default_target`."""
-    if target is None:
-        return series.default_target
-    if target not in series.columns:
-        raise UserError(
-            f"`target` must be a column of numbers: got {target!r}, {series.name} has {', '.join(series.columns)}."
-        )
-    return target
-
-
-def only_column(series: Series, name: str) -> Series:
-    index = series.columns.index(name)
-    return replace(series, values=series.values[:, index : index + 1], columns=(name,))
+def _moments(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    with np.errstate(over="ignore", invalid="ignore"):
+        spread = values.std(axis=0)
+        return values.mean(axis=0), np.where((np.ptp(values, axis=0) == 0) | (spread == 0), 1.0, spread)
 
 
 class Batch(NamedTuple):
-    """What a forecaster is given, and what it should say."""
-
     past: Tensor
     """(B, L, C)."""
     past_time: Tensor
@@ -162,7 +148,7 @@ class WindowedSeries:
     """A scaled series on a device, and the windows of each part.
 
     A window belongs to the part in which all of its forecast lies; its past may reach back into the part before, as in
-    the published set-up. The parts that are `needed` must hold a window at least.
+    the published set-up.
     """
 
     def __init__(
@@ -173,46 +159,67 @@ class WindowedSeries:
         past: int,
         horizon: int,
         device: torch.device | str = "cpu",
-        needed: Sequence[Part] = ("train", "valid", "test"),
     ) -> None:
         self.series, self.split, self.scaling = series, split, scaling
         self.past, self.horizon = past, horizon
-        scaled = scaled_values(series, scaling, slice(split.test_end))
-        self.values_TC = torch.tensor(scaled, dtype=torch.float32, device=device)
-        times = time_features(series.dates[: split.test_end], series.step)
-        self.times_TF = torch.tensor(times, dtype=torch.float32, device=device)
+        self.values_TC = torch.tensor(scaling.apply(series), dtype=torch.float32, device=device)
+        self.times_TF = torch.tensor(all_times(series, series.dates, scaling), device=device)
         self.offsets = torch.arange(past + horizon, device=device)
-        for part in needed:
-            if len(self._starts(part)) < 1:
-                way_out = ", a shorter --past or --horizon, or another --split" if "train" in needed else ""
-                raise UserError(
-                    f"The {part} part of {series.name} is too short: it has {self._rows(part)} rows, a window takes "
-                    f"{past + horizon if part == 'train' else horizon}; give a longer file{way_out}."
-                )
+
+    def with_past(self, past: int) -> "WindowedSeries":
+        """The same series in windows with another past; the forecasts of validation and test stay at the same rows."""
+        other = copy.copy(self)
+        other.past, other.offsets = past, torch.arange(past + self.horizon, device=self.offsets.device)
+        return other
+
+    def check(self, part: Part) -> None:
+        """Raise `UserError` if a part has no window."""
+        if not len(self._starts(part)):
+            first, end = self._bounds(part)
+            raise UserError(
+                f"The {part} part of {self.series.name} is too short: {max(0, end - first)} rows, and a window takes "
+                f"{self.past + self.horizon if part == 'train' else self.horizon}; use a longer file, a shorter --past "
+                "or --horizon, or another --split."
+            )
 
     @property
     def channels(self) -> int:
         return self.values_TC.shape[1]
 
-    def _bounds(self, part: str) -> tuple[int, int]:
+    @property
+    def train_values(self) -> np.ndarray:
+        return self.series.values[: self.split.train_end]
+
+    def _bounds(self, part: Part) -> tuple[int, int]:
         train_end, valid_end, test_end = self.split
         return {"train": (0, train_end), "valid": (train_end, valid_end), "test": (valid_end, test_end)}[part]
 
-    def _rows(self, part: str) -> int:
-        first, end = self._bounds(part)
-        return max(0, end - first)
-
-    def _starts(self, part: str) -> range:
+    def _starts(self, part: Part) -> range:
         first, end = self._bounds(part)
         first_start = first if part == "train" else first - self.past
         return range(max(0, first_start), end - self.past - self.horizon + 1)
 
-    def starts(self, part: Part) -> Tensor:
-        """The first row of every window of a part, in the order of time."""
+    def starts(self, part: Part, most: int | None = None) -> Tensor:
+        """The first row of every window of a part in order of time, or of `most` windows spread evenly over it."""
         found = self._starts(part)
-        return torch.arange(found.start, found.stop, device=self.offsets.device)
+        starts = torch.arange(found.start, max(found.start, found.stop), device=self.offsets.device)
+        if most is None or most >= len(starts):
+            return starts
+        return starts[torch.linspace(0, len(starts) - 1, most, dtype=torch.float64).round().long().to(starts.device)]
 
     def batch(self, starts_B: Tensor) -> Batch:
         rows = starts_B[:, None] + self.offsets
         values, times = self.values_TC[rows], self.times_TF[rows]
         return Batch(values[:, : self.past], times[:, : self.past], values[:, self.past :], times[:, self.past :])
+
+
+def all_times(series: Series, dates: pd.DatetimeIndex, scaling: Scaling) -> np.ndarray:
+    """(T, F): time features, then the scaled known covariates."""
+    times = time_features(dates, series.step)
+    if not len(series.known.columns):
+        return times
+    missing = dates.difference(series.known.index)
+    if len(missing):
+        raise UserError(f"{series.name} needs its known covariates up to {dates[-1]}: add rows from {missing[0]} on.")
+    known = (series.known.loc[dates].to_numpy(dtype=float) - scaling.known_mean) / scaling.known_spread
+    return np.concatenate([times, known.astype(np.float32)], axis=1)

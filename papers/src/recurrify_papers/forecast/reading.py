@@ -1,358 +1,416 @@
-"""A CSV of dated rows, checked and repaired in the open: every repair is told, and what cannot be repaired is refused.
+"""Time series from a CSV or Parquet file or a DataFrame, read with pandas.
 
-Repairs: rows are sorted by date; rows that repeat another one exactly are left out; rows missing from a regular grid
-are added; values that are missing are those of the row before (never of a later one, or the future would leak into the
-past); rows in front of the first value of a column are left out. No more than `MOST_FILLED` of a column may be filled.
+Repairs are listed in `Series.repairs`: rows are sorted, repeated rows dropped, missing rows and values filled with the
+value before them (never with a later one), rows before the first value of a column dropped. A column with more than
+`MOST_FILLED` missing values, or dates without a regular step, raise an error that says what to do.
 """
 
 import csv
 import hashlib
-import io
-import re
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
+from pandas.tseries.frequencies import to_offset
 
 from recurrify.errors import UserError
-from recurrify_papers.forecast.dates import (
-    MOST_MISSING,
-    find_date_column,
-    grids_of,
-    in_words,
-    line_of,
-    months_of,
-    read_dates,
-    regular_step,
-    usual_step,
-)
-from recurrify_papers.forecast.numerals import check_beside_commas, is_constant, read_numbers
 
-MOST_FILLED = MOST_MISSING
-"""The largest share of a column that may be filled in."""
-UNNAMED = r"Unnamed: \d+"
-"""What pandas calls a column without a name."""
+MOST_FILLED = 0.05
+"""Largest share of rows, and of each column, that is filled."""
 FEWEST_ROWS = 8
-COMPRESSED = {
-    rb"\x1f\x8b": "gzip",
-    rb"PK\x03\x04": "zip, which an Excel workbook is, too",
-    rb"\xfd7zXZ\x00": "xz",
-    rb"BZh[1-9]1AY&SY": "bzip2",
-    rb"\x28\xb5\x2f\xfd": "zstd",
+DATE_NAMES = ("date", "datetime", "timestamp", "ds", "time", "day", "week", "month", "quarter", "year", "period")
+ID_NAME = "unique_id"
+NOT_A_VALUE = ["-", "--", "?", "."]
+"""Besides those that pandas knows: NA, N/A, null, NaN, ..."""
+DECIMAL_COMMA = r"[+-]?(?:\d+|\d{1,3}(?:\.\d{3})+)(?:,\d+)?(?:[eE][+-]?\d+)?"
+THOUSANDS_COMMA = r"[+-]?(?:\d+|\d{1,3}(?:,\d{3})+)(?:\.\d+)?(?:[eE][+-]?\d+)?"
+DIGIT_DATES = {
+    r"(?:19|20)\d{2}": {"format": "%Y"},
+    r"(?:19|20)\d{4}": {"format": "%Y%m"},
+    r"(?:19|20)\d{6}": {"format": "%Y%m%d"},
+    r"\d{9,10}": {"unit": "s"},
+    r"\d{12,13}": {"unit": "ms"},
 }
-"""By what a file begins with."""
+"""Dates written as a number, with the arguments of `pd.to_datetime`."""
+REGULAR = 0.1
+"""Standard deviation of regular steps, months for example, as a share of their mean."""
+CALENDAR_STEPS = ("B", "MS", "ME", "QS", "QE", "YS", "YE")
+Source: TypeAlias = "str | Path | pd.DataFrame"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How to read a file."""
+
+    date_column: str | None = None
+    id_column: str | None = None
+    columns: Sequence[str] | None = None
+    known: Sequence[str] = ()
+    freq: str | None = None
+    resample: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Series:
-    """Numbers at regular steps of time."""
+    """Numbers at regular steps of time, one column per series."""
 
     name: str
-    """The file's name without its ending."""
     dates: pd.DatetimeIndex
     values: np.ndarray
     """(T, C), float64."""
     columns: tuple[str, ...]
     frequency: str
-    """The step, as pandas writes it: h, 15min, D, MS, …"""
-    repairs: tuple[str, ...]
-    """A sentence for each thing that was mended."""
-    checksum: str
+    """As pandas writes it: h, 15min, D, MS, ..."""
+    repairs: tuple[str, ...] = ()
+    checksum: str = ""
     """SHA-256 of the file."""
     file_columns: tuple[str, ...] = ()
-    """All columns of the file but the dates, also those that are not read."""
+    known: pd.DataFrame = field(default_factory=pd.DataFrame)
+    """Known covariates by date, also of dates after the last value."""
+    date_column: str = "date"
+    id_column: str | None = None
+    """Set if the file was in long format."""
 
     @property
     def step(self) -> pd.Timedelta:
         """The usual step; months and business days vary around it."""
         return pd.Timedelta(np.median(np.diff(self.dates.to_numpy())))
 
-    @property
-    def default_target(self) -> str:
-        """The last column, as in ETT; one that never changes tells nothing, so it is the target only among such."""
-        changing = [name for name, one in zip(self.columns, is_constant(self.values), strict=True) if not one]
-        return (changing or self.columns)[-1]
+    def only(self, columns: Sequence[str]) -> "Series":
+        """These columns in this order."""
+        chosen = [self.columns.index(name) for name in columns]
+        return replace(self, values=self.values[:, chosen], columns=tuple(columns))
 
 
-def read_series(path: str | Path, date_column: str | None = None, columns: Sequence[str] | None = None) -> Series:
-    """Read a CSV with one column of dates; `columns` chooses among the others, None takes all that hold numbers."""
-    path = Path(path)
-    content = _read_bytes(path)
+def read_series(source: Source, layout: Layout | None = None) -> Series:
+    """Read a file or a DataFrame in wide format (one column per series) or long format (with an id column).
+
+    Raises:
+        UserError: the file has no dates, no numbers, no regular step, or too much is missing.
+    """
+    layout = layout or Layout()
     repairs: list[str] = []
-    table, separator, told = _parse(path, content)
-    repairs += told
-    named_dates, told = find_date_column(path, table, date_column)
-    repairs += told
-    _check_header(path, table, named_dates)
-    dates, told = read_dates(path, table[named_dates], is_asked=date_column is not None)
-    repairs += told
-    values, told = _numbers(path, table.drop(columns=named_dates), columns, separator)
-    repairs += told
-    frame, told = _in_order(path, values.set_axis(dates))
-    repairs += told
-    frame, frequency, added, told = _on_a_grid(path, frame)
-    repairs += told
-    frame, told = _filled(path, frame, added)
-    repairs += told
-    series = Series(
-        name=path.stem,
+    table, name, checksum, separator = _load(source)
+    date_column = _date_column(name, table, layout.date_column)
+    id_column = layout.id_column or (ID_NAME if ID_NAME in table else None)
+    if id_column is not None and id_column not in table:
+        raise UserError(f"{name} has no column {id_column!r}: it has {', '.join(table)}.")
+    dates = parse_dates(name, table[date_column], repairs)
+    others = table.drop(columns=[date_column, *([id_column] if id_column else [])])
+    wanted = None if layout.columns is None else [*layout.columns, *layout.known]
+    numbers = _numbers(name, others, wanted, separator, repairs)
+    unknown = [column for column in layout.known if column not in numbers]
+    if unknown or len(numbers.columns) == len(layout.known):
+        raise UserError(f"{name} needs a column of numbers to forecast and its known covariates: got {list(numbers)}.")
+    frame, known = numbers.drop(columns=list(layout.known)), numbers[list(layout.known)]
+    frame.index = known.index = dates
+    if id_column is not None:
+        frame = _wide(name, frame, table[id_column].astype(str).to_numpy(), layout.resample is not None)
+        known = known[~known.index.duplicated()]
+    if layout.resample is not None:
+        frame, known = (one.resample(_offset("resample", layout.resample)).mean() for one in (frame, known))
+        repairs.append(f"rows were averaged to one per {layout.resample}")
+    frame = _in_order(name, frame.join(known) if len(known.columns) and id_column is None else frame, repairs)
+    frame, frequency = _regular(name, frame, layout.freq or layout.resample, repairs)
+    if len(known.columns):
+        known = frame[known.columns] if id_column is None else known.sort_index().reindex(frame.index)
+        frame = frame.drop(columns=known.columns, errors="ignore")
+        frame, known = frame.loc[: frame.last_valid_index()], known.ffill().bfill()
+    frame = _filled(name, frame, id_column is not None, repairs)
+    return Series(
+        name=name,
         dates=pd.DatetimeIndex(frame.index),
         values=frame.to_numpy(dtype=np.float64),
-        columns=tuple(frame.columns),
+        columns=tuple(map(str, frame.columns)),
         frequency=frequency,
         repairs=tuple(repairs),
-        checksum=hashlib.sha256(content).hexdigest(),
-        file_columns=tuple(name for name in table.columns if name != named_dates),
+        checksum=checksum,
+        file_columns=tuple(map(str, others.columns)),
+        known=known,
+        date_column=date_column,
+        id_column=id_column,
     )
-    return series if columns is not None else replace(series, repairs=(*repairs, *_told_target(series)))
 
 
-def _told_target(series: Series) -> list[str]:
-    """Where the target is not the last column of the file, which one would expect it to be."""
-    last = [name for name in series.file_columns if not re.fullmatch(UNNAMED, name)][-1]
-    target = series.default_target
-    if last == target:
-        return []
-    why = "is constant" if last in series.columns else "was left out"
-    return [f"the last column, {last!r}, {why}: the target is {target!r}, unless --target names another"]
-
-
-def _read_bytes(path: Path) -> bytes:
+def _load(source: Source) -> tuple[pd.DataFrame, str, str, str]:
+    """The table, its name, its checksum and the separator of its file."""
+    if isinstance(source, pd.DataFrame):
+        table = source.reset_index() if isinstance(source.index, pd.DatetimeIndex) else source
+        digest = hashlib.sha256(pd.util.hash_pandas_object(table).to_numpy().tobytes()).hexdigest()
+        return table.rename(columns=lambda name: "date" if name == "index" else str(name)), "the DataFrame", digest, ","
+    path, separator = Path(source), ","
     try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        raise UserError(f"{path} does not exist: give the path of a CSV file.") from None
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        if path.suffix == ".parquet":
+            return pd.read_parquet(path), path.stem, digest, separator
+        header = pd.read_csv(path, sep="\x01", header=None, nrows=1, dtype=str, encoding="utf-8-sig").iloc[0, 0]
+    except (ValueError, csv.Error, EOFError):
+        header = ""  # the error is raised below
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}.") from error
-
-
-def _parse(path: Path, content: bytes) -> tuple[pd.DataFrame, str, list[str]]:
-    """The table as texts, with the places of its rows in the file as its index; the separator; and what was mended."""
-    packed = [kind for first, kind in COMPRESSED.items() if re.match(first, content)]
-    if packed:
-        raise UserError(
-            f"{path} is compressed ({packed[0]}), and such files are not read: unpack it, and give the CSV file."
-        )
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise UserError(f"{path} is not UTF-8 text: save it as a CSV in UTF-8.") from None
-    text = text.replace("\r\n", "\n").replace("\r", "\n").rstrip("\n") + "\n"
-    first_line = text.split("\n", 1)[0]
-    if not first_line.strip():
-        raise UserError(f"{path} is empty, or its first line is: the first line must name the columns.")
-    separator = max(",;\t", key=first_line.count)
-    try:
-        header = [name.strip() for name in next(csv.reader([first_line], delimiter=separator))]
-        table = _table(path, text, separator, header)
-    except UserError:
-        raise
-    except (csv.Error, pd.errors.ParserError, ValueError) as error:
-        raise UserError(
-            f"{path} is not a regular CSV file ({_irregular(error)}): give one whose first line names the columns, and "
-            "whose other lines have a date and numbers under these names."
-        ) from error
-    if len(table.columns) < 2:
-        raise UserError(
-            f"{path} has one column only, {header[0]!r}: dates and at least one column of numbers are needed."
-        )
-    empty = table.isna().all(axis=1)
-    table = table[~empty].rename(columns=lambda name: str(name).strip())
-    if table.empty:
-        raise UserError(f"{path} has the names of columns but no rows: at least {FEWEST_ROWS} are needed.")
-    return table, separator, [f"{int(empty.sum())} empty lines were left out"] if empty.any() else []
-
-
-def _irregular(error: Exception) -> str:
-    """What pandas says of a row in words for programmers, in ours."""
-    told = str(error).strip().rstrip(".")
-    found = re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", told)
-    if found is not None:
-        before, line, fields = found.groups()
-        return f"line {line} has {fields} fields, the lines before it {before}"
-    return "a quotation mark is never closed" if "inside string" in told else told
-
-
-def _table(path: Path, text: str, separator: str, header: list[str]) -> pd.DataFrame:
-    twice = sorted({name for name in header if name and header.count(name) > 1})
-    if twice:
-        raise UserError(f"{path} has more than one column {twice[0]!r}: give every column a name of its own.")
+    separator = max(",;\t", key=str(header).count)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)
-            # With empty lines among them, which `_parse` takes out: a row's index then tells its line in the file.
-            return pd.read_csv(
-                io.StringIO(text),
+            table = pd.read_csv(
+                path,
                 sep=separator,
                 dtype=str,
                 skipinitialspace=True,
                 index_col=False,
-                skip_blank_lines=False,
+                encoding="utf-8-sig",
+                na_values=NOT_A_VALUE,
             )
-    except pd.errors.ParserWarning as error:
+    except (ValueError, csv.Error, EOFError, OSError, pd.errors.ParserWarning) as error:
         raise UserError(
-            f"{path} has more fields in its rows than names in its first line, {len(header)}: name every column."
+            f"{path} is not a regular CSV file in UTF-8 ({str(error).strip().rstrip('.')}): the first line must name "
+            "the columns, and each other line must have a date and numbers."
         ) from error
+    if len(table.columns) < 2 or table.empty:
+        raise UserError(f"{path} needs dates, a column of numbers and at least {FEWEST_ROWS} rows.")
+    table = table.dropna(how="all").rename(columns=lambda name: str(name).strip())
+    return table, path.name.split(".")[0], digest, separator
 
 
-def _check_header(path: Path, table: pd.DataFrame, dates: str) -> None:
-    """Refuse a file whose first line is a row: it would be lost, and its numbers would be names."""
+def _date_column(name: str, table: pd.DataFrame, asked: str | None) -> str:
+    """The column asked for; one with a usual name; the first, if it holds dates."""
+    if asked is not None:
+        if asked not in table:
+            raise UserError(f"{name} has no column {asked!r}: it has {', '.join(map(str, table.columns))}.")
+        return asked
+    usual = [column for known in DATE_NAMES for column in table if str(column).lower() == known]
+    found = usual[0] if usual else str(table.columns[0])
+    if _is_date(found):
+        raise UserError(f"The first line of {name} must name the columns, such as date,value: it starts with {found}.")
+    return found
+
+
+def _is_date(text: str) -> bool:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of dates in no usual format
-        is_date = any(map(str.isdigit, dates)) and pd.notna(pd.to_datetime(dates, errors="coerce", utc=True))
-    if is_date and pd.to_numeric(pd.Series(table.columns.drop(dates)), errors="coerce").notna().any():
-        raise UserError(
-            f"The first line of {path} must name the columns, such as date,value: got a row, "
-            f"{', '.join(map(str, table.columns))!r}."
+        warnings.simplefilter("ignore")
+        return any(map(str.isdigit, text)) and bool(pd.notna(pd.to_datetime(text, errors="coerce", utc=True)))
+
+
+def parse_dates(name: str, column: pd.Series, repairs: list[str]) -> pd.DatetimeIndex:
+    """Dates as pandas reads them; day or month first is decided by which gives the more regular steps."""
+    if pd.api.types.is_datetime64_any_dtype(column):
+        return pd.DatetimeIndex(pd.to_datetime(column, utc=True)).tz_localize(None)
+    text = column.astype("string").str.strip()
+    if text.isna().any():
+        raise UserError(f"The date column {column.name!r} of {name} has an empty cell in row {_row(text.isna())}.")
+    quarters = text.str.extract(r"^(\d{4})[- ]?[Qq]([1-4])$")
+    if quarters.notna().all(axis=None):
+        return pd.PeriodIndex(quarters[0] + "Q" + quarters[1], freq="Q").to_timestamp()
+    for pattern, arguments in DIGIT_DATES.items():
+        if text.str.fullmatch(pattern).all():
+            written = text.astype("int64") if "unit" in arguments else text
+            return pd.DatetimeIndex(pd.to_datetime(written, **arguments))
+    ways: list[dict[str, Any]] = [{}]
+    if text.str.match(r"\d{1,2}[./-]\d{1,2}[./-]").all():
+        ways = [{"dayfirst": False}, {"dayfirst": True}]
+    found = [dates for way in ways if (dates := _parsed(text, way)) is not None]
+    if not found:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            bad = pd.to_datetime(text, errors="coerce", utc=True, format="mixed").isna()
+        cell = (
+            f"{text[bad].iloc[0]!r} in row {_row(bad)}" if bad.any() else f"several formats, such as {text.iloc[0]!r}"
         )
+        raise UserError(
+            f"The column {column.name!r} of {name} has {cell}, which is not a date like 2022-01-31 or "
+            "2022-01-31 06:00: correct it, or choose the column of dates with --date-column."
+        )
+    found.sort(key=_irregularity)
+    if len(found) == 2 and _irregularity(found[1]) < REGULAR and not found[0].equals(found[1]):
+        raise UserError(f"Dates such as {text.iloc[0]} in {name} may begin with the day or month: write 2022-01-31.")
+    if text.str.contains(r"\d[+-]\d\d:?\d\d$|Z$").any():
+        repairs.append("dates with a time zone were converted to UTC")
+    return found[0]
+
+
+def _irregularity(dates: pd.DatetimeIndex) -> float:
+    steps = np.diff(np.sort(dates.to_numpy())).astype(float)
+    return float(steps.std() / max(steps.mean(), 1.0))
+
+
+def _parsed(text: pd.Series, way: dict[str, Any]) -> pd.DatetimeIndex | None:
+    formats: tuple[dict[str, Any], ...] = ({}, {"format": "ISO8601"})
+    for one in formats:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return pd.DatetimeIndex(pd.to_datetime(text, utc=True, **one, **way)).tz_localize(None)
+        except (ValueError, OverflowError):
+            continue
+    return None
+
+
+def _row(marked: pd.Series) -> int:
+    """The row of the first marked cell, counted from 1 after the line of names."""
+    return int(np.flatnonzero(marked.to_numpy())[0]) + 1
 
 
 def _numbers(
-    path: Path, table: pd.DataFrame, asked: Sequence[str] | None, separator: str
-) -> tuple[pd.DataFrame, list[str]]:
-    unknown = [name for name in asked or () if name not in table.columns]
-    if unknown:
-        raise UserError(f"{path} has no column {unknown[0]!r}: it has {', '.join(map(str, table.columns))}.")
-    twice = [name for name in asked or () if list(asked or ()).count(name) > 1]
-    if twice:
-        raise UserError(f"`columns` names {twice[0]!r} more than once: name each column once.")
-    told: list[str] = []
-    found = {}
-    plain: list[str] = []
-    for name in asked if asked is not None else table.columns:
-        if asked is None and re.fullmatch(UNNAMED, name):
-            told.append(f"the column without a name ({name!r}) was left out")
-            continue
-        numbers, written = read_numbers(str(path), table[name], separator)
-        if numbers.isna().all():
+    name: str, table: pd.DataFrame, asked: Sequence[str] | None, separator: str, repairs: list[str]
+) -> pd.DataFrame:
+    missing = [column for column in asked or () if column not in table]
+    if missing:
+        raise UserError(f"{name} has no column {missing[0]!r}: it has {', '.join(map(str, table.columns))}.")
+    found: dict[str, pd.Series] = {}
+    for column in dict.fromkeys(asked if asked is not None else table.columns):
+        cells = table[column]
+        numbers = _number_column(name, cells, separator, repairs)
+        if numbers.isna().all() or (asked is None and str(column).startswith("Unnamed:")):
             if asked is not None:
-                raise UserError(
-                    f"The column {name!r} of {path} holds {_of_what(table[name])}: leave it out of --columns."
-                )
-            told.append(f"the column {name!r} holds {_of_what(table[name])} and was left out")
+                raise UserError(f"The column {column!r} of {name} has no numbers: remove it from --columns.")
+            repairs.append(f"the column {column!r} has no numbers or no name and was left out")
             continue
-        if written is None:
-            plain.append(name)
-        else:
-            told.append(written)
-        _check_finite(path, table[name], numbers)
-        found[str(name)] = numbers.astype(float)
+        bad = (numbers.isna() & cells.notna()) | np.isinf(numbers)
+        if bad.any():
+            raise UserError(
+                f"The column {column!r} of {name} has {cells[bad].iloc[0]!r} in row {_row(bad)}, which is not a finite "
+                "number: correct it, leave the cell empty, or choose other columns with --columns."
+            )
+        found[str(column)] = numbers
     if not found:
-        raise UserError(f"{path} has no column of numbers beside its dates.")
-    if any("decimal comma" in sentence for sentence in told):
-        for name in plain:
-            check_beside_commas(str(path), table[name])
-    return pd.DataFrame(found), told
+        raise UserError(f"{name} has no column of numbers besides its dates.")
+    return pd.DataFrame(found)
 
 
-def _of_what(column: pd.Series) -> str:
-    written = column.dropna()
-    return f"texts such as {written.iloc[0]!r}, no numbers," if len(written) else "nothing"
+def _number_column(name: str, cells: pd.Series, separator: str, repairs: list[str]) -> pd.Series:
+    """Numbers, also with decimal commas (if the separator is not a comma) or commas between thousands."""
+    numbers = pd.to_numeric(cells, errors="coerce").astype(float)
+    written = cells.dropna().astype(str).str.strip()
+    if numbers.notna().sum() == len(written):
+        if separator != "," and written.str.fullmatch(r"[+-]?\d{1,3}(?:\.\d{3})+|[+-]?\d{1,3}").all():
+            dotted = written[written.str.contains(".", regex=False)]
+            if len(dotted):
+                raise UserError(
+                    f"Numbers such as {dotted.iloc[0]} in column {cells.name!r} of {name} may have a decimal point or "
+                    "a dot between thousands: write them without dots, or with two decimals."
+                )
+        return numbers
+    for pattern, kind in ((DECIMAL_COMMA, "a decimal comma"), (THOUSANDS_COMMA, "commas between thousands")):
+        if (separator == ",") == (kind == "a decimal comma") or not written.str.fullmatch(pattern).all():
+            continue
+        decimal = kind == "a decimal comma"
+        plain = cells.str.strip().str.replace("." if decimal else ",", "", regex=False)
+        repairs.append(f"numbers such as {written[written.str.contains(',')].iloc[0]} were read with {kind}")
+        return pd.to_numeric(plain.str.replace(",", ".", regex=False)).astype(float)
+    return numbers
 
 
-def _check_finite(path: Path, column: pd.Series, numbers: pd.Series) -> None:
-    bad = (numbers.isna() & column.notna()).to_numpy() | np.isinf(numbers.to_numpy(dtype=float))
-    if bad.any():
-        raise UserError(
-            f"The column {column.name!r} of {path} has {column[bad].iloc[0]!r} in line {line_of(column[bad])}, which "
-            "is not a finite number: mend it, leave the cell empty, or choose other columns with --columns."
-        )
+def _wide(name: str, frame: pd.DataFrame, ids: np.ndarray, averages: bool) -> pd.DataFrame:
+    """One column per series, or per series and column."""
+    frame = frame.set_axis(pd.MultiIndex.from_arrays([frame.index, ids]))
+    repeated = frame.index.duplicated()
+    if repeated.any() and not averages:
+        date, one = frame.index[repeated][0]
+        raise UserError(f"{name} has several rows for series {one!r} at {date}: keep one, or pass --resample.")
+    wide = frame.groupby(level=[0, 1]).mean().unstack()
+    single = len(frame.columns) == 1
+    return wide.set_axis([str(one) if single else f"{one} {column}" for column, one in wide.columns], axis=1)
 
 
-def _in_order(path: Path, frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    told = []
+def _in_order(name: str, frame: pd.DataFrame, repairs: list[str]) -> pd.DataFrame:
     if not frame.index.is_monotonic_increasing:
         frame = frame.sort_index(kind="stable")
-        told.append("the rows were not in the order of their dates and were sorted")
-    repeated = frame.index.duplicated(keep="first")
+        repairs.append("the rows were sorted by date")
+    repeated = frame.index.duplicated()
     if repeated.any():
-        without = frame[~repeated]
-        same = frame[repeated].fillna(np.inf) == without.loc[frame.index[repeated]].fillna(np.inf).to_numpy()
-        if not same.to_numpy().all():
+        same = frame[repeated].fillna(np.inf) == frame[~repeated].loc[frame.index[repeated]].fillna(np.inf).to_numpy()
+        if not same.all(axis=None):
             date = frame.index[repeated][~same.all(axis=1).to_numpy()][0]
             raise UserError(
-                f"{path} has different rows for the same date, {date}: keep one of them (a file that holds several "
-                "series must be split into one file each)."
+                f"{name} has different rows for {date}: name the column that tells series apart with --id-column, or "
+                "average rows with --resample."
             )
-        frame = without
-        told.append(f"{int(repeated.sum())} rows that repeated another one were left out")
+        frame = frame[~repeated]
+        repairs.append(f"{int(repeated.sum())} repeated rows were dropped")
     if len(frame) < FEWEST_ROWS:
+        raise UserError(f"{name} has {len(frame)} dated rows: at least {FEWEST_ROWS} are needed.")
+    return frame
+
+
+def _offset(option: str, text: str) -> pd.DateOffset:
+    try:
+        found = to_offset(text)
+        assert found is not None
+        return found
+    except ValueError:
         raise UserError(
-            f"{path} has {len(frame)} dated rows, too few to learn from: at least {FEWEST_ROWS} are needed."
-        )
-    return frame, told
+            f"`{option}` must be a step as pandas writes it, like h, 15min, D or MS: got {text!r}."
+        ) from None
 
 
-def _on_a_grid(path: Path, frame: pd.DataFrame) -> tuple[pd.DataFrame, str, np.ndarray, list[str]]:
-    """The frame with one row for each step, the step, and which rows were added."""
+def _regular(name: str, frame: pd.DataFrame, freq: str | None, repairs: list[str]) -> tuple[pd.DataFrame, str]:
+    """One row per step, and the step."""
     dates = pd.DatetimeIndex(frame.index)
-    none = np.zeros(len(dates), dtype=bool)
-    frequency = regular_step(dates)
-    if frequency is not None:
-        return frame, frequency, none, []
-    months = months_of(dates)
-    frequency = None if months is None else regular_step(months)
-    if frequency is not None:
-        return frame.set_axis(months), frequency, none, [_moved(dates)]
-    grids = grids_of(dates)
-    if grids:
-        what, on_it, grid = grids[0]
-        frequency = regular_step(grid)
-        assert frequency is not None
-        is_new = ~grid.isin(on_it)
-        rows = "1 row" if is_new.sum() == 1 else f"{is_new.sum()} rows"
-        told = [f"added, with the values before: {rows} missing from {what} (at most {_longest(is_new)} in a row)"]
-        moved = [] if on_it[0] == dates[0] else [_moved(dates)]
-        return frame.set_axis(on_it).reindex(grid), frequency, is_new, [*moved, *told]
-    step = usual_step(dates)
-    off = dates[(dates - dates[0]) % step != pd.Timedelta(0)]
-    rows = round((dates[-1] - dates[0]) / step) + 1
-    reason = f"{off[0]} is off the grid" if len(off) else f"{rows - len(dates):,} of {rows:,} rows are missing"
-    raise UserError(
-        f"The dates of {path} have no regular step: most are {in_words(step)} apart, but {reason}; "
-        "resample the file to a regular step first."
-    )
-
-
-def _moved(dates: pd.DatetimeIndex) -> str:
-    return f"the dates, on day {dates[0].day} of their months, were moved to the first"
-
-
-def _longest(marked: np.ndarray) -> int:
-    """Of how many rows the longest run of marked ones is."""
-    return int(pd.Series(marked).groupby((~marked).cumsum()).sum().max())
-
-
-def _filled(path: Path, frame: pd.DataFrame, added: np.ndarray) -> tuple[pd.DataFrame, list[str]]:
-    """The values of rows that were added to the file have been told with these rows."""
-    told = []
-    first_known = {name: int(frame[name].notna().to_numpy().argmax()) for name in frame}
-    latest = max(first_known, key=lambda name: first_known[name])
-    leading = first_known[latest]
-    if leading > MOST_FILLED * len(frame):
+    if freq is not None:
+        _offset("freq", freq)
+    elif (found := pd.infer_freq(dates)) is not None:
+        return frame, found
+    step = pd.Timedelta(pd.Series(np.diff(dates.to_numpy())).mode()[0])
+    if freq is None and step >= pd.Timedelta(days=28):
+        months = dates.to_period("M").to_timestamp()
+        if months.is_unique and not (dates.day == 1).all() and not dates.is_month_end.all():
+            repairs.append("the dates were moved to the first day of their months")
+            dates = pd.DatetimeIndex(months)
+            frame = frame.set_axis(dates)
+    grids = []
+    for one in (freq,) if freq is not None else (str(to_offset(step).freqstr), *CALENDAR_STEPS):
+        grid = pd.date_range(dates[0], dates[-1], freq=one)
+        if dates.isin(grid).all() and len(grid) > 2:
+            grids.append((len(grid), one, grid))
+    if not grids:
+        off = dates[~dates.isin(pd.date_range(dates[0], dates[-1], freq=freq or step))]
+        rule = freq or to_offset(step).freqstr
         raise UserError(
-            f"The column {latest!r} of {path} has its first value only at {frame.index[leading]}: "
-            "leave the column out with --columns, or begin the file later."
+            f"The dates of {name} have no regular step: most are {_words(step)} apart, but {off[0]} is not a multiple "
+            f"of {rule} after {dates[0]}; average rows to a regular step with --resample {rule}."
         )
-    if leading:
-        frame, added = frame.iloc[leading:], added[leading:]
-        told.append(f"the first {leading} rows, in which a column has no value yet, were left out")
-    empty = frame.isna()
-    for name in frame:
-        count = int(empty[name].sum())
-        if count > MOST_FILLED * len(frame):
+    rows, chosen, grid = min(grids, key=lambda one: one[0])
+    added = grid.difference(dates)
+    if len(added) > MOST_FILLED * rows:
+        raise UserError(
+            f"{name} lacks {len(added):,} of {rows:,} rows at steps of {chosen}, the first at {added[0]}: at most "
+            f"{MOST_FILLED:.0%} are filled; fill them, or pass a longer step with --resample."
+        )
+    if len(added):
+        repairs.append(f"{len(added)} missing rows were added with the values before them, the first at {added[0]}")
+    return frame.reindex(grid), pd.infer_freq(grid) or chosen
+
+
+def _words(step: pd.Timedelta) -> str:
+    return str(step).replace(" 00:00:00", "").removeprefix("0 days ")
+
+
+def _filled(name: str, frame: pd.DataFrame, is_long: bool, repairs: list[str]) -> pd.DataFrame:
+    first = {column: frame.index.get_loc(frame[column].first_valid_index()) for column in frame}
+    latest = max(first, key=lambda column: first[column])
+    start = first[latest]
+    if start > MOST_FILLED * len(frame) and not is_long:
+        raise UserError(
+            f"The column {latest!r} of {name} has its first value at {frame.index[start]}: leave the column out with "
+            "--columns, or begin the file later."
+        )
+    if start:
+        frame = frame.iloc[start:]
+        repairs.append(f"the first {start} rows, in which {latest!r} has no value, were dropped")
+    if len(frame) < FEWEST_ROWS:
+        raise UserError(f"{name} has {len(frame)} dates at which all series have values: train them separately.")
+    missing = frame.isna()
+    for column, share in missing.mean().items():
+        if share > MOST_FILLED:
             raise UserError(
-                f"The column {name!r} of {path} has no value in {count} of {len(frame)} rows, more than "
-                f"{MOST_FILLED:.0%}: mend it, or leave it out with --columns."
+                f"The column {column!r} of {name} lacks {share:.0%} of its values: at most {MOST_FILLED:.0%} are "
+                "filled; leave it out with --columns, or fill it."
             )
-        own = int(empty[name][~added].sum())
-        if own:
-            beside = ", beside those of the added rows," if own < count else ""
-            told.append(
-                f"{own} missing values of {name!r}{beside} were filled with the value before (at most "
-                f"{_longest(empty[name].to_numpy())} in a row)"
-            )
-    return frame.ffill(), told
+    holes = int(missing[~missing.all(axis=1)].to_numpy().sum())
+    if holes:
+        repairs.append(f"{holes} missing values were filled with the values before them")
+    return frame.ffill()

@@ -1,163 +1,178 @@
-"""A finished run scored: on the test part of its own file or of another, never in silence on what it has seen."""
+"""Backtests of forecasters: errors on every window, conformal intervals, and the field's metrics.
 
-import time
+Shapes: N windows, P rows to forecast, C columns, V levels of intervals.
+"""
+
 from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-import pandas as pd
-from torch import nn
+import numpy as np
+import torch
+from torch import Tensor, nn
 
 from recurrify.errors import UserError
-from recurrify.results import provenance
-from recurrify_papers.forecast.building import new_forecaster
-from recurrify_papers.forecast.data import Split, WindowedSeries, split_rows
-from recurrify_papers.forecast.evaluation import Intervals, evaluate_forecaster, shown_windows
-from recurrify_papers.forecast.prediction import check_fits, with_columns
-from recurrify_papers.forecast.reading import Series
-from recurrify_papers.forecast.running import Say, read_for, tell_unused_rows
-from recurrify_papers.forecast.saving import Forecaster, load_forecaster
-from recurrify_papers.forecast.seasons import with_season
-from recurrify_papers.forecast.settings import ForecastSettings
-from recurrify_papers.forecast.shapes import recurrence_shapes
+from recurrify_papers.forecast.data import Batch, Part, WindowedSeries
 
-EVALUATION_FILE = "evaluation.json"
+LEVELS = (0.5, 0.8, 0.9, 0.95)
+QUANTILES = sorted([0.5, *((1 - level) / 2 for level in LEVELS), *((1 + level) / 2 for level in LEVELS)])
+EVALUATION_BATCH = 128
+MOST_NUMBERS = 2**24
+"""Forecast numbers kept at once; with more, fewer windows are scored, spread evenly."""
+SLOW_WINDOWS = 40
+"""Windows scored for models that are fitted to each window."""
+PUBLISHED_BATCH = 32
+RECALIBRATIONS = 64
+"""In a backtest, how often intervals are calibrated again on the latest errors."""
 
 
-def evaluate_run(
-    run: str | Path,
-    say: Say,
-    data: str | None = None,
-    as_published: bool = False,
-    device: str = "cpu",
-    other_series: bool = False,
-    windows: Sequence[pd.Timestamp] = (),
-) -> dict[str, Any]:
-    """`recurrify forecast evaluate`: the test part of the run's own file, or of another one of the same kind.
+def call(model: nn.Module, batch: Batch) -> Tensor:
+    forecast: Tensor = model(batch.past, batch.past_time, batch.future_time)
+    return forecast.float()
 
-    The naive forecasts are scored on the same windows, for a number without them says little. Windows that begin at
-    dates of training or validation are left out, unless the file is of an `other_series`. `windows` are dates from
-    which forecasts are shown.
+
+@torch.inference_mode()
+def mean_squared_error(model: nn.Module, data: WindowedSeries, part: Part, windows: int | None = None) -> float:
+    """On scaled values, over all windows or `windows` of them, all rows and columns."""
+    model.eval()
+    total, count = torch.zeros((), dtype=torch.float64, device=data.values_TC.device), 0
+    for starts_B in data.starts(part, windows).split(EVALUATION_BATCH):
+        batch = data.batch(starts_B)
+        total += (call(model, batch) - batch.future).double().square().sum()
+        count += batch.future.numel()
+    return total.item() / count
+
+
+@dataclass(frozen=True)
+class Backtest:
+    """Forecasts of a part and the truth, in scaled units."""
+
+    first_rows: np.ndarray
+    """(N,): row of the series at which each forecast begins."""
+    forecast: np.ndarray
+    """(N, P, C)."""
+    truth: np.ndarray
+
+    @property
+    def errors(self) -> np.ndarray:
+        return np.abs(self.forecast - self.truth)
+
+
+def is_slow(model: nn.Module) -> bool:
+    return bool(getattr(model, "is_slow", False))
+
+
+@torch.inference_mode()
+def backtest(
+    model: nn.Module, data: WindowedSeries, part: Part, windows: int | None = None, as_published: bool = False
+) -> Backtest:
+    """Forecast every window of a part, or `windows` of them spread evenly.
+
+    `as_published` leaves out the last windows that do not fill a batch of 32, as Informer's code does.
     """
-    started = time.time()
-    forecaster = load_forecaster(run)
-    settings = _settings_of(run, data, device)
-    # Only what the model reads: other columns may be as broken as they like.
-    series, _ = read_for(replace(settings, univariate=False, columns=forecaster.columns), say)
-    check_fits(forecaster, series)
-    tell_unused_rows(series, settings.split, say)
-    own = _is_own_file(settings, series, forecaster, say)
-    series = with_columns(series, forecaster.columns)
-    split = split_rows(series, settings.split)
-    if not other_series:
-        split = _unseen(split, series, forecaster, say)
-    tested = _windows(settings, series, split, forecaster, forecaster.past)
-    model = forecaster.model.to(settings.device)
-    intervals = replace(forecaster.intervals, half_widths=forecaster.intervals.half_widths.to(tested.values_TC.device))
-    shown = shown_windows(model, tested, forecaster.target, intervals, first_dates=windows)
-    return {
-        "model": settings.model,
-        "data": series.name,
-        "columns": list(forecaster.columns),
-        "own_data": own,
-        "other_series": other_series,
-        "as_published": as_published,
-        "first_date": str(series.dates[split.valid_end]),
-        "frequency": series.frequency,
-        "target": forecaster.target,
-        "horizon": settings.horizon,
-        "repairs": list(series.repairs),
-        "scores": _scores(model, tested, intervals, settings, forecaster, as_published, say),
-        "windows": shown,
-        "recurrence": recurrence_shapes(model),
-        "recurrence_start": forecaster.recurrence_start,
-        "provenance": provenance(
-            settings.to_dict(), seed=settings.seed, data_checksum=series.checksum, started=started
+    model.eval()
+    data = data.with_past(model.config.past)  # type: ignore[arg-type, union-attr]
+    data.check(part)
+    most = SLOW_WINDOWS if is_slow(model) else max(1, MOST_NUMBERS // (data.horizon * data.channels))
+    starts = data.starts(part, min(windows or most, most))
+    if as_published:
+        starts = starts[: len(starts) // PUBLISHED_BATCH * PUBLISHED_BATCH]
+        if not len(starts):
+            raise UserError(f"The {part} part has fewer than {PUBLISHED_BATCH} windows: none is scored as published.")
+    found = [(call(model, batch), batch.future) for batch in map(data.batch, starts.split(EVALUATION_BATCH))]
+    forecast, truth = (torch.cat(parts).cpu().numpy() for parts in zip(*found, strict=True))
+    return Backtest(starts.cpu().numpy() + data.past, forecast, truth)
+
+
+def calibrated(errors_NPC: np.ndarray, levels: Sequence[float] = LEVELS) -> np.ndarray:
+    """(V, P, C): half-widths of split conformal intervals, from the absolute errors of past forecasts.
+
+    With n errors the half-width is the ceil((n + 1) * level)-th smallest, or the largest if there are too few.
+    """
+    count = len(errors_NPC)
+    ranks = [min(count, int(np.ceil((count + 1) * level))) - 1 for level in levels]
+    return np.partition(errors_NPC, sorted(set(ranks)), axis=0)[ranks]
+
+
+def rolling_intervals(earlier: Backtest, later: Backtest, levels: Sequence[float] = LEVELS) -> np.ndarray:
+    """(V, N, P, C): half-widths for the later forecasts, each from errors that were known when it was made.
+
+    They are calibrated on as many of the latest errors as validation has, and again as the backtest moves on. If the
+    intervals have held more or less than their level so far, the level is corrected by the difference.
+    """
+    first_rows = np.concatenate([earlier.first_rows, later.first_rows])
+    errors = np.concatenate([earlier.errors, later.errors])
+    horizon, kept = errors.shape[1], len(earlier.first_rows)
+    blocks = np.array_split(np.arange(len(later.first_rows)), min(RECALIBRATIONS, len(later.first_rows)))
+    half_VNPC = np.zeros((len(levels), *later.forecast.shape), dtype=errors.dtype)
+    for block in blocks:
+        known = max(1, int(np.searchsorted(first_rows, later.first_rows[block[0]] - horizon, side="right")))
+        wanted = np.array(levels)
+        seen = slice(max(0, known - 2 * kept), max(0, known - kept))  # of the later forecasts
+        if seen.stop >= kept // 4 and seen.stop:
+            wanted = wanted * 2 - (later.errors[seen] <= half_VNPC[:, seen]).mean(axis=(1, 2, 3))
+        half_VPC = calibrated(errors[max(0, known - kept) : known], np.clip(wanted, 0.01, 0.999))
+        half_VNPC[:, block] = half_VPC[:, None]
+    return half_VNPC
+
+
+def scores(
+    found: Backtest, data: WindowedSeries, season: int, half_VNPC: np.ndarray | None = None, part: str = "test"
+) -> dict[str, Any]:
+    """Every score as plain numbers. `mse` and `mae` are on scaled values, the others on original ones.
+
+    MASE, sMAPE (0 to 1) and scaled CRPS are defined as in utilsforecast, averaged over columns.
+    """
+    error, spread_C = found.forecast - found.truth, data.scaling.spread
+    squared_PC, absolute_PC = (np.mean(one, axis=0, dtype=np.float64) for one in (error**2, np.abs(error)))
+    forecast, truth = (data.scaling.undo(one.astype(np.float64)) for one in (found.forecast, found.truth))
+    train = data.train_values
+    lag = season if season < len(train) else 1
+    naive_C = np.abs(train[lag:] - train[:-lag]).mean(axis=0)
+    size = np.abs(forecast) + np.abs(truth)
+    smape_C = np.divide(np.abs(forecast - truth), size, out=np.zeros_like(size), where=size > 0).mean(axis=(0, 1))
+    columns = {
+        "mse": squared_PC.mean(axis=0),
+        "mae": absolute_PC.mean(axis=0),
+        "mse_original": squared_PC.mean(axis=0) * spread_C**2,
+        "mae_original": absolute_PC.mean(axis=0) * spread_C,
+        "mase": np.divide(
+            absolute_PC.mean(axis=0) * spread_C, naive_C, out=np.full_like(naive_C, np.nan), where=naive_C > 0
         ),
+        "smape": smape_C,
+    }
+    result: dict[str, Any] = {"part": part, "windows": len(truth)}
+    if half_VNPC is not None:
+        half = half_VNPC * spread_C
+        columns["crps"] = scaled_crps(forecast, truth, half)
+        held_VPC = (np.abs(error)[None] <= half_VNPC).mean(axis=1)
+        result["coverage"] = [
+            {
+                "level": level,
+                "held": float(held_PC.mean()),
+                "by_horizon": held_PC.mean(axis=1).tolist(),
+                "by_column": dict(zip(data.series.columns, held_PC.mean(axis=0).tolist(), strict=True)),
+            }
+            for level, held_PC in zip(LEVELS, held_VPC, strict=True)
+        ]
+    result |= {name: float(np.nanmean(values)) if len(values) else None for name, values in columns.items()}
+    result["columns"] = {
+        column: {name: float(values[index]) for name, values in columns.items()}
+        for index, column in enumerate(data.series.columns)
+    }
+    return result | {
+        "mse_by_horizon": squared_PC.mean(axis=1).tolist(),
+        "mae_by_horizon": absolute_PC.mean(axis=1).tolist(),
     }
 
 
-def _settings_of(run: str | Path, data: str | None, device: str) -> ForecastSettings:
-    settings = ForecastSettings.read(run)
-    if settings is None:
-        raise UserError(f"There is no run in {str(run)!r}: give the --out folder of `forecast train`.")
-    # However it was trained, scoring needs no captured graph.
-    return replace(settings, data=data or str(file_of(settings)), device=device, speed="auto")
-
-
-def file_of(settings: ForecastSettings) -> Path:
-    """That a run was trained on."""
-    path = Path(settings.data)
-    if not path.is_file():
-        raise UserError(
-            f"The file that the run was trained on, {settings.data}, is not there (from {Path.cwd()}): give it with "
-            "--data, or run the command where it was trained."
-        )
-    return path
-
-
-def _is_own_file(settings: ForecastSettings, series: Series, forecaster: Forecaster, say: Say) -> bool:
-    """Whether the file is the one of the training, byte by byte; said where it is not."""
-    if settings.data_checksum in (None, series.checksum):
-        return True
-    say(f"{series.name}: this is not the file that the model was trained on, or it has changed since (its checksum)")
-    if forecaster.valid_end is None:
-        say(
-            f"{series.name}: the model does not say where its training ended, so whether it has seen this test part "
-            "is not checked: train it again to know"
-        )
-    return False
-
-
-def _unseen(split: Split, series: Series, forecaster: Forecaster, say: Say) -> Split:
-    """The split with its test part cut to what begins after the model's validation part."""
-    if forecaster.valid_end is None:
-        return split
-    seen = int((series.dates <= pd.Timestamp(forecaster.valid_end)).sum())
-    if seen <= split.valid_end:
-        return split
-    way_out = "a file of another place or thing is scored with --other-series"
-    if split.test_end - seen < forecaster.horizon:
-        raise UserError(
-            f"The model was trained and validated up to {forecaster.valid_end}, and no forecast of the test part of "
-            f"{series.name} begins later: give a file that goes on for longer; {way_out}."
-        )
-    say(
-        f"{series.name}: the test part begins at {series.dates[split.valid_end]}, but the model was trained and "
-        f"validated up to {forecaster.valid_end}: {seen - split.valid_end:,} windows are left out; {way_out}"
-    )
-    return split._replace(valid_end=seen)
-
-
-def _windows(
-    settings: ForecastSettings, series: Series, split: Split, forecaster: Forecaster, past: int
-) -> WindowedSeries:
-    return WindowedSeries(series, split, forecaster.scaling, past, forecaster.horizon, settings.device, ["test"])
-
-
-def _scores(
-    model: nn.Module,
-    tested: WindowedSeries,
-    intervals: Intervals,
-    settings: ForecastSettings,
-    forecaster: Forecaster,
-    as_published: bool,
-    say: Say,
-) -> list[dict[str, Any]]:
-    """Of the model, then of the naive forecasts on the same windows."""
-    scores = [{"model": settings.model} | evaluate_forecaster(model, tested, intervals, as_published=as_published)]
-    series = tested.series
-    for name in ("last-value", "seasonal"):
-        if name == settings.model:
-            continue
-        try:
-            mine = with_season(replace(settings, model=name), series)
-            naive = new_forecaster(mine, tested.channels, tested.times_TF.shape[1], series.step)
-            # A season may be longer than what the model reads: the rows are there.
-            looking_back = _windows(settings, series, tested.split, forecaster, mine.past)
-        except UserError as error:
-            say(f"{series.name}: no {name} forecast to compare with: {error}")
-            continue
-        scores.append({"model": name} | evaluate_forecaster(naive, looking_back, as_published=as_published))
-    return scores
+def scaled_crps(forecast: np.ndarray, truth: np.ndarray, half_VNPC: np.ndarray) -> np.ndarray:
+    """(C,): twice the mean quantile loss over `QUANTILES`, divided by the mean absolute value."""
+    signs = {0.5: np.zeros_like(forecast)}
+    for level, half in zip(LEVELS, half_VNPC, strict=True):
+        signs |= {(1 - level) / 2: -half, (1 + level) / 2: half}
+    losses = []
+    for quantile in QUANTILES:
+        error = truth - (forecast + signs[quantile])
+        losses.append(np.maximum(quantile * error, (quantile - 1) * error).mean(axis=(0, 1)))
+    return 2 * np.mean(losses, axis=0) / (np.abs(truth).mean(axis=(0, 1)) + np.finfo(np.float64).eps)

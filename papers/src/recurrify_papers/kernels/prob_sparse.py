@@ -1,7 +1,7 @@
 # mypy: disallow-untyped-defs=False
-"""How far each query of ProbSparse attention stands out, in Triton: no score is ever written to memory.
+"""How outstanding each query of ProbSparse attention is, in Triton, without writing scores to memory.
 
-Imports Triton, so import it where it is needed only.
+Imports Triton: import it only where needed.
 
 Shapes: B batch, H heads, Q queries, K keys, N sampled keys of each query, D head width.
 """
@@ -12,9 +12,9 @@ import triton.language as tl
 from torch import Tensor
 
 TILE, WIDE_TILE = 64, 32
-"""Queries, and keys, that a program takes at a time; fewer where rows are wide, for a GPU's fast memory is small."""
+"""Queries and keys per program; fewer for wide rows, since shared memory is small."""
 WIDE_BYTES = 256
-"""Of a row; wider ones are wide."""
+"""Rows with more bytes are wide."""
 WARPS = 4
 
 
@@ -23,7 +23,7 @@ def outstanding_kernel(
     query, query_batch, query_head, query_row, key, key_batch, key_head, key_row, counts, outstanding,
     heads, queries, keys, KEY_TILES: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One program has a tile of queries of one head of one sequence, and goes over all keys."""
+    """One program handles a tile of queries of one head of one sequence, and loops over all keys."""
     batch, head = (tl.program_id(0) // heads).to(tl.int64), (tl.program_id(0) % heads).to(tl.int64)
     columns = tl.arange(0, WIDTH)
     rows = tl.program_id(1) * TILE + tl.arange(0, TILE)
@@ -48,7 +48,7 @@ def outstanding_kernel(
 
 
 def outstanding_queries(query_BHQD: Tensor, key_BHKD: Tensor, sample_QN: Tensor) -> Tensor:
-    """(B, H, Q), float32: the largest score of a query over its sampled keys, less their sum over the number of keys.
+    """(B, H, Q), float32: the largest score of a query over its sampled keys, minus their sum over the number of keys.
 
     The head width is a power of two and at least 16, and no key is sampled more than 255 times for one query.
     """
@@ -56,7 +56,7 @@ def outstanding_queries(query_BHQD: Tensor, key_BHKD: Tensor, sample_QN: Tensor)
     keys = key_BHKD.shape[2]
     if query_BHQD.stride(-1) != 1 or key_BHKD.stride(-1) != 1:
         query_BHQD, key_BHKD = query_BHQD.contiguous(), key_BHKD.contiguous()
-    # Counted in 32 bits, for which every device has an atomic sum; read in 8, four times as quickly.
+    # Counted in 32 bits, for which every device has an atomic sum; read in 8 bits, four times as fast.
     once_QN = torch.ones_like(sample_QN, dtype=torch.int32)
     counts_QK = once_QN.new_zeros(queries, keys).scatter_add_(1, sample_QN, once_QN).to(torch.uint8)
     outstanding_BHQ = query_BHQD.new_empty(batch, heads, queries, dtype=torch.float32)

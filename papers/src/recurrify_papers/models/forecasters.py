@@ -1,26 +1,33 @@
-"""Forecasters to compare with: an LSTM or GRU, a linear one after DLinear (Zeng et al., 2023), and repeating the past.
+"""Forecasters to compare with: naive, linear, LSTM and GRU, and statistical models of statsforecast.
 
-Every forecaster takes the past and the calendar of past and future, and gives the whole forecast at once.
-Shapes: B batch, L rows of past, P rows to forecast, C channels, F time features.
+Every forecaster takes the past and the calendar of past and future, and returns the whole forecast at once. Calendars
+may end with known covariates.
+Shapes: B batch, L rows of past, P rows to forecast, C columns, F time features, K known covariates, G groups of columns
+with their own weights (1 or C), D inputs of a linear map.
 """
 
+import warnings
 from dataclasses import dataclass
+from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from recurrify.errors import UserError
 
+AVERAGE = 25
+"""Rows of the moving average that is the trend."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SeasonalConfig:
-    """Says the value of one season ago; a season of 1 repeats the last value."""
+    """Repeats the last season; a season of 1 repeats the last value."""
 
-    season: int
-    """Steps after which the data repeats."""
     past: int
     horizon: int
+    season: int
 
     def __post_init__(self) -> None:
         if not 1 <= self.season <= self.past:
@@ -28,7 +35,7 @@ class SeasonalConfig:
 
 
 class SeasonalNaive(nn.Module):
-    """No parameters, nothing to train: what every forecaster must beat."""
+    """No parameters: what every forecaster must beat."""
 
     def __init__(self, config: SeasonalConfig) -> None:
         super().__init__()
@@ -40,22 +47,20 @@ class SeasonalNaive(nn.Module):
         return last_season.repeat(1, repeats, 1)[:, : self.config.horizon]
 
 
+def trend_of(past_BCL: Tensor) -> Tensor:
+    """The moving average, with the ends repeated."""
+    side = AVERAGE // 2
+    return functional.avg_pool1d(functional.pad(past_BCL, (side, side), mode="replicate"), AVERAGE, stride=1)
+
+
 @dataclass(frozen=True, kw_only=True)
 class LinearConfig:
-    """A linear map for the trend and one for the rest, the same for all channels."""
-
     past: int
     horizon: int
-    average: int = 25
-    """Rows of the moving average that is the trend; odd."""
-
-    def __post_init__(self) -> None:
-        if self.average < 1 or self.average % 2 == 0:
-            raise UserError(f"`average` must be odd and positive: got {self.average}.")
 
 
 class LinearForecaster(nn.Module):
-    """Trend and remainder, each by one matrix from the past to the future."""
+    """DLinear (Zeng et al., 2023) for gradient descent: trend and remainder, each by one matrix, shared by columns."""
 
     def __init__(self, config: LinearConfig) -> None:
         super().__init__()
@@ -63,45 +68,125 @@ class LinearForecaster(nn.Module):
         self.trend = nn.Linear(config.past, config.horizon)
         self.rest = nn.Linear(config.past, config.horizon)
         for part in (self.trend, self.rest):
-            # Both start as the mean of the past, as the original does.
-            nn.init.constant_(part.weight, 1 / config.past)
+            nn.init.constant_(part.weight, 1 / config.past)  # the mean of the past, as in the original
             nn.init.zeros_(part.bias)
 
     def forward(self, past_BLC: Tensor, past_time_BLF: Tensor, future_time_BPF: Tensor) -> Tensor:
         past_BCL = past_BLC.transpose(1, 2)
-        side = self.config.average // 2
-        padded = functional.pad(past_BCL, (side, side), mode="replicate")
-        trend_BCL = functional.avg_pool1d(padded, self.config.average, stride=1)
-        forecast_BCP = self.trend(trend_BCL) + self.rest(past_BCL - trend_BCL)
-        return forecast_BCP.transpose(1, 2)
+        trend_BCL = trend_of(past_BCL)
+        return (self.trend(trend_BCL) + self.rest(past_BCL - trend_BCL)).transpose(1, 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RidgeConfig:
+    past: int
+    horizon: int
+    kind: str
+    """nlinear: differences to the last value; dlinear: trend and remainder."""
+    groups: int = 1
+    known: int = 0
+    """Known covariates at the end of the calendar."""
+
+    @property
+    def inputs(self) -> int:
+        return self.past * (2 if self.kind == "dlinear" else 1) + self.known * self.horizon + 1
+
+
+class RidgeForecaster(nn.Module):
+    """NLinear or DLinear (Zeng et al., 2023) with known covariates; its weights come from ridge regression."""
+
+    def __init__(self, config: RidgeConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.weight_GDP = nn.Parameter(torch.zeros(config.groups, config.inputs, config.horizon), requires_grad=False)
+
+    def inputs(self, past_BLC: Tensor, future_time_BPF: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, C, D), and (B, C, 1) that is added to the forecast."""
+        past_BCL = past_BLC.transpose(1, 2)
+        level_BC1 = past_BCL[..., -1:]
+        if self.config.kind == "nlinear":
+            parts = [past_BCL - level_BC1]
+        else:
+            trend_BCL = trend_of(past_BCL)
+            parts, level_BC1 = [trend_BCL, past_BCL - trend_BCL], torch.zeros_like(level_BC1)
+        if self.config.known:
+            known_BQ = future_time_BPF[..., -self.config.known :].flatten(1)
+            parts.append(known_BQ[:, None].expand(-1, past_BCL.shape[1], -1))
+        return torch.cat([*parts, torch.ones_like(level_BC1)], dim=-1), level_BC1
+
+    def forward(self, past_BLC: Tensor, past_time_BLF: Tensor, future_time_BPF: Tensor) -> Tensor:
+        inputs_BCD, level_BC1 = self.inputs(past_BLC, future_time_BPF)
+        if self.config.groups == 1:
+            forecast_BCP = inputs_BCD @ self.weight_GDP[0]
+        else:
+            forecast_BCP = torch.einsum("bcd,cdp->bcp", inputs_BCD, self.weight_GDP)
+        return (forecast_BCP + level_BC1).transpose(1, 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatisticalConfig:
+    past: int
+    horizon: int
+    name: str
+    """A class of statsforecast.models: AutoETS, AutoTheta or AutoARIMA."""
+    season: int
+    channels: int
+
+
+class StatisticalForecaster(nn.Module):
+    """A model of statsforecast that is fitted to the past of each forecast, in original units."""
+
+    is_slow: ClassVar[bool] = True
+    mean: Tensor
+    spread: Tensor
+
+    def __init__(self, config: StatisticalConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.register_buffer("mean", torch.zeros(config.channels, dtype=torch.float64))
+        self.register_buffer("spread", torch.ones(config.channels, dtype=torch.float64))
+
+    def forecast(self, past_L: np.ndarray) -> np.ndarray:
+        """(P,): of one column, in original units."""
+        from statsforecast import models
+
+        model = getattr(models, self.config.name)(season_length=self.config.season)
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")
+            found: np.ndarray = model.forecast(y=np.ascontiguousarray(past_L), h=self.config.horizon)["mean"]
+            return found
+
+    def forward(self, past_BLC: Tensor, past_time_BLF: Tensor, future_time_BPF: Tensor) -> Tensor:
+        original_BLC = (past_BLC.double() * self.spread + self.mean).cpu().numpy()
+        forecasts = [self.forecast(past_L) for past_LC in original_BLC for past_L in past_LC.T]
+        shape = (len(past_BLC), self.config.channels, self.config.horizon)
+        found_BPC = (
+            torch.tensor(np.array(forecasts), dtype=torch.float64).view(shape).transpose(1, 2).to(past_BLC.device)
+        )
+        return ((found_BPC - self.mean) / self.spread).float()
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecurrentConfig:
-    """An LSTM or GRU that reads the past and goes on over the calendar of the future."""
-
+    past: int
+    horizon: int
     cell: str
     """lstm or gru."""
     channels: int
     time_features: int
-    horizon: int
     width: int = 128
     layers: int = 2
     dropout: float = 0.05
     """Between layers and before the output."""
 
-    def __post_init__(self) -> None:
-        if self.cell not in ("lstm", "gru"):
-            raise UserError(f"`cell` must be lstm or gru: got {self.cell!r}.")
-
 
 class RecurrentForecaster(nn.Module):
-    """Where the values are not known yet it reads zeros, the mean, and the calendar alone."""
+    """An LSTM or GRU that reads the past, then zeros and the calendar of the future."""
 
     def __init__(self, config: RecurrentConfig) -> None:
         super().__init__()
         self.config = config
-        cell = nn.LSTM if config.cell == "lstm" else nn.GRU
+        cell = {"lstm": nn.LSTM, "gru": nn.GRU}[config.cell]
         between = config.dropout if config.layers > 1 else 0.0
         inputs = config.channels + config.time_features
         self.cell = cell(inputs, config.width, config.layers, batch_first=True, dropout=between)

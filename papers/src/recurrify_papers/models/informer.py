@@ -1,10 +1,8 @@
 """Informer (Zhou et al., 2021) for long forecasts in one step, and RSA-Informer where `rsa` is set.
 
-The encoder reads the past; the decoder reads the last rows of the past and zeros for the rows to forecast, and fills
-them in at once. With `attention="full"` it is a plain encoder-decoder transformer.
-
-What lies between the matrix products is mostly the moving of memory. `Informer.fuse` compiles it, for training, into
-one kernel for each activation and one for each norm.
+The encoder reads the past; the decoder reads the last rows of the past and zeros for the rows to forecast, and returns
+them at once. With `attention="full"` it is a plain encoder-decoder transformer. `Informer.fuse` compiles the pointwise
+parts, which are limited by memory bandwidth, into one kernel per activation and per norm for training.
 
 Shapes: B batch, L rows of past, P rows to forecast, T rows of a sequence, R rows of a batch, W width, H heads, D head
 width, C channels, F time features.
@@ -14,7 +12,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -28,21 +26,21 @@ from recurrify.speed import compiling
 from recurrify_papers.models.prob_sparse import prob_sparse_attention, sample_keys
 
 LONGEST_CHUNK = 1024
-"""Up to so many rows the recurrence is one matrix product; that is quicker than many small ones, and fits in memory."""
+"""Up to this many rows the recurrence is one matrix product, which is faster than many small ones."""
 ALIGNED = 8
-"""Matrix products in 16 bits are quick where rows are a multiple of so many numbers."""
+"""Matrix products in 16 bits are fast if the row length is a multiple of this."""
 COMPILATIONS = 64
-"""torch's own limit of 8 for one function is low where models of several widths and dropouts share a process."""
+"""torch's limit of 8 per function is too low if models of several widths and dropouts share a process."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class InformerConfig:
-    """The defaults are those of the published code, but for `distil` and `mix`, which it has on."""
+    """The defaults are those of the published code, except that it uses `distil` and `mix`."""
 
     channels: int
     """Columns that are read and forecast."""
     time_features: int
-    """Numbers that say where in day, week and year a row stands."""
+    """Position in day, week and year, and known covariates."""
     past: int
     """Rows the encoder reads."""
     label: int
@@ -60,14 +58,14 @@ class InformerConfig:
     dropout: float = 0.05
     """Of embeddings, each part's output, inside the feed-forward, and of full attention's weights."""
     attention: Literal["prob", "full"] = "prob"
-    """Self-attention: `prob`, rows of their own for the queries that stand out, or `full`, for all."""
+    """Self-attention: `prob` computes softmax rows for outstanding queries only, `full` for all."""
     factor: int = 5
     """ProbSparse samples and chooses factor · ⌈ln T⌉ of T rows."""
     distil: bool = False
     """Halve the sequence between encoder layers by convolution and pooling."""
     mix: bool = False
-    """Read what the decoder's self-attention gives, recurrence included, head after head, and cut it into rows anew. A
-    row then holds several rows of a head or two, later ones than itself among them, in place of its own of all."""
+    """Join the heads of the decoder's self-attention without transposing, as the published code does: a row then holds
+    several rows of one or two heads, later rows included, instead of its own row of all heads."""
     rsa: RSAConfig | None = None
     """Adds recurrence to every self-attention, causal in the decoder and both ways in the encoder; None is Informer."""
     recurrence_rows: Literal["all", "selected"] = "all"
@@ -76,22 +74,12 @@ class InformerConfig:
     def __post_init__(self) -> None:
         if isinstance(self.rsa, dict):  # a configuration read back from JSON
             object.__setattr__(self, "rsa", RSAConfig(**self.rsa))
-        for name in (
-            "channels",
-            "time_features",
-            "past",
-            "horizon",
-            "width",
-            "heads",
-            "inner",
-            "encoder_layers",
-            "decoder_layers",
-            "factor",
-        ):
+        sizes = ("channels", "time_features", "past", "horizon", "width", "heads", "inner", "factor")
+        for name in (*sizes, "encoder_layers", "decoder_layers"):
             if getattr(self, name) < 1:
                 raise UserError(f"`{name}` must be at least 1: got {getattr(self, name)}.")
         if not 0 <= self.label <= self.past:
-            raise UserError(f"`label` must lie in the past: got label={self.label}, past={self.past}.")
+            raise UserError(f"`label` must be at most `past`: got label={self.label}, past={self.past}.")
         if self.width % self.heads or self.width % 2:
             raise UserError(f"`width` must be even and a multiple of `heads`: got {self.width} and {self.heads}.")
         if not 0 <= self.dropout < 1:
@@ -101,10 +89,10 @@ class InformerConfig:
         if self.recurrence_rows not in ("all", "selected"):
             raise UserError(f"`recurrence_rows` must be all or selected: got {self.recurrence_rows!r}.")
         if self.recurrence_rows == "selected" and self.attention == "full":
-            raise UserError("`recurrence_rows='selected'` needs attention='prob': full attention selects nothing.")
+            raise UserError("`recurrence_rows='selected'` needs attention='prob': full attention selects no rows.")
         if self.rsa is not None and self.rsa.heads != self.heads:
             raise UserError(
-                f"the heads of `rsa` must be those of the model: got rsa.heads={self.rsa.heads}, heads={self.heads}."
+                f"The heads of `rsa` must be those of the model: got rsa.heads={self.rsa.heads}, heads={self.heads}."
             )
 
 
@@ -138,7 +126,7 @@ class Projections(nn.Module):
 
 
 class CrossAttention(Projections):
-    """The decoder's look at the encoder: full attention, as published, and never recurrence."""
+    """The decoder attends to the encoder: full attention, as published, without recurrence."""
 
     def forward(self, hidden_BTW: Tensor, encoded_BTW: Tensor) -> Tensor:
         query, key, value = self.split(hidden_BTW, encoded_BTW)
@@ -146,7 +134,7 @@ class CrossAttention(Projections):
 
 
 class SelfAttention(Projections):
-    """ProbSparse or full attention, mixed with the recurrence of RSA where the configuration has one."""
+    """ProbSparse or full attention, mixed with RSA's recurrence if the configuration has one."""
 
     def __init__(self, config: InformerConfig, causal: bool) -> None:
         super().__init__(config)
@@ -176,9 +164,9 @@ class SelfAttention(Projections):
 def add_recurrence(
     attended_BHTD: Tensor, value_BHTD: Tensor, encoding: RecurrenceEncoding, causal: bool, rows_BHU: Tensor | None
 ) -> Tensor:
-    """(1 − g) · attended + g · P·V for the heads with a REM: on every row, or on `rows_BHU` alone.
+    """(1 − g) · attended + g · P·V for the heads with a REM: on every row, or on `rows_BHU` only.
 
-    P·V is taken over all rows before any is picked, so a picked row has the weights of its own position.
+    P·V is computed over all rows before rows are selected, so each row has the weights of its own position.
     """
     rem, gate = encoding.rem_heads, encoding.gate().to(attended_BHTD.dtype)
     chunk = min(value_BHTD.shape[2], LONGEST_CHUNK)
@@ -191,7 +179,7 @@ def add_recurrence(
 
 
 def precise(states: Tensor) -> Tensor:
-    """In 32 bits at least; the compiler's random numbers, too, are only as fine as what they drop."""
+    """At least 32 bits; the compiler draws random numbers in the precision of the tensor they drop."""
     return states.to(torch.promote_types(states.dtype, torch.float32))
 
 
@@ -200,10 +188,10 @@ def activate(inner_RW: Tensor, dropout: float) -> Tensor:
 
 
 def add_and_norm(hidden_RW: Tensor, part_RW: Tensor, weight_W: Tensor, bias_W: Tensor, dropout: float) -> Tensor:
-    """Added and normalised in 32 bits at least, whatever comes in; what goes out is as wide as the part's output.
+    """Add and normalise in at least 32 bits; the output has the precision of the part's output.
 
-    In bf16 the hidden states then cost half the traffic, and lose little: every norm brings them back to size 1 and
-    rounds them once, as the next matrix product would anyway, so that no error piles up over layers.
+    In bf16 the hidden states then need half the memory bandwidth. Errors do not accumulate over layers: every norm
+    rescales the states to size 1 and rounds them once, as the next matrix product would anyway.
     """
     total_RW = precise(hidden_RW) + functional.dropout(precise(part_RW), dropout)
     return functional.layer_norm(total_RW, weight_W.shape, weight_W, bias_W).to(part_RW.dtype)
@@ -215,14 +203,14 @@ def normalise(hidden_RW: Tensor, weight_W: Tensor, bias_W: Tensor) -> Tensor:
 
 @cache
 def compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """One kernel forward and few backward. The compiler's random numbers grow from seeds that it draws on the device
-    by torch's own generator in each call, so a captured CUDA graph drops other elements in each replay."""
+    """One kernel forward and few backward. Compiled dropout draws its seed from torch's generator on the device in each
+    call, so a captured CUDA graph drops other elements in each replay."""
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, COMPILATIONS)
     return compiling.compiled(function, fullgraph=True, dynamic=False)
 
 
 def in_rows(states_BTW: Tensor) -> Tensor:
-    """(R, W), compiled for any number of rows at once: encoder and decoder differ in it, and so do models."""
+    """(R, W), compiled once for any number of rows: encoder, decoder and models differ in it."""
     states_RW = states_BTW.flatten(0, -2)
     torch._dynamo.maybe_mark_dynamic(states_RW, 0)
     return states_RW
@@ -242,7 +230,7 @@ class Activation(nn.Module):
 
 
 class AddAndNorm(nn.Module):
-    """What a part has computed, after dropout, added to what it was computed from, and the sum normalised."""
+    """Residual connection with dropout, then layer norm."""
 
     def __init__(self, config: InformerConfig) -> None:
         super().__init__()
@@ -259,7 +247,7 @@ class AddAndNorm(nn.Module):
 
 
 class Norm(nn.LayerNorm):
-    """The last of a stack."""
+    """The last norm of encoder or decoder."""
 
     def __init__(self, config: InformerConfig) -> None:
         super().__init__(config.width)
@@ -324,7 +312,7 @@ class Distil(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Values by a convolution over three rows, the calendar by a linear map, positions by waves; all added."""
+    """The sum of a convolution of the values over three rows, a linear map of the calendar, and sinusoids."""
 
     def __init__(self, config: InformerConfig) -> None:
         super().__init__()
@@ -334,7 +322,7 @@ class Embedding(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, values_BTC: Tensor, times_BTF: Tensor) -> Tensor:
-        # One matrix product in place of a convolution of so few channels, which would leave its rows scattered besides.
+        # One matrix product is faster than a convolution of so few channels, and its output is contiguous.
         around = [values_BTC.roll(1, 1), values_BTC, values_BTC.roll(-1, 1), times_BTF]
         weights = [*self.values.weight.unbind(-1), self.times.weight]
         missing = -sum(part.shape[-1] for part in around) % ALIGNED
@@ -345,7 +333,7 @@ class Embedding(nn.Module):
 
 
 def position_waves(like_BTW: Tensor) -> Tensor:
-    """(T, W): sine and cosine of each position in turn."""
+    """(T, W): sine and cosine of each position, interleaved."""
     rows, width = like_BTW.shape[1:]
     position = torch.arange(rows, dtype=torch.float32, device=like_BTW.device)[:, None]
     frequency = torch.exp(
@@ -356,7 +344,7 @@ def position_waves(like_BTW: Tensor) -> Tensor:
 
 
 class Informer(nn.Module):
-    """The past and the calendar in, the whole forecast out."""
+    """From the past and the calendar to the whole forecast."""
 
     def __init__(self, config: InformerConfig) -> None:
         super().__init__()
@@ -389,16 +377,15 @@ class Informer(nn.Module):
         return self.encoder_norm(hidden)
 
     def fuse(self, fused: bool = True) -> None:
-        """Whether training steps take the compiled pointwise parts; everything else stays as it is."""
+        """Use the compiled pointwise parts in training steps."""
         for module in self.modules():
             if isinstance(module, Activation | AddAndNorm | Norm):
                 module.fused = fused
 
     def recurrence_encodings(self) -> dict[str, RecurrenceEncoding]:
-        """Every layer's REMs by the layer's name; empty without RSA."""
-        named: dict[str, Any] = dict(self.named_modules())
+        """The REMs by layer; empty without RSA."""
         return {
             name.removesuffix(".attention.encoding"): module
-            for name, module in named.items()
+            for name, module in self.named_modules()
             if isinstance(module, RecurrenceEncoding)
         }

@@ -1,8 +1,8 @@
-"""ProbSparse attention (Zhou et al., 2021): softmax rows for the queries that stand out, one common row for the others.
+"""ProbSparse attention (Zhou et al., 2021): softmax rows for outstanding queries, one common row for the others.
 
-A query stands out by the largest less the mean of its scores over a few sampled keys. The published code gathers a copy
-of the sampled keys for every query; here one matrix product gives all scores, of which the sampled ones are looked up,
-outside of the gradient, since a choice has none. On a GPU a kernel does both at once and keeps no scores.
+A query is outstanding by the largest minus the mean of its scores over a few sampled keys. The published code gathers a
+copy of the sampled keys for every query. Here one matrix product computes all scores and sampled ones are looked up,
+without gradients, since a selection has none. On a GPU a kernel does both and stores no scores.
 
 Shapes: B batch, H heads, Q queries, K keys, U chosen queries, N sampled keys of each query, D head width.
 """
@@ -16,18 +16,18 @@ from torch.nn import functional
 from recurrify.attention.kernels import KERNEL_TYPES, KERNEL_WIDTHS, TRITON_INSTALLED
 
 EVALUATION_SEED = 0
-"""Of the keys sampled outside of training, so that the same model and data give the same forecast."""
+"""Of the keys sampled in evaluation, so that the same model and data give the same forecast."""
 MOST_SAMPLES = 255
-"""The kernel's count of how often a key was sampled has 8 bits."""
+"""The kernel counts how often a key was sampled in 8 bits."""
 
 
 def sparse_count(length: int, factor: int) -> int:
-    """How many of `length` are sampled, or chosen: factor · ⌈ln length⌉, at most all."""
+    """How many of `length` are sampled or selected: factor · ⌈ln length⌉, at most all."""
     return min(length, factor * math.ceil(math.log(length))) if length > 1 else 1
 
 
 def sample_keys(queries: int, keys: int, factor: int, device: torch.device, training: bool) -> Tensor:
-    """(Q, N): the keys at which each query is looked at, with replacement, the same for batch and heads."""
+    """(Q, N): sampled keys of each query, with replacement, the same for all batch rows and heads."""
     shape = (queries, sparse_count(keys, factor))
     if training:
         return torch.randint(keys, shape, device=device)
@@ -36,7 +36,7 @@ def sample_keys(queries: int, keys: int, factor: int, device: torch.device, trai
 
 
 def kernel_runs(query_BHQD: Tensor, sample_QN: Tensor) -> bool:
-    """Whether the Triton kernel takes such queries; while torch.compile traces, the plain way is left to it."""
+    """Whether the Triton kernel supports these inputs; torch.compile traces the plain version."""
     return (
         TRITON_INSTALLED
         and query_BHQD.is_cuda
@@ -49,9 +49,9 @@ def kernel_runs(query_BHQD: Tensor, sample_QN: Tensor) -> bool:
 
 
 def outstanding(query_BHQD: Tensor, key_BHKD: Tensor, sample_QN: Tensor) -> Tensor:
-    """(B, H, Q): how far each query stands out."""
+    """(B, H, Q): how outstanding each query is."""
     if kernel_runs(query_BHQD, sample_QN):
-        from recurrify_papers.kernels.prob_sparse import outstanding_queries  # imports Triton, which may not be there
+        from recurrify_papers.kernels.prob_sparse import outstanding_queries  # imports Triton, which is optional
 
         return outstanding_queries(query_BHQD, key_BHKD, sample_QN)
     scores_BHQK = query_BHQD @ key_BHKD.transpose(-1, -2)
@@ -62,14 +62,14 @@ def outstanding(query_BHQD: Tensor, key_BHKD: Tensor, sample_QN: Tensor) -> Tens
 
 @torch.no_grad()
 def choose_queries(query_BHQD: Tensor, key_BHKD: Tensor, sample_QN: Tensor, count: int) -> Tensor:
-    """(B, H, U): the queries that stand out most."""
+    """(B, H, U): the most outstanding queries."""
     return outstanding(query_BHQD, key_BHKD, sample_QN).topk(count, sorted=False).indices
 
 
 def sums_so_far(value_BHKD: Tensor) -> Tensor:
-    """In 16 bits a long sum would lose its small parts: they are added up in 32, and only the sums are rounded."""
+    """Cumulative sums, accumulated in 32 bits and rounded once."""
     if value_BHKD.is_cuda and value_BHKD.dtype in (torch.bfloat16, torch.float16):
-        # A matrix product adds up in 32 bits, and is far quicker on a GPU than its sums along an inner dimension.
+        # A matrix product accumulates in 32 bits, and is far faster on a GPU than sums along an inner dimension.
         rows = value_BHKD.shape[2]
         return value_BHKD.new_ones(rows, rows).tril() @ value_BHKD
     return value_BHKD.to(torch.promote_types(value_BHKD.dtype, torch.float32)).cumsum(2)
@@ -84,10 +84,10 @@ def prob_sparse_attention(
     causal: bool,
     factor: int,
 ) -> tuple[Tensor, Tensor]:
-    """The output (B, H, Q, D), and which queries (B, H, U) were chosen for rows of their own.
+    """The output (B, H, Q, D), and the selected queries (B, H, U).
 
-    The rows not chosen are the mean of all values or, causal, the sum of the values up to their own. As published, no
-    dropout acts on the weights.
+    Other rows are the mean of all values or, if causal, the sum of the values up to their own. As published, there is
+    no dropout on the weights.
     """
     queries, width = query_BHQD.shape[2:]
     chosen_BHU = choose_queries(query_BHQD, key_BHKD, sample_QN, sparse_count(queries, factor))

@@ -1,0 +1,328 @@
+"""From settings to trained forecasters: networks, ridge regressions, statistical and naive models; and a choice."""
+
+import importlib.util
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.linalg import solve
+from torch import nn
+
+from recurrify.attention.config import RSAConfig
+from recurrify.console import progress_bar
+from recurrify.errors import UserError
+from recurrify_papers.forecast.data import WindowedSeries, default_horizon, split_rows, usual_season
+from recurrify_papers.forecast.reading import Series
+from recurrify_papers.forecast.scoring import SLOW_WINDOWS, Backtest, backtest, mean_squared_error
+from recurrify_papers.forecast.settings import NAIVE, RIDGE, STATISTICAL, ForecastSettings
+from recurrify_papers.forecast.training import Progress, Training, Watch, precision_context
+from recurrify_papers.models.forecasters import (
+    LinearConfig,
+    LinearForecaster,
+    RecurrentConfig,
+    RecurrentForecaster,
+    RidgeConfig,
+    RidgeForecaster,
+    SeasonalConfig,
+    SeasonalNaive,
+    StatisticalConfig,
+    StatisticalForecaster,
+)
+from recurrify_papers.models.informer import Informer, InformerConfig
+
+Say = Callable[[str], None]
+CLASSES: dict[str, tuple[Any, Any]] = {
+    "informer": (InformerConfig, Informer),
+    "recurrent": (RecurrentConfig, RecurrentForecaster),
+    "linear": (LinearConfig, LinearForecaster),
+    "ridge": (RidgeConfig, RidgeForecaster),
+    "statistical": (StatisticalConfig, StatisticalForecaster),
+    "seasonal": (SeasonalConfig, SeasonalNaive),
+}
+"""By the word in a saved configuration."""
+FIRST_DILATION = 3
+DEFAULT_PAST = 96
+AUTO_MINUTES = 1.0
+AUTO_NETWORKS = ("rsa-informer", "informer")
+AUTO_WINDOWS = 400
+"""Windows on which `auto` scores networks, spread evenly."""
+AUTO_NETWORK: dict[str, Any] = {
+    "width": 64,
+    "inner": 256,
+    "learning_rate": 1e-3,
+    "epochs": 10,
+    "epoch_windows": 3200,
+    "valid_windows": 200,
+}
+"""Networks small enough for a CPU within the budget of `auto`."""
+FEWEST_NETWORK_WINDOWS = 500
+"""Below, `auto` trains no network."""
+STATISTICAL_SHARE = 0.5
+"""Of the budget of `auto`, for all statistical models."""
+STATISTICAL_ROWS = 200
+"""A statistical model is fitted to this many rows, or ten seasons."""
+LONGEST_SEASON = {"arima": 12}
+SEASONS = (1, 2, 4, 7, 14)
+LONGEST_PAST = {"nlinear": 720, "dlinear": 240}
+"""Pasts that ridge regression tries, in seasons and rows."""
+PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1)
+"""Ridge penalties that are tried, as shares of the mean variance of the inputs."""
+FIT_WINDOWS, TRIED_WINDOWS, MOST_GROUPS = 6000, 400, 64
+
+
+@dataclass(frozen=True)
+class Candidate:
+    name: str
+    model: nn.Module
+    valid: Backtest
+    seconds: float
+    progress: Progress | None = None
+    is_finished: bool = True
+
+    @property
+    def valid_mse(self) -> float:
+        return float(np.mean(self.valid.errors**2, dtype=np.float64))
+
+
+def resolved(settings: ForecastSettings, series: Series) -> ForecastSettings:
+    """The settings with the lengths that this series gets by default."""
+    horizon = settings.horizon or default_horizon(series)
+    longest = split_rows(series, settings.split).train_end - horizon
+    season = settings.season or min(usual_season(series), max(1, longest))
+    if season > longest:
+        raise UserError(f"`season` must fit into the training part of {series.name}, {longest} rows: got {season}.")
+    past = settings.past or max(1, min(DEFAULT_PAST, longest // 3))
+    return replace(
+        settings,
+        horizon=horizon,
+        season=season,
+        past=past,
+        label=past // 2 if settings.label is None else settings.label,
+        inner=settings.inner or 4 * settings.width,
+    )
+
+
+def default_dilations(counts: tuple[int, ...]) -> tuple[int, ...]:
+    """3, 6, 12, ... within each dilated kind: a cosine head and the sine head that shares its parameters are alike."""
+    return tuple(FIRST_DILATION * 2**head for count in counts[3:] for head in range(count))
+
+
+def new_network(settings: ForecastSettings, channels: int, time_features: int) -> nn.Module:
+    """A network with random weights."""
+    assert settings.past
+    assert settings.horizon
+    assert settings.inner
+    assert settings.label is not None
+    lengths = {"past": settings.past, "horizon": settings.horizon}
+    shape = {"channels": channels, "time_features": time_features, "width": settings.width, "dropout": settings.dropout}
+    if settings.model == "linear":
+        return LinearForecaster(LinearConfig(**lengths))
+    if settings.model in ("lstm", "gru"):
+        return RecurrentForecaster(
+            RecurrentConfig(cell=settings.model, layers=settings.encoder_layers, **lengths, **shape)  # type: ignore[arg-type]
+        )
+    rsa = None
+    if settings.model.startswith("rsa-"):
+        dilations = default_dilations(settings.counts) if settings.dilations is None else settings.dilations
+        counts: Any = settings.counts
+        rsa = RSAConfig(heads=settings.heads, counts=counts, dilations=dilations, gate_start=settings.gate_start)
+    config = InformerConfig(
+        label=settings.label,
+        heads=settings.heads,
+        inner=settings.inner,
+        encoder_layers=settings.encoder_layers,
+        decoder_layers=settings.decoder_layers,
+        attention="full" if settings.model.endswith("transformer") else "prob",
+        factor=settings.factor,
+        distil=settings.distil,
+        mix=settings.mix,
+        rsa=rsa,
+        recurrence_rows="selected" if settings.recurrence_rows == "selected" else "all",
+        **lengths,
+        **shape,  # type: ignore[arg-type]
+    )
+    return Informer(config)
+
+
+def described(model: nn.Module) -> dict[str, Any]:
+    """What `rebuilt` needs, besides the weights."""
+    for kind, (_, model_class) in CLASSES.items():
+        if isinstance(model, model_class):
+            return {"kind": kind, "config": asdict(model.config)}
+    raise TypeError(f"not a forecaster: {type(model).__name__}")
+
+
+def rebuilt(description: dict[str, Any]) -> nn.Module:
+    config_class, model_class = CLASSES[description["kind"]]
+    return model_class(config_class(**description["config"]))
+
+
+def naive_model(settings: ForecastSettings) -> SeasonalNaive:
+    assert settings.season
+    assert settings.horizon
+    season = 1 if settings.model == "last-value" else settings.season
+    return SeasonalNaive(SeasonalConfig(season=season, past=season, horizon=settings.horizon))
+
+
+@torch.inference_mode()
+def fit_ridge(settings: ForecastSettings, data: WindowedSeries) -> RidgeForecaster:
+    """Ridge regression in closed form; past, penalty, and shared or separate weights are chosen on validation."""
+    assert settings.season
+    assert settings.past
+    longest = min(LONGEST_PAST[settings.model], (data.split.train_end - data.horizon) // 2)
+    tried = {settings.season * count for count in SEASONS if settings.season * count <= longest}
+    pasts = sorted(tried | {max(1, min(settings.past, longest))})
+    if settings.model == "dlinear":
+        pasts = pasts[-1:]  # its inputs of one past are not part of those of a longer one
+    known = len(data.series.known.columns)
+    config = RidgeConfig(past=pasts[-1], horizon=data.horizon, kind=settings.model, known=known)
+    gram_CDD, cross_CDP = _moments(RidgeForecaster(config), data.with_past(config.past))
+    best: tuple[float, RidgeForecaster] | None = None
+    for past in pasts:
+        kept = slice(pasts[-1] - past, None)  # the inputs end with the latest rows
+        for groups in {1, data.channels if data.channels <= MOST_GROUPS else 1}:
+            gram, cross = gram_CDD[:, kept, kept], cross_CDP[:, kept]
+            if groups == 1:
+                gram, cross = gram.sum(0, keepdim=True), cross.sum(0, keepdim=True)
+            size = gram.diagonal(dim1=1, dim2=2)
+            for penalty in PENALTIES:
+                weight = size.mean(1, keepdim=True) * penalty * torch.ones_like(size)
+                weight[:, -1] = 1e-8  # the bias
+                model = RidgeForecaster(replace(config, past=past, groups=groups)).to(data.values_TC.device)
+                penalised = (gram + torch.diag_embed(weight)).cpu().numpy()
+                solved = [
+                    solve(one, own, assume_a="pos") for one, own in zip(penalised, cross.cpu().numpy(), strict=True)
+                ]
+                model.weight_GDP.copy_(torch.tensor(np.stack(solved)))
+                error = mean_squared_error(model, data.with_past(past), "valid", TRIED_WINDOWS)
+                if best is None or error < best[0]:
+                    best = error, model
+    assert best is not None
+    return best[1]
+
+
+def _moments(model: RidgeForecaster, data: WindowedSeries) -> tuple[torch.Tensor, torch.Tensor]:
+    """(C, D, D) and (C, D, P): products of the inputs with themselves and with the truth, summed over windows."""
+    data.check("train")
+    size, device = model.config.inputs, data.values_TC.device
+    gram = torch.zeros(data.channels, size, size, dtype=torch.float64, device=device)
+    cross = torch.zeros(data.channels, size, data.horizon, dtype=torch.float64, device=device)
+    for starts_B in data.starts("train", FIT_WINDOWS).split(512):
+        batch = data.batch(starts_B)
+        inputs_BCD, level_BC1 = model.inputs(batch.past, batch.future_time)
+        inputs_CBD = inputs_BCD.transpose(0, 1)
+        gram += inputs_CBD.transpose(1, 2) @ inputs_CBD
+        cross += inputs_CBD.transpose(1, 2) @ (batch.future.transpose(1, 2) - level_BC1).transpose(0, 1)
+    return gram, cross
+
+
+def statistical_model(settings: ForecastSettings, data: WindowedSeries) -> StatisticalForecaster:
+    if importlib.util.find_spec("statsforecast") is None:
+        raise UserError(f'`model={settings.model}` needs statsforecast: pip install "recurrify-papers[forecast]".')
+    assert settings.season
+    assert settings.horizon
+    config = StatisticalConfig(
+        past=min(data.split.train_end, max(STATISTICAL_ROWS, 10 * settings.season)),
+        horizon=settings.horizon,
+        name=STATISTICAL[settings.model],
+        season=settings.season,
+        channels=data.channels,
+    )
+    model = StatisticalForecaster(config)
+    model.mean.copy_(torch.tensor(data.scaling.mean))
+    model.spread.copy_(torch.tensor(data.scaling.spread))
+    return model.to(data.values_TC.device)
+
+
+def train_candidate(
+    settings: ForecastSettings,
+    data: WindowedSeries,
+    folder: Path | None = None,
+    watch: Watch | None = None,
+    shows_bar: bool = False,
+    windows: int | None = None,
+) -> Candidate:
+    """Fit one model; the same seed gives the same model. With a folder, a network's training is saved and resumed."""
+    started, progress, is_finished = time.monotonic(), None, True
+    model: nn.Module
+    if settings.model in NAIVE:
+        model = naive_model(settings)
+    elif settings.model in RIDGE:
+        model = fit_ridge(settings, data)
+    elif settings.model in STATISTICAL:
+        model = statistical_model(settings, data)
+    else:
+        assert settings.past is not None
+        data = data.with_past(settings.past)
+        data.check("train")
+        data.check("valid")
+        torch.manual_seed(settings.seed)
+        model = new_network(settings, data.channels, data.times_TF.shape[1]).to(settings.device)
+        training = Training(model, data, settings, folder)
+        bar = progress_bar("training", settings.epochs * training.steps_per_epoch) if shows_bar else nullcontext()
+        with bar as tick:
+            progress = training.run(watch, tick)
+        is_finished = progress.stops(settings)
+    with precision_context(settings):
+        valid = backtest(model, data, "valid", windows)
+    return Candidate(settings.model, model, valid, time.monotonic() - started, progress, is_finished)
+
+
+def train_candidates(settings: ForecastSettings, data: WindowedSeries, say: Say) -> Iterator[Candidate]:
+    """All models that `auto` can afford within its budget of `max_minutes`, naive ones first."""
+    budget = 60 * (settings.max_minutes or AUTO_MINUTES)
+    deadline = time.monotonic() + budget
+    for name in (*NAIVE, *RIDGE):
+        yield train_candidate(replace(settings, model=name), data)
+    spent = 0.0
+    for name in STATISTICAL if importlib.util.find_spec("statsforecast") else ():
+        if (settings.season or 1) > LONGEST_SEASON.get(name, settings.season or 1):
+            say(f"{name}: left out, a season of {settings.season} takes it minutes; choose it with --model {name}")
+            continue
+        if time.monotonic() > deadline:
+            say(f"{name}: left out, the time is up; choose it with --model {name}")
+            continue
+        expected = _expected_seconds(statistical_model(replace(settings, model=name), data), data)
+        if spent + expected > STATISTICAL_SHARE * budget:
+            say(f"{name}: left out, it would take about {expected:.0f} s; choose it with --model {name}")
+            continue
+        spent += expected
+        yield train_candidate(replace(settings, model=name), data)
+    network = replace(settings, **AUTO_NETWORK)
+    networks = AUTO_NETWORKS if len(data.with_past(network.past or 1).starts("train")) >= FEWEST_NETWORK_WINDOWS else ()
+    for index, name in enumerate(networks):
+        minutes = (deadline - time.monotonic()) / (len(networks) - index) / 60
+        if minutes < 0.05:
+            say(f"{name}: left out, the time is up; choose it with --model {name}")
+            continue
+        yield train_candidate(replace(network, model=name, max_minutes=minutes), data, windows=AUTO_WINDOWS)
+
+
+def _expected_seconds(model: StatisticalForecaster, data: WindowedSeries) -> float:
+    """Of a backtest on validation and test, from one column of one window; the first call may compile."""
+    past_L = data.train_values[-model.config.past :, 0]
+    seconds = 0.0
+    for _ in range(2):
+        started = time.monotonic()
+        model.forecast(past_L)
+        seconds = time.monotonic() - started
+        if seconds > 5:
+            break
+    return seconds * data.channels * 2 * min(SLOW_WINDOWS, len(data.starts("valid")))
+
+
+def best_of(candidates: list[Candidate]) -> Candidate:
+    """The lowest validation MSE; a model that was scored on some windows only is compared on these."""
+    most = max(len(one.valid.first_rows) for one in candidates)
+    best = min((one for one in candidates if len(one.valid.first_rows) == most), key=lambda one: one.valid_mse)
+    for other in (one for one in candidates if len(one.valid.first_rows) < most):
+        shared = [np.isin(one.valid.first_rows, pair.valid.first_rows) for one, pair in ((best, other), (other, best))]
+        errors = [np.mean(one.valid.errors[rows] ** 2) for one, rows in zip((best, other), shared, strict=True)]
+        if shared[0].any() and errors[1] < errors[0]:
+            best = other
+    return best

@@ -1,0 +1,358 @@
+"""A trained forecaster: `fit`, `predict`, `cross_validate`, `evaluate`, and a folder to save it in."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import pandas as pd
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from sklearn.base import BaseEstimator
+from torch import nn
+
+from recurrify.errors import UserError
+from recurrify.results import write_whole
+from recurrify_papers.forecast.candidates import (
+    Candidate,
+    Say,
+    best_of,
+    described,
+    rebuilt,
+    resolved,
+    train_candidate,
+    train_candidates,
+)
+from recurrify_papers.forecast.data import Scaling, Split, WindowedSeries, all_times, split_rows
+from recurrify_papers.forecast.reading import Layout, Series, Source, read_series
+from recurrify_papers.forecast.scoring import LEVELS, Backtest, backtest, calibrated, rolling_intervals, scores
+from recurrify_papers.forecast.settings import ForecastSettings
+from recurrify_papers.forecast.training import Watch, precision_context
+
+CONFIG_FILE, WEIGHTS_FILE, MODEL_FOLDER = "config.json", "model.safetensors", "model"
+FORMAT = "recurrify forecaster 2"
+SHOWN_WINDOWS, SHOWN_COLUMNS, SHOWN_LEVEL = 4, 40, 0.9
+"""Windows and columns whose forecasts are part of an evaluation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """A model with all that a forecast needs to know about its data."""
+
+    name: str
+    """Of the model."""
+    model: nn.Module
+    columns: tuple[str, ...]
+    known: tuple[str, ...]
+    frequency: str
+    season: int
+    horizon: int
+    scaling: Scaling
+    half_widths: np.ndarray
+    """(V, P, C): of the intervals for forecasts after the end of the file, in scaled units."""
+    valid_end: str
+    """Date of the last validation row: later ones were not used to choose anything."""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The outcome of a training."""
+
+    trained: Trained
+    data: WindowedSeries
+    chosen: Candidate
+    candidates: list[Candidate]
+
+
+def layout_of(settings: ForecastSettings) -> Layout:
+    return Layout(**{entry.name: getattr(settings, entry.name) for entry in fields(Layout)})
+
+
+def windows_of(settings: ForecastSettings, series: Series) -> WindowedSeries:
+    split = split_rows(series, settings.split)
+    assert settings.past
+    assert settings.horizon
+    scaling = Scaling.of(series, split.train_end)
+    data = WindowedSeries(series, split, scaling, settings.past, settings.horizon, settings.device)
+    data.check("valid")
+    data.check("test")
+    return data
+
+
+def fit_series(
+    settings: ForecastSettings,
+    series: Series,
+    say: Say,
+    folder: Path | None = None,
+    watch: Watch | None = None,
+    shows_bar: bool = False,
+) -> Fitted:
+    """Train the model of the settings, or all that `auto` can afford, and choose on validation."""
+    settings = resolved(settings, series)
+    data = windows_of(settings, series)
+    if settings.model == "auto":
+        candidates = []
+        for one in train_candidates(settings, data, say):
+            say(f"{one.name}: validation MSE {one.valid_mse:.4f}, {one.seconds:.1f} s")
+            candidates.append(one)
+    else:
+        candidates = [train_candidate(settings, data, folder, watch, shows_bar)]
+    chosen = best_of(candidates) if len(candidates) > 1 else candidates[0]
+    with precision_context(settings):
+        latest = backtest(chosen.model, data, "test")
+    kept = len(chosen.valid.first_rows)
+    errors = np.concatenate([chosen.valid.errors, latest.errors])[-kept:]
+    assert settings.season
+    assert settings.horizon
+    trained = Trained(
+        name=chosen.name,
+        model=chosen.model,
+        columns=series.columns,
+        known=tuple(series.known.columns),
+        frequency=series.frequency,
+        season=settings.season,
+        horizon=settings.horizon,
+        scaling=data.scaling,
+        half_widths=calibrated(errors),
+        valid_end=str(series.dates[data.split.valid_end - 1]),
+    )
+    return Fitted(trained, data, chosen, candidates)
+
+
+def save_trained(trained: Trained, folder: str | Path) -> None:
+    """The configuration is written last: a folder that has one is complete."""
+    folder = Path(folder)
+    config = {
+        "format": FORMAT,
+        "name": trained.name,
+        "model": described(trained.model),
+        **{
+            name: getattr(trained, name) for name in ("columns", "known", "frequency", "season", "horizon", "valid_end")
+        },
+        "scaling": {entry.name: getattr(trained.scaling, entry.name).tolist() for entry in fields(Scaling)},
+    }
+    tensors = {f"model.{name}": value for name, value in trained.model.state_dict().items()}
+    tensors["half_widths"] = torch.tensor(trained.half_widths)
+    write_whole(folder / WEIGHTS_FILE, save({name: value.cpu().contiguous() for name, value in tensors.items()}))
+    write_whole(folder / CONFIG_FILE, (json.dumps(config, indent=2) + "\n").encode())
+
+
+def load_trained(path: str | Path) -> Trained:
+    """Read what `save_trained` wrote, from its folder or from the folder of its run."""
+    folder = Path(path)
+    if not (folder / CONFIG_FILE).is_file():
+        folder = folder / MODEL_FOLDER
+    if not (folder / CONFIG_FILE).is_file():
+        raise UserError(
+            f"There is no forecaster in {str(path)!r}: pass the --out folder of `recurrify forecast train`."
+        )
+    try:
+        config: dict[str, Any] = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+        if config.pop("format") != FORMAT:
+            raise ValueError("another version of recurrify wrote it: train it again")
+        tensors = load_file(folder / WEIGHTS_FILE)
+        half_widths = tensors.pop("half_widths").numpy()
+        model = rebuilt(config.pop("model"))
+        model.load_state_dict({name.removeprefix("model."): value for name, value in tensors.items()})
+        scaling = Scaling(**{name: np.array(values) for name, values in config.pop("scaling").items()})
+        config |= {name: tuple(config[name]) for name in ("columns", "known")}
+        return Trained(model=model.eval(), half_widths=half_widths, scaling=scaling, **config)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
+        raise UserError(f"The forecaster in {str(folder)!r} cannot be loaded: {error}.") from error
+
+
+def matching(trained: Trained, series: Series) -> Series:
+    """The columns of the model; raises `UserError` if the series has others, another step or too few rows."""
+    missing = [name for name in trained.columns if name not in series.columns]
+    if missing:
+        raise UserError(f"{series.name} has no column {missing[0]!r}, which the model needs.")
+    if series.frequency != trained.frequency:
+        raise UserError(
+            f"The step of {series.name} is {series.frequency!r}, that of the model {trained.frequency!r}: pass "
+            f"--resample {trained.frequency}, or train another model."
+        )
+    past: int = trained.model.config.past  # type: ignore[union-attr, assignment]
+    if len(series.dates) < past:
+        raise UserError(f"{series.name} has {len(series.dates)} rows, but the model reads {past}: use a longer file.")
+    return series.only(trained.columns)
+
+
+def level_index(level: float) -> int:
+    found = [index for index, known in enumerate(LEVELS) if abs(known - level) < 1e-9]
+    if not found:
+        raise UserError(f"`level` must be one of {', '.join(f'{known:g}' for known in LEVELS)}: got {level:g}.")
+    return found[0]
+
+
+@torch.inference_mode()
+def forecast_after(trained: Trained, series: Series, level: float = 0.9) -> pd.DataFrame:
+    """The forecast after the last date, in the format of the file: long, or columns x, x_low and x_high."""
+    series, place = matching(trained, series), level_index(level)
+    later = pd.date_range(series.dates[-1], periods=trained.horizon + 1, freq=trained.frequency)[1:]
+    past: int = trained.model.config.past  # type: ignore[union-attr, assignment]
+    device = next(iter(trained.model.state_dict().values()), torch.zeros(())).device
+    times = all_times(series, series.dates[-past:].append(later), trained.scaling)
+    values_LC = trained.scaling.apply(series)[-past:]
+    inputs = [
+        torch.tensor(one, dtype=torch.float32, device=device)[None] for one in (values_LC, times[:past], times[past:])
+    ]
+    center = trained.scaling.undo(trained.model(*inputs)[0].double().cpu().numpy())
+    half = trained.half_widths[place] * trained.scaling.spread
+    # Models compute in float32: digits beyond a millionth of the spread are noise.
+    digits = [min(300, 6 - math.floor(math.log10(spread))) for spread in trained.scaling.spread]
+    ends = {"": center, "_low": center - half, "_high": center + half}
+    rounded = {
+        name: np.stack([v.round(d) for v, d in zip(one.T, digits, strict=True)], 1) for name, one in ends.items()
+    }
+    if series.id_column is not None:
+        return _long(series, later, {"forecast": rounded[""], "low": rounded["_low"], "high": rounded["_high"]})
+    columns = {
+        f"{name}{end}": one[:, index] for index, name in enumerate(trained.columns) for end, one in rounded.items()
+    }
+    return pd.DataFrame(columns, index=pd.DatetimeIndex(later, name=series.date_column)).reset_index()
+
+
+def _long(series: Series, dates: pd.DatetimeIndex, parts: dict[str, np.ndarray]) -> pd.DataFrame:
+    """One row per series and date; the parts are (T, C)."""
+    ids = np.repeat(series.columns, len(dates))
+    columns = {series.id_column or "unique_id": ids, series.date_column: np.tile(dates, len(series.columns))}
+    return pd.DataFrame(columns | {name: values.T.ravel() for name, values in parts.items()})
+
+
+@dataclass(frozen=True)
+class Tested:
+    """A backtest with the intervals that were known at each of its forecasts."""
+
+    data: WindowedSeries
+    found: Backtest
+    half_widths: np.ndarray
+    """(V, N, P, C)."""
+
+
+def rolling_test(
+    trained: Trained, series: Series, settings: ForecastSettings, unseen: bool = True, **how: Any
+) -> Tested:
+    """Backtest on the test part; `unseen` leaves out dates that the training used."""
+    series = matching(trained, series)
+    split = split_rows(series, settings.split)
+    if unseen:
+        seen = int((series.dates <= pd.Timestamp(trained.valid_end)).sum())
+        split = Split(split.train_end, max(split.valid_end, seen), split.test_end)
+    past: int = trained.model.config.past  # type: ignore[union-attr, assignment]
+    model = trained.model.to(settings.device)
+    data = WindowedSeries(series, split, trained.scaling, past, trained.horizon, settings.device)
+    with precision_context(settings):
+        earlier, later = backtest(model, data, "valid"), backtest(model, data, "test", **how)
+    return Tested(data, later, rolling_intervals(earlier, later))
+
+
+def cross_validation(tested: Tested, level: float = 0.9) -> pd.DataFrame:
+    """Rolling-origin forecasts as one long table: id, date, cutoff, y, forecast, low, high."""
+    data = tested.data
+    series, scaling, half = data.series, data.scaling, tested.half_widths[level_index(level)]
+    parts = {"y": tested.found.truth, "forecast": tested.found.forecast}
+    parts |= {"low": tested.found.forecast - half, "high": tested.found.forecast + half}
+    original = {name: scaling.undo(values.astype(np.float64)) for name, values in parts.items()}
+    tables = []
+    for index, first in enumerate(tested.found.first_rows):
+        dates = series.dates[first : first + data.horizon]
+        table = _long(series, dates, {name: values[index] for name, values in original.items()})
+        table.insert(2, "cutoff", series.dates[first - 1])
+        tables.append(table)
+    return pd.concat(tables, ignore_index=True)
+
+
+def shown_windows(tested: Tested) -> list[dict[str, Any]]:
+    """Some forecasts with their past and intervals, in original units, for the page."""
+    found, series, horizon = tested.found, tested.data.series, tested.data.horizon
+    half = tested.half_widths[level_index(SHOWN_LEVEL)]
+    undo, shown = tested.data.scaling.undo, []
+    for index in np.unique(np.linspace(0, len(found.first_rows) - 1, SHOWN_WINDOWS).round().astype(int)):
+        first = int(found.first_rows[index])
+        before = max(0, first - 2 * horizon)
+        center, width = found.forecast[index], half[index]
+        ends = {"forecast": undo(center), "low": undo(center - width), "high": undo(center + width)}
+        for column, name in enumerate(series.columns[:SHOWN_COLUMNS]):
+            shown.append(
+                {
+                    "column": name,
+                    "dates": [str(date) for date in series.dates[before : first + horizon]],
+                    "truth": series.values[before : first + horizon, column].tolist(),
+                    **{end: values[:, column].tolist() for end, values in ends.items()},
+                }
+            )
+    return shown
+
+
+class Forecaster(BaseEstimator):
+    """Forecasts the columns of a DataFrame or CSV file, in the manner of scikit-learn.
+
+    Args:
+        model: `auto` tries several within `max_minutes` and chooses on validation; or the name of one (`MODELS`).
+        horizon: rows to forecast; None is about a season.
+        settings: other fields of `ForecastSettings`, such as `{"width": 64}`.
+    """
+
+    def __init__(
+        self,
+        model: str = "auto",
+        horizon: int | None = None,
+        *,
+        date_column: str | None = None,
+        id_column: str | None = None,
+        columns: Sequence[str] | None = None,
+        known: Sequence[str] = (),
+        freq: str | None = None,
+        resample: str | None = None,
+        max_minutes: float | None = None,
+        seed: int = 0,
+        settings: dict[str, Any] | None = None,
+    ) -> None:
+        self.model, self.horizon, self.date_column, self.id_column = model, horizon, date_column, id_column
+        self.columns, self.known, self.freq, self.resample = columns, known, freq, resample
+        self.max_minutes, self.seed, self.settings = max_minutes, seed, settings
+
+    def _settings(self) -> ForecastSettings:
+        mine = {name: value for name, value in self.get_params(deep=False).items() if name != "settings"}
+        return ForecastSettings(out="", **mine | (self.settings or {}))
+
+    def _read(self, data: Source | None) -> Series:
+        return self.series_ if data is None else read_series(data, layout_of(self._settings()))
+
+    def fit(self, data: Source, y: None = None) -> Self:
+        """Train on a file or DataFrame; the last parts of it are for validation and test."""
+        self.series_ = read_series(data, layout_of(self._settings()))
+        fitted = fit_series(self._settings(), self.series_, say=lambda _: None)
+        self.trained_, self.candidates_ = fitted.trained, {one.name: one.valid_mse for one in fitted.candidates}
+        return self
+
+    def predict(self, data: Source | None = None, level: float = 0.9) -> pd.DataFrame:
+        """The forecast after the last date of the data (by default those of `fit`), with intervals."""
+        return forecast_after(self.trained_, self._read(data), level)
+
+    def cross_validate(
+        self, data: Source | None = None, level: float = 0.9, windows: int | None = None
+    ) -> pd.DataFrame:
+        """Rolling-origin forecasts of the test part: id, date, cutoff, y, forecast, low, high."""
+        tested = rolling_test(self.trained_, self._read(data), self._settings(), windows=windows)
+        return cross_validation(tested, level)
+
+    def evaluate(self, data: Source | None = None) -> dict[str, Any]:
+        """MSE, MAE, MASE, sMAPE, CRPS and coverage on the test part."""
+        tested = rolling_test(self.trained_, self._read(data), self._settings())
+        return scores(tested.found, tested.data, self.trained_.season, tested.half_widths)
+
+    def save(self, folder: str | Path) -> None:
+        save_trained(self.trained_, folder)
+
+    @classmethod
+    def load(cls, folder: str | Path, **settings: Any) -> Self:
+        """What `save` or `recurrify forecast train` wrote; `predict` then needs data."""
+        trained = load_trained(folder)
+        forecaster = cls(horizon=trained.horizon, known=trained.known, **settings)
+        forecaster.trained_ = trained
+        return forecaster

@@ -1,0 +1,149 @@
+"""The page of a forecast: the verdict, forecasts with intervals, errors by horizon, and scores."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+
+from recurrify.pages import Block, Chart, Column, Fold, Page, Table, Terms, Text, Verdict, chart, line_chart, numbers
+from recurrify.pages import write_page as write_file
+
+BASELINE = "seasonal"
+TERMS = (
+    ("MSE, MAE", "Mean squared and mean absolute error on values scaled to mean 0 and standard deviation 1."),
+    ("MASE", "Mean absolute error divided by that of repeating the last season in the training part; below 1 is good."),
+    ("sMAPE", "Absolute error divided by the sum of the absolute values of truth and forecast; 0 to 1."),
+    ("CRPS", "Scaled quantile loss of the intervals, divided by the mean absolute value; lower is better."),
+    ("coverage", "How much of the truth lay inside the intervals; a 90 % interval should hold 90 %."),
+    ("seasonal, last-value", "Repeat the last season or the last value. A model that loses to them is of no use."),
+)
+
+
+def verdict(result: Mapping[str, Any]) -> str:
+    """One sentence: better or worse than seasonal naive, by how much, and MASE."""
+    own, change = result["scores"][0], _change(result)
+    if change is None:
+        return f"{own['model']}: MASE {own['mase']:.2f}."
+    word = "better" if change > 0 else "worse"
+    return f"{own['model']} is {word} than seasonal naive by {abs(change):.0%} (MSE), MASE {own['mase']:.2f}."
+
+
+def _change(result: Mapping[str, Any]) -> float | None:
+    own, *others = result["scores"]
+    baseline = next((row for row in others if row["model"] == BASELINE), None)
+    return None if baseline is None or not baseline["mse"] else 1 - own["mse"] / baseline["mse"]
+
+
+def write_page(results: Sequence[Mapping[str, Any]], path: str | Path) -> None:
+    """One page for one or several evaluations; the first one has the verdict."""
+    first = results[0]
+    own, change = first["scores"][0], _change(first)
+    held = next(one for one in own["coverage"] if one["level"] == 0.9)
+    facts = [("MASE", f"{own['mase']:.2f}"), ("MAE, original units", f"{own['mae_original']:.4g}")]
+    facts += [("90 % intervals hold", f"{held['held']:.1%}"), ("windows", f"{own['windows']:,}")]
+    answer = Verdict(
+        verdict(first),
+        number="" if change is None else f"{change:+.0%}".replace("+", "−") if change > 0 else f"+{-change:.0%}",
+        interval="MSE compared with seasonal naive",
+        facts=facts,
+        tone="" if change is None else "better" if change > 0 else "worse",
+    )
+    blocks: list[Block] = []
+    for result in results:
+        if len(results) > 1:
+            blocks.append(Text(f"{result.get('name', result['data'])}: {verdict(result)}"))
+            blocks.append(forecast_chart(result, result.get("name", result["data"])))
+        blocks += [horizon_chart(result), score_table(result)]
+        if len(result["columns"]) > 1:
+            blocks.append(Fold("Scores by column", [column_table(result)]))
+        if result["gates"]:
+            rows = [[layer, gate] for layer, gate in result["gates"].items()]
+            blocks.append(Table("Share of the recurrence (gates)", ["layer", Column("gate", numbers.fixed)], rows))
+        blocks += [Text(f"Repaired: {repair}.", "note") for repair in result["repairs"]]
+    blocks.append(Fold("What the words mean", [Terms(TERMS)]))
+    title = f"Forecast of {first['data']}: {first['horizon']} steps of {first['frequency']}"
+    write_file(path, Page(title, answer, blocks, forecast_chart(first, "Forecasts"), first["provenance"]))
+
+
+def forecast_chart(result: Mapping[str, Any], title: str) -> Chart:
+    """Truth, forecast and interval over dates; the series and the forecast are chosen in two menus."""
+    records = []
+    for window in result["windows"]:
+        past = len(window["dates"]) - len(window["forecast"])
+        start = window["dates"][past]
+        for index, date in enumerate(window["dates"]):
+            record = {"series": window["column"], "from": start, "date": date, "truth": window["truth"][index]}
+            if index >= past:
+                record |= {name: window[name][index - past] for name in ("forecast", "low", "high")}
+            records.append(record)
+    menus = []
+    for name, label in (("series", "Series "), ("from", "Forecast from ")):
+        choices = list(dict.fromkeys(record[name] for record in records))
+        menu = alt.binding_select(options=choices, name=label)
+        menus.append(alt.selection_point(fields=[name], bind=menu, value=choices[-1], name=name))
+    base = alt.Chart(alt.Data(values=records)).encode(x=alt.X("date:T", title=None))
+    for chosen in menus:
+        base = base.transform_filter(chosen)
+    scale = alt.Scale(zero=False)
+    tips = [alt.Tooltip("date:T", format="%Y-%m-%d %H:%M")]
+    tips += [alt.Tooltip(f"{name}:Q", format=",.4~g") for name in ("truth", "forecast", "low", "high")]
+    legend = alt.Legend(title=None, orient="top")
+    names = alt.Color("what:N", scale=alt.Scale(domain=["forecast", "truth"]), legend=legend)
+    hover = alt.selection_point(on="pointerover", nearest=True, empty=False, clear="pointerout", encodings=["x"])
+    seen = alt.condition(hover, alt.value(1.0), alt.value(0.0))
+    layers = [
+        base.mark_area(opacity=0.18).encode(y=alt.Y("low:Q", title=None, scale=scale), y2="high:Q"),
+        base.transform_fold(["truth", "forecast"], as_=["what", "value"])
+        .mark_line()
+        .encode(y=alt.Y("value:Q", title=None, scale=scale), color=names),
+        base.mark_point(size=60, filled=True).encode(y="truth:Q", tooltip=tips, opacity=seen).add_params(hover),
+    ]
+    return chart(
+        alt.layer(*layers).add_params(*menus).to_dict(),
+        title=title,
+        description="Truth and forecast over dates, with the 90 % interval as a band.",
+        caption="The band is the 90 % interval. Point at a date for its values.",
+        height=300,
+    )
+
+
+def horizon_chart(result: Mapping[str, Any]) -> Chart:
+    records = [
+        {"step": step, "MSE": error, "model": row["model"]}
+        for row in result["scores"]
+        for step, error in enumerate(row["mse_by_horizon"], start=1)
+    ]
+    return line_chart(
+        records, x="step", y="MSE", series="model", title="Error by horizon", x_title="steps ahead", y_from_zero=True
+    )
+
+
+SCORES = {
+    "mse": "MSE",
+    "mae": "MAE",
+    "mase": "MASE",
+    "smape": "sMAPE",
+    "crps": "CRPS",
+    "mae_original": "MAE, original units",
+}
+
+
+def score_table(result: Mapping[str, Any]) -> Table:
+    columns: list[str | Column] = [
+        "model",
+        *(Column(title, lambda value: f"{value:,.4g}") for title in SCORES.values()),
+    ]
+    rows = [[row["model"], *(row.get(name) for name in SCORES)] for row in result["scores"]]
+    return Table(f"Test part, {result['first_date']} to {result['last_date']}", columns, rows)
+
+
+def column_table(result: Mapping[str, Any]) -> Table:
+    own = result["scores"][0]
+    held = next(one for one in own["coverage"] if one["level"] == 0.9)["by_column"]
+    columns: list[str | Column] = [
+        "column",
+        *(Column(title, lambda value: f"{value:,.4g}") for title in SCORES.values()),
+    ]
+    rows = [[name, *(found.get(score) for score in SCORES), held[name]] for name, found in own["columns"].items()]
+    return Table(f"{own['model']} by column", [*columns, Column("90 % hold", lambda value: f"{value:.1%}")], rows)

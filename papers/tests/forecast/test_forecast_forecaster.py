@@ -1,0 +1,172 @@
+"""Candidates, the choice between them, and the Forecaster: DataFrames in and out, saved and loaded."""
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.base import clone
+
+from recurrify.errors import UserError
+from recurrify_papers.forecast import Forecaster, load_trained
+from recurrify_papers.forecast import candidates as candidates_module
+from recurrify_papers.forecast.candidates import best_of, fit_ridge, resolved, train_candidate, train_candidates
+from recurrify_papers.forecast.forecaster import windows_of
+from recurrify_papers.forecast.reading import Layout, read_series
+from recurrify_papers.forecast.settings import ForecastSettings
+
+from conftest import daily_waves, hourly  # isort: skip
+
+FRAME = hourly(daily_waves(400))
+SETTINGS = ForecastSettings(out="", horizon=6, past=24)
+
+
+@pytest.fixture(scope="module")
+def fitted() -> Forecaster:
+    return Forecaster("nlinear", horizon=6).fit(FRAME)
+
+
+@pytest.mark.parametrize("kind", ["nlinear", "dlinear"])
+@pytest.mark.parametrize("groups", [1, 2], ids=["shared", "separate"])
+def test_ridge_is_the_closed_form(kind, groups, monkeypatch):
+    for name, value in {"PENALTIES": (1e-2,), "SEASONS": (), "MOST_GROUPS": groups}.items():
+        monkeypatch.setattr(candidates_module, name, value)
+    monkeypatch.setattr(candidates_module, "mean_squared_error", lambda model, *_: -model.config.groups)
+    series = read_series(FRAME)
+    settings = resolved(replace(SETTINGS, model=kind, past=8), series)
+    data = windows_of(settings, series)
+    model = fit_ridge(settings, data)
+    assert (model.config.past, model.config.groups) == (8, groups)
+    batch = data.batch(data.starts("train"))
+    inputs, level = model.inputs(batch.past, batch.future_time)
+    truth = batch.future.transpose(1, 2) - level
+    for index, one in enumerate([slice(None)] if groups == 1 else [slice(0, 1), slice(1, 2)]):
+        x, y = (part[:, one].reshape(-1, part.shape[-1]).double().numpy() for part in (inputs, truth))
+        penalty = np.full(x.shape[1], 1e-2 * np.mean(np.sum(x * x, axis=0)))
+        penalty[-1] = 0  # the bias
+        weight = np.linalg.solve(x.T @ x + np.diag(penalty), x.T @ y)
+        np.testing.assert_allclose(model.weight_GDP[index], weight, atol=1e-3)
+
+
+def test_auto_never_loses_to_seasonal_naive_on_validation():
+    series = read_series(FRAME)
+    settings = resolved(replace(SETTINGS, max_minutes=0.02), series)
+    found = list(train_candidates(settings, windows_of(settings, series), lambda _: None))
+    names = [one.name for one in found]
+    assert names[:4] == ["last-value", "seasonal", "nlinear", "dlinear"]
+    assert best_of(found).valid_mse == min(one.valid_mse for one in found)
+    assert best_of(found).valid_mse < found[1].valid_mse
+
+
+@pytest.mark.parametrize("name", ["ets", "theta", "arima"])
+def test_statistical_models_forecast_in_original_units(name):
+    values = 50 + 10 * np.sin(2 * np.pi * np.arange(60) / 4) + np.arange(60)
+    frame = pd.DataFrame({"ds": pd.date_range("2000", periods=60, freq="QS"), "y": values})
+    series = read_series(frame)
+    settings = resolved(ForecastSettings(out="", model=name, horizon=2), series)
+    candidate = train_candidate(settings, windows_of(settings, series))
+    assert candidate.valid_mse < 0.05
+    model = candidate.model
+    np.testing.assert_allclose(model.forecast(values[: model.config.past]), values[[36, 37]], rtol=0.05)
+
+
+def test_slow_models_are_compared_on_their_own_windows():
+    series = read_series(FRAME)
+    settings = resolved(SETTINGS, series)
+    data = windows_of(settings, series)
+    naive = train_candidate(replace(settings, model="seasonal"), data)
+    few = replace(naive, name="slow")
+    for factor, chosen in ((0.9, "slow"), (1.1, "seasonal")):
+        kept = slice(0, 20)
+        error = (naive.valid.forecast - naive.valid.truth)[kept] * factor
+        valid = replace(naive.valid, first_rows=naive.valid.first_rows[kept], truth=naive.valid.truth[kept],
+                        forecast=naive.valid.truth[kept] + error)  # fmt: skip
+        assert best_of([naive, replace(few, valid=valid)]).name == chosen
+
+
+def test_predict_continues_the_dates_in_the_format_of_the_data(fitted):
+    wide = fitted.predict()
+    assert list(wide) == ["date", "a", "a_low", "a_high", "b", "b_low", "b_high"]
+    assert wide["date"].tolist() == list(pd.date_range(FRAME.index[-1], periods=7, freq="h")[1:])
+    assert ((wide["a_low"] < wide["a"]) & (wide["a"] < wide["a_high"])).all()
+    np.testing.assert_allclose(wide["a"], daily_waves(406, noise=0)[400:, 0], atol=0.4)
+    assert (fitted.predict(level=0.5)["a_high"] < wide["a_high"]).all()
+    long = FRAME.reset_index().melt("date", var_name="unique_id", value_name="y")
+    table = Forecaster("nlinear", horizon=6).fit(long).predict()
+    assert list(table) == ["unique_id", "date", "forecast", "low", "high"]
+    np.testing.assert_allclose(table["forecast"], [*wide["a"], *wide["b"]], atol=1e-4)
+
+
+def test_cross_validation_is_a_table_of_rolling_forecasts(fitted):
+    table = fitted.cross_validate(windows=5)
+    assert list(table) == ["unique_id", "date", "cutoff", "y", "forecast", "low", "high"]
+    assert len(table) == 5 * 6 * 2
+    assert (table["cutoff"] < table["date"]).all()
+    truth = FRAME.stack().rename_axis(["date", "unique_id"]).rename("truth").reset_index()
+    joined = table.merge(truth, on=["date", "unique_id"])
+    np.testing.assert_allclose(joined["y"], joined["truth"], rtol=1e-5)
+    result = fitted.evaluate()
+    assert result["mase"] < 1
+    assert 0.8 < result["coverage"][2]["held"] < 1
+
+
+def test_saved_forecaster_predicts_the_same(fitted, tmp_path):
+    fitted.save(tmp_path)
+    loaded = Forecaster.load(tmp_path)
+    pd.testing.assert_frame_equal(loaded.predict(FRAME), fitted.predict())
+    assert load_trained(tmp_path).valid_end == str(FRAME.index[319])
+    with pytest.raises(UserError, match="no column 'b'"):
+        loaded.predict(FRAME[["a"]])
+    with pytest.raises(UserError, match="step"):
+        loaded.predict(FRAME.set_axis(pd.date_range("2020", periods=400, freq="D", name="date")))
+    with pytest.raises(UserError, match="longer file"):
+        loaded.predict(FRAME.iloc[:10])
+    with pytest.raises(UserError, match="`level`"):
+        loaded.predict(FRAME, level=0.7)
+    with pytest.raises(UserError, match="no forecaster"):
+        load_trained(tmp_path / "other")
+    (tmp_path / "model.safetensors").write_bytes(b"nothing")
+    with pytest.raises(UserError, match="cannot be loaded"):
+        load_trained(tmp_path)
+
+
+def test_known_covariates_improve_a_forecast():
+    generator = np.random.default_rng(0)
+    promotion = generator.integers(0, 2, 500).astype(float)
+    frame = pd.DataFrame(
+        {"ds": pd.date_range("2020", periods=500, freq="D"), "sales": 10 + 5 * promotion, "promo": promotion}
+    )
+    frame["sales"] += generator.normal(size=500) * 0.1
+    frame.loc[490:, "sales"] = np.nan
+    known = Forecaster("nlinear", horizon=7, known=["promo"]).fit(frame)
+    assert (
+        known.evaluate()["mae"]
+        < 0.2 * Forecaster("nlinear", horizon=7, columns=["sales"]).fit(frame.iloc[:490]).evaluate()["mae"]
+    )
+    np.testing.assert_allclose(known.predict()["sales"], 10 + 5 * promotion[490:497], atol=0.6)
+    with pytest.raises(UserError, match="known covariates up to"):
+        known.predict(frame.iloc[:492])
+
+
+def test_forecaster_is_a_scikit_learn_estimator():
+    forecaster = Forecaster("seasonal", horizon=3, seed=4)
+    assert clone(forecaster).get_params() == forecaster.get_params()
+    assert "horizon=3" in repr(forecaster)
+
+
+def test_short_monthly_series_works_with_defaults():
+    trend = np.arange(144) * 2 + 100
+    values = trend * (1 + 0.2 * np.sin(2 * np.pi * np.arange(144) / 12))
+    frame = pd.DataFrame({"unique_id": "air", "ds": pd.date_range("1949", periods=144, freq="ME"), "y": values})
+    forecaster = Forecaster(max_minutes=0.1).fit(frame)
+    assert len(forecaster.predict()) == 12
+    assert forecaster.evaluate()["mase"] < 1
+    assert set(forecaster.candidates_) >= {"seasonal", "nlinear"}
+
+
+def test_unaffordable_models_are_named():
+    series = read_series(FRAME, Layout(columns=["a"]))
+    settings = resolved(replace(SETTINGS, max_minutes=0.001), series)
+    said: list[str] = []
+    list(train_candidates(settings, windows_of(settings, series), said.append))
+    assert any("left out" in line and "--model ets" in line for line in said)
