@@ -6,7 +6,7 @@ import pytest
 
 from recurrify.results import load_result
 from recurrify_papers.experiment import Row, experiments
-from recurrify_papers.experiment_page import experiment_page, markdown
+from recurrify_papers.report import experiment_page, markdown
 
 RESULTS = sorted((Path(__file__).parents[2] / "results").glob("*.json"))
 TABLES = [path for path in RESULTS if load_result(path).get("kind") == "experiment"]

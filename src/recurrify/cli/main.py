@@ -74,7 +74,7 @@ def demo(
     Run the same command again to resume.
     """
     from recurrify.demo import run_demo
-    from recurrify.pages.markdown_text import summary
+    from recurrify.pages.demo import summary
 
     with run_lock(out):
         result = run_demo(out, say, live_tokens, tuple(range(seeds)), side_by_side=os.cpu_count() or 1)

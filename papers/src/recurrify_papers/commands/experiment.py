@@ -98,7 +98,7 @@ def report(
     name: Annotated[str | None, typer.Option(help="Only this experiment.")] = None,
 ) -> None:
     """One HTML and one Markdown page per experiment, and an index: ours compared with published values."""
-    from recurrify_papers.experiment_page import write_report
+    from recurrify_papers.report import write_report
 
     for path in write_report(root, out or root, name, picture):
         typer.echo(str(path))

@@ -67,9 +67,9 @@ def train(
     given = {name: value for name, value in options.items() if value is not None}
     settings = ForecastSettings(data=str(data), out=str(folder), max_minutes=max_minutes, device=device, **given)
     from recurrify.data.texts import pick_device
-    from recurrify.side_by_side import held_alone
+    from recurrify.run_lock import run_lock
 
-    with held_alone(folder):
+    with run_lock(folder):
         _train(replace(settings, device=str(pick_device(device))), folder)
 
 
