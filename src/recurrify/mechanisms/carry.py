@@ -73,6 +73,7 @@ class CarryConfig(MechanismConfig):
 class Carry(SlotMechanism):
     """memory (B, receiving layers × slots, K) = network(pooled window)."""
 
+    config: CarryConfig
     running_mean: Tensor
     running_variance: Tensor
     windows_seen: Tensor

@@ -18,6 +18,7 @@ compiled code draw different random numbers; a model with dropout is therefore c
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -173,7 +174,7 @@ def _in_parts(model: Any, inputs: dict[str, Tensor], scored: int) -> Step:
     total: Step | None = None
     for part in torch.arange(rows).split(max(1, -(-rows // EAGER_PARTS))):
         chosen = {name: value[part.to(value.device)] for name, value in inputs.items()}
-        step = take_step(model, lambda chosen=chosen: _loss_of(model, chosen, scored))
+        step = take_step(model, partial(_loss_of, model, chosen, scored))
         total = step if total is None else _sum(total, step)
     assert total is not None, "a batch has rows"
     return total
