@@ -39,7 +39,7 @@ DIGIT_DATES = {
 REGULAR = 0.1
 """Standard deviation of regular steps, months for example, as a share of their mean."""
 CALENDAR_STEPS = ("B", "MS", "ME", "QS", "QE", "YS", "YE")
-Source: TypeAlias = "str | Path | pd.DataFrame"
+Source: TypeAlias = str | Path | pd.DataFrame
 
 
 @dataclass(frozen=True, kw_only=True)
