@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias, Union
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -39,7 +39,7 @@ DIGIT_DATES = {
 REGULAR = 0.1
 """Standard deviation of regular steps, months for example, as a share of their mean."""
 CALENDAR_STEPS = ("B", "MS", "ME", "QS", "QE", "YS", "YE")
-Source: TypeAlias = Union[str, Path, "pd.DataFrame"]
+Source: TypeAlias = str | Path | pd.DataFrame
 
 
 @dataclass(frozen=True, kw_only=True)
