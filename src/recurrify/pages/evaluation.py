@@ -79,7 +79,7 @@ def gain_table(gains: Sequence[Mapping[str, Any]]) -> Table | None:
     found = [(entry, gain) for entry in gains if (gain := Gain.of(entry)) is not None]
     if not found:
         return None
-    columns = ["model", "compared with", Column("overlap", numbers.count)]
+    columns: list[str | Column] = ["model", "compared with", Column("overlap", numbers.count)]
     columns += [Column("gain", lambda value: numbers.percent(value, signed=True))]
     columns += [Column("95 % interval", lambda ends: numbers.percent_range(ends, signed=True)), "unit", "verdict"]
     rows = [
@@ -99,7 +99,7 @@ def gain_table(gains: Sequence[Mapping[str, Any]]) -> Table | None:
 
 def cost_chart(rows: Sequence[Mapping[str, Any]], unit: str = "token") -> Chart | None:
     """Perplexity against FLOPs per token: lower and further left is better."""
-    records = [
+    records: list[dict[str, Any]] = [
         {
             "FLOPs per token": row.get("full_flops_per_token"),
             "perplexity": row.get(f"perplexity_per_{unit}"),
@@ -200,5 +200,9 @@ def _speed(result: Mapping[str, Any]) -> list[Section]:
         [name, numbers.finite(found.get("tokens_per_second")), numbers.finite(found.get("peak_bytes"))]
         for name, found in (result.get("speed") or {}).items()
     ]
-    columns = ["model", Column("tokens per second", numbers.count), Column("GPU memory, bytes", numbers.large)]
+    columns: list[str | Column] = [
+        "model",
+        Column("tokens per second", numbers.count),
+        Column("GPU memory, bytes", numbers.large),
+    ]
     return [Section("Speed", [Table("Speed of scoring", columns, rows)])] if rows else []

@@ -286,7 +286,11 @@ def _gradients(result: Result) -> list[Block]:
     mean = gradients["mean"]
     own = mean[0] or math.nan
     rows = [[str(back), value, value / own] for back, value in enumerate(mean)]
-    columns = ["windows back", Column("gradient norm", lambda value: f"{value:.3g}"), Column("relative", _small_share)]
+    columns: list[str | Column] = [
+        "windows back",
+        Column("gradient norm", lambda value: f"{value:.3g}"),
+        Column("relative", _small_share),
+    ]
     table = Table("Gradient of a window's loss", columns, rows)
     records = [{"windows back": back, "gradient norm": value} for back, value in enumerate(mean) if value]
     note = (

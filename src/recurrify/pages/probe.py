@@ -114,7 +114,7 @@ def _table(title: str, asked: Asked, found: Entries) -> Table:
         lines += [(row.get("distance"), row) for row in scores.get("rows") or []]
         rows += [[name, distance, *_values(row)] for distance, row in lines if row]
     levels = ", ".join(f"{name} {numbers.percent(level)}" for name, level in _levels(asked).items())
-    columns = ["model", Column("distance", numbers.count), Column("accuracy", numbers.percent)]
+    columns: list[str | Column] = ["model", Column("distance", numbers.count), Column("accuracy", numbers.percent)]
     columns += [Column("95 % interval", numbers.percent_range), Column("probability", numbers.fixed)]
     return Table(f"{title} ({levels})" if levels else title, [*columns, Column("answers", numbers.count)], rows)
 
@@ -176,8 +176,10 @@ def farthest_recall(tasks: Sequence[tuple[str, Asked, Entries]]) -> Recall | Non
             for row in scores.get("rows") or []:
                 interval, distance = numbers.finite_pair(row.get("interval")), numbers.finite(row.get("distance"))
                 accuracy = numbers.finite(row.get("accuracy"))
-                if None not in (interval, distance, accuracy, level) and interval[0] > level:  # type: ignore[index]
-                    found.append(Recall(distance, title, name, accuracy, interval, level))  # type: ignore[arg-type]
+                if interval is None or distance is None or accuracy is None or level is None:
+                    continue
+                if interval[0] > level:
+                    found.append(Recall(distance, title, name, accuracy, interval, level))
     return max(found, key=lambda one: (one.distance, one.accuracy), default=None)
 
 
@@ -238,7 +240,12 @@ def _described(task: str, found: Entries) -> str:
 
 
 def _models(results: Sequence[Result]) -> Table:
-    columns = ["model", "mechanism", Column("window", numbers.count), Column("trained up to", numbers.count)]
+    columns: list[str | Column] = [
+        "model",
+        "mechanism",
+        Column("window", numbers.count),
+        Column("trained up to", numbers.count),
+    ]
     rows = [
         [
             name,

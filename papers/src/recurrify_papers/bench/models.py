@@ -178,10 +178,11 @@ class NaiveLoop(Stepper):
 
     def __init__(self, size: Size, device: torch.device) -> None:
         twin = recurrent_model(size, "carry", device)
-        model = nn.ModuleDict({"base": base_model(size, device), "mechanism": twin.mechanism})
-        super().__init__("naive loop", model, device, full_flops_per_token(twin))
-        self.window, self.base = size.window, model["base"]
+        self.window = size.window
+        self.base: Any = base_model(size, device)
         self.mechanism: Any = twin.mechanism
+        model = nn.ModuleDict({"base": self.base, "mechanism": self.mechanism})
+        super().__init__("naive loop", model, device, full_flops_per_token(twin))
 
     def loss(self, ids: Tensor, inside_windows: bool = False) -> Tensor:
         body: Any = self.base.transformer

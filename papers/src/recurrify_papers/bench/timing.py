@@ -5,6 +5,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -54,7 +55,7 @@ def interleave(
             if timing.problem is None and deadline is not None and time.monotonic() > deadline:
                 timing.problem = OUT_OF_TIME
             if timing.problem is None:
-                timing.problem = attempt(lambda entrant=entrant, timing=timing: _turn(entrant, timing, device), device)
+                timing.problem = attempt(partial(_turn, entrant, timing, device), device)
                 entrant.release()
     return timings
 
