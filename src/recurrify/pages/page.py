@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -312,7 +313,7 @@ def vega_bundle() -> Markup:
     """Vega's JavaScript, which a page with charts carries once; kept in the cache, since bundling takes seconds."""
     import vl_convert
 
-    kept = cache_folder() / f"vega-{vl_convert.__version__}.js"
+    kept = cache_folder() / f"vega-{version('vl-convert-python')}.js"
     try:
         return Markup(kept.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError):

@@ -143,7 +143,7 @@ def accuracy_chart(title: str, asked: Asked, found: Entries) -> Chart:
         series="model",
         band=("low", "high"),
         levels=_levels(asked),
-        marks={"trained up to here": float(trained.pop())} if len(trained) == 1 else {},
+        marks={"trained up to here": float(trained.pop() or 0)} if len(trained) == 1 else {},
         points=True,
         title=title,
         x_title="distance in windows (0: full context)",

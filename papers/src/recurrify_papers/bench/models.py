@@ -180,8 +180,9 @@ class NaiveLoop(Stepper):
         twin = recurrent_model(size, "carry", device)
         self.window = size.window
         self.base: Any = base_model(size, device)
+        assert twin.mechanism is not None
         self.mechanism: Any = twin.mechanism
-        model = nn.ModuleDict({"base": self.base, "mechanism": self.mechanism})
+        model = nn.ModuleDict({"base": self.base, "mechanism": twin.mechanism})
         super().__init__("naive loop", model, device, full_flops_per_token(twin))
 
     def loss(self, ids: Tensor, inside_windows: bool = False) -> Tensor:
