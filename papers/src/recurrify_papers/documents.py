@@ -1,7 +1,6 @@
 """Reading documents of a text source, with a line for the user about what was read and what was skipped."""
 
-from recurrify.data import Document, Skipped, load_documents
-from recurrify.data.texts import Say
+from recurrify.data import Document, Say, Skipped, load_documents
 
 MOST_SKIPPED = 10
 

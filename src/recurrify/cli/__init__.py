@@ -1,5 +1,6 @@
 """The command line. Commands import torch and transformers when they run, so that help is quick."""
 
+from recurrify.cli import options
 from recurrify.cli.settings import examples, memory_settings, parse_setting, settings_command
 
-__all__ = ["examples", "memory_settings", "parse_setting", "settings_command"]
+__all__ = ["examples", "memory_settings", "options", "parse_setting", "settings_command"]

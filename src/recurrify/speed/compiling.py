@@ -87,10 +87,6 @@ def compile_function(function: Callable[..., Any], variant: str = "", **choices:
     return torch.compile(function, options=compiler_options(variant), **choices)
 
 
-compiled = compile_function
-"""The name of `compile_function` in recurrify 0.1."""
-
-
 @cache
 def write_barriers() -> None:
     """Add barriers to the kernels of marked graphs, in Inductor's code generator."""

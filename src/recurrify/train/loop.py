@@ -18,7 +18,7 @@ from transformers.trainer_callback import PrinterCallback
 from recurrify.data.sequences import IGNORED
 from recurrify.errors import UserError
 from recurrify.speed.backends import leave_out_cudnn
-from recurrify.speed.compiling import compiled
+from recurrify.speed.compiling import compile_function
 from recurrify.speed.products import quick_products
 from recurrify.speed.verify import verify_module, verify_windows
 from recurrify.train.callbacks import (
@@ -80,10 +80,10 @@ class ValidatingTrainer(Trainer):
             loss: Tensor = self.compute_loss(one, dict(batch))
             return loss
 
-        fast = compiled(own)
+        fast = compile_function(own)
         if verify_module(fast, own, loss_of, self.compute_loss_context_manager) is own:
             return model
-        return fast if model is own else compiled(model)
+        return fast if model is own else compile_function(model)
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"

@@ -12,7 +12,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from recurrify.data import TokenizedDocument
 from recurrify.evaluate import evaluate_documents, full_flops_per_token
-from recurrify.speed.graphed_generation import graph_generation
+from recurrify.speed import graph_generation
 from recurrify_papers.bench.bench import Bench
 from recurrify_papers.bench.checks import check_generation
 from recurrify_papers.bench.models import base_model, half, random_tokens, recurrent_model

@@ -10,10 +10,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from recurrify import RecurrentForCausalLM, add_recurrence
 from recurrify.evaluate import full_flops_per_token
 from recurrify.modeling import recurrence_config
-from recurrify.speed.backends import with_cudnn
-from recurrify.speed.compiled import compile_windows
-from recurrify.speed.graphed import graph_steps
-from recurrify.speed.products import quick_products
+from recurrify.speed import compile_windows, graph_steps, quick_products, with_cudnn
 from recurrify_papers.bench.sizes import Size, shape_settings
 from recurrify_papers.bench.timing import NotMeasuredError
 

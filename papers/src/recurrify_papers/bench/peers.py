@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import set_seed
 
-from recurrify.speed.backends import with_cudnn
+from recurrify.speed import with_cudnn
 from recurrify_papers.bench.bench import Bench
 from recurrify_papers.bench.models import Recurrent, Stepper, random_tokens
 from recurrify_papers.bench.sizes import Size

@@ -30,18 +30,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from recurrify.data import TokenizedDocument, TrainingSequences, checksum, load_documents, tokenize_documents
-from recurrify.data.texts import shorten
-from recurrify.evaluate import (
-    METRICS,
-    Evaluation,
-    evaluate_documents,
-    full_flops_per_token,
-    interval,
-    memory_cost,
-    relative_gain,
-)
-from recurrify.modeling import (
+from recurrify import (
     CarryConfig,
     CompressConfig,
     KVConfig,
@@ -52,8 +41,11 @@ from recurrify.modeling import (
     TailConfig,
     add_recurrence,
     load_model,
-    model_tokenizer,
+    memory_cost,
 )
+from recurrify.data import TokenizedDocument, TrainingSequences, checksum, load_documents, shorten, tokenize_documents
+from recurrify.evaluate import METRICS, Evaluation, evaluate_documents, full_flops_per_token, interval, relative_gain
+from recurrify.modeling import model_tokenizer
 from recurrify.results import provenance, save_result
 from recurrify.train import TrainSettings, train
 

@@ -69,7 +69,7 @@ def _run(
     again: bool,
     max_minutes: float | None,
 ) -> list[str]:
-    from recurrify.data.texts import pick_device
+    from recurrify.data import pick_device
     from recurrify_papers.bench.bench import PARTS, Bench, run_bench
     from recurrify_papers.bench.models import MODES
     from recurrify_papers.bench.models import memories as known_memories

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from recurrify import UserError
 from recurrify.console import say, show_table
-from recurrify.errors import UserError
 from recurrify.records import LOCK_FILE
 from recurrify.results import check_overwrites_nothing, load_result, provenance, save_result, write_whole
 from recurrify_papers.forecast.settings import NAIVE, ForecastSettings
@@ -66,7 +66,7 @@ def train(
     folder = out or OUT / data.name.split(".")[0]
     given = {name: value for name, value in options.items() if value is not None}
     settings = ForecastSettings(data=str(data), out=str(folder), max_minutes=max_minutes, device=device, **given)
-    from recurrify.data.texts import pick_device
+    from recurrify.data import pick_device
     from recurrify.run_lock import run_lock
 
     with run_lock(folder):
@@ -166,7 +166,7 @@ def evaluate(
     device: Device = "auto",
 ) -> None:
     """Score every window of the test part (a rolling-origin backtest), with naive forecasts for comparison."""
-    from recurrify.data.texts import pick_device
+    from recurrify.data import pick_device
 
     settings, series = _run_data(run, data)
     check_overwrites_nothing(out, data, run, settings.data)
@@ -253,7 +253,7 @@ def table1(
     device: Device = "auto",
 ) -> None:
     """Table 1 of the RSA paper: print the published and our committed results, or run it with --data."""
-    from recurrify.data.texts import pick_device
+    from recurrify.data import pick_device
     from recurrify_papers.forecast import table1 as reproduction
 
     if data is None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import typer
 
-from recurrify.cli.settings import settings_command
+from recurrify.cli import settings_command
 from recurrify.console import is_first, perplexity_level, say
 from recurrify.run_lock import run_lock
 from recurrify_papers.pretrain.settings import PretrainSettings

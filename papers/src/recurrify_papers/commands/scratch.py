@@ -5,10 +5,9 @@ from typing import Annotated, Any
 
 import typer
 
-from recurrify.cli import options
-from recurrify.cli.settings import settings_command
+from recurrify import UserError
+from recurrify.cli import options, settings_command
 from recurrify.console import say, show_table
-from recurrify.errors import UserError
 from recurrify.records import check_has_model
 from recurrify.results import check_overwrites_nothing, provenance, save_result
 from recurrify.run_lock import run_lock

@@ -24,8 +24,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from recurrify import UserError
 from recurrify.data import EVERYTHING, SPLITS, Corpus, Document, Skipped
-from recurrify.errors import UserError
 
 FOLDER_VARIABLE = "RECURRIFY_DATA"
 SUFFIXES = ("", ".xz", ".gz", ".zip")

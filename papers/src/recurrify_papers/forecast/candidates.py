@@ -13,9 +13,8 @@ import torch
 from scipy.linalg import solve
 from torch import nn
 
-from recurrify.attention.config import RSAConfig
+from recurrify import RSAConfig, UserError
 from recurrify.console import progress_bar
-from recurrify.errors import UserError
 from recurrify_papers.forecast.data import WindowedSeries, default_horizon, split_rows, usual_season
 from recurrify_papers.forecast.reading import Series
 from recurrify_papers.forecast.scoring import SLOW_WINDOWS, Backtest, backtest, mean_squared_error

@@ -13,7 +13,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from recurrify.errors import UserError
+from recurrify import UserError
 from recurrify_papers.forecast.reading import Series
 
 Part = Literal["train", "valid", "test"]

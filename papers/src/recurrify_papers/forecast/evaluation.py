@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from recurrify.attention.encoding import RecurrenceEncoding
+from recurrify.attention import RecurrenceEncoding
 from recurrify.results import provenance
 from recurrify_papers.forecast.candidates import AUTO_NETWORKS, AUTO_WINDOWS, naive_model
 from recurrify_papers.forecast.forecaster import load_trained, rolling_test, shown_windows

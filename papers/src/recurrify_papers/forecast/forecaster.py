@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save
 from sklearn.base import BaseEstimator
 from torch import nn
 
-from recurrify.errors import UserError
+from recurrify import UserError
 from recurrify.results import write_whole
 from recurrify_papers.forecast.candidates import (
     Candidate,

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from pandas.tseries.frequencies import to_offset
 
-from recurrify.errors import UserError
+from recurrify import UserError
 
 MOST_FILLED = 0.05
 """Largest share of rows, and of each column, that is filled."""

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from recurrify.errors import UserError
+from recurrify import UserError
 from recurrify_papers.forecast.data import Batch, Part, WindowedSeries
 
 LEVELS = (0.5, 0.8, 0.9, 0.95)

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from recurrify.errors import UserError
+from recurrify import UserError
 from recurrify.records import RunRecord
 
 NAIVE = ("last-value", "seasonal")

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
-from recurrify.errors import UserError
+from recurrify import UserError
 from recurrify.results import load_result, provenance, save_result
 from recurrify_papers.runner import Run, Say, run_all
 

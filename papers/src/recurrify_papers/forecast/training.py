@@ -16,14 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recurrify.attention.encoding import recurrence_parameters
-from recurrify.attention.kernels import TRITON_INSTALLED
-from recurrify.errors import UserError
+from recurrify import UserError
+from recurrify.attention import TRITON_INSTALLED, recurrence_parameters
 from recurrify.interrupts import Interrupt
 from recurrify.results import write_whole
-from recurrify.speed.backends import leave_out_cudnn
-from recurrify.speed.capturing import capturable_optimizer, capture, on_side_stream, set_rate
-from recurrify.speed.compiling import compiled
+from recurrify.speed import capturable_optimizer, capture, compile_function, leave_out_cudnn, on_side_stream, set_rate
 from recurrify_papers.forecast.data import WindowedSeries
 from recurrify_papers.forecast.scoring import mean_squared_error
 from recurrify_papers.forecast.settings import ForecastSettings
@@ -100,7 +97,7 @@ class Step:
         # cuDNN's LSTM and GRU keep a state of their own, and are one call anyway.
         usual = "graph" if device.type == "cuda" and settings.model not in ("lstm", "gru") else "plain"
         self.speed = usual if settings.speed == "auto" else settings.speed
-        self.forward: Callable[..., Tensor] = compiled(model) if self.speed == "compile" else model
+        self.forward: Callable[..., Tensor] = compile_function(model) if self.speed == "compile" else model
         if isinstance(model, Informer):
             model.fuse(fused and self.speed == "graph" and TRITON_INSTALLED)
         leave_out_cudnn()

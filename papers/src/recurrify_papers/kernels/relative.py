@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from recurrify.attention.kernels import KERNEL_TYPES, KERNEL_WIDTHS, TRITON_INSTALLED
+from recurrify.attention import KERNEL_TYPES, KERNEL_WIDTHS, TRITON_INSTALLED
 
 KERNEL_PAIRS = 2**31
 """Limit of pairs of queries and keys in one head, which the kernels count in 32 bits."""

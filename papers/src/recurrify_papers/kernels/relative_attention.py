@@ -13,7 +13,7 @@ import triton
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from recurrify.attention.kernels.rsa import unit_stride
+from recurrify.attention.kernels import unit_stride
 from recurrify_papers.kernels.relative_attention_kernels import (
     forward_kernel,
     keys_kernel,

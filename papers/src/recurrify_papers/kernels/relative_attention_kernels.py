@@ -17,7 +17,7 @@ has BQ queries, or BK keys, of one head. The gradient of the position scores (B,
 import triton
 import triton.language as tl
 
-from recurrify.attention.kernels.rsa_parts import rows_of_head
+from recurrify.attention.kernels import rows_of_head
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-1e30)

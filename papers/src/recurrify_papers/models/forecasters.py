@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurrify.errors import UserError
+from recurrify import UserError
 
 AVERAGE = 25
 """Rows of the moving average that is the trend."""

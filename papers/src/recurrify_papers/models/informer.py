@@ -18,11 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurrify.attention import scan
-from recurrify.attention.config import RSAConfig
-from recurrify.attention.encoding import RecurrenceEncoding
-from recurrify.errors import UserError
-from recurrify.speed import compiling
+from recurrify import RSAConfig, UserError
+from recurrify.attention import RecurrenceEncoding, scan
+from recurrify.speed import compile_function
 from recurrify_papers.models.prob_sparse import prob_sparse_attention, sample_keys
 
 LONGEST_CHUNK = 1024
@@ -206,7 +204,7 @@ def compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """One kernel forward and few backward. Compiled dropout draws its seed from torch's generator on the device in each
     call, so a captured CUDA graph drops other elements in each replay."""
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, COMPILATIONS)
-    return compiling.compiled(function, fullgraph=True, dynamic=False)
+    return compile_function(function, fullgraph=True, dynamic=False)
 
 
 def in_rows(states_BTW: Tensor) -> Tensor:

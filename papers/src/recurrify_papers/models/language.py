@@ -14,8 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import nn
 
-from recurrify.attention import RSAConfig
-from recurrify.errors import UserError
+from recurrify import RSAConfig, UserError
 from recurrify.results import write_whole
 from recurrify_papers.data.wikipedia import is_text8
 from recurrify_papers.models.block_recurrent import BlockRecurrentConfig, BlockRecurrentTransformer

@@ -9,8 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from recurrify.attention import RSAConfig
-from recurrify.errors import UserError
+from recurrify import RSAConfig, UserError
 
 INITIAL_STD = 0.02
 """Standard deviation of the initial weights."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from recurrify.attention.kernels import KERNEL_TYPES, KERNEL_WIDTHS, TRITON_INSTALLED
+from recurrify.attention import KERNEL_TYPES, KERNEL_WIDTHS, TRITON_INSTALLED
 
 EVALUATION_SEED = 0
 """Of the keys sampled in evaluation, so that the same model and data give the same forecast."""

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurrify.errors import UserError
-from recurrify.vocabulary import embed
+from recurrify import UserError, embed
 from recurrify_papers.models.parts import LanguageOutput, check_sizes, check_state
 
 INITIAL_RANGE = 0.1

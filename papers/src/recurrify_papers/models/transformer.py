@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurrify.attention import RecurrenceEncoding, RSAConfig, ScanState, mix_recurrence
-from recurrify.vocabulary import embed
+from recurrify import RSAConfig, embed
+from recurrify.attention import RecurrenceEncoding, ScanState, mix_recurrence
 from recurrify_papers.models.parts import (
     DecoderConfig,
     FeedForward,

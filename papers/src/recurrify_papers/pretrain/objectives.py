@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from transformers import DataCollatorForLanguageModeling
 
+from recurrify import UserError
 from recurrify.data import collate_rows
-from recurrify.errors import UserError
 
 IGNORED = -100
 """Label of a token that is not predicted."""

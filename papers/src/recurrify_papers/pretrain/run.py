@@ -11,12 +11,14 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, set_seed
 
-from recurrify import NoRecurrence, add_recurrence
+from recurrify import NoRecurrence, UserError, add_recurrence
 from recurrify.console import is_first
 from recurrify.data import (
     Document,
     PackedRows,
+    Say,
     TokenizedDocument,
+    cache_folder,
     checksum,
     load_tokenizer,
     make_tokenizer,
@@ -24,8 +26,6 @@ from recurrify.data import (
     save_tokenizer,
     tokenize_cached,
 )
-from recurrify.data.texts import Say, cache_folder
-from recurrify.errors import UserError
 from recurrify.evaluate import evaluate_documents
 from recurrify.records import RESULT_FILE
 from recurrify.results import provenance, save_result

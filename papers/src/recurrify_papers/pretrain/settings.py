@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from recurrify.errors import UserError
+from recurrify import UserError
 from recurrify.settings import setting
 from recurrify.train import TrainerSettings
 

@@ -24,8 +24,8 @@ from transformers import (
 )
 from transformers.utils import is_torch_tf32_available
 
+from recurrify import UserError
 from recurrify.data import PackedRows
-from recurrify.errors import UserError
 from recurrify.train import (
     TrainOutcome,
     Validate,

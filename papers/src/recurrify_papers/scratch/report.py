@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from recurrify.errors import UserError
+from recurrify import UserError
 from recurrify.pages import Column, Page, Section, Table, Text, Verdict, line_chart, numbers, write_page
 from recurrify.records import RESULT_FILE, RUN_FILE
 from recurrify.results import load_result

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurrify.errors import UserError
+from recurrify import UserError
 
 
 class BatchRows:

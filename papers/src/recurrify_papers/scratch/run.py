@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from recurrify import UserError
 from recurrify.console import progress_bar
-from recurrify.data.texts import Say, pick_device
-from recurrify.errors import UserError
+from recurrify.data import Say, pick_device
 from recurrify.records import MODEL_FOLDER, RESULT_FILE
 from recurrify.results import provenance, save_result
-from recurrify.speed.backends import leave_out_cudnn
+from recurrify.speed import leave_out_cudnn
 from recurrify.train import earlier_result, explain_full_disk
 from recurrify_papers.models.language import (
     architecture_name,

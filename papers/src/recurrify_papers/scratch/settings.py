@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from recurrify.errors import UserError
+from recurrify import UserError
 from recurrify.records import RunRecord
 from recurrify.settings import setting
 

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurrify.attention.encoding import recurrence_parameters
-from recurrify.errors import UserError
-from recurrify.speed.capturing import capturable_optimizer, capture, on_side_stream, set_rate
-from recurrify.speed.compiling import compiled
+from recurrify import UserError
+from recurrify.attention import recurrence_parameters
+from recurrify.speed import capturable_optimizer, capture, compile_function, on_side_stream, set_rate
 from recurrify.train import uses_bf16
 from recurrify_papers.scratch.rows import BatchRows
 from recurrify_papers.scratch.settings import ScratchSettings
@@ -103,7 +102,7 @@ class Stepper:
         if self.quick is None:
             # Without a reset, a process that trains several models would reach the compiler's limit.
             torch.compiler.reset()
-            self.quick = compiled(self._loss, dynamic=False)
+            self.quick = compile_function(self._loss, dynamic=False)
         return self._update(self.quick, tokens_BN.long()) if self.speed == "compile" else self._captured(tokens_BN)
 
     def _first_state(self) -> State:

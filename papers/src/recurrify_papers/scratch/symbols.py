@@ -16,10 +16,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from recurrify.data import load_tokenizer, pack_documents, tokenize_cached
-from recurrify.data.splits import EVERYTHING, SPLITS, canonical_split
-from recurrify.data.texts import Say, cache_folder
-from recurrify.errors import UserError
+from recurrify import UserError
+from recurrify.data import (
+    EVERYTHING,
+    SPLITS,
+    Say,
+    cache_folder,
+    canonical_split,
+    load_tokenizer,
+    pack_documents,
+    tokenize_cached,
+)
 from recurrify.results import write_whole
 from recurrify_papers.data.wikipedia import ENWIK8, TEXT8, part_of_dump, read_dump
 from recurrify_papers.documents import read_documents

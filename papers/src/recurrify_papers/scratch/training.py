@@ -19,10 +19,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from recurrify.errors import UserError
+from recurrify import UserError
 from recurrify.interrupts import Interrupt
 from recurrify.results import write_whole
-from recurrify.speed.products import quick_products
+from recurrify.speed import quick_products
 from recurrify.train import last_whole_checkpoint
 from recurrify_papers.scratch.rows import BatchRows, Score
 from recurrify_papers.scratch.settings import ScratchSettings
