@@ -2,13 +2,16 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint fix clean
+.PHONY: demo test docs lint fix clean
 
-demo: $(VENV)/.ready  ## set up, then run the whole story offline: ten to fifteen minutes on two slow cores
+demo: $(VENV)/.ready  ## set up, then read a novel with and without memory: about five minutes on two cores
 	$(BIN)/recurrify demo
 
 test: $(VENV)/.ready lint  ## set up, then lint, types, import directions and all tests
 	$(BIN)/python -m pytest -n auto --dist worksteal
+
+docs: $(VENV)/.ready  ## build the documentation site in site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .
@@ -23,7 +26,7 @@ fix: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml papers/pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' -e papers
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' -e 'papers[forecast]'
 	touch $@
 
 clean:

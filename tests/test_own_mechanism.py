@@ -1,4 +1,4 @@
-"""The example of docs/extending-mechanism.md works: in Python, and as a package through an entry point."""
+"""The example of docs/extending/mechanism.md works: in Python, and as a package through an entry point."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from recurrify import UserError, add_recurrence, mechanism_names
 from recurrify.mechanisms import mechanism_config, recurrence_config, registry
 from support.models import text, tiny
 
-PAGE = Path(__file__).parent.parent / "docs" / "extending-mechanism.md"
+PAGE = Path(__file__).parent.parent / "docs" / "extending" / "mechanism.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
 
 

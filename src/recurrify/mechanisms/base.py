@@ -1,6 +1,6 @@
 """What a mechanism is: a config, and a module that puts memory into a window and takes it out again.
 
-`SlotMechanism` adds inputs to layers, `CacheMechanism` keeps keys and values; docs/extending-mechanism.md has a whole
+`SlotMechanism` adds inputs to layers, `CacheMechanism` keeps keys and values; docs/extending/mechanism.md has a whole
 example. Layers are counted from 0 in code, and from 1 in configs.
 """
 

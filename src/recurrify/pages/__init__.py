@@ -7,6 +7,7 @@ The toolkit (`Page`, `Verdict`, `Table`, `line_chart`, `write_page` ...) is for 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from recurrify.errors import UserError
 from recurrify.pages import numbers
 
 if TYPE_CHECKING:
@@ -70,7 +71,10 @@ def _load(name: str) -> Any:
     home = next((home for home, names in _HOMES.items() if name in names), None)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f"{__name__}.{home}"), name)
+    try:
+        value = globals()[name] = getattr(import_module(f"{__name__}.{home}"), name)
+    except ModuleNotFoundError as error:
+        raise UserError(f'Pages need the package {error.name!r}: run `pip install "recurrify[pages]"`.') from error
     return value
 
 

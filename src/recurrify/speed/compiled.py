@@ -14,7 +14,7 @@ from torch._functorch import config as functorch_config
 
 from recurrify.context import Past, WindowJob
 from recurrify.speed.backends import cudnn_is_safe, with_cudnn
-from recurrify.speed.compiling import compiled
+from recurrify.speed.compiling import compile_function
 from recurrify.speed.head_loss import IGNORE
 
 COMPILATIONS = 64
@@ -50,7 +50,7 @@ class CompiledWindow:
         self.memory_budget = memory_budget
         # torch guards neither the budget nor the choice of kernels: they are part of the compiler's options.
         self.compiled: dict[bool, Callable[..., Any]] = {
-            cudnn: compiled(run_full_window, f"budget {memory_budget!r}{', cudnn' * cudnn}", dynamic=False)
+            cudnn: compile_function(run_full_window, f"budget {memory_budget!r}{', cudnn' * cudnn}", dynamic=False)
             for cudnn in (False, True)
         }
         """Without and with cuDNN's attention."""
