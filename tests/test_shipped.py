@@ -1,5 +1,6 @@
 """The shipped models and text: small, loadable, and better with memory than without on unseen modules."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -51,8 +52,12 @@ def test_memory_is_better_than_plain_windows() -> None:
     assert not gain.within_noise
 
 
-@pytest.mark.parametrize("name", ["shipped.json", "gpu.json", "demo.json", "real_models.json"])
-def test_results_hold_no_paths(name: str) -> None:
-    text = (Path(__file__).parent.parent / "results" / name).read_text(encoding="utf-8")
+RESULTS = Path(__file__).parent.parent / "papers" / "results"
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.rglob("*.json")), ids=lambda path: str(path.relative_to(RESULTS)))
+def test_results_have_provenance_and_no_paths(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert json.loads(text)["provenance"]
     assert "/tmp" not in text
     assert "/root" not in text

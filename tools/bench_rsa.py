@@ -1,6 +1,6 @@
 """Self-attention with recurrence on one GPU: right first, then how fast, beside the fused attention it is built on.
 
-    python tools/bench_rsa.py --out results/rsa_gpu.json
+    python tools/bench_rsa.py --out papers/results/rsa-kernels.json
 
 Checks: the kernels in bf16 against the matrix form in float64 at small sizes, and against the plain PyTorch scan at the
 sizes that are measured; outputs and every gradient. Then forward + backward times, each the median of rounds in which
@@ -235,9 +235,9 @@ def main() -> None:
     rows = [measure(plan, *size, arguments.rounds) for plan in MEASURED for size in SIZES]
     profiles = {f"{plan}, {size[0]} × {size[1]}": profile(plan, *size) for plan in MEASURED for size in SIZES[:2]}
     settings = {"heads": HEADS, "width": WIDTH, "plans": PLANS, "dtype": "bfloat16", "rounds": arguments.rounds}
-    result = provenance(settings, seed=0, started=started)
-    result["result"] = {"checks": checks, "measured": rows, "kernel_us": profiles}
-    save_result(arguments.out, result)
+    measured = {"checks": checks, "measured": rows, "kernel_us": profiles}
+    origin = provenance(settings, seed=0, started=started)
+    save_result(arguments.out, {"kind": "rsa-kernels", "result": measured, "provenance": origin})
     print(f"{time.time() - started:.0f} s; saved to {arguments.out}")
 
 

@@ -247,7 +247,7 @@ def main() -> None:
     parser.add_argument("--data", default="stdlib", help="the corpus: a name or a folder with train, valid and test")
     parser.add_argument("--runs", type=Path, default=Path("runs/shipped"), help="where runs are kept and resumed")
     parser.add_argument("--out", type=Path, default=Path("src/recurrify/shipped"), help="where the models go")
-    parser.add_argument("--result", type=Path, default=Path("results/shipped.json"), help="the result file")
+    parser.add_argument("--result", type=Path, default=Path("papers/results/shipped.json"), help="the result file")
     parser.add_argument("--base-tokens", type=int, default=60_000_000)
     parser.add_argument("--twin-tokens", type=int, default=8_000_000)
     parser.add_argument("--jobs", type=int, default=1, help="fine-tunings at a time")
