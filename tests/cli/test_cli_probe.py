@@ -37,7 +37,7 @@ def test_a_model_on_hidden_facts(haystack: Path, tmp_path: Path) -> None:
     assert (out / "probe.png").read_bytes().startswith(b"\x89PNG")
     page = (out / "index.html").read_text()
     assert page.count("<svg") == 2
-    assert "full (context)" in page
+    assert "full context" in page
 
 
 def test_training_and_one_page_for_two(tmp_path: Path) -> None:

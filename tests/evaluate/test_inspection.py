@@ -91,6 +91,9 @@ class TestSlotAttention:
         assert found is not None
         assert found.windows == len(schedule(LENGTH - 1, WINDOW, model.recurrence.overlap)) - 1
         assert ((found.mass > 0) & (found.mass <= 1 + 1e-6)).all()
+        assert np.isnan(found.by_token[:WINDOW]).all()
+        most = [place for place, slots in enumerate(found.slots) if slots == max(found.slots)]
+        assert found.places[WINDOW:].sum(-1) == pytest.approx(found.by_token[WINDOW:, most].mean(-1))
         with torch.no_grad(), watched_attention(model, found.layers) as seen:
             state = model(torch.as_tensor(whole.ids[None, :WINDOW])).state
             seen.clear()

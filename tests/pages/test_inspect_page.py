@@ -54,7 +54,7 @@ def test_text_is_escaped_and_numbers_are_next_to_the_page(inspection: Result, tm
 
 def test_lines_and_verdict(inspection: Result) -> None:
     first, second, third, fourth = inspect_lines(inspection)
-    assert "9 tokens in 2 windows: mean loss 2.778 plain, 2.411 with memory (−0.367)" in first
+    assert "9 tokens scored in 2 windows: mean loss 2.778 plain, 2.411 with memory (−0.367)" in first
     assert "perplexity per token 16.08 and 11.15" in first
     assert "on 4 tokens and worse on 3" in second
     assert "36.2 % of the attention is on the memory; 60.0 % at a window's first position" in third

@@ -74,8 +74,9 @@ def inspect_lines(result: Result) -> list[str]:
     """The findings in a few lines, for the terminal."""
     plain, recurrent = (fmean(_scored(result, name)) for name in ("plain", "recurrent"))
     better, worse = _differing(result)
+    count, windows = len(_scored(result, "recurrent")), _windows(len(result["windows"]))
     lines = [
-        f"{len(_scored(result, 'recurrent')):,} tokens in {_windows(len(result['windows']))}: mean loss {plain:.3f} "
+        f"{count:,} tokens scored in {windows}: mean loss {plain:.3f} "
         f"plain, {recurrent:.3f} with memory ({numbers.fixed(recurrent - plain, signed=True)}); perplexity per token "
         f"{_perplexity(_scored(result, 'plain'))} and {_perplexity(_scored(result, 'recurrent'))}.",
         f"Memory is better by {NOTABLE} nats or more on {better:,} tokens and worse on {worse:,}.",
