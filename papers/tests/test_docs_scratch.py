@@ -13,7 +13,7 @@ from recurrify.attention import RSAConfig
 from recurrify_papers.models.language import ARCHITECTURES, RSA_PREFIX, Architecture
 from support.commands import invoke
 
-PAGE = Path(__file__).parents[2] / "docs" / "scratch.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reproductions" / "scratch.md"
 ABSENT = "–"
 
 

@@ -5,6 +5,8 @@ from torch import Tensor, nn
 
 from recurrify.errors import UserError
 
+__all__ = ["check_ids", "embed"]
+
 
 def embed(embedding: nn.Embedding, ids: Tensor) -> Tensor:
     """`embedding(ids)`. Torch has looked at every id anyway, so only a failure is looked into."""

@@ -6,7 +6,7 @@ import pytest
 
 from recurrify.data import Question, QuestionSet
 from recurrify.errors import UserError
-from recurrify_papers.table3.distractors import mix_paragraphs
+from recurrify_papers.yoshida2020.distractors import mix_paragraphs
 
 
 class TestMixedParagraphs:

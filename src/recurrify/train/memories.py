@@ -7,8 +7,8 @@ __all__ = ["BEST", "encoder_mechanisms", "learns", "mechanism_names"]
 
 
 def learns(mechanism: str) -> bool:
-    """Whether a mechanism adds parameters to train."""
-    return mechanism_config(mechanism).learns
+    """Whether a mechanism adds parameters to train; models of other packages, which name their own, do."""
+    return mechanism not in mechanism_names() or mechanism_config(mechanism).learns
 
 
 def encoder_mechanisms() -> list[str]:

@@ -23,8 +23,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurrify import RSAConfig, UserError, embed
+from recurrify import RSAConfig, UserError
 from recurrify.attention import RecurrenceEncoding, mix_recurrence
+from recurrify.vocabulary import embed
 from recurrify_papers.kernels.relative import relative_attention, relative_kernels_run
 from recurrify_papers.models.parts import (
     INITIAL_STD,

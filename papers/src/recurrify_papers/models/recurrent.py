@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurrify import UserError, embed
+from recurrify import UserError
+from recurrify.vocabulary import embed
 from recurrify_papers.models.parts import LanguageOutput, check_sizes, check_state
 
 INITIAL_RANGE = 0.1

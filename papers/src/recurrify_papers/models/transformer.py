@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurrify import RSAConfig, embed
+from recurrify import RSAConfig
 from recurrify.attention import RecurrenceEncoding, ScanState, mix_recurrence
+from recurrify.vocabulary import embed
 from recurrify_papers.models.parts import (
     DecoderConfig,
     FeedForward,
