@@ -85,7 +85,7 @@ class TestRefusals:
     ) -> None:
         model = base if kind == "a base" else runs["plain"]
         sentence = refused("inspect", model, story, "--out", tmp_path / "page")
-        assert "has no memory that could be shown: name a recurrent model" in sentence
+        assert "has no memory to inspect: give a recurrent model" in sentence
         assert not (tmp_path / "page").exists()
 
     def test_a_plain_model_with_memory(self, refused: Refused, runs: dict[str, Path], story: Path) -> None:

@@ -68,7 +68,7 @@ def test_finished_run_is_not_repeated(run, write_csv):
     assert (run / "result.json").read_bytes() == before
     with pytest.raises(UserError, match="other settings"):
         forecast(*again, "7")
-    with pytest.raises(UserError, match="data_checksum"):
+    with pytest.raises(UserError, match="the training data changed"):
         forecast("train", "--data", write_csv(rows=500), *again[3:], "6")
 
 
