@@ -79,6 +79,8 @@ def run_demo(
     with progress_bar("demo", total) as advance, _workers(side_by_side) as submit:
         say("1/4 reading a novel with a pretrained model, with and without memory; nothing is trained")
         real = _read_novel(submit, advance, say)
+        for row in real["rows"]:
+            say(f"  {row['label']}: perplexity {row['perplexity_per_token']:.1f} per token, {row['flops']:.3g} FLOPs")
         say("2/4 fine-tuning a tiny model: plain windows, and the paper's carry")
         trained = _train_all(submit, advance, live_tokens, seeds, out)
         say("3/4 scoring the tiny models on files that they were not trained on")
