@@ -1,7 +1,7 @@
 """`recurrify evaluate`: score models on the same tokens and print a table."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,21 +12,23 @@ from rich.table import Table
 
 from recurrify.console import out_console, perplexity_level, progress_bar, say
 from recurrify.data.texts import pick_device, read_text
+from recurrify.data.tokens import TokenizedDocument
 from recurrify.errors import UserError
+from recurrify.evaluate.comparison import (
+    compare_with_base,
+    comparison_settings,
+    comparison_tokens,
+    training_differences,
+)
 from recurrify.evaluate.evaluation import Evaluation
 from recurrify.evaluate.flops import memory_cost
 from recurrify.evaluate.rows import evaluation_rows, gain_row
+from recurrify.modeling.heads import RecurrentForCausalLM
 from recurrify.modeling.loading import load_model, own_recurrence
+from recurrify.pages.evaluation import write_evaluation_page
 from recurrify.results import provenance, save_result
 from recurrify.train.loop import uses_bf16
-from recurrify.train.settings import TrainSettings
 from recurrify.windows import check_window
-
-ALIKE = (
-    *("model", "epochs", "max_tokens", "batch", "accumulate", "learning_rate", "schedule", "warmup_steps", "patience"),
-    *("windows", "freeze_base", "seed"),
-)
-"""Settings that must be equal for a fair comparison of two runs."""
 
 
 def evaluate_models(
@@ -41,6 +43,7 @@ def evaluate_models(
     rows: int,
     device: str,
     out: Path | None,
+    page: Path | None,
 ) -> None:
     """Score models on the same tokens, print a table and comparisons, and save the result."""
     where = pick_device(device)
@@ -64,6 +67,9 @@ def evaluate_models(
         with progress_bar(name, total) as advance, _timed(total, where) as speed[name]:
             scores, found[name] = evaluation_rows(model, tokens, overlaps, advance, rows, half)
         table += [{"model": name, "mechanism": model.recurrence.mechanism, **row} for row in scores]
+    comparison = []
+    if len(models) == 1 and model.mechanism is not None and overlap is None:
+        comparison = _compared_with_base(model, tokens, rows, half)
     gains = [
         gain
         for name in models[1:]
@@ -83,21 +89,55 @@ def evaluate_models(
         + "per word or per character, not per token; there is no interval."
         for name in others
     ]
-    for note in [*notes, *unlike_trainings(models)]:
+    notes += training_differences(models) if len(models) > 1 else []
+    for note in notes:
         out_console.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
-    if out is not None:
+    if out is not None or page is not None:
         config = {"models": models, "data": data, "split": split, "window": window, "overlap": overlap}
         config["tokens_per_document"] = tokens_per_document
         result = {
             "kind": "evaluation",
-            "rows": table,
-            "gains": gains,
+            "rows": table + [row for row in comparison if row["name"] != "memory"],
+            "gains": gains + [row["gain"] for row in comparison if row["gain"] is not None],
+            "notes": notes,
             "speed": speed,
             "documents": {name: [one.to_dict() for one in evaluations] for name, evaluations in found.items()},
             "provenance": provenance(config, data_checksum=checksum),
         }
-        save_result(out, result)
-        say(f"saved {out}")
+        if out is not None:
+            save_result(out, result)
+            say(f"saved {out}")
+        if page is not None:
+            write_evaluation_page(result, page)
+            say(f"page: {page}")
+
+
+def _compared_with_base(
+    model: RecurrentForCausalLM, tokens: Sequence[TokenizedDocument], rows: int, half: bool
+) -> list[dict[str, Any]]:
+    """Print what the base scores in the memory's windows, in its full context, and at equal cost; rows for the page."""
+    total = comparison_tokens(comparison_settings(model, tokens), tokens)
+    with progress_bar("comparison with the base", total) as advance:
+        found = compare_with_base(model, tokens, rows=rows, bf16=half, progress=advance)
+    out_console.print("Compared with its own base on the same tokens:", highlight=False)
+    for row in found:
+        out_console.print(f"  {row}", markup=False, highlight=False, soft_wrap=True)
+    by_name = {row.setting.name: row.evaluation.perplexity_per_token for row in found}
+    if by_name["full_context"] > by_name["same_windows"]:
+        out_console.print(
+            "note: the base inside this model is worse in longer windows, because it was fine-tuned in short ones: "
+            "score the original base with --window as well.",
+            soft_wrap=True,
+        )
+    table = []
+    for row in found:
+        values = row.to_dict()
+        gain = values["gain"]
+        if gain is not None:
+            gain = {"model": found[0].setting.label, "against": row.setting.label, "unit": "token", **gain}
+        flops = {"full_flops_per_token": values.pop("flops_per_token"), "model": row.setting.label, "gain": gain}
+        table.append({**values, **flops})
+    return table
 
 
 def _common_windows(models: list[str], window: int | None, overlap: list[int] | None) -> tuple[int, list[int]]:
@@ -133,33 +173,6 @@ def _gain(name: str, against: str, reference: Evaluation, evaluation: Evaluation
     except UserError:
         return None
     return {"model": name, "against": against, **by_word, "relative_gain_per_token": by_token["relative_gain"]}
-
-
-def unlike_trainings(models: list[str]) -> list[str]:
-    """A note if runs of `recurrify train` differ in more than their memory."""
-    runs = [run for name in models if (run := _run_of(name)) is not None]
-    different = []
-    for setting in ALIKE:
-        values = dict.fromkeys(repr(getattr(run, setting)) for run in runs)
-        if len(values) > 1:
-            different.append(f"{setting} {' and '.join(values)}")
-    if len({run.data_checksum for run in runs}) > 1:
-        different.append("training texts")
-    for setting in ("window", "overlap"):
-        values = dict.fromkeys(str(run.recurrence.get(setting)) for run in runs)
-        if len(values) > 1:
-            different.append(f"{setting} {' and '.join(values)}")
-    if not different:
-        return []
-    return [f"the runs differ in more than their memory ({'; '.join(different)}): a gain may have other causes."]
-
-
-def _run_of(name: str) -> TrainSettings | None:
-    """The settings of the run in a folder, or of the run that a model belongs to."""
-    try:
-        return TrainSettings.read(name) or (TrainSettings.read(Path(name).parent) if Path(name).is_dir() else None)
-    except UserError:  # a run of another kind
-        return None
 
 
 @contextmanager

@@ -105,14 +105,18 @@ def evaluate(
     rows: options.Rows = 16,
     device: options.Device = "auto",
     out: options.ResultFile = None,
+    page: Annotated[Path | None, typer.Option(help="Write the scores as this HTML page.")] = None,
 ) -> None:
-    """Perplexity per word and per token and bits per character, at any window and overlap.
+    """Perplexity per token and per word and bits per character, at any window and overlap.
 
     All models score the same tokens: all but the first of each document. A model without a memory runs in plain
-    windows. Each model is compared with the first one, with an interval over documents.
+    windows. Several models are compared with the first, with an interval over documents. A single model with a memory
+    is compared with its own base: in the same windows, in its full context, and with the overlap and the longer window
+    that cost as many FLOPs.
     """
     given = locals()
     check_overwrites_nothing(out, data, *models)
+    check_overwrites_nothing(page, data, *models)
     options.load_libraries()
     from recurrify.data.documents import check_source
 
