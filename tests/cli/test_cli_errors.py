@@ -13,11 +13,9 @@ from transformers import BertConfig, BloomConfig, BloomForCausalLM, T5Config
 
 from recurrify import run_lock
 from recurrify.cli import main as cli
-from recurrify.cli.evaluate import unlike_trainings
 from recurrify.mechanisms.base import NoRecurrence
 from recurrify.modeling import loading
 from recurrify.modeling.loading import load_model
-from recurrify.train import TrainSettings
 from support.commands import TRAINING, Command
 from support.runs import model_folder
 from support.words import word_tokenizer
@@ -393,30 +391,6 @@ class TestComparison:
         assert "windows of 4 and 8: choose one with --window; 4, the shortest, works for all." in sentence
         sentence = refused("evaluate", tmp_path / "a", tmp_path / "c", "--data", texts)
         assert "overlaps of 0 and 2: choose one with --overlap" in sentence
-
-    def test_runs_that_were_not_trained_alike(self, tmp_path: Path) -> None:
-        made: dict[str, Any] = {
-            "model": "base",
-            "data": "books",
-            "recurrence": {"mechanism": "none", "window": 8},
-            "learning_rate": 1e-4,
-        }
-        for name, changes in {
-            "a": {},
-            "b": {"recurrence": {"mechanism": "carry", "window": 8}, "added_learning_rate": 1e-3},
-            "c": {"recurrence": {"mechanism": "carry", "window": 6}, "learning_rate": 2e-4, "data_checksum": "x"},
-        }.items():
-            TrainSettings(out=str(tmp_path / name), **(made | changes)).write()
-            (tmp_path / name / "model").mkdir()
-        (tmp_path / "other").mkdir()
-        (tmp_path / "other" / "run.json").write_text('{"unknown": 1}')
-        a, b, c = (str(tmp_path / name) for name in "abc")
-        assert unlike_trainings([a, f"{b}/model", "gpt2", str(tmp_path / "other")]) == []
-        (shown,) = unlike_trainings([a, b, f"{c}/model"])
-        assert (
-            "differ in more than their memory (learning_rate 0.0001 and 0.0002; training texts; window 8 and 6)"
-            in shown
-        )
 
 
 def test_data_named_twice_is_not_half_lost(refused: Command, base: Path) -> None:
