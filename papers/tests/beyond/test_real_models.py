@@ -3,14 +3,15 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from recurrify import CarryConfig
-from recurrify.data import Document, make_tokenizer
+from recurrify.data import Document, TokenizedDocument, make_tokenizer
 from recurrify.evaluate import full_flops_per_token
 from recurrify_papers.beyond import real_models, real_rows
-from recurrify_papers.beyond.real_rows import FOUR_ROWS, TIMED, TRAINED, UNTRAINED, Reader, Row, kv, plain, with_row
+from recurrify_papers.beyond.real_rows import FOUR_ROWS, TIMED, TRAINED, UNTRAINED, Row, kv, plain, with_row
 
 WORDS = "The river ran past the old mill and the miller counted every sack of grain. "
 
@@ -60,10 +61,9 @@ def test_names_are_unique(rows: tuple[Row, ...]) -> None:
 
 @pytest.mark.usefixtures("_short")
 def test_score_and_report(base: LlamaForCausalLM, sources: list[str], tmp_path: Path) -> None:
-    real_models.main(["score", *sources, "--corpora", "novels", "code", "--out", str(tmp_path / "untrained.json")])
+    real_models.main(["score", *sources, "--corpora", "novels", "--out", str(tmp_path / "untrained.json")])
     result = json.loads((tmp_path / "untrained.json").read_text())
-    assert set(json.loads(result["provenance"]["data_checksum"])) == {"novels", "code"}
-    assert len(result["corpora"]["code"]["documents"]["names"]) == 32
+    assert set(json.loads(result["provenance"]["data_checksum"])) == {"novels"}
     novels = result["corpora"]["novels"]
     assert novels["documents"]["tokens"] == [150, 150]
     rows = {row["name"]: row for row in novels["rows"]}
@@ -128,18 +128,22 @@ def test_missing_text_is_one_sentence(sources: list[str], tmp_path: Path, capsys
     assert capsys.readouterr().err.splitlines()[-1] == "Error: The corpus 'enwik8' has no text: use --enwik8."
 
 
-def test_each_row_is_scored_once(base: LlamaForCausalLM) -> None:
-    reader = Reader(base, [])
-    reader.found["plain 32"] = object()  # type: ignore[assignment]
-    assert reader(plain(32)) is reader.found["plain 32"]
+def test_code_is_sampled_evenly_from_long_documents(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(real_rows, "LENGTHS", {"code": 9})
+    monkeypatch.setattr(real_rows, "MOST_DOCUMENTS", 3)
+    documents = [book("short", 9), *(book(str(index), 10) for index in range(9))]
+    monkeypatch.setattr(real_rows, "read_text", lambda *_: (documents, "abc"))
+    texts = real_rows.Texts(tokenizer=None)
+    assert [one.name for one in texts.read("code")] == ["0", "4", "8"]
+    assert texts.checksums == {"code": "abc"}
 
 
-def test_sample_of_books_is_fixed_and_fits(base: LlamaForCausalLM) -> None:
-    import numpy as np
-
-    from recurrify.data import TokenizedDocument
-
-    books = [TokenizedDocument(str(index), np.zeros(10, dtype=np.int32), 10, 40, 40) for index in range(9)]
+def test_sample_of_books_is_fixed_and_fits() -> None:
+    books = [book(str(index), 10) for index in range(9)]
     chosen = real_models.sample_books(books, 45)
     assert [one.name for one in chosen] == [one.name for one in real_models.sample_books(books, 45)]
     assert len(chosen) == 4
+
+
+def book(name: str, length: int) -> TokenizedDocument:
+    return TokenizedDocument(name, np.zeros(length, dtype=np.int32), length, 4 * length, 4 * length)

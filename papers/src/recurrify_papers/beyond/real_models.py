@@ -292,7 +292,7 @@ def frontier(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 def load(options: argparse.Namespace) -> tuple[PreTrainedModel, Texts]:
     """The pretrained model in float32, on the GPU if there is one, and the texts in its tokens."""
-    model, tokenizer = load_model(options.model, NoRecurrence(), dtype=torch.float32, device=pick_device())
+    model, tokenizer = load_model(options.model, dtype=torch.float32, device=pick_device())
     return model.base, Texts(tokenizer, options.novels, options.enwik8)
 
 
