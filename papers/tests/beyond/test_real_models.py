@@ -1,33 +1,25 @@
-"""Rows, rivals, texts and comparisons of `real_models`, on a random model of two layers."""
+"""The commands of `real_models`, from text to chart, on a random model of two layers."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from recurrify.data import TokenizedDocument
+from recurrify import CarryConfig
+from recurrify.data import Document, TokenizedDocument, make_tokenizer
 from recurrify.evaluate import full_flops_per_token
-from recurrify_papers.beyond.real_models import (
-    FOUR_ROWS,
-    TIMED,
-    TRAINED,
-    UNTRAINED,
-    flops_of,
-    kv,
-    load_texts,
-    plain,
-    rivals,
-    sample_books,
-    save_texts,
-    score_corpus,
-)
+from recurrify_papers.beyond import real_models, real_rows
+from recurrify_papers.beyond.real_rows import FOUR_ROWS, TIMED, TRAINED, UNTRAINED, Row, kv, plain, with_row
+
+WORDS = "The river ran past the old mill and the miller counted every sack of grain. "
 
 
 @pytest.fixture(scope="module")
 def base() -> LlamaForCausalLM:
     config = LlamaConfig(
-        vocab_size=64,
+        vocab_size=300,
         hidden_size=16,
         intermediate_size=32,
         num_hidden_layers=2,
@@ -38,49 +30,120 @@ def base() -> LlamaForCausalLM:
     return LlamaForCausalLM(config).eval()
 
 
-def documents(count: int, length: int) -> list[TokenizedDocument]:
-    random = np.random.default_rng(0)
-    return [
-        TokenizedDocument(
-            f"book {index}", random.integers(0, 64, length, dtype=np.int32), length, 4 * length, 4 * length
-        )
-        for index in range(count)
-    ]
+@pytest.fixture(scope="module")
+def sources(base: LlamaForCausalLM, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The options that name a saved model and a folder of novels."""
+    folder = tmp_path_factory.mktemp("sources")
+    base.save_pretrained(folder / "model")
+    make_tokenizer([Document("words", WORDS)], 300).save_pretrained(folder / "model")
+    for split in ("train", "valid", "test"):
+        (folder / "novels" / split).mkdir(parents=True)
+        for book in range(2):
+            (folder / "novels" / split / f"{book}.txt").write_text(f"{split} {book}. " + WORDS * 20)
+    return ["--model", str(folder / "model"), "--novels", str(folder / "novels")]
+
+
+@pytest.fixture
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short documents, windows of 32 and few rows."""
+    monkeypatch.setattr(real_rows, "LENGTHS", dict.fromkeys(real_rows.LENGTHS, 150))
+    memory = kv(32, 24)
+    monkeypatch.setattr(real_models, "UNTRAINED", (plain(32), plain(32, 16), memory, kv(32, 28, sliding=True)))
+    monkeypatch.setattr(real_models, "TIMED", (plain(32), memory))
+    monkeypatch.setattr(real_models, "TRAINED", (plain(32), memory, Row("carry", CarryConfig(window=32))))
+    monkeypatch.setattr(real_models, "READINGS", (memory,))
 
 
 @pytest.mark.parametrize("rows", [UNTRAINED, FOUR_ROWS, TIMED, TRAINED])
-def test_names_are_unique(rows):
+def test_names_are_unique(rows: tuple[Row, ...]) -> None:
     assert len({row.name for row in rows}) == len(rows)
 
 
-def test_rivals_cost_no_less_than_the_memory_and_hardly_more(base):
-    memory = kv(32, 24)
-    overlap, longer = rivals(base, memory)
-    cost = flops_of(base, memory)
-    assert flops_of(base, overlap) >= cost > full_flops_per_token(base, 32, overlap.recurrence.overlap - 1)
-    assert flops_of(base, longer) >= cost > full_flops_per_token(base, longer.recurrence.window - 1, 0)
+@pytest.mark.usefixtures("_short")
+def test_score_and_report(base: LlamaForCausalLM, sources: list[str], tmp_path: Path) -> None:
+    real_models.main(["score", *sources, "--corpora", "novels", "--out", str(tmp_path / "untrained.json")])
+    result = json.loads((tmp_path / "untrained.json").read_text())
+    assert set(json.loads(result["provenance"]["data_checksum"])) == {"novels"}
+    novels = result["corpora"]["novels"]
+    assert novels["documents"]["tokens"] == [150, 150]
+    rows = {row["name"]: row for row in novels["rows"]}
+    memory = rows["kv 32 keep 24 sinks 4"]
+    assert set(memory["gains"]) == {"same_window", "full_context", "equal_cost_overlap", "equal_cost_window"}
+    assert memory["gains"]["full_context"]["than"] == "plain 128"
+    for name in ("equal_cost_overlap", "equal_cost_window"):
+        gain = memory["gains"][name]
+        rival = rows[gain["than"]]
+        window, overlap = rival["recurrence"]["window"], rival["recurrence"]["overlap"]
+        cheaper = (window, overlap - 1) if overlap else (window - 1, 0)
+        assert rival["flops_per_token"] >= memory["flops_per_token"] > full_flops_per_token(base, *cheaper)
+        expected = 1 - memory["perplexity_per_token"] / rival["perplexity_per_token"]
+        assert gain["gain"] == pytest.approx(expected, abs=1e-5)
+    real_models.main(["report", "--results", str(tmp_path), "--out", str(tmp_path / "chart.png")])
+    assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_texts_come_back_as_saved(tmp_path: Path):
-    texts = documents(3, 20)
-    save_texts(tmp_path / "texts.npz", {"novels": texts}, {"novels": "abc"})
-    loaded, checksums = load_texts(tmp_path / "texts.npz")
-    assert checksums == {"novels": "abc"}
-    for one, other in zip(texts, loaded["novels"], strict=True):
-        assert one.name == other.name
-        assert one.characters == other.characters
-        np.testing.assert_array_equal(one.ids, other.ids)
+@pytest.mark.usefixtures("_short")
+def test_cost(sources: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "cost.json"
+    real_models.main(["cost", *sources, "--length", "100", "--batches", "1", "3", "--out", str(out)])
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["name"] for row in rows] == ["plain 32", "kv 32 keep 24 sinks 4"]
+    assert [(one["documents"], one["tokens"]) for one in rows[1]["reading"]] == [(1, 100), (3, 300)]
+    assert all(one["microseconds_per_token"] > 0 for row in rows for one in row["reading"])
+    assert rows[1]["state_floats"] > rows[0]["state_floats"] == 0
 
 
-def test_a_sample_of_books_is_the_same_each_time_and_fits():
-    texts = documents(9, 10)
-    chosen = sample_books(texts, 45)
-    assert [one.name for one in chosen] == [one.name for one in sample_books(texts, 45)]
+@pytest.mark.usefixtures("_short")
+def test_train(sources: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "fine_tuned.json"
+    plan = ["--tokens", "256", "--rate-tokens", "128", "--step-tokens", "128", "--sequence-tokens", "64"]
+    plan += ["--rates", "1e-3", "1e-2", "--compile", "off", "--train-tokens", "100000"]
+    real_models.main(["train", *sources, *plan, "--out", str(out)])
+    result = json.loads(out.read_text())
+    assert result["plan"]["rates"] == [1e-3, 1e-2]
+    assert result["training_text"]["documents"] == 2
+    plain_row, kv_row, carry = result["rows"]
+    assert "exchanged" not in plain_row
+    assert set(kv_row["gains"]) - set(carry["gains"]) == {"memory_added_afterwards"}
+    read_as = {row["name"] for row in plain_row["base_read_as"]}
+    assert {gain["than"] for gain in carry["gains"].values()} <= read_as
+    assert [row["name"] for row in carry["base_read_as"]] == ["plain 32"]
+    assert kv_row["memory_alone"]["than"] == "kv 32 keep 24 sinks 4, exchanged"
+    assert kv_row["exchanged"]["documents"]["nll"] != kv_row["documents"]["nll"]
+    for row in result["rows"]:
+        assert row["training"]["tokens"] == 256
+        assert row["training"]["learning_rate"] == min(row["tries"], key=lambda run: run["valid"])["learning_rate"]
+
+
+def test_fine_tuned_base_is_read_without_its_memory(base: LlamaForCausalLM) -> None:
+    model = with_row(base, Row("carry", CarryConfig(window=32)))
+    trained = real_models.base_of(model, base)
+    assert trained.state_dict().keys() == base.state_dict().keys()
+
+
+def test_missing_text_is_one_sentence(sources: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        real_models.main(["score", *sources, "--corpora", "enwik8", "--out", str(tmp_path / "untrained.json")])
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1] == "Error: The corpus 'enwik8' has no text: use --enwik8."
+
+
+def test_code_is_sampled_evenly_from_long_documents(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(real_rows, "LENGTHS", {"code": 9})
+    monkeypatch.setattr(real_rows, "MOST_DOCUMENTS", 3)
+    documents = [book("short", 9), *(book(str(index), 10) for index in range(9))]
+    monkeypatch.setattr(real_rows, "read_text", lambda *_: (documents, "abc"))
+    texts = real_rows.Texts(tokenizer=None)
+    assert [one.name for one in texts.read("code")] == ["0", "4", "8"]
+    assert texts.checksums == {"code": "abc"}
+
+
+def test_sample_of_books_is_fixed_and_fits() -> None:
+    books = [book(str(index), 10) for index in range(9)]
+    chosen = real_models.sample_books(books, 45)
+    assert [one.name for one in chosen] == [one.name for one in real_models.sample_books(books, 45)]
     assert len(chosen) == 4
 
 
-def test_every_memory_is_compared_with_four_rivals(base):
-    found = score_corpus(base, [plain(32), kv(32, 24)], documents(2, 100), say=lambda text: None)
-    memory = next(row for row in found if row["name"].startswith("kv"))
-    assert set(memory["gains"]) == {"same_window", "full_context", "equal_cost_overlap", "equal_cost_window"}
-    assert memory["gains"]["full_context"]["than"] == "plain 128"
+def book(name: str, length: int) -> TokenizedDocument:
+    return TokenizedDocument(name, np.zeros(length, dtype=np.int32), length, 4 * length, 4 * length)
