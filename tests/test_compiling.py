@@ -15,7 +15,14 @@ from torch._inductor.utils import fresh_cache
 
 import recurrify
 from recurrify.speed import compiling
-from recurrify.speed.compiling import BARRIER, MIXED_SUMS, compile_alone, compiled, compiler_options, with_barriers
+from recurrify.speed.compiling import (
+    BARRIER,
+    MIXED_SUMS,
+    compile_alone,
+    compile_function,
+    compiler_options,
+    with_barriers,
+)
 
 SOURCE = Path(recurrify.__file__).parent
 
@@ -99,8 +106,8 @@ def test_both_passes_have_our_options_and_other_peoples_compilations_are_apart()
     kept = functorch_config.patch(enable_autograd_cache=False)
     with fresh_cache(), kept, config.patch(post_grad_custom_pre_pass=note):
         run(torch.compile, mixed=False)  # all else alike
-        run(compiled, mixed=True)
-        run(compiled, mixed=False)
+        run(compile_function, mixed=True)
+        run(compile_function, mixed=False)
     assert found == [(0, 2), (0, 2), (2, 0)]
     assert note.found == [False] * 4
 

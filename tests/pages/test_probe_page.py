@@ -9,7 +9,7 @@ from recurrify.errors import UserError
 from recurrify.pages.probe import _by_task, accuracy_chart, probe_tables, probe_verdict, write_probe_page
 from recurrify.results import load_result
 
-COMMITTED = Path(__file__).parents[2] / "results" / "probes"
+COMMITTED = Path(__file__).parents[2] / "papers" / "results" / "probes.json"
 Facts = dict[str, Any]
 
 
@@ -56,7 +56,8 @@ def test_one_possible_answer_leaves_nothing_to_guess() -> None:
 
 
 def test_guessing_level_of_older_results_is_computed() -> None:
-    found = [load_result(path) for path in sorted(COMMITTED.glob("recall_*.json"))]
+    results = load_result(COMMITTED)["results"]
+    found = [results[name] for name in sorted(results) if name.startswith("recall_")]
     # Two pairs: (17 / 32 + 1) / 2.
     assert captions(*found) == ["recall (chance 6.2 %, guessing 76.6 %)"]
     new = {"answers": 16, "pairs": 2, "different_names": 16}

@@ -96,6 +96,11 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         self.mechanism = build_mechanism(self.recurrence, layers, base.config.hidden_size)
         if self.mechanism is not None:
             self.mechanism.fit(base)
+            if outside := [layer for layer in self.mechanism.slots() if not 0 <= layer < layers]:
+                raise UserError(
+                    f"The memory {self.recurrence.mechanism!r} uses layer {outside[0] + 1}, but the model has {layers} "
+                    f"layers: choose 1 to {layers}."
+                )
             if self.mechanism.config != self.recurrence:  # with settings that were left to the base
                 self.recurrence = self.mechanism.config
                 config.recurrence = self.recurrence.to_dict()
