@@ -184,7 +184,8 @@ def train_rows(
 
     Gains are over readings of the weights fine-tuned as the first row of `TRAINED`, if it is one of `rows`.
     """
-    found, readers = [], {}
+    found: list[dict[str, Any]] = []
+    readers: dict[str, Reader] = {}
     for row in rows:
         model = with_row(base, row)
         tries = try_rates(model, texts, plan) if len(plan.rates) > 1 else []
