@@ -32,7 +32,7 @@ def head_inputs(model: RecurrentForCausalLM) -> tuple[torch.Tensor, torch.Tensor
 def test_losses_and_gradients_are_those_of_a_plain_head(
     at_once: int, learns: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Twice, in the same room: gradients of the weights add up."""
+    """Twice, in the same workspace: gradients of the weights add up."""
     monkeypatch.setattr(graphed_head, "LOGITS_AT_ONCE", at_once)
     model = add_recurrence(tiny("gpt2"), CarryConfig(window=8)).train()
     weight = model.base.lm_head.weight.requires_grad_(learns)
@@ -41,10 +41,10 @@ def test_losses_and_gradients_are_those_of_a_plain_head(
     hidden.requires_grad_()
     plain = F.cross_entropy((hidden @ weight.T).flatten(0, 1), targets.flatten(), reduction="none", ignore_index=IGNORE)
     plain.sum().backward()
-    room = head.room(2 * targets.numel())
-    assert room.logits.numel() <= max(at_once, room.logits.shape[1])
+    workspace = head.workspace(2 * targets.numel())
+    assert workspace.logits.numel() <= max(at_once, workspace.logits.shape[1])
     for times in (1, 2):
-        losses, gradient = head.score(hidden.detach(), targets, room)
+        losses, gradient = head.score(hidden.detach(), targets, workspace)
         torch.testing.assert_close(losses.flatten(), plain.detach())
         torch.testing.assert_close(gradient, hidden.grad)
         if learns:
