@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from recurrify.data.questions import Question, QuestionSet, save_questions
-from recurrify.mechanisms.base import recurrence_config
+from recurrify.mechanisms import recurrence_config
 from recurrify.train.settings import TrainSettings
 from support.models import FIRST_WORD, VOCABULARY, tiny
 from support.tokenizers import like_bert
