@@ -7,7 +7,7 @@ from recurrify import CarryConfig, TailConfig
 from recurrify.testing import check_mechanism
 from support.models import DECODERS, ENCODERS, tiny
 
-CHECKS = ("calls", "batches", "reset", "horizon", "checkpoint", "generate", "saving")
+CHECKS = ("memory", "calls", "batches", "reset", "horizon", "checkpoint", "dtypes", "generate", "saving")
 
 
 @pytest.mark.parametrize("family", [*DECODERS, *ENCODERS])

@@ -86,3 +86,14 @@ class TestStandardize:
             model.train()(text(2, 20), labels=text(2, 20))
         for name, value in model.mechanism.named_buffers():
             assert torch.equal(value, before[name]), f"{name} moved"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_running_statistics_do_not_stall(dtype: torch.dtype) -> None:
+    """A slow average in half precision would lose small steps and stop early."""
+    mechanism = recurrent("gpt2", standardize=True).to(dtype).train().mechanism
+    mechanism.windows_seen.fill_(10_000)
+    mechanism.running_mean.fill_(1.0)
+    for _ in range(600):
+        mechanism.learn_statistics([torch.full((4, 16), 1.1)])
+    torch.testing.assert_close(mechanism.running_mean.float(), torch.full((16,), 1.1), rtol=0.01, atol=0)
