@@ -30,8 +30,6 @@ class MechanismConfig:
     """Which position encodings of the base it works with."""
     writes_overlap: ClassVar[bool] = False
     """Whether the memory may depend on positions that the next window sees again."""
-    left_to_base: ClassVar[tuple[str, ...]] = ()
-    """Settings for which None lets the base decide; the model's config then has the value that was decided."""
 
     window: int = 300
     """Tokens the base model sees at once."""

@@ -42,7 +42,6 @@ class LookbackConfig(MechanismConfig):
     mechanism: ClassVar[str] = "lookback"
     decoders_only: ClassVar[bool] = True
     positions: ClassVar[Any] = "absolute"
-    left_to_base: ClassVar[tuple[str, ...]] = ("room",)
 
     keep: int = setting(64, at_least=1)
     """How many positions of the previous window to keep: the last ones that the next window does not see itself."""
