@@ -262,7 +262,8 @@ def check_gradients(case: Case) -> None:
 
 def check_horizon(case: Case) -> None:
     """Gradients reach the previous window through the memory, and with bptt_windows=1 they do not."""
-    window, inputs = case.config.window, []
+    window = case.config.window
+    inputs: list[Tensor] = []
     ids = text(1, 2 * window)
     labels = ids.clone()
     labels[:, : window + 1] = -100

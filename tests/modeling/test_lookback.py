@@ -11,6 +11,7 @@ from recurrify import RecurrentForCausalLM, UserError, add_recurrence
 from recurrify.data.texts import read_text
 from recurrify.evaluate.flops import full_flops_per_token, memory_cost
 from recurrify.evaluate.perplexity import evaluate_documents
+from recurrify.mechanisms.choose import default_window
 from recurrify.mechanisms.neutral import mean_keys_and_values
 from recurrify.modeling.loading import load_model
 from support.checks import (
@@ -101,13 +102,12 @@ def test_room_is_saved(tmp_path: Path) -> None:
         assert_close(loaded(ids).logits, model(ids).logits)
 
 
-def test_the_default_window_leaves_room() -> None:
-    """The shipped base has 256 positions, fewer than the usual window."""
-    model, _ = load_model("shipped:base", {"mechanism": "lookback", "keep": 64})
-    assert (model.recurrence.window, model.mechanism.first_position) == (224, 32)
-    assert load_model("shipped:base", {"mechanism": "lookback", "keep": 64, "room": 6})[0].recurrence.window == 250
-    assert load_model("shipped:base", {"mechanism": "lookback", "keep": 250})[0].recurrence.window == 250
-    assert load_model("shipped:base", {"mechanism": "tail"})[0].recurrence.window == 224
+def test_default_window_leaves_room() -> None:
+    config = tiny("gpt2", max_position_embeddings=256).config  # fewer than the usual window
+    assert default_window(config, {"mechanism": "lookback", "keep": 64}) == 224
+    assert default_window(config, {"mechanism": "lookback", "keep": 64, "room": 6}) == 250
+    assert default_window(config, {"mechanism": "lookback", "keep": 250}) == 250
+    assert default_window(config, {"mechanism": "tail"}) == 224
 
 
 def test_cost() -> None:
