@@ -72,19 +72,25 @@ def test_result_does_not_depend_on_the_chunk_length(chunk):
     assert_scan_is_matrix(make(MIXED), positions=20, memory=3, causal=True, chunk=chunk)
 
 
-def test_matrix_form_equals_its_definition():
-    encoding = make({"counts": (1, 1, 1, 1, 0, 0), "dilations": (3,)})
-    weights = rem_matrix(encoding, queries=5, memory=2)
+@pytest.mark.parametrize(("causal", "truncation"), [(True, None), (True, 4), (False, None)])
+def test_matrix_form_equals_its_definition(causal, truncation):
+    """The weight of a distance n that the head's dilation d divides is z^(n / d), its real or imaginary part."""
+    encoding = make({"counts": (2, 1, 1, 1, 1, 1), "dilations": (3, 2, 4), "truncation": truncation})
+    weights = rem_matrix(encoding, queries=9, memory=2, causal=causal)
     real = torch.tanh(encoding.eta).tolist()
-    turning = (torch.sigmoid(encoding.nu) * torch.exp(1j * encoding.theta)).item()
-    for i in range(5):
-        for j in range(7):
-            distance = 2 + i - j
-            expected = [0.0] * 4
-            if distance > 0:
-                power = turning**distance
-                dilated = real[1] ** (distance // 3) if distance % 3 == 0 else 0.0
-                expected = [real[0] ** distance, power.real, power.imag, dilated]
+    turning = (torch.sigmoid(encoding.nu) * torch.exp(1j * encoding.theta)).tolist()
+    heads = [
+        *((real[0], 1, "real"), (real[1], 1, "real"), (turning[0], 1, "real"), (turning[0], 1, "imag")),
+        *((real[2], 3, "real"), (turning[1], 2, "real"), (turning[1], 4, "imag")),
+    ]
+    for i in range(9):
+        for j in range(11):
+            distance = 2 + i - j if causal else abs(2 + i - j)
+            reached = 0 < distance <= (truncation or 100)
+            expected = [
+                getattr(complex(z ** (distance // dilation)), part) if reached and distance % dilation == 0 else 0.0
+                for z, dilation, part in heads
+            ]
             assert weights[:, i, j].tolist() == pytest.approx(expected, abs=1e-12)
 
 
