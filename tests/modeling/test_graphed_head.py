@@ -1,4 +1,4 @@
-"""The head of captured steps: it works in memory of its own, in as many parts as fit there."""
+"""The head of captured steps: it uses preallocated memory, in as many parts as necessary."""
 
 from typing import Any
 
@@ -27,8 +27,7 @@ def head_inputs(model: RecurrentForCausalLM) -> tuple[torch.Tensor, torch.Tensor
     return torch.randn(3, 7, model.base.config.hidden_size), targets
 
 
-@pytest.mark.parametrize("at_once", [1, 5 * 128, 2**29])
-@pytest.mark.parametrize("learns", [True, False])
+@pytest.mark.parametrize(("at_once", "learns"), [(1, True), (5 * 128, False), (2**29, True)])
 def test_losses_and_gradients_are_those_of_a_plain_head(
     at_once: int, learns: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -54,8 +53,8 @@ def test_losses_and_gradients_are_those_of_a_plain_head(
             assert head.sum is None
 
 
-def test_all_windows_of_a_step_use_the_same_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory that were taken anew for each would lie between activations, and grow with the windows."""
+def test_all_windows_of_a_step_use_the_same_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """New memory for each window would fragment that of activations, and grow with the number of windows."""
     graphs = with_recorded_graphs(monkeypatch)
     model = add_recurrence(tiny("gpt2"), CarryConfig(window=8)).train()
     model.compiled_window, model.graphed_steps = OneWindow(model), AnyDevice(model)
