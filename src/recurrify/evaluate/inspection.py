@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from recurrify.data.corpora import find_corpus
 from recurrify.data.documents import load_documents
@@ -46,6 +47,10 @@ STARTS = 16
 """The most windows whose losses are differentiated."""
 PLACES = 16
 """Parts of a memory that attention is shown for."""
+
+
+CHUNK = 512
+"""Tokens of a full context that are read at once."""
 
 
 class Text(NamedTuple):
@@ -115,6 +120,23 @@ def read_text(model: RecurrentForCausalLM, text: Text) -> Reading:
     with scoring(model, [text], None, None, bf16=False) as reader:
         _each_window(reader, text, see)
     return Reading(np.concatenate(losses), norms, changes)
+
+
+@torch.inference_mode()
+def full_context_losses(base: Any, ids: np.ndarray) -> np.ndarray:
+    """(N − 1,) float64: the loss of each token but the first, given all tokens before it.
+
+    The base reads chunks with its own cache: the logits of a whole text would take gigabytes.
+    """
+    tokens = torch.as_tensor(ids, dtype=torch.long, device=base.device)[None]
+    cache, losses = None, []
+    with evaluation_mode(base):
+        for first in range(0, len(ids) - 1, CHUNK):
+            stop = min(first + CHUNK, len(ids) - 1)
+            output = base(tokens[:, first:stop], past_key_values=cache, use_cache=True)
+            cache = output.past_key_values
+            losses.append(cross_entropy(output.logits[0].float(), tokens[0, first + 1 : stop + 1], reduction="none"))
+    return torch.cat(losses).double().cpu().numpy()
 
 
 def slot_attention(model: RecurrentForCausalLM, text: Text) -> SlotAttention | None:
@@ -303,7 +325,7 @@ def inspect_text(
     say(str(cost))
     model, twin = model.to(where), twin.to(where)
     reading, other = read_text(model, text), read_text(twin, text)
-    full = _in_full_context(twin, text)
+    full = _full_context(twin, text)
     say("losses computed; computing attention and gradients")
     config = {"model": name, "plain": plain, "device": where.type, "reach": reach, **choice._asdict()}
     return {
@@ -318,7 +340,7 @@ def inspect_text(
             "text": pieces,
             "plain": [None, *other.losses.tolist()],
             "recurrent": [None, *reading.losses.tolist()],
-            **({} if full is None else {"full context": [None, *full.losses.tolist()]}),
+            **({} if full is None else {"full context": [None, *full.tolist()]}),
         },
         "windows": _window_rows(model, reading, other),
         "slot_attention": _attention_row(slot_attention(model, text)),
@@ -382,13 +404,15 @@ def _plain(
     return twin
 
 
-def _in_full_context(plain: RecurrentForCausalLM, text: Text) -> Reading | None:
-    """The base in windows as long as its positions and the text allow; None where these are the memory's windows."""
+def _full_context(plain: RecurrentForCausalLM, text: Text) -> np.ndarray | None:
+    """Losses of the base in windows as long as its positions and the text allow; None where these are the memory's."""
     positions = getattr(plain.base.config, "max_position_embeddings", None) or 0
     window = min(positions, len(text.ids) - 1)
     if window <= plain.recurrence.window:
         return None
-    return read_text(add_recurrence(plain.base, NoRecurrence(window=window)), text)
+    if window == len(text.ids) - 1:
+        return full_context_losses(plain.base, text.ids)
+    return read_text(add_recurrence(plain.base, NoRecurrence(window=window)), text).losses
 
 
 def _window_rows(model: RecurrentForCausalLM, recurrent: Reading, plain: Reading) -> list[dict[str, Any]]:

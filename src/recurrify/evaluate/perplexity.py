@@ -19,6 +19,9 @@ from recurrify.modeling.heads import RecurrentForCausalLM, add_recurrence
 from recurrify.modeling.model import RecurrentPreTrainedModel
 from recurrify.state import State
 
+MOST_TOKENS_PER_CALL = {"cpu": 2_048, "cuda": 32_768}
+"""More make no forward pass faster, but let a progress bar or Ctrl-C wait for longer."""
+
 
 class NamedTokens(Protocol):
     """The part of a document that reading it needs."""
@@ -36,7 +39,7 @@ def evaluate_documents(
     window: int | None = None,
     overlap: int | None = None,
     rows: int = 8,
-    windows_per_call: int = 8,
+    windows_per_call: int | None = None,
     bf16: bool = False,
     exchange_memories: bool = False,
     progress: Callable[[int], None] | None = None,
@@ -48,19 +51,29 @@ def evaluate_documents(
         documents: The tokenized documents.
         window: Tokens in a window; by default the model's own. Every setting scores the same tokens.
         overlap: Tokens that each window shares with the one before; by default the model's own.
-        rows: Documents (without memory, parts of documents) read in parallel.
-        windows_per_call: Windows of each row in one forward pass. Neither changes the result; both bound memory use.
+        rows: Documents (without memory, parts of documents) read in parallel, at most.
+        windows_per_call: Windows of each row in one forward pass; by default 8, or fewer where they are long. Neither
+            changes the result; both bound memory use.
         bf16: Compute in bfloat16 on CUDA devices.
         exchange_memories: Let every window read the memory of another document: a control that shows how much of a
             gain is memory.
-        progress: Called after each forward pass with the number of tokens it scored.
+        progress: Called with 0 at the start, then after each forward pass with the number of tokens that it scored. An
+            exception that it raises, such as `KeyboardInterrupt`, ends the evaluation.
     """
-    check_counts(rows=rows, windows_per_call=windows_per_call)
+    check_counts(rows=rows, windows_per_call=1 if windows_per_call is None else windows_per_call)
     exchange = Exchange() if exchange_memories else None
     if exchange is not None:
         rows, windows_per_call = max(rows, 2), 1
     with scoring(model, documents, window, overlap, bf16) as recurrent:
-        tally = Tally(documents, recurrent.recurrence.window, recurrent.recurrence.overlap)
+        window = recurrent.recurrence.window
+        most = MOST_TOKENS_PER_CALL.get(recurrent.device.type, MOST_TOKENS_PER_CALL["cuda"])
+        if recurrent.device.type == "cpu" and exchange is None:
+            rows = max(1, min(rows, most // window))
+        if windows_per_call is None:
+            windows_per_call = max(1, min(8, most // (rows * window)))
+        tally = Tally(documents, window, recurrent.recurrence.overlap)
+        if progress is not None:
+            progress(0)  # the clock of a progress bar starts here
 
         def read(batch_rows: Sequence[BatchRow], state: State) -> State:
             losses, after = _losses(recurrent, batch_rows, state)
@@ -205,10 +218,6 @@ class BatchRow:
         """Choose the next call's inputs, up to the end of a window, so that no window runs twice."""
         fresh = window + (windows - 1) * stride if self.stop == 0 else windows * stride
         self.start, self.stop = self.stop, min(self.stop + fresh, len(self.ids) - 1)
-
-
-Lane = BatchRow
-"""Former name."""
 
 
 def read_in_parallel(
