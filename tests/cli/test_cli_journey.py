@@ -265,3 +265,16 @@ def test_as_a_program(base: Path, texts: Path, tmp_path: Path) -> None:
     assert done.stderr.splitlines()[-1].startswith("Error: ")
     assert "nothing.txt does not exist" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_advise_measures_recommends_and_names_the_next_command(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("def read(path):\n    return open(path).read()\n\n\n" * 200)
+    out, page = tmp_path / "advice.json", tmp_path / "advice.html"
+    said = invoke(
+        *("advise", "shipped:base", tmp_path / "text.txt", "--split", "all", "--tokens-per-document", 200),
+        *("--out", out, "--page", page),
+    )
+    result = json.loads(out.read_text())
+    assert {row["role"] for row in result["rows"]} >= {"memory", "windows", "overlap", "longer window"}
+    assert f"Next: {result['command']}" in said
+    assert page.is_file()

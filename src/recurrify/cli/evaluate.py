@@ -114,7 +114,7 @@ def _compared_with_base(
     settings = comparison_settings(model, tokens)
     total = comparison_tokens(settings[1:], tokens)
     with progress_bar("comparison with the base", total) as advance:
-        return compare_with_base(model, tokens, rows=rows, bf16=half, progress=advance, scored=scored)
+        return compare_with_base(model, tokens, rows=rows, bf16=half, progress=advance, scored=[(settings[0], scored)])
 
 
 def _comparison_lines(comparison: Sequence[ComparisonRow]) -> Iterator[str]:

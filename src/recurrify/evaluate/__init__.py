@@ -1,5 +1,6 @@
 """How good a model is, how certain that is, and what it costs."""
 
+from recurrify.evaluate.advise import Advice, Reading, advise, candidate_memories, measure_readings
 from recurrify.evaluate.answers import (
     Answer,
     AnswerScores,
@@ -43,6 +44,7 @@ from recurrify.evaluate.rows import evaluation_rows, gain_row
 
 __all__ = [
     "METRICS",
+    "Advice",
     "Answer",
     "AnswerScores",
     "BatchRow",
@@ -54,13 +56,16 @@ __all__ = [
     "NamedTokens",
     "Predictions",
     "ProbeScore",
+    "Reading",
     "ScoredDocument",
     "SymbolTraining",
     "Tally",
     "TextChoice",
     "TextProbing",
+    "advise",
     "as_recurrent",
     "batch_of",
+    "candidate_memories",
     "check_counts",
     "check_documents",
     "check_finite",
@@ -82,6 +87,7 @@ __all__ = [
     "matched_overlap",
     "matched_window",
     "mean_interval",
+    "measure_readings",
     "memory_cost",
     "official_predictions",
     "paper_flops_per_token",

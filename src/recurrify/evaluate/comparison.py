@@ -120,7 +120,7 @@ def compare_with_base(
     rows: int = 8,
     bf16: bool = False,
     progress: Callable[[int], None] | None = None,
-    scored: Evaluation | None = None,
+    scored: Sequence[tuple[ComparisonSetting, Evaluation]] = (),
 ) -> list[ComparisonRow]:
     """Score a model with memory and its base on the same tokens; the memory's row comes first.
 
@@ -133,7 +133,7 @@ def compare_with_base(
         rows: Documents read in parallel in the memory's windows; fewer in longer windows, so that memory use is alike.
         bf16: Compute in bfloat16 on CUDA devices.
         progress: Called with the number of tokens scored; the total is `comparison_tokens(settings, documents)`.
-        scored: The memory's own evaluation of these documents, if there is one already.
+        scored: Evaluations of these documents that exist already.
 
     Returns:
         Rows for the settings of `comparison_settings`, with paired 95 % intervals of the memory's gain.
@@ -143,9 +143,7 @@ def compare_with_base(
     """
     recurrent, plain = _memory_and_base(model, config, base)
     settings = comparison_settings(recurrent, documents, base=plain)
-    found: dict[tuple[bool, int, int], Evaluation] = {}
-    if scored is not None:
-        found[_reading(settings[0])] = scored
+    found = {_reading(setting): evaluation for setting, evaluation in scored}
     for setting in settings:
         if _reading(setting) not in found:
             found[_reading(setting)] = evaluate_documents(
