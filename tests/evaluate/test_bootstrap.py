@@ -104,13 +104,6 @@ def test_no_difference_is_within_noise() -> None:
     assert same.within_noise
 
 
-def test_gain_of_perplexities_per_word() -> None:
-    words = np.array([10, 1000, 200])
-    plain, recurrent = made_up(words * 4.0, words), made_up(words * np.array([3.0, 3.9, 3.8]), words)
-    gain = relative_gain(plain, recurrent)
-    assert gain.relative_gain == pytest.approx(1 - recurrent.perplexity_per_word / plain.perplexity_per_word)
-
-
 def test_differing_seeds_widen_the_interval() -> None:
     plain = losses()
     steady = [made_up(plain + 100 * math.log(0.97)) for _ in range(3)]

@@ -10,7 +10,7 @@ from rich.table import Table
 from recurrify.cli import options
 from recurrify.console import busy, out_console, perplexity_level, progress_bar, say
 from recurrify.errors import UserError
-from recurrify.results import check_overwrites_nothing, provenance, save_result
+from recurrify.results import check_overwrites_nothing, provenance
 
 
 def advise_command(
@@ -36,11 +36,11 @@ def advise_command(
     check_overwrites_nothing(out, data, model)
     check_overwrites_nothing(page, data, model)
     options.load_libraries()
+    from recurrify.cli.evaluate import write_results
     from recurrify.data.documents import check_source
     from recurrify.data.texts import pick_device
     from recurrify.evaluate.advise import advice_tokens, advise, candidate_memories, measure_readings
     from recurrify.modeling.loading import load_model
-    from recurrify.pages.evaluation import write_evaluation_page
     from recurrify.train.loop import uses_bf16
 
     check_source(data)
@@ -80,12 +80,7 @@ def advise_command(
         "command": command,
         "provenance": provenance(config, data_checksum=checksum),
     }
-    if out is not None:
-        save_result(out, result)
-        say(f"saved {out}")
-    if page is not None:
-        write_evaluation_page(result, page)
-        say(f"page: {page}")
+    write_results(result, out, page)
 
 
 def _sample(

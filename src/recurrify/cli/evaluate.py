@@ -100,12 +100,17 @@ def evaluate_models(
             "documents": {name: [one.to_dict() for one in evaluations] for name, evaluations in found.items()},
             "provenance": provenance(config, data_checksum=checksum),
         }
-        if out is not None:
-            save_result(out, result)
-            say(f"saved {out}")
-        if page is not None:
-            write_evaluation_page(result, page)
-            say(f"page: {page}")
+        write_results(result, out, page)
+
+
+def write_results(result: dict[str, Any], out: Path | None, page: Path | None) -> None:
+    """Save the result and its page, as far as they are wanted."""
+    if out is not None:
+        save_result(out, result)
+        say(f"saved {out}")
+    if page is not None:
+        write_evaluation_page(result, page)
+        say(f"page: {page}")
 
 
 def _compared_with_base(

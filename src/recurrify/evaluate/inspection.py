@@ -26,10 +26,10 @@ from recurrify.errors import UserError
 from recurrify.evaluate.flops import memory_cost
 from recurrify.evaluate.perplexity import (
     BatchRow,
-    batch_of,
     check_counts,
     check_finite,
     evaluation_mode,
+    read_batch,
     read_in_parallel,
     scoring,
 )
@@ -260,16 +260,9 @@ def _each_window(
     """Read the text window by window; `see` gets the row with the new inputs, the state before it and the output."""
 
     def read(batch_rows: Sequence[BatchRow], state: State) -> State:
-        batch = batch_of(batch_rows, model.device)
-        output = model(
-            batch.inputs,
-            attention_mask=batch.mask,
-            targets=batch.labels,
-            state=state,
-            return_logits=False,
-            return_losses=True,
-        )
+        output = read_batch(model, batch_rows, state)
         see(batch_rows[0], state, output)
+        assert output.state is not None
         return output.state
 
     read_in_parallel(model, [text], read, rows=1, windows_per_call=1, progress=None)

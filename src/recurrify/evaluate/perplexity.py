@@ -16,7 +16,7 @@ from recurrify.errors import UserError
 from recurrify.evaluate.evaluation import Evaluation, ScoredDocument, Tally
 from recurrify.mechanisms.base import NoRecurrence
 from recurrify.modeling.heads import RecurrentForCausalLM, add_recurrence
-from recurrify.modeling.model import RecurrentPreTrainedModel
+from recurrify.modeling.model import RecurrentOutput, RecurrentPreTrainedModel
 from recurrify.state import State
 
 MOST_TOKENS_PER_CALL = {"cpu": 2_048, "cuda": 32_768}
@@ -299,10 +299,10 @@ def batch_of(batch_rows: Sequence[BatchRow], device: torch.device) -> Batch:
     return Batch(*(torch.from_numpy(values).to(device) for values in (inputs, labels, mask)))
 
 
-def _losses(model: RecurrentForCausalLM, batch_rows: Sequence[BatchRow], state: State) -> tuple[np.ndarray, State]:
-    """One forward pass; the losses (rows, longest) in float64, each row from its first column on."""
+def read_batch(model: RecurrentForCausalLM, batch_rows: Sequence[BatchRow], state: State) -> RecurrentOutput:
+    """One forward pass over the next inputs of the rows, with the loss of each prediction."""
     batch = batch_of(batch_rows, model.device)
-    output = model(
+    output: RecurrentOutput = model(
         input_ids=batch.inputs,
         attention_mask=batch.mask,
         targets=batch.labels,
@@ -310,6 +310,14 @@ def _losses(model: RecurrentForCausalLM, batch_rows: Sequence[BatchRow], state: 
         return_logits=False,
         return_losses=True,
     )
+    return output
+
+
+def _losses(model: RecurrentForCausalLM, batch_rows: Sequence[BatchRow], state: State) -> tuple[np.ndarray, State]:
+    """The losses (rows, longest) in float64, each row from its first column on."""
+    output = read_batch(model, batch_rows, state)
+    assert output.token_losses is not None
+    assert output.state is not None
     return output.token_losses.cpu().double().numpy(), output.state
 
 
