@@ -28,7 +28,7 @@ from recurrify.evaluate.comparison import (
     evaluation_of_parts,
     gain_rows,
 )
-from recurrify.evaluate.evaluation import Evaluation
+from recurrify.evaluate.evaluation import Evaluation, Text
 from recurrify.evaluate.flops import memory_cost
 from recurrify.interrupts import unless_interrupted
 from recurrify.mechanisms.base import NoRecurrence, RecurrenceConfig
@@ -259,7 +259,7 @@ def _read(name: str, setting: ComparisonSetting, ids: np.ndarray) -> np.ndarray:
         model = _model(name, setting)
         if setting.role == "full context" and setting.window == len(ids) - 1:
             return inspection.full_context_losses(model.base, ids)
-        return inspection.read_text(model, inspection.Text("novel", ids)).losses
+        return inspection.read_text(model, Text("novel", ids)).losses
 
 
 def _continue(names: dict[str, str], ids: np.ndarray, length: int = 40) -> dict[str, str]:

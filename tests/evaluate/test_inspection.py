@@ -10,7 +10,8 @@ from torch import Tensor
 
 from recurrify import NoRecurrence, add_recurrence
 from recurrify.data.tokens import TokenizedDocument
-from recurrify.evaluate.inspection import Text, gradient_profile, read_text, slot_attention, watched_attention
+from recurrify.evaluate.evaluation import Text
+from recurrify.evaluate.inspection import gradient_profile, read_text, slot_attention, watched_attention
 from recurrify.evaluate.perplexity import evaluate_documents
 from recurrify.windows import schedule
 from support.checks import WINDOW, fits, recurrent

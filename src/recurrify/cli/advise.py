@@ -22,8 +22,8 @@ def advise_command(
     ] = None,
     split: options.Split = "test",
     text_field: options.TextField = "text",
-    documents: Annotated[int, typer.Option(min=2, help="Documents of the sample, the longest of the first ones.")] = 3,
-    tokens_per_document: Annotated[int, typer.Option(min=32, help="Tokens of each document.")] = 3000,
+    pieces: Annotated[int, typer.Option(min=2, help="Pieces of text in the sample, of several documents if any.")] = 3,
+    tokens: Annotated[int, typer.Option(min=32, help="Tokens of each piece, at most.")] = 2000,
     rows: options.Rows = 8,
     device: options.Device = "auto",
     out: options.ResultFile = None,
@@ -37,9 +37,8 @@ def advise_command(
     check_overwrites_nothing(page, data, model)
     options.load_libraries()
     from recurrify.cli.evaluate import write_results
-    from recurrify.data.documents import check_source
-    from recurrify.data.texts import pick_device
-    from recurrify.evaluate.advise import advice_tokens, advise, candidate_memories, measure_readings
+    from recurrify.data import check_source, checksum, load_documents, pick_device
+    from recurrify.evaluate.advise import advice_tokens, advise, candidate_memories, measure_readings, sample_pieces
     from recurrify.modeling.loading import load_model
     from recurrify.train.loop import uses_bf16
 
@@ -49,7 +48,9 @@ def advise_command(
         loaded, tokenizer = load_model(model, device=where)
     if loaded.mechanism is not None:
         raise UserError(f"{model!r} has a memory already: give its base, or score it with `recurrify evaluate`.")
-    texts, checksum = _sample(data, split, text_field, tokenizer, documents, tokens_per_document)
+    documents = load_documents(data, split, text_field=text_field, limit=10 * pieces)
+    texts = sample_pieces(documents, tokenizer, pieces, tokens)
+    say(f"{data} ({split}): {len(texts)} pieces, {sum(len(text.ids) for text in texts):,} tokens")
     base = loaded.base.to(where)
     memories = candidate_memories(base, texts)
     with progress_bar("measuring", advice_tokens(base, texts, memories)) as advance:
@@ -71,31 +72,16 @@ def advise_command(
         names = {"model": setting.role, "label": setting.label, "against": rival.role, "against_label": rival.label}
         gains.append({**names, "unit": "token", **asdict(advice.gain)})
     config = {"model": model, "data": data, "split": split, "flops": flops, "state": state}
-    config |= {"documents": documents, "tokens_per_document": tokens_per_document}
+    config |= {"pieces": pieces, "tokens": tokens}
     result = {
         "kind": "advice",
         "rows": [reading.to_dict() for reading in readings],
         "gains": gains,
         "notes": [*advice.sentences, note],
         "command": command,
-        "provenance": provenance(config, data_checksum=checksum),
+        "provenance": provenance(config, data_checksum=checksum(documents)),
     }
     write_results(result, out, page)
-
-
-def _sample(
-    data: str, split: str, text_field: str, tokenizer: Any, documents: int, tokens: int
-) -> tuple[list[Any], str]:
-    """The longest of the first documents, cut to so many tokens, and the checksum of what was read."""
-    from recurrify.data import checksum, load_documents, shorten, tokenize_documents
-
-    texts = load_documents(data, split, text_field=text_field, limit=10 * documents)
-    found = shorten(tokenize_documents(texts, tokenizer), tokenizer, tokens)
-    found = sorted(found, key=lambda text: -len(text.ids))[:documents]
-    if len(found[0].ids) < 32:
-        raise UserError(f"{data} has no text of 32 tokens in its split {split!r}: give longer texts.")
-    say(f"{data} ({split}): {len(found)} documents, {sum(len(text.ids) for text in found):,} tokens")
-    return found, checksum(texts)
 
 
 def _show(readings: Any) -> None:

@@ -21,12 +21,11 @@ from recurrify.evaluate.comparison import (
     matched_window,
     training_differences,
 )
-from recurrify.evaluate.evaluation import METRICS, Evaluation, ScoredDocument, Tally
+from recurrify.evaluate.evaluation import METRICS, Evaluation, NamedTokens, ScoredDocument, Tally
 from recurrify.evaluate.flops import MemoryCost, full_flops_per_token, memory_cost, paper_flops_per_token
 from recurrify.evaluate.inspection import TextChoice, gradient_profile, inspect_text, slot_attention
 from recurrify.evaluate.perplexity import (
     BatchRow,
-    NamedTokens,
     as_recurrent,
     batch_of,
     check_counts,

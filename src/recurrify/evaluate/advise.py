@@ -6,6 +6,8 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from recurrify.data.records import Document
+from recurrify.data.tokens import TokenizedDocument, text_sizes, tokenize_documents
 from recurrify.errors import UserError
 from recurrify.evaluate.bootstrap import Gain, relative_gain
 from recurrify.evaluate.comparison import (
@@ -22,6 +24,9 @@ from recurrify.families import family_of
 from recurrify.mechanisms.base import RecurrenceConfig, recurrence_config
 from recurrify.mechanisms.choose import best_settings
 from recurrify.modeling.heads import add_recurrence
+
+LEAST_TOKENS = 32
+"""Of a piece: windows of an eighth of it must be windows."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,21 @@ class Advice:
     @property
     def memory_pays(self) -> bool:
         return self.best.row.setting.role == "memory"
+
+
+def sample_pieces(documents: Sequence[Document], tokenizer: Any, pieces: int, tokens: int) -> list[TokenizedDocument]:
+    """A few pieces of `tokens` tokens: the beginnings of the longest documents, then what follows them."""
+    found: list[TokenizedDocument] = []
+    whole = sorted(tokenize_documents(documents, tokenizer), key=lambda document: -len(document.ids))
+    for start in range(0, len(whole[0].ids), tokens):
+        for document in whole[: pieces - len(found)]:
+            ids = document.ids[start : start + tokens]
+            if len(ids) >= LEAST_TOKENS:
+                sizes = text_sizes(tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+                found.append(TokenizedDocument(f"{document.name} from token {start}", ids, *sizes))
+    if not found:
+        raise UserError(f"No document has {LEAST_TOKENS} tokens, the fewest that can be compared: give longer texts.")
+    return found
 
 
 def candidate_memories(base: PreTrainedModel, documents: Sequence[ScoredDocument]) -> list[RecurrenceConfig]:

@@ -23,6 +23,7 @@ from recurrify.data.records import Document
 from recurrify.data.texts import Say, pick_device
 from recurrify.data.tokens import checksum
 from recurrify.errors import UserError
+from recurrify.evaluate.evaluation import Text
 from recurrify.evaluate.flops import memory_cost
 from recurrify.evaluate.perplexity import (
     BatchRow,
@@ -51,13 +52,6 @@ PLACES = 16
 
 CHUNK = 512
 """Tokens of a full context that are read at once."""
-
-
-class Text(NamedTuple):
-    """A text by the model's own tokens."""
-
-    name: str
-    ids: np.ndarray
 
 
 @dataclass(frozen=True)

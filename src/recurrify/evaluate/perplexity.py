@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,23 +13,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from recurrify.errors import UserError
-from recurrify.evaluate.evaluation import Evaluation, ScoredDocument, Tally
+from recurrify.evaluate.evaluation import Evaluation, NamedTokens, ScoredDocument, Tally
 from recurrify.mechanisms.base import NoRecurrence
 from recurrify.modeling.heads import RecurrentForCausalLM, add_recurrence
 from recurrify.modeling.model import RecurrentOutput, RecurrentPreTrainedModel
 from recurrify.state import State
 
-MOST_TOKENS_PER_CALL = {"cpu": 2_048, "cuda": 32_768}
-"""More make no forward pass faster, but let a progress bar or Ctrl-C wait for longer."""
-
-
-class NamedTokens(Protocol):
-    """The part of a document that reading it needs."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def ids(self) -> np.ndarray: ...
+MOST_TOKENS_PER_CALL = {"cpu": 1_024, "cuda": 32_768}
+"""Larger calls are no faster, but delay progress reports and Ctrl-C."""
 
 
 def evaluate_documents(
