@@ -17,12 +17,19 @@ from transformers import logging
 from recurrify.console import progress_bar
 from recurrify.data.records import Document
 from recurrify.data.texts import Say, read_text
-from recurrify.data.tokens import TokenizedDocument, checksum
+from recurrify.data.tokens import TokenizedDocument, checksum, text_sizes
 from recurrify.errors import UserError
 from recurrify.evaluate import inspection, rows
-from recurrify.evaluate.evaluation import Evaluation
+from recurrify.evaluate.comparison import (
+    ComparisonRow,
+    ComparisonSetting,
+    comparison_rows,
+    comparison_settings,
+    evaluation_of_parts,
+    gain_rows,
+)
+from recurrify.evaluate.evaluation import Evaluation, Text
 from recurrify.evaluate.flops import memory_cost
-from recurrify.evaluate.one_text import Setting, comparison_rows, fair_settings, full_context_losses
 from recurrify.interrupts import unless_interrupted
 from recurrify.mechanisms.carry import CarryConfig
 from recurrify.mechanisms.config import MechanismConfig, NoRecurrence
@@ -80,7 +87,8 @@ def run_demo(
         say("1/4 reading a novel with a pretrained model, with and without memory; nothing is trained")
         real = _read_novel(submit, advance, say)
         for row in real["rows"]:
-            say(f"  {row['label']}: perplexity {row['perplexity_per_token']:.1f} per token, {row['flops']:.3g} FLOPs")
+            flops = row["full_flops_per_token"]
+            say(f"  {row['label']}: perplexity {row['perplexity_per_token']:.1f} per token, {flops:.3g} FLOPs")
         say("2/4 fine-tuning a tiny model: plain windows, and the paper's carry")
         trained = _train_all(submit, advance, live_tokens, seeds, out)
         say("3/4 scoring the tiny models on files that they were not trained on")
@@ -193,12 +201,14 @@ def _read_novel(submit: Submit, advance: Advance, say: Say) -> dict[str, Any]:
     memory = add_recurrence(model.base, MEMORY) if names["memory"] == MODEL else model
     document = Document("novel", NOVEL.read_text(encoding="utf-8"))
     ids, pieces = _pieces(document.text, tokenizer)
-    settings = fair_settings(memory, len(ids) - 1)
+    text = TokenizedDocument(document.name, ids, *text_sizes(document.text))
+    settings = comparison_settings(memory, [text])
     said = f"{len(ids):,} tokens, windows of {settings[0].window}; {memory_cost(memory)}"
     say(f"{names['memory']}: {said}")
     jobs = [submit(_read, names["memory" if one.role == "memory" else "plain"], one, ids) for one in settings]
     losses = [_wait(done, READING_SECONDS, advance) for done in jobs]
-    table, gains = comparison_rows(settings, losses, pieces)
+    parts = [evaluation_of_parts(found, pieces, settings[0].window) for found in losses]
+    table = comparison_rows(settings, parts)
     return {
         "model": names["memory"],
         "mechanism": memory.recurrence.mechanism,
@@ -207,14 +217,20 @@ def _read_novel(submit: Submit, advance: Advance, say: Say) -> dict[str, Any]:
         "source": SOURCE,
         "note": note,
         "text_checksum": checksum([document]),
-        "rows": table,
-        "gains": gains,
+        "rows": [_table_row(row) for row in table],
+        "gains": gain_rows(table),
         "tokens": {
             "text": pieces,
             **{one.role: [None, *found.round(4).tolist()] for one, found in zip(settings, losses, strict=True)},
         },
         "continuation": submit(_continue, names, ids).result(),
     }
+
+
+def _table_row(row: ComparisonRow) -> dict[str, Any]:
+    """Losses by position are those of the parts: only readings in windows of the same length have them."""
+    same = row.setting.role in ("memory", "windows")
+    return {**row.to_dict(), "loss_by_position": row.evaluation.loss_by_position if same else None}
 
 
 @cache
@@ -230,20 +246,20 @@ def _pieces(text: str, tokenizer: Any) -> tuple[np.ndarray, list[str]]:
     return np.asarray(encoded["input_ids"]), [text[ends[place] : stop] for place, stop in enumerate(ends[1:])]
 
 
-def _model(name: str, setting: Setting) -> Any:
+def _model(name: str, setting: ComparisonSetting) -> Any:
     model, _ = _loaded(name)
     if setting.role == "memory":
         return add_recurrence(model.base, MEMORY) if name == MODEL else model
     return add_recurrence(model.base, NoRecurrence(window=setting.window, overlap=setting.overlap))
 
 
-def _read(name: str, setting: Setting, ids: np.ndarray) -> np.ndarray:
+def _read(name: str, setting: ComparisonSetting, ids: np.ndarray) -> np.ndarray:
     """(N − 1,): the loss of each token but the first."""
     with one_thread():
         model = _model(name, setting)
-        if setting.role == "full context" and setting.window >= len(ids) - 1:
-            return full_context_losses(model.base.eval(), ids)
-        return inspection.read_text(model, inspection.Text("novel", ids)).losses
+        if setting.role == "full context" and setting.window == len(ids) - 1:
+            return inspection.full_context_losses(model.base, ids)
+        return inspection.read_text(model, Text("novel", ids)).losses
 
 
 def _continue(names: dict[str, str], ids: np.ndarray, length: int = 40) -> dict[str, str]:
@@ -257,7 +273,7 @@ def _continue(names: dict[str, str], ids: np.ndarray, length: int = 40) -> dict[
         "truth": tokenizer.decode(ids[border : border + length]),
     }
     for key, role in (("plain", "windows"), ("recurrent", "memory")):
-        setting = Setting(role, "", window, 0, 0.0)
+        setting = ComparisonSetting(role, window, 0, 0.0)
         reader = _model(names["memory" if role == "memory" else "plain"], setting).eval()
         output = reader.generate(prompt, max_new_tokens=length, do_sample=False)
         found[key] = tokenizer.decode(output[0, border:])

@@ -86,17 +86,6 @@ class TestTexts:
         assert score.probability == pytest.approx(shares[np.arange(6), right].mean(), rel=1e-5)
         assert sum(done) == 6 * (distance + 1) * WINDOW
 
-    def test_without_memory_the_fact_has_no_effect(self) -> None:
-        model: RecurrentForCausalLM = add_recurrence(tiny("gpt2"), NoRecurrence(window=WINDOW)).eval()
-        text = texts_at(2, 1)[0]
-        place = text.facts[0][0]
-        probabilities = []
-        for other in range(4):
-            ids = text.ids.copy()
-            ids[place + 1] = 40 + other
-            probabilities.append(score_texts(model, [text._replace(ids=ids)]).probability)
-        assert len(set(probabilities)) == 1
-
     def test_invalid_input_raises(self) -> None:
         model: RecurrentForCausalLM = add_recurrence(tiny("gpt2"), NoRecurrence(window=WINDOW, overlap=2)).eval()
         with pytest.raises(UserError, match=r"overlap=2"):
