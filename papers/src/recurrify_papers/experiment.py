@@ -4,6 +4,7 @@ Declarations live in the folders of their source documents and import neither to
 `recurrify experiment list` answers at once; runs name the functions that do the work.
 """
 
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
@@ -213,14 +214,9 @@ def origins(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [dict(zip(names, origin, strict=True)) | {"runs": count} for origin, count in found.items()]
 
 
-def mean_of(values: Sequence[float]) -> tuple[float, float | None]:
-    """Mean and standard deviation over seeds; with one seed there is no deviation."""
-    mean = sum(values) / len(values)
-    if len(values) == 1:
-        return mean, None
-    return mean, (sum((value - mean) ** 2 for value in values) / (len(values) - 1)) ** 0.5
-
-
-def by_name(results: Results, names: Mapping[Any, str]) -> dict[Any, dict[str, Any]]:
-    """The finished ones among these runs, by their keys."""
-    return {key: results[name] for key, name in names.items() if name in results}
+def mean_of(values: Sequence[float | None]) -> tuple[float | None, float | None]:
+    """Mean and standard deviation over seeds; None if a value is missing, and with one seed no deviation."""
+    known = [value for value in values if value is not None]
+    if len(known) < len(values):
+        return None, None
+    return statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None

@@ -13,12 +13,13 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from recurrify import UserError
-from recurrify.results import save_result, write_whole
+from recurrify.results import load_result, save_result, write_whole
 
 RESULT_FILE = "result.json"
 SETTINGS_FILE = "settings.json"
@@ -41,9 +42,14 @@ class Run:
     """`package.module:function`, called as function(settings, folder, say); returns a JSON result, or None if it was
     stopped before its end and is ready to resume."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """JSON values."""
-    needs: tuple[str, ...] = ()
-    """Names of the runs that must be finished before this one starts."""
+    """JSON values. Three of them refer to other runs: `{"run": NAME}` is the folder of a run,
+    `{"run": NAME, "file": PATH}` a file in it, and `{"best_of": {NAME: VALUE, ...}}` the value of the run whose result
+    has the lowest `loss`."""
+
+    @cached_property
+    def needs(self) -> tuple[str, ...]:
+        """The runs that the settings refer to: they must be finished before this one starts."""
+        return tuple(dict.fromkeys(_references(self.settings)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +67,43 @@ class Resources:
     def __post_init__(self) -> None:
         if self.cluster not in CLUSTERS:
             raise UserError(f"`cluster` must be one of {', '.join(CLUSTERS)}: got {self.cluster!r}.")
+
+
+def _references(value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        if isinstance(value.get("run"), str):
+            yield value["run"]
+        yield from value.get("best_of", ())
+        for part in value.values():
+            yield from _references(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _references(part)
+
+
+def resolved(value: Any, folder: Path) -> Any:
+    """Settings with the runs in `folder` in place of references to them."""
+    if isinstance(value, Mapping):
+        if isinstance(value.get("run"), str):
+            return str(folder / value["run"] / value.get("file", ""))
+        if "best_of" in value:
+            results = {name: load_result(folder / name / RESULT_FILE) for name in value["best_of"]}
+            best = best_run(list(results), results)
+            if best is None:
+                raise UserError(f"The loss is not finite in any of {', '.join(results)}: try other values.")
+            return resolved(value["best_of"][best], folder)
+        return {key: resolved(part, folder) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [resolved(part, folder) for part in value]
+    return value
+
+
+def best_run(names: Sequence[str], results: Results) -> str | None:
+    """The run with the lowest loss; None until all are finished. A loss that is not finite was saved as null."""
+    if any(name not in results for name in names):
+        return None
+    losses = {name: loss for name in names if (loss := results[name].get("loss")) is not None}
+    return min(losses, key=lambda name: losses[name], default=None)
 
 
 def run_all(
@@ -108,7 +151,7 @@ def call(run: Run, folder: Path, say: Say) -> dict[str, Any] | None:
     own.mkdir(parents=True, exist_ok=True)
     with _locked(own):
         write_whole(own / SETTINGS_FILE, _identity(run).encode())
-        result: dict[str, Any] | None = getattr(import_module(module), name)(dict(run.settings), own, say)
+        result: dict[str, Any] | None = getattr(import_module(module), name)(resolved(run.settings, folder), own, say)
         if result is not None:
             save_result(own / RESULT_FILE, result)
     return result
@@ -121,7 +164,7 @@ def read_result(folder: Path, run: Run) -> dict[str, Any] | None:
     if settings.is_file() and settings.read_text(encoding="utf-8") != _identity(run):
         raise UserError(f"{str(own)!r} holds a run with other settings: delete it, or choose another --root.")
     path = own / RESULT_FILE
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    return load_result(path) if path.is_file() else None
 
 
 def _identity(run: Run) -> str:

@@ -29,10 +29,10 @@ def matched_runs(
             for seed in (seed for seed in plain.trained if seed in memory.trained):
                 for name in plain.trained[seed]:
                     match = f"{name}-as-{memory.label}"
-                    settings: dict[str, Any] = {"run": name, "base": plan.base() if base is None else base}
+                    settings: dict[str, Any] = {"run": {"run": name}, "base": plan.base() if base is None else base}
                     settings |= {"recurrence": dict(recurrence), "splits": splits}
                     settings |= {"window": plain.window, "memory_window": memory.window}
-                    plan.add(Run(name=match, function=FUNCTION, settings=settings, needs=(name,)))
+                    plan.add(Run(name=match, function=FUNCTION, settings=settings))
                     found[name, match] = plain, memory
     return found
 

@@ -9,7 +9,7 @@ from typing import Any
 from recurrify_papers.beyond.matching import matched_entries, matched_runs
 from recurrify_papers.beyond.memories import OURS, family, memory_rows, memory_tokens, untouched
 from recurrify_papers.experiment import Chart, Experiment, Headline, Table
-from recurrify_papers.plan import Entry, Plan
+from recurrify_papers.plan import Entry, Plan, model_of
 from recurrify_papers.runner import Results, Run
 from recurrify_papers.sizes import CARRY, PLAIN, Settings, Size, tail
 
@@ -74,7 +74,7 @@ def base_of(plan: Plan, outer: Size) -> Any:
         return model
     settings = {"like": outer.base, "window": plan.size.window}
     function = "recurrify_papers.beyond.rotary_base:make_base"
-    return {"run": plan.add(Run(name="rotary-base", function=function, settings=settings))}
+    return model_of(plan.add(Run(name="rotary-base", function=function, settings=settings)))
 
 
 def rotary_entries(plan: Plan, outer: Size, trained: bool) -> list[Entry]:

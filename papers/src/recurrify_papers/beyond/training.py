@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from recurrify_papers.beyond.memories import OURS, PAPERS, Memories, family, memory_rows, untouched
+from recurrify_papers.declare import perplexity_experiment
 from recurrify_papers.experiment import Chart, Headline, Row, Table
-from recurrify_papers.plan import LABELS, Entry, Plan
+from recurrify_papers.plan import LABELS, Entry, Plan, model_of
 from recurrify_papers.runner import Results
 from recurrify_papers.sizes import Size
-from recurrify_papers.thesis.convergence import validation_curve
-from recurrify_papers.yoshida2020.tables import perplexity_experiment
+from recurrify_papers.thesis.convergence import Curve, curve_of, validation_curve
 
 WARM_UP_SHARE = 10
 """A warm-up takes at most one step in so many of a run."""
@@ -175,7 +175,7 @@ def stages(memories: Memories, name: str, seed: int) -> list[str]:
             "batch": max(1, training["batch"] * training["windows"] // windows),  # the same tokens per step
         }
         if runs:
-            settings["base"] = {"run": runs[-1]}
+            settings["base"] = model_of(runs[-1])
         runs.append(memories.train("books", mechanism, seed, **settings, **changes))
     return runs
 
@@ -213,15 +213,12 @@ def start_table(size: Size, results: Results) -> Table:
         runs = stages(memories, name, size.seeds[0])
         if not all(run in results for run in runs):
             continue
-        x: list[float] = []
-        y: list[float] = []
+        curve: Curve = []
         before = 0
         for run in runs:
-            for tokens, loss in validation_curve(results[run]):
-                x.append(before + tokens)
-                y.append(loss)
+            curve += [(before + tokens, loss) for tokens, loss in validation_curve(results[run])]
             before += results[run]["tokens"]
-        table.curves.append({"name": name, "x_label": "training tokens", "y_label": "validation loss", "x": x, "y": y})
+        table.curves.append(curve_of(name, curve))
     return table
 
 

@@ -29,7 +29,7 @@ class Context(NamedTuple):
 
 def continuations_run(settings: dict[str, Any], folder: Path, say: Say) -> dict[str, Any]:
     """Contexts of the validation books, and what a trained model writes after each."""
-    model, tokenizer = trained_model(folder.parent / settings["run"])
+    model, tokenizer = trained_model(Path(settings["run"]))
     tokens, checksum = read_text(settings["data"], "valid", tokenizer, say)
     contexts = sample_contexts(tokens, settings["contexts"], window=settings["window"])
     say(f"{folder.name}: continuing {len(contexts)} contexts")

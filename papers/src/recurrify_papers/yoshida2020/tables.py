@@ -1,38 +1,15 @@
 """Tables 1 and 2, figures 4 and 5, the choice of learning rates, and variants of the mechanism."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
+from recurrify_papers.declare import perplexity_experiment
 from recurrify_papers.experiment import Chart, Experiment, Headline, Row, Table
 from recurrify_papers.plan import KINDS, LABELS, VARIANTS, Entry, Plan
 from recurrify_papers.runner import Results, Run
 from recurrify_papers.sizes import Size
 from recurrify_papers.yoshida2020 import published
 from recurrify_papers.yoshida2020.published import SOURCE, Perplexities
-
-Entries = Callable[[Plan], Iterable[Entry]]
-
-
-def perplexity_experiment(
-    entries: Entries,
-    curves: bool = False,
-    table: Callable[[Size, Results], Table] | None = None,
-    **about: Any,
-) -> Experiment:
-    """An experiment whose table has a row for each entry; `table` replaces the usual one."""
-
-    def runs(size: Size) -> list[Run]:
-        plan = Plan(size)
-        plan.scored(entries(plan))
-        return list(plan.runs.values())
-
-    def usual_table(size: Size, results: Results) -> Table:
-        from recurrify_papers.rows import perplexity_table
-
-        return perplexity_table(entries(Plan(size)), results, curves)
-
-    return Experiment(runs=runs, table=table or usual_table, **about)
-
 
 # ---- tables 1 and 2: perplexity against overlap ----------------------------------------------------------
 
@@ -135,7 +112,7 @@ def rate_table(size: Size, results: Results) -> Table:
     for kind in KINDS:
         scores = {rate: results.get(f"{name}-valid-o0") for rate, name in plan.tuning(kind).items()}
         table.missing += [f"{kind}, {rate:g}" for rate, score in scores.items() if score is None]
-        losses = {rate: _loss(score) for rate, score in scores.items() if score is not None}
+        losses = {rate: score["loss"] for rate, score in scores.items() if score is not None}
         for rate, loss in losses.items():
             chosen = len(losses) == len(scores) and loss == min(losses.values())
             common: dict[str, Any] = {
@@ -147,11 +124,6 @@ def rate_table(size: Size, results: Results) -> Table:
             }
             table.rows.append(Row(metric="loss", value=loss, note="chosen" if chosen else None, **common))
     return table
-
-
-def _loss(score: dict[str, Any]) -> float:
-    documents = score["evaluation"]["documents"]
-    return float(sum(one["nll"] for one in documents) / sum(one["tokens"] for one in documents))
 
 
 def _gain_headline(model: str, sentence: str) -> Headline:
