@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from scipy.stats import linregress
 from torch import Tensor, nn
@@ -147,7 +148,7 @@ def exponents(axis: str, floor: Point, points: Sequence[Point]) -> list[dict[str
         if len(fitted) < FEWEST_FITTED:
             numbers.append(number | {"note": "too few sizes take several times as long as launching the kernels"})
             continue
-        line = linregress([[math.log(value) for value in pair] for pair in fitted])
+        line = linregress(*np.log(fitted).T)
         note = f"standard error {line.stderr:.2f} over {len(fitted)} sizes"
         numbers.append(number | {"value": float(line.slope), "note": note})
     return numbers

@@ -148,9 +148,10 @@ class Dyck(RuleTask):
         touches = (walks == lowest[:, None]).sum(axis=1)
         cases = np.stack([np.ptp(walks, axis=1), touches, last[longer] % 2], axis=1)[hidden]
         _, case = np.unique(cases, axis=0, return_inverse=True)
-        by_answer = np.zeros((case.max(initial=0) + 1, self.vocabulary))
-        np.add.at(by_answer, (case, answers[longer][hidden]), 1)
-        wrong = by_answer.sum() - by_answer.max(axis=1).sum()
+        nothing = np.bincount(case[answers[longer][hidden] == NOTHING], minlength=case.max(initial=0) + 1)
+        something = np.bincount(case, minlength=len(nothing)) - nothing
+        # Both types of bracket are equally likely.
+        wrong = len(case) - np.maximum(nothing, something / 2).sum()
         return Levels(float(counted.max() / counted.sum()), float(1 - wrong / counted.sum()))
 
 

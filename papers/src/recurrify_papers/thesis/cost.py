@@ -183,13 +183,7 @@ def _reading(pair: Pair, work: Workload, length: int) -> Numbers:
 def _writing(pair: Pair, work: Workload) -> Numbers:
     window, new = pair[0].recurrence.window, work.new_tokens
     # As many new tokens for both: an end of text must not end the measurement.
-    settings: dict[str, Any] = {
-        "max_new_tokens": new,
-        "min_new_tokens": new,
-        "do_sample": False,
-        "num_beams": 1,
-        "pad_token_id": 0,
-    }
+    length: Any = {"max_new_tokens": new, "min_new_tokens": new}
 
     def write(model: Model, prompt: Tensor) -> None:
         with _half(model, work.bf16):
