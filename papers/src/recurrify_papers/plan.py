@@ -1,7 +1,7 @@
 """Which fine-tunings and scores the rows of a perplexity table need. Runs are shared by name, so each is run once."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from recurrify_papers.runner import Run
@@ -62,6 +62,12 @@ class Entry:
     note: str | None = None
     rival: bool = False
     """Whether it needs no learned memory: what memories are compared with."""
+
+
+def against_first(entries: Iterable[Entry]) -> list[Entry]:
+    """The entries, each with its gain over the first."""
+    first, *others = entries
+    return [first, *(replace(one, against=first) for one in others)]
 
 
 @dataclass

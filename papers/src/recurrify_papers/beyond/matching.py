@@ -1,14 +1,56 @@
-"""Plain windows at the largest overlap that costs no more FLOPs than a memory."""
+"""Memories compared with rivals, among them plain windows at the largest overlap that costs no more FLOPs."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+from recurrify_papers.beyond.memories import PAPERS, memory_rows
+from recurrify_papers.experiment import Table
 from recurrify_papers.plan import Entry, Plan, score_name
 from recurrify_papers.runner import Results, Run
 from recurrify_papers.sizes import Settings
 
 FUNCTION = "recurrify_papers.finetune:matched_overlap"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Memories and their rivals: plain windows, and memories that are not learned."""
+
+    plan: Plan
+    known: Mapping[str, Settings]
+    """Mechanisms by name."""
+    trained: list[list[Entry]]
+    """Compared within each list, plain windows also at the overlap that matches the cost of each memory."""
+    untrained: list[list[Entry]]
+    """Compared within each list as they are."""
+    base: Any = None
+    """None: that of the plan."""
+
+    def runs(self) -> list[Run]:
+        """Trainings, scores and controls."""
+        for entries in self.trained:
+            self.plan.scored(entries)
+            matched_runs(self.plan, entries, self.known, self.base)
+        for entries in self.untrained:
+            self.plan.scored(entries)
+        return list(self.plan.runs.values())
+
+    def table(self, results: Results) -> Table:
+        """Perplexities, what each memory costs, and how it compares with its rivals."""
+        from recurrify_papers.rows import perplexity_table, rival_rows
+
+        results, table = dict(results), Table()
+        groups = []
+        for entries in self.trained:
+            matched = matched_runs(self.plan, entries, self.known, self.base)
+            groups.append([*entries, *matched_entries(matched, entries, results)])
+        for entries in [*groups, *self.untrained]:
+            made = perplexity_table(entries, results)
+            table.rows += [*made.rows, *(row for entry in entries for row in memory_rows(entry, results))]
+            table.rows += rival_rows(entries, results, PAPERS, self.plan.size.window)
+            table.missing += made.missing
+        return table
 
 
 def matched_runs(

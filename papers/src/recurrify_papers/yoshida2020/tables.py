@@ -1,11 +1,12 @@
 """Tables 1 and 2, figures 4 and 5, the choice of learning rates, and variants of the mechanism."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from recurrify_papers.declare import perplexity_experiment
 from recurrify_papers.experiment import Chart, Experiment, Headline, Row, Table
-from recurrify_papers.plan import KINDS, LABELS, VARIANTS, Entry, Plan
+from recurrify_papers.plan import KINDS, LABELS, VARIANTS, Entry, Plan, against_first
 from recurrify_papers.runner import Results, Run
 from recurrify_papers.sizes import Size
 from recurrify_papers.yoshida2020 import published
@@ -55,44 +56,33 @@ def window_entries(plan: Plan, overlaps: Iterable[int] = ()) -> list[Entry]:
     for window in size.window_sizes:
         # Sequences stay as long in tokens, so that every model sees as much before each token.
         windows = max(1, round(size.training["windows"] * size.window / window))
-        plain: Entry | None = None
-        more = [("plain", overlap) for overlap in overlaps if 0 < overlap < window]
-        for kind, overlap in [("plain", 0), ("carry", 0), *more]:
+        own = []
+        for kind in ("plain", "carry"):
             name = plan.train("books", kind, window=window, seed=size.seeds[0], windows=windows)
-            entry = Entry(
-                label=f"{LABELS[kind]}, window {window}",
-                model=kind,
-                dataset="books",
-                trained={size.seeds[0]: (name,)},
-                window=window,
-                overlap=overlap,
-                splits=("valid",),
-                against=plain if kind == "carry" else None,
+            trained = {size.seeds[0]: (name,)}
+            label = f"{LABELS[kind]}, window {window}"
+            own.append(
+                Entry(label=label, model=kind, dataset="books", trained=trained, window=window, splits=("valid",))
             )
-            plain = entry if plain is None else plain
-            found.append(entry)
+        found += against_first(own)
+        found += [replace(own[0], overlap=overlap) for overlap in overlaps if 0 < overlap < window]
     return found
 
 
 def variant_entries(plan: Plan) -> list[Entry]:
     """Every variant against plain windows of the same short length."""
-    plain: Entry | None = None
-    found = []
-    for name, settings in VARIANTS.items():
-        kind = settings.get("kind", "carry")
-        entry = Entry(
+    return against_first(
+        Entry(
             label=name,
-            model=kind,
+            model=settings.get("kind", "carry"),
             dataset="books",
             trained={0: (plan.variant(name),)},
             window=plan.size.window,
             splits=("valid",),
-            against=plain,
             note="candidate for the best mechanism" if name in plan.size.best_from else None,
         )
-        plain = entry if plain is None else plain
-        found.append(entry)
-    return found
+        for name, settings in VARIANTS.items()
+    )
 
 
 # ---- learning rates --------------------------------------------------------------------------------------
