@@ -1,7 +1,7 @@
-"""What an experiment is: runs, how their results become a tidy table, and where the table was published.
+"""What an experiment is: its runs, how their results become a tidy table, and where the table was published.
 
 Declarations live in the folders of their source documents and import neither torch nor transformers, so that
-`recurrify experiment list` answers at once; runs name the functions that do the work.
+`recurrify experiment list` is fast; runs name the functions that do the work.
 """
 
 import statistics
@@ -204,7 +204,7 @@ def to_result(experiment: Experiment, size: Size, table: Table) -> dict[str, Any
 
 
 def origins(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """By which code and on which device runs were made, and how many by each."""
+    """The code and device of the runs, and how many runs each combination made."""
     found: dict[tuple[Any, ...], int] = {}
     for made in (result["provenance"] for result in results if "provenance" in result):
         device = made["machine"]["gpu"] or made["machine"]["cpu"]

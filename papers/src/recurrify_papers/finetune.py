@@ -55,7 +55,7 @@ def finished(result: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def train_settings(settings: Settings, folder: Path) -> TrainSettings:
-    """The settings of a run in the words of recurrify, its choices made."""
+    """The settings of a run as recurrify's own."""
     rate, training = settings["rate"], dict(settings["training"])
     recurrence = {**settings["recurrence"], "window": settings["window"]}
     if recurrence["mechanism"] != "xlnet":
@@ -107,7 +107,7 @@ def score(settings: Settings, folder: Path, say: Say) -> dict[str, Any]:
 
 
 def trained_model(run: Path) -> tuple[Any, Any]:
-    """The model that a run left, and its tokenizer."""
+    """The model that a run saved, and its tokenizer."""
     if not (run / MODEL).is_dir():
         raise UserError(f"The model of {str(run)!r} is gone: delete the folder to train it again.")
     config = load_result(run / RESULT_FILE)["provenance"]["config"]

@@ -9,7 +9,7 @@ from recurrify_papers.sizes import CARRY, PLAIN, Settings, Size, tail
 
 TRAIN, SCORE, BASE = (f"recurrify_papers.finetune:{name}" for name in ("train", "score", "pretrain_base"))
 MODEL = "train/model"
-"""Below the folder of a run: the model that it leaves."""
+"""Below the folder of a run: the model that it saves."""
 SPLITS = ("valid", "test")
 KINDS = ("plain", "carry", "best")
 LABELS = {
@@ -36,7 +36,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "tail-32-pooled": {"kind": "best", "recurrence": tail(32)},
     "tail-64-pooled": {"kind": "best", "recurrence": tail(64)},
 }
-"""Short runs on books, each different from the paper's by one setting. `kind`: whose learning rate it takes."""
+"""Short runs on books that differ from the paper's in one setting. `kind`: the model whose learning rate is used."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,5 +207,5 @@ def score_name(name: str, split: str, overlap: int = 0, exchanged: bool = False)
 
 
 def model_of(name: str) -> dict[str, str]:
-    """The model that a run leaves, as a reference in settings."""
+    """The model that a run saves, as a reference in settings."""
     return {"run": name, "file": MODEL}

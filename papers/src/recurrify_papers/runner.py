@@ -34,7 +34,7 @@ Results = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One training or measurement, which resumes by itself when it is run again."""
+    """One training or measurement, which resumes when it is run again."""
 
     name: str
     """Unique in its experiment; the folder of the run."""

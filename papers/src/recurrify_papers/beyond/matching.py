@@ -56,7 +56,7 @@ class Comparison:
 def matched_runs(
     plan: Plan, entries: Iterable[Entry], known: Mapping[str, Settings], base: Any = None
 ) -> dict[tuple[str, str], tuple[Entry, Entry]]:
-    """By names of a training and of the run that matches it: plain windows and the memory.
+    """Plain windows and memory, by the names of a training and of the run that matches it.
 
     Windows of the usual length are compared with memories of that length, longer ones with all.
     """

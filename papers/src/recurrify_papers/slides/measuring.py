@@ -192,6 +192,7 @@ def measure(part: str, length: int, width: int, repeats: int, device: torch.devi
         torch.autograd.grad(output, learned, torch.ones_like(output), allow_unused=True)
 
     point: Point = {"T": length, "D": width, "peak_bytes": None}
+    both()  # libraries reserve their workspaces
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)

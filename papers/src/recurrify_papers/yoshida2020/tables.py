@@ -28,7 +28,6 @@ def overlap_entries(plan: Plan, corpus: str, printed: Perplexities, plain_alone:
     found = []
     for kind, overlap in [*rows, *(("plain", overlap) for overlap in plain_alone)]:
         seeds = size.seeds if overlap == 0 else size.seeds[:1]
-        # Plain windows gain nothing from more seeds of other rows, but other rows are compared with them.
         names = {seed: (plan.train(corpus, kind, overlap=overlap, seed=seed),) for seed in seeds}
         entry = Entry(
             label=LABELS[kind],
