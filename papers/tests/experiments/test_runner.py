@@ -52,7 +52,7 @@ def test_finished_runs_are_skipped(tmp_path: Path) -> None:
     run_all([run("a")], tmp_path, quiet)
     run_all([run("a"), run("b")], tmp_path, said.append)
     assert (tmp_path / "a" / "calls").read_text() == "x"
-    assert said == ["1 of 2 runs are finished", "1 of 1 runs done, about 0 min left"]
+    assert said == ["1 of 2 runs are finished", "b: 1 of 1 runs done, about 0 min left"]
 
 
 def test_other_settings_under_the_same_name_raise(tmp_path: Path) -> None:
