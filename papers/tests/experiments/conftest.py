@@ -111,7 +111,7 @@ def mini_size(base: Path, texts: Path) -> Size:
                 "slots": "memory-tokens-2",
             },
             "frozen": {"names": ("memory-tokens-2",), "rates": (1e-2,)},
-            "tokens": {"counts": (50,), "seeded": 0},
+            "tokens": {"counts": (50,), "seeded": 50},
             "starts": {"tokens": 100, "points": 2, "curriculum": ((2, 0.5), (3, 0.5))},
             "rotary": {"model": None, "names": ("tail-16", "kv-window"), "seeds": (0,), "rates": (1e-2,)},
             "two-part": {"seeds": (0,), "steps": 3, "documents": 20},
