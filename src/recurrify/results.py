@@ -11,6 +11,7 @@ import time
 import tomllib
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,7 @@ def _git(root: Path, *arguments: str) -> str | None:
     return done.stdout.decode("utf-8", errors="replace").strip()
 
 
+@cache
 def _version(distribution: str) -> str | None:
     try:
         return metadata.version(distribution)
