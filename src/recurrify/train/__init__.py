@@ -7,10 +7,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from recurrify.train.answer import answer_evaluate, answer_train, read_questions, train_answerer
+    from recurrify.train.answer import answer_evaluate, answer_train, read_questions
     from recurrify.train.callbacks import seconds_trained
-    from recurrify.train.checkpoints import last_whole_checkpoint
-    from recurrify.train.classify import classify_train, train_classifier
+    from recurrify.train.checkpoints import last_whole_checkpoint, write_checksums
+    from recurrify.train.classify import classify_train
     from recurrify.train.finetune import train, train_run
     from recurrify.train.loop import (
         RecurrentTrainer,
@@ -61,12 +61,11 @@ __all__ = [
     "run_to_end",
     "seconds_trained",
     "train",
-    "train_answerer",
-    "train_classifier",
     "train_run",
     "trainer_arguments",
     "uses_bf16",
     "uses_compile",
+    "write_checksums",
 ]
 
 

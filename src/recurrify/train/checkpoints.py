@@ -1,5 +1,6 @@
-"""Which saved steps of a run are whole."""
+"""The checkpoints of a run: their checksums, and which of them are intact."""
 
+import hashlib
 import itertools
 import json
 import re
@@ -7,36 +8,70 @@ import shutil
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from recurrify.results import write_whole
+
+CHECKSUMS_FILE, STATE_FILE = "checksums.json", "trainer_state.json"
+
+
+def write_checksums(checkpoint: Path) -> None:
+    """Write the SHA-256 of each file of a complete checkpoint, so that damage is found when a run resumes."""
+    sums = {file.name: _sha256(file) for file in sorted(checkpoint.iterdir()) if file.name != CHECKSUMS_FILE}
+    write_whole(checkpoint / CHECKSUMS_FILE, (json.dumps(sums, indent=1) + "\n").encode())
+
 
 def last_whole_checkpoint(folder: Path) -> Path | None:
-    """The newest complete `checkpoint-N`. Newer ones that a full disk or a kill left unfinished are removed; what was
-    finished and has been damaged since is set aside."""
+    """The newest intact `checkpoint-N` whose best checkpoint is intact too.
+
+    Newer ones that a full disk or a kill left unfinished are removed. Finished ones that were damaged since are renamed
+    to `damaged-checkpoint-N`.
+    """
     found = [path for path in folder.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)]
     for path in sorted(found, key=lambda path: int(path.name.split("-")[1]), reverse=True):
-        if not _is_finished(path):
+        if not ((path / CHECKSUMS_FILE).exists() or _state_of(path)):
             shutil.rmtree(path, ignore_errors=True)
             continue
         damaged = _damaged_file(path)
         if damaged is None:
-            return path
+            best = best_checkpoint(path)
+            damaged = None if best == path else _damaged_file(best)
+            if damaged is None:
+                return path
+            damaged = f"{best.name}/{damaged}, which it needs,"
         _set_aside(path, damaged)
     return None
 
 
-def _is_finished(path: Path) -> bool:
-    """The state is written last, so that it says that the rest was written too."""
+def best_checkpoint(path: Path) -> Path:
+    """The checkpoint with the lowest validation loss up to this one; itself if the run chooses none."""
+    step = _state_of(path).get("best_global_step")
+    return path.with_name(f"checkpoint-{step}") if step else path
+
+
+def _state_of(path: Path) -> dict[str, Any]:
+    """Trainer's state; empty if it cannot be read. It is written last, so that it marks a finished checkpoint."""
     try:
-        return "global_step" in json.loads((path / "trainer_state.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, TypeError):
-        return False
+        state = json.loads((path / STATE_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return state if isinstance(state, dict) and "global_step" in state else {}
 
 
 def _damaged_file(path: Path) -> str | None:
-    weights = list(path.glob("model*.safetensors"))
-    for file in weights or [path / "model.safetensors"]:
+    """The first file of a checkpoint that is damaged or missing."""
+    if (path / CHECKSUMS_FILE).exists():
+        try:
+            sums = dict(json.loads((path / CHECKSUMS_FILE).read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            return CHECKSUMS_FILE
+        return next((name for name, expected in sums.items() if _sha256(path / name) != expected), None)
+    # Killed before its checksums were written, or written by an earlier version: look at its structure.
+    if not _state_of(path):
+        return STATE_FILE
+    for file in list(path.glob("model*.safetensors")) or [path / "model.safetensors"]:
         try:
             with safe_open(file, framework="pt") as tensors:
                 tensors.keys()
@@ -49,8 +84,17 @@ def _damaged_file(path: Path) -> str | None:
     return None
 
 
+def _sha256(file: Path) -> str | None:
+    """None if the file cannot be read."""
+    try:
+        with file.open("rb") as content:
+            return hashlib.file_digest(content, "sha256").hexdigest()
+    except OSError:
+        return None
+
+
 def _set_aside(path: Path, damaged: str) -> None:
     names = (f"damaged-{path.name}{'' if number == 1 else f'-{number}'}" for number in itertools.count(1))
     place = next(path.with_name(name) for name in names if not path.with_name(name).exists())
     path.rename(place)
-    print(f"note: {damaged} of {path} is damaged or gone: what is left of it stays in {place}", file=sys.stderr)
+    print(f"warning: {damaged} of {path} is damaged or missing; the checkpoint was renamed to {place}", file=sys.stderr)

@@ -3,29 +3,61 @@
 import errno
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 
 from recurrify.console import is_first
 from recurrify.data.texts import Say
 from recurrify.errors import UserError
 from recurrify.evaluate.flops import memory_cost
+from recurrify.modeling.loading import own_memory
 from recurrify.records import CONFIG_FILE, MODEL_FOLDER, RESULT_FILE, RUN_FILE, RunRecord
 from recurrify.results import load_result, provenance, save_result, write_whole
 from recurrify.train.callbacks import seconds_trained
 from recurrify.train.checkpoints import last_whole_checkpoint
 from recurrify.train.loop import TrainOutcome
-from recurrify.train.settings import TrainerSettings
+from recurrify.train.settings import MemorySettings, TrainerSettings
 
+Settings = TypeVar("Settings", bound=MemorySettings)
 LEGS_FILE = "legs.json"
 """One entry for each time a run was started or resumed, until its result has them."""
 WRITTEN = (RESULT_FILE, MODEL_FOLDER, "training.safetensors", "checkpoint-*")
 """What runs leave in their folder."""
+LEFTOVERS = (".*.tmp", ".saving-*", f"{MODEL_FOLDER}/.*.tmp", f"{MODEL_FOLDER}/.saving-*")
+"""What killed processes leave of files that they were writing."""
+
+
+def recorded(settings: Settings, model: Any, data_checksum: str, held_out_checksum: str | None) -> Settings:
+    """The settings as the record of a run has them: with every setting of the model, and checksums of all inputs."""
+    return replace(
+        settings,
+        recurrence=model.recurrence.to_dict(),
+        data_checksum=data_checksum,
+        held_out_checksum=held_out_checksum,
+        model_checksum=_weights_checksum(model, with_memory=bool(own_memory(settings.model))),
+    )
+
+
+def _weights_checksum(model: Any, with_memory: bool) -> str:
+    """A checksum of the weights that a run starts from, quick and the same on every device.
+
+    A new memory may look at what the base computes, which differs between devices, so it does not count.
+    """
+    weights = list(model.base.parameters())
+    if with_memory:
+        weights += model.added_parameters().values()
+    total = 0
+    for number, parameter in enumerate(weights, 1):
+        total ^= (number * int(torch.hash_tensor(parameter.detach()).item())) & (2**64 - 1)
+    return f"{total:016x}"
 
 
 def last_step(out: Path) -> int | None:
@@ -102,15 +134,39 @@ def _is_empty_folder(path: Path) -> bool:
 
 
 def begin_run(settings: TrainerSettings) -> None:
-    """Write the run's record, before anything else, and the entry of this start; removes unfinished checkpoints."""
+    """Write the run's record, before anything else, and the entry of this start; removes leftovers of killed starts."""
     out = Path(settings.out)
     if not is_first():
         return
     settings.write()
+    for leftover in (path for pattern in LEFTOVERS for path in out.glob(pattern)):
+        shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
     first_step = last_step(out) or 0
     earlier = load_result(out / LEGS_FILE)["legs"] if first_step and (out / LEGS_FILE).is_file() else []
     leg = {"first_step": first_step, **made_with(provenance({}))}
     write_whole(out / LEGS_FILE, (json.dumps({"legs": [*earlier, leg]}, indent=1) + "\n").encode())
+
+
+def complete_run(
+    kind: str,
+    settings: TrainerSettings,
+    model: Any,
+    tokenizer: Any,
+    say: Say,
+    started: float,
+    fit: Callable[[], TrainOutcome],
+    scores: Callable[[], dict[str, Any]] = dict,
+    **facts: Any,
+) -> dict[str, Any]:
+    """Train with `fit`; if the run is finished, add `scores` and save model and result. Returns the result."""
+    with full_disk_explained(settings.out):
+        outcome = fit()
+        if not outcome.finished:
+            say(f"stopped and saved after {outcome.steps:,} steps: run the same command to resume")
+            return run_result(kind, settings, model, outcome, started, **facts)
+        result = run_result(kind, settings, model, outcome, started, **facts, **scores())
+        save_run(model, tokenizer, result, Path(settings.out))
+    return result
 
 
 def made_with(origin: Mapping[str, Any]) -> dict[str, str]:
@@ -161,9 +217,8 @@ def save_run(model: Any, tokenizer: Any, result: Mapping[str, Any], out: Path) -
     """Save the model and then the result, which marks the run as finished."""
     if not is_first():
         return
-    with full_disk_explained(str(out)):
-        model.save_pretrained(out / MODEL_FOLDER)
-        tokenizer.save_pretrained(out / MODEL_FOLDER)
+    model.save_pretrained(out / MODEL_FOLDER)
+    tokenizer.save_pretrained(out / MODEL_FOLDER)
     save_result(out / RESULT_FILE, result)
     (out / LEGS_FILE).unlink(missing_ok=True)
 
@@ -173,16 +228,18 @@ def full_disk_explained(out: str) -> Iterator[None]:
     """Turn the errors of a full or read-only disk into a sentence."""
     try:
         yield
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, SafetensorError) as error:
         raise explain_full_disk(error, out) from error
 
 
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)
+
+
 def explain_full_disk(error: Exception, out: str) -> Exception:
-    """A `UserError` for a full or read-only disk, which torch reports as a RuntimeError; other errors as they are."""
+    """A `UserError` if a file could not be written, which torch reports as a RuntimeError; other errors as they are."""
     text = str(error)
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-        pass
-    elif not ("No space left" in text or "PytorchStreamWriter" in text):
+    written = isinstance(error, SafetensorError) or "PytorchStreamWriter" in text or os.strerror(errno.ENOSPC) in text
+    if not written and getattr(error, "errno", None) not in FULL_DISK:
         return error
     return UserError(
         f"Could not write to {out!r} ({text.splitlines()[0]}): free some space and run the same command again to "
@@ -194,14 +251,6 @@ def count_parameters(model: Any) -> dict[str, int]:
     """Parameters of the base model and of the memory."""
     added = sum(parameter.numel() for parameter in model.added_parameters().values())
     return {"base": sum(p.numel() for p in model.base.parameters()), "added": added}
-
-
-def weights_checksum(model: Any) -> str:
-    """A checksum of the weights of a model's base, quick and the same on every device."""
-    total = 0
-    for number, parameter in enumerate(model.base.base_model.parameters(), 1):
-        total ^= (number * int(torch.hash_tensor(parameter.detach()).item())) & (2**64 - 1)
-    return f"{total:016x}"
 
 
 def check_vocabulary(model: Any, texts: Iterable[Any], name: str) -> None:
