@@ -157,7 +157,7 @@ def _apply_config(context: typer.Context, settings: type, rest: str | None, file
     try:
         values = yaml.safe_load(read_given(file)) or {}
     except (UserError, ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
-        raise UserError(f"`--config` cannot read {str(file)!r}: {' '.join(str(error).split())}.") from error
+        raise UserError(f"`--config` cannot read {str(file)!r}: {' '.join(str(error).split()).rstrip('.')}.") from error
     if not isinstance(values, dict):
         raise UserError(f"{str(file)!r} must contain settings as `name: value`: got a {type(values).__name__}.")
     known = {entry.name: declaration(entry) for entry in fields(settings)}
