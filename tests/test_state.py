@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from recurrify import State
+from recurrify import State, UserError
 
 
 @pytest.fixture
@@ -88,3 +88,10 @@ def test_to(state: State) -> None:
     moved = state.to("meta")
     assert moved.memory.device.type == moved.tokens.device.type == "meta"
     assert moved.live.device.type == moved.lengths.device.type == "cpu"
+
+
+@pytest.mark.parametrize("rows", [[3], [-4], [0.5], [[0, 1]], [True], "ab", None, 1, [None]])
+def test_malformed_rows_raise(state: State, rows: object) -> None:
+    for change in (state.select, state.reset):
+        with pytest.raises(UserError, match="Rows must be whole numbers"):
+            change(rows)  # type: ignore[arg-type]

@@ -43,7 +43,7 @@ def training_commands(inputs: Path) -> dict[str, list[str]]:
         f"qa train --model {inputs / 'encoder'} --data {asked} {STEPS} --epochs 5 --set hidden_size=8",
         f"pretrain --data {text} --layers 1 --width 16 --heads 2 --positions 16 --vocabulary 300 --batch 2 "
         "--max-tokens 300 --valid-every 100",
-        f"scratch train --data {text} --arch lstm --length 16 --batch 2 --steps 8 --valid-steps 4",
+        f"scratch train --data {text} --arch lstm --length 16 --batch 2 --steps 8 --set layers=1 --set width=16",
     ]
     return {line.partition(" --")[0]: line.split() for line in lines if has(line.split()[0])}
 
