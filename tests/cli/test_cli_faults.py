@@ -18,10 +18,11 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
+from recurrify.modeling.loading import SHIPPED
 from recurrify.train.checkpoints import last_whole_checkpoint
 from recurrify.train.loop import RecurrentTrainer
 from support.bad_input import command_lines, commands, write_inputs, written_files
-from support.faults import FULL, HANGS, Ended, contents, run_command
+from support.faults import FULL, HANGS, Ended, contents, damage, run_command
 from support.runs import assert_same_weights, encoder_folder, labelled_file, question_file, validations, weights_of
 
 SHARED = "--window 8 --batch 3 --learning-rate 0.01 --set warmup_steps=1 --report-to none"
@@ -193,3 +194,57 @@ def test_generated_bad_input(place: Path) -> None:
             (inputs / name).unlink()
 
     check()
+
+
+def test_changed_questions_raise(line: Line, whole: Callable[[str], tuple[Path, int]], tmp_path: Path) -> None:
+    test = question_file(tmp_path / "test.json")
+    command = [*line("qa", tmp_path / "run"), "--test", test, "--epochs", 1]
+    assert run_command(command, tmp_path).code == 0
+    test.write_text(test.read_text().replace("rome", "bern"))
+    ended = run_command(command, tmp_path)
+    assert ended.code == 2
+    assert "the validation or test data changed since the run" in ended.said
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "train --model shipped:base --data text.txt --valid pipe --out {out}",
+        "train --model shipped:base --data text.txt --out {out} --config pipe",
+        "evaluate shipped:base --data folder",
+        "evaluate shipped:base --data text.txt --out /dev/null",
+        "evaluate shipped:base --data text.txt --page pipe",
+        "generate shipped:base --prompt-file pipe",
+        "generate {out}/model --prompt x",
+        "classify predict shipped:base --data /dev/zero --out {out}.csv",
+        "qa train --model {out}/model --data pipe --out {out}",
+        "probe page pipe",
+    ],
+)
+def test_special_files_are_neither_read_nor_written(command: str, place: Path, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    os.mkfifo(tmp_path / "model" / "tokenizer.json")
+    ended = run_command(command.format(out=tmp_path).split(), tmp_path, seconds=60)
+    assert ended.code == 2, ended
+    assert "Traceback" not in ended.said
+    assert Path("/dev/null").is_char_device()
+    assert (place / "inputs" / "pipe").is_fifo()
+
+
+def test_damaged_model_folder(place: Path, tmp_path: Path) -> None:
+    """Whatever is cut or flipped: the model works, or one sentence says what is wrong."""
+    chance = random.Random(0)
+    for number in range(8):
+        model = shutil.copytree(SHIPPED / "recurrent", tmp_path / str(number))
+        told = damage(sorted(model.iterdir())[number % 5], chance)
+        ended = run_command(["generate", model, "--prompt", "def", "--max-new-tokens", 2], tmp_path)
+        assert ended.is_clean, (told, ended)
+
+
+def test_ascii_terminal(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "prompt.txt").write_text("naïve 🙂 –")
+    command = ["generate", "shipped:base", "--prompt-file", tmp_path / "prompt.txt", "--max-new-tokens", 1]
+    ended = run_command(command, tmp_path, encoding="ascii")
+    assert ended.code == 0, ended
+    assert "na?ve" in ended.said

@@ -47,6 +47,7 @@ def run_command(
     limits: Mapping[int, int] | None = None,
     after: float | None = None,
     environment: Mapping[str, str] | None = None,
+    encoding: str = "utf-8",
 ) -> Ended:
     """Run `recurrify ARGUMENTS` in a forked process.
 
@@ -59,6 +60,7 @@ def run_command(
         limits: Limits of `resource.setrlimit`, by resource.
         after: Send the signal after so many seconds instead of at an event.
         environment: Variables of the process.
+        encoding: The encoding of its standard output and error.
     """
     words = [str(argument) for argument in arguments]
     said, counted = folder / "said.txt", folder / "events.txt"
@@ -67,7 +69,7 @@ def run_command(
         code = 99
         try:
             os.environ.update(environment or {})
-            code = _in_child(words, said, counted, fault if after is None else None, at, limits or {})
+            code = _in_child(words, said, counted, fault if after is None else None, at, limits or {}, encoding)
         finally:
             os._exit(code)
     begun, sent = time.monotonic(), False
@@ -91,7 +93,13 @@ def run_command(
 
 
 def _in_child(
-    words: list[str], said: Path, counted: Path, fault: str | int | None, at: int, limits: Mapping[int, int]
+    words: list[str],
+    said: Path,
+    counted: Path,
+    fault: str | int | None,
+    at: int,
+    limits: Mapping[int, int],
+    encoding: str,
 ) -> int:
     import resource
     import traceback
@@ -102,7 +110,7 @@ def _in_child(
     for number in (1, 2):
         os.dup2(file, number)
     sys.stdin = open(os.devnull)  # noqa: SIM115
-    sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
+    sys.stdout, sys.stderr = (open(number, "w", encoding=encoding, closefd=False) for number in (1, 2))  # noqa: SIM115
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     out = _out_of(words)
