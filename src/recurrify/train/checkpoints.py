@@ -1,12 +1,12 @@
 """The checkpoints of a run: their checksums, and which of them are intact."""
 
-import hashlib
 import itertools
 import json
 import re
 import shutil
 import sys
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,27 @@ from safetensors import SafetensorError, safe_open
 from recurrify.results import write_whole
 
 CHECKSUMS_FILE, STATE_FILE = "checksums.json", "trainer_state.json"
+BLOCK = 2**22
 
 
 def write_checksums(checkpoint: Path) -> None:
-    """Write the SHA-256 of each file of a complete checkpoint, so that damage is found when a run resumes."""
-    sums = {file.name: _sha256(file) for file in sorted(checkpoint.iterdir()) if file.name != CHECKSUMS_FILE}
+    """Write the CRC-32 of each file of a complete checkpoint, so that damage is found when a run resumes.
+
+    It finds accidents and takes 0.4 s per GiB where SHA-256 takes 3 s or more.
+    """
+    sums = {file.name: _crc32(file) for file in sorted(checkpoint.iterdir()) if file.name != CHECKSUMS_FILE}
     write_whole(checkpoint / CHECKSUMS_FILE, (json.dumps(sums, indent=1) + "\n").encode())
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints of a run, from the oldest to the newest."""
+    found = [path for path in folder.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)]
+    return sorted(found, key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step of a checkpoint."""
+    return int(checkpoint.name.split("-")[1])
 
 
 def last_whole_checkpoint(folder: Path) -> Path | None:
@@ -29,8 +44,7 @@ def last_whole_checkpoint(folder: Path) -> Path | None:
     Newer ones that a full disk or a kill left unfinished are removed. Finished ones that were damaged since are renamed
     to `damaged-checkpoint-N`.
     """
-    found = [path for path in folder.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)]
-    for path in sorted(found, key=lambda path: int(path.name.split("-")[1]), reverse=True):
+    for path in reversed(checkpoints(folder)):
         if not ((path / CHECKSUMS_FILE).exists() or _state_of(path)):
             shutil.rmtree(path, ignore_errors=True)
             continue
@@ -67,7 +81,7 @@ def _damaged_file(path: Path) -> str | None:
             sums = dict(json.loads((path / CHECKSUMS_FILE).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             return CHECKSUMS_FILE
-        return next((name for name, expected in sums.items() if _sha256(path / name) != expected), None)
+        return next((name for name, expected in sums.items() if _crc32(path / name) != expected), None)
     # Killed before its checksums were written, or written by an earlier version: look at its structure.
     if not _state_of(path):
         return STATE_FILE
@@ -84,13 +98,16 @@ def _damaged_file(path: Path) -> str | None:
     return None
 
 
-def _sha256(file: Path) -> str | None:
+def _crc32(file: Path) -> int | None:
     """None if the file cannot be read."""
+    found = 0
     try:
         with file.open("rb") as content:
-            return hashlib.file_digest(content, "sha256").hexdigest()
+            while part := content.read(BLOCK):
+                found = zlib.crc32(part, found)
     except OSError:
         return None
+    return found
 
 
 def _set_aside(path: Path, damaged: str) -> None:

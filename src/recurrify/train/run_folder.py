@@ -22,7 +22,7 @@ from recurrify.modeling.loading import own_memory
 from recurrify.records import CONFIG_FILE, MODEL_FOLDER, RESULT_FILE, RUN_FILE, RunRecord
 from recurrify.results import load_result, provenance, save_result, write_whole
 from recurrify.train.callbacks import seconds_trained
-from recurrify.train.checkpoints import last_whole_checkpoint
+from recurrify.train.checkpoints import checkpoints, last_whole_checkpoint, step_of
 from recurrify.train.loop import TrainOutcome
 from recurrify.train.settings import MemorySettings, TrainerSettings
 
@@ -60,24 +60,12 @@ def _weights_checksum(model: Any, with_memory: bool) -> str:
     return f"{total:016x}"
 
 
-def last_step(out: Path) -> int | None:
-    """The step of the newest intact checkpoint."""
-    checkpoint = last_whole_checkpoint(out)
-    return None if checkpoint is None else int(checkpoint.name.split("-")[1])
-
-
-def earlier_result(
-    settings: RunRecord,
-    say: Say,
-    saved_step: Callable[[Path], int | None] = last_step,
-    also_written: Sequence[str] = (),
-) -> dict[str, Any] | None:
+def earlier_result(settings: RunRecord, say: Say, also_written: Sequence[str] = ()) -> dict[str, Any] | None:
     """The result of a finished run in the folder `settings.out`; None if there is something to train.
 
     Args:
         settings: The settings of the run.
         say: Prints a line.
-        saved_step: The step from which a stopped run resumes.
         also_written: Names of files that only this kind of run leaves.
 
     Raises:
@@ -100,9 +88,10 @@ def earlier_result(
             )
         say(f"{settings.out} is finished: nothing to do (choose another --out to train again).")
         return load_result(out / RESULT_FILE)
-    step = saved_step(out)
-    where = "from the start: there is no intact checkpoint" if step is None else f"from step {step}"
-    say(f"resuming the run in {settings.out} {where}")
+    if is_first():
+        last = last_whole_checkpoint(out)
+        where = "from the start: there is no intact checkpoint" if last is None else f"from step {step_of(last)}"
+        say(f"resuming the run in {settings.out} {where}")
     return None
 
 
@@ -141,7 +130,7 @@ def begin_run(settings: TrainerSettings) -> None:
     settings.write()
     for leftover in (path for pattern in LEFTOVERS for path in out.glob(pattern)):
         shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
-    first_step = last_step(out) or 0
+    first_step = max(map(step_of, checkpoints(out)), default=0)  # `earlier_result` has removed those that are damaged
     earlier = load_result(out / LEGS_FILE)["legs"] if first_step and (out / LEGS_FILE).is_file() else []
     leg = {"first_step": first_step, **made_with(provenance({}))}
     write_whole(out / LEGS_FILE, (json.dumps({"legs": [*earlier, leg]}, indent=1) + "\n").encode())
