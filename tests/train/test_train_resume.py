@@ -236,12 +236,9 @@ class TestDamagedCheckpoint:
     def steps(out: Path) -> list[int]:
         return sorted(int(path.name.split("-")[1]) for path in out.glob("checkpoint-*"))
 
-    @pytest.mark.parametrize("cut", [None, 40])
-    def test_unfinished_one_is_removed(self, cut: int | None, killed: Path) -> None:
+    def test_unfinished_one_is_removed(self, killed: Path) -> None:
         older, newest = self.steps(killed)
         (killed / f"checkpoint-{newest}" / "checksums.json").unlink()  # written last
-        state = killed / f"checkpoint-{newest}" / "trainer_state.json"
-        state.unlink() if cut is None else state.write_text(state.read_text()[:cut])
         assert last_whole_checkpoint(killed) == killed / f"checkpoint-{older}"
         assert self.steps(killed) == [older]
 
@@ -262,17 +259,6 @@ class TestDamagedCheckpoint:
             aside.rename(file.parent)
             file.write_bytes(content)
         assert last_whole_checkpoint(killed) == killed / f"checkpoint-{newest}"
-
-    @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt"])
-    def test_without_checksums_the_structure_is_checked(self, name: str, killed: Path) -> None:
-        """A kill right before they are written, or a run of an earlier version."""
-        older, newest = self.steps(killed)
-        for step in (older, newest):
-            (killed / f"checkpoint-{step}" / "checksums.json").unlink()
-        assert last_whole_checkpoint(killed) == killed / f"checkpoint-{newest}"
-        file = killed / f"checkpoint-{newest}" / name
-        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-        assert last_whole_checkpoint(killed) == killed / f"checkpoint-{older}"
 
     @pytest.mark.parametrize("which", ["newest", "best"])
     def test_run_resumes_from_the_newest_intact_one(

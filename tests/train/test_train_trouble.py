@@ -12,6 +12,7 @@ from recurrify.modeling.heads import RecurrentForCausalLM
 from recurrify.modeling.loading import load_model
 from recurrify.train.checkpoints import last_whole_checkpoint
 from recurrify.train.finetune import train_run
+from recurrify.train.run_folder import explain_full_disk
 from recurrify.train.settings import TrainSettings
 from support.runs import assert_same_weights, run_settings, validations, weights_of
 
@@ -127,3 +128,18 @@ def test_output_folder_is_a_file(below: bool, base: Path, texts: Path, tmp_path:
         run(run_settings(base, texts, out))
     check_sentence(str(caught.value), str(out))
     assert (tmp_path / "taken").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "[enforce fail at inline_container.cc:858] . PytorchStreamWriter failed writing file data/3: file write failed",
+        "[enforce fail at inline_container.cc:672] . unexpected pos 2768768 vs 2768660",
+        "basic_ios::clear: iostream error",
+    ],
+)
+def test_what_torch_says_of_a_full_disk(said: str) -> None:
+    """As seen under `ulimit -f` and on a full file system."""
+    check_sentence(
+        str(explain_full_disk(RuntimeError(f"{said}\nframe #0: more"), "out")), "'out'", said, "free some space"
+    )

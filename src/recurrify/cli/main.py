@@ -220,7 +220,7 @@ def main() -> None:
     except BrokenPipeError:  # of `recurrify ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
-    except (OSError, MemoryError, RuntimeError) as error:
+    except (OSError, MemoryError, RuntimeError, ImportError) as error:
         if _is_out_of_memory(error):
             _end(
                 f"Out of memory ({_first_line(error) or 'on the CPU'}): use a smaller --batch (with --accumulate) or "
@@ -246,7 +246,8 @@ def _first_line(error: Exception) -> str:
 
 def _is_out_of_memory(error: Exception) -> bool:
     """Whether memory is full, which torch reports as a RuntimeError."""
-    said = re.search("allocate memory|not enough memory|out of memory|bad_alloc", str(error), re.IGNORECASE)
+    words = "allocate memory|not enough memory|out of memory|bad_alloc|failed to map segment"
+    said = re.search(words, str(error), re.IGNORECASE)
     return isinstance(error, MemoryError) or bool(said)
 
 

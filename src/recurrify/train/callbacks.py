@@ -15,7 +15,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from recurrify.console import heartbeat, say, time_left
 from recurrify.errors import UserError
 from recurrify.interrupts import Interrupt
-from recurrify.train.checkpoints import write_checksums
+from recurrify.train.checkpoints import remove_old_checkpoints, write_checksums
 
 
 class StoppedValidation(Exception):  # noqa: N818 - not an error
@@ -62,13 +62,15 @@ def _any_process(flags: Sequence[bool], args: TrainingArguments) -> list[bool]:
 
 
 class EndInOrder(TrainerCallback):
-    """Validate and save the last step, whatever the interval, and write the checksums of each checkpoint."""
+    """Validate and save the last step, whatever the interval; finish each checkpoint before an old one is removed."""
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if args.world_size > 1:
             torch.distributed.barrier()  # each process has a file in it
         if state.is_world_process_zero:
-            write_checksums(Path(str(args.output_dir)) / f"checkpoint-{state.global_step}")
+            folder = Path(str(args.output_dir))
+            write_checksums(folder / f"checkpoint-{state.global_step}")
+            remove_old_checkpoints(folder)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any

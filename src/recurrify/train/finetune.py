@@ -148,7 +148,6 @@ def training_arguments(settings: TrainSettings, sequences: TrainingSequences, va
         interval,
         lr_scheduler_type=settings.schedule,
         train_sampling_strategy="group_by_length" if settings.group_by_length else "random",
-        save_total_limit=2,
         restore_callback_states_from_checkpoint=True,  # a resumed run keeps the patience it had left
         ddp_find_unused_parameters=True,  # a batch of one-window texts gives the memory no gradients
         **(validation if validates else {}),

@@ -250,7 +250,6 @@ def task_arguments(settings: Any, examples: int) -> TrainingArguments:
         steps,
         max(min(updates, steps), math.ceil(steps / MOST_CHECKPOINTS)),
         lr_scheduler_type=settings.schedule,
-        save_total_limit=2,  # if the newest one is damaged, the run resumes from the other
         ddp_find_unused_parameters=True,  # a batch of one-window examples gives the memory no gradients
     )
 

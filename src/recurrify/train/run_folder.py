@@ -221,13 +221,14 @@ def full_disk_explained(out: str) -> Iterator[None]:
         raise explain_full_disk(error, out) from error
 
 
+TORCH_CANNOT_WRITE = ("PytorchStreamWriter", "inline_container.cc", "iostream error", os.strerror(errno.ENOSPC))
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)
 
 
 def explain_full_disk(error: Exception, out: str) -> Exception:
     """A `UserError` if a file could not be written, which torch reports as a RuntimeError; other errors as they are."""
     text = str(error)
-    written = isinstance(error, SafetensorError) or "PytorchStreamWriter" in text or os.strerror(errno.ENOSPC) in text
+    written = isinstance(error, SafetensorError) or any(words in text for words in TORCH_CANNOT_WRITE)
     if not written and getattr(error, "errno", None) not in FULL_DISK:
         return error
     return UserError(

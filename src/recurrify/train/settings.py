@@ -21,6 +21,10 @@ class TrainerSettings(RunRecord):
     """The settings that all runs on Hugging Face's Trainer share."""
 
     may_differ: ClassVar[tuple[str, ...]] = ("max_minutes", "out", "report_to")
+    input_names: ClassVar[Mapping[str, str]] = {
+        "data_checksum": "the training data",
+        "held_out_checksum": "the validation or test data",
+    }
 
     batch: int = setting(8, at_least=1, panel=TRAINING, basic=True)
     """Sequences per step and device."""
@@ -42,6 +46,8 @@ class TrainerSettings(RunRecord):
     """Where curves go: tensorboard, wandb or none."""
     data_checksum: str | None = setting(None, recorded=True, option=False)
     """SHA-256 of the training data."""
+    held_out_checksum: str | None = setting(None, recorded=True, option=False)
+    """SHA-256 of the validation or test data."""
 
     def warmup(self, steps: int) -> int:
         """The warm-up of a run of this many steps."""
@@ -68,8 +74,7 @@ class MemorySettings(TrainerSettings):
     """The settings of runs that train a model with a memory."""
 
     input_names: ClassVar[Mapping[str, str]] = {
-        "data_checksum": "the training data",
-        "held_out_checksum": "the validation or test data",
+        **TrainerSettings.input_names,
         "model_checksum": "the weights of the base model",
     }
 
@@ -87,8 +92,6 @@ class MemorySettings(TrainerSettings):
     """Passes over the training data."""
     schedule: str = setting("linear", choices=SCHEDULES, option=False)
     """Learning rate after the warm-up: constant_with_warmup, linear or cosine."""
-    held_out_checksum: str | None = setting(None, recorded=True, option=False)
-    """SHA-256 of the validation or test data."""
     model_checksum: str | None = setting(None, recorded=True, option=False)
     """Checksum of the base model's weights."""
 
