@@ -56,12 +56,6 @@ class RunRecord:
             )
         return cls(**values)
 
-    @classmethod
-    def from_options(cls, options: Mapping[str, Any], **changed: Any) -> Self:
-        """The options of a command that have the name of a setting, with those in `changed` replaced."""
-        known = {entry.name for entry in fields(cls)}
-        return cls(**{name: value for name, value in options.items() if name in known} | changed)
-
     def write(self) -> None:
         """Write `run.json` into the run's folder."""
         write_whole(Path(self.out) / RUN_FILE, (json.dumps(self.to_dict(), indent=2) + "\n").encode())

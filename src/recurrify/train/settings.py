@@ -1,12 +1,12 @@
 """The settings of every training run on Hugging Face's Trainer. Nothing here imports torch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from recurrify.errors import UserError
 from recurrify.records import BUDGET, RunRecord
-from recurrify.settings import check_choice, check_settings, setting
+from recurrify.settings import setting
 from recurrify.train.memories import BEST, learns
 
 SCHEDULES = ("constant_with_warmup", "linear", "cosine")
@@ -52,21 +52,6 @@ class TrainerSettings(RunRecord):
     def warmup(self, steps: int) -> int:
         """The warm-up of a run of this many steps."""
         return self.warmup_steps if self.warmup_steps is not None else min(WARMUP_STEPS, int(WARMUP_SHARE * steps))
-
-    def check(self, at_least: Mapping[str, float], positive: Sequence[str]) -> None:
-        """Check the declared settings, and more of them by name."""
-        check_settings(self)
-        for name, least in at_least.items():
-            if not getattr(self, name) >= least:
-                raise UserError(f"`{name}` must be at least {least}: got {getattr(self, name)}.")
-        for name in positive:
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise UserError(f"`{name}` must be a positive number: got {value}.")
-
-    def check_choice(self, name: str, *known: str) -> None:
-        """Raise `UserError` unless a setting is one of `known`."""
-        check_choice(name, getattr(self, name), *known)
 
 
 @dataclass(frozen=True, kw_only=True)
