@@ -246,7 +246,7 @@ def _first_line(error: Exception) -> str:
 
 def _is_out_of_memory(error: Exception) -> bool:
     """Whether memory is full, which torch reports as a RuntimeError."""
-    words = "allocate memory|not enough memory|out of memory|bad_alloc|failed to map segment"
+    words = "allocate memory|not enough memory|out of memory|bad_alloc|failed to map segment|start new thread"
     said = re.search(words, str(error), re.IGNORECASE)
     return isinstance(error, MemoryError) or bool(said)
 
