@@ -1,7 +1,10 @@
 """`recurrify demo`: a real model reads a novel with and without memory; a tiny one is fine-tuned; one page shows it."""
 
+import multiprocessing
+import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
@@ -38,7 +41,6 @@ from recurrify.modeling.heads import add_recurrence
 from recurrify.modeling.loading import load_model
 from recurrify.modeling.named import named_source
 from recurrify.pages.demo import markdown, write_demo_page, write_demo_picture
-from recurrify.processes import one_thread, processes
 from recurrify.results import load_result, provenance, save_result
 from recurrify.train.finetune import train_run
 from recurrify.train.run_folder import RESULT_FILE, count_parameters
@@ -141,8 +143,13 @@ Advance = Callable[[int], None]
 def _workers(count: int) -> Iterator[Submit]:
     """A function that starts a job in one of `count` processes, or runs it at once where that is one."""
     if count > 1:
-        with processes(count) as pool:
-            yield lambda job, *args: _submit(pool, job, *args)
+        # Spawned: a process that has threads cannot safely be forked.
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(count, mp_context=context, initializer=end_with_parent) as pool:
+            try:
+                yield lambda job, *args: _submit(pool, job, *args)
+            finally:
+                pool.shutdown(cancel_futures=True)
         return
 
     def run(job: Callable[..., Any], *args: Any) -> "Future[Any]":
@@ -151,6 +158,29 @@ def _workers(count: int) -> Iterator[Submit]:
         return done
 
     yield run
+
+
+def end_with_parent() -> None:
+    """In a worker: exit when the parent process is gone, however it ended; what runs save is whole at any moment."""
+
+    def watch() -> None:
+        parent = multiprocessing.parent_process()
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Small matrices gain little from a second thread, and lose much where the cores are busy."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _submit(pool: ProcessPoolExecutor, job: Callable[..., Any], *args: Any) -> "Future[Any]":
@@ -255,7 +285,7 @@ def _model(name: str, setting: ComparisonSetting) -> Any:
 
 def _read(name: str, setting: ComparisonSetting, ids: np.ndarray) -> np.ndarray:
     """(N − 1,): the loss of each token but the first."""
-    with one_thread():
+    with _one_thread():
         model = _model(name, setting)
         if setting.role == "full context" and setting.window == len(ids) - 1:
             return inspection.full_context_losses(model.base, ids)
@@ -318,7 +348,7 @@ def _train_live(kind: str, seed: int, tokens: int, out: Path) -> dict[str, Any]:
         precision="fp32",
         seed=seed,
     )
-    with one_thread():
+    with _one_thread():
         return train_run(settings, lambda text: None, show_progress=False)
 
 
@@ -341,7 +371,7 @@ def _parts(out: Path, seeds: Sequence[int]) -> list[Part]:
 
 def _score(part: Part, tokens: Sequence[TokenizedDocument]) -> tuple[dict[str, Any], Evaluation]:
     _quiet()
-    with one_thread():
+    with _one_thread():
         model, _ = load_model(part.name, NoRecurrence(window=WINDOW) if part.kind == "base" else None)
         (row,), (evaluation,) = rows.evaluation_rows(model, tokens, [part.overlap])
     return row, evaluation
