@@ -16,8 +16,8 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK, WARPS = 8192, 32
-"""Logits that a program takes at a time, and its warps: the quickest that `tools/tune_head.py` found on an H200, where
-two rows are under way on each multiprocessor."""
+"""Logits that a program reads at a time, and its warps: the fastest of a search on an H200, where each multiprocessor
+works on two rows."""
 FIRST_READ = "evict_last"
 """How long caches shall hold what the second pass will read; empty: as long as anything else."""
 IGNORE = -100
