@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from recurrify_papers.bench.models import PASSES_BEFORE_GRAPHS, Stepper, random_tokens
+from recurrify_papers.bench.models import Stepper, random_tokens
 from recurrify_papers.bench.sizes import Size
 from recurrify_papers.bench.timing import Row
 
@@ -72,7 +72,7 @@ def observe(stepper: Stepper, ids: Tensor, inside_windows: bool = False) -> Obse
     model, rows = stepper.model, stepper.rows_of(ids)
     with random_memory(model):
         before = _copy(model)
-        for _ in range(PASSES_BEFORE_GRAPHS):
+        for _ in range(stepper.passes):
             model.zero_grad(set_to_none=True)
             model.load_state_dict(before)  # running statistics move with every pass
             loss = stepper.backward(rows, inside_windows=inside_windows)

@@ -67,6 +67,8 @@ class Stepper:
     """A model, its optimizer, and one way to compute its loss."""
 
     modes: tuple[str, ...] = ("eager", "compiled")
+    passes = 1
+    """Passes of one shape after which a step runs as it is timed."""
 
     def __init__(self, name: str, model: nn.Module, device: torch.device, flops_per_token: float) -> None:
         self.name, self.model, self.device = name, model.train(), device
@@ -136,6 +138,7 @@ class Recurrent(Stepper):
 
     def prepare(self, mode: str, checkpoint: bool, rows: int) -> None:
         self.mode = mode
+        self.passes = PASSES_BEFORE_GRAPHS if mode == "graphs" else 1
         self.recurrent.set_recurrence(checkpoint=checkpoint)
         self.recurrent.compiled_window = self.recurrent.graphed_steps = None
         if mode == "compiled":
@@ -161,7 +164,7 @@ class Recurrent(Stepper):
         """Run until graphs are captured; the weights do not change."""
         if self.mode != "graphs":
             return
-        for _ in range(PASSES_BEFORE_GRAPHS):
+        for _ in range(self.passes):
             self.backward(rows)
         self.optimizer.zero_grad(set_to_none=True)
         if not (self.recurrent.graphed_steps and self.recurrent.graphed_steps.steps):
@@ -169,7 +172,7 @@ class Recurrent(Stepper):
 
 
 class NaiveLoop(Stepper):
-    """The paper's carry as one would write it first: all hidden states kept, pooled at the end, all logits at once."""
+    """The paper's carry without optimizations: all hidden states kept, pooled at the end, all logits at once."""
 
     modes = ("eager",)
 
