@@ -1,4 +1,4 @@
-"""docs/scratch.md: its tables match the settings of the architectures, and its examples run."""
+"""docs/reproductions/scratch.md: its tables match the settings of the architectures, and its examples run."""
 
 import json
 import math
@@ -117,11 +117,11 @@ class TestPython:
     ) -> None:
         monkeypatch.chdir(small_run)
         found = self.run(2)
-        assert found["score"].symbols == len(Path("other.txt").read_bytes()) - 1
+        assert found["score"]["symbols"] == len(Path("other.txt").read_bytes()) - 1
         nats, bits = (float(line.split()[0]) for line in capsys.readouterr().out.splitlines())
         # After two steps the model is close to guessing one byte of 256.
         assert math.log(256) - 2 < nats < math.log(256) + 1
-        assert bits == found["score"].bits_per_symbol < 10
+        assert bits == found["score"]["bits_per_symbol"] < 10
 
     def test_a_pretrained_decoder(self) -> None:
         found = self.run(3)
