@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from interpreting import let_ranges_be_computed
 from torch import Tensor
 
 from recurrify_papers.kernels import relative_attention as fused
 from recurrify_papers.models import block_recurrent, transformer_xl
 from recurrify_papers.models.block_recurrent import BlockRecurrentConfig, BlockRecurrentState, BlockRecurrentTransformer
 from recurrify_papers.models.transformer_xl import TransformerXL, TransformerXLConfig, TransformerXLState
+from support.interpreting import let_ranges_be_computed
 
 XL = TransformerXLConfig(
     vocabulary=11, layers=1, width=8, heads=2, head_width=16, inner=12, dropout=0.0, same_length=True, memory_length=12,
