@@ -70,28 +70,21 @@ def test_every_architecture(arch: str, runs: Path) -> None:
     assert result["provenance"]["data_checksum"]
 
 
-def test_options_become_settings(text: Path, tmp_path: Path) -> None:
+def test_options_and_settings(text: Path, tmp_path: Path) -> None:
     given: dict[str, Any] = {
         "valid": str(text),
         "symbols": "characters",
         "steps": 4,
         "batch": 3,
         "length": 10,
-        "learning_rate": 1e-3,
         "schedule": "linear",
-        "warmup_steps": 1,
         "weight_decay": 0.1,
-        "clip": 1.0,
         "recurrence_learning_rate": 1e-2,
         "eval_batch": 2,
         "eval_length": 5,
         "valid_every": 60,
         "valid_tokens": 40,
         "test_tokens": 30,
-        "precision": "fp32",
-        "speed": "eager",
-        "seed": 3,
-        "max_minutes": 30.0,
     }
     options = [part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", value)]
     shape = [*MORE["rsa-xl"], "--set", "memory_length=8"]

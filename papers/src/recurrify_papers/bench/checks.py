@@ -53,7 +53,7 @@ def distinct_windows(ids: Tensor, window: int) -> Tensor:
 
 @contextmanager
 def random_memory(model: nn.Module) -> Iterator[None]:
-    """Meanwhile the memory depends strongly on its window: its initial weights would hide errors."""
+    """Give the memory large random weights for a while: its initial ones would hide errors."""
     before = _copy(model)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():

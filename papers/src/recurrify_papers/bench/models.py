@@ -97,7 +97,7 @@ class Stepper:
         return loss.detach()
 
     def step(self, ids: Tensor, rows: int) -> None:
-        """One update, with so many rows at once."""
+        """One update, with `rows` rows at once."""
         self.optimizer.zero_grad(set_to_none=True)
         for part in self.rows_of(ids).split(rows):
             self.backward(part, part.numel() / ids.numel())
@@ -106,7 +106,7 @@ class Stepper:
 
 
 class Transformers(Stepper):
-    """The unmodified model: every window is a row of its own. With `length`, one window holds so many tokens."""
+    """The unmodified model: every window is a row of its own. With `length`, a window has that length."""
 
     def __init__(self, size: Size, device: torch.device, length: int | None = None) -> None:
         model = base_model(size, device, positions=length)

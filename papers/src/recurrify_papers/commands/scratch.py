@@ -60,7 +60,7 @@ def evaluate_command(
     text_field: options.TextField = "text",
     rows: Annotated[int | None, typer.Option(min=1, help="Batch rows (default: as in training).")] = None,
     length: Annotated[int | None, typer.Option(min=1, help="Symbols of a segment (default: the run's).")] = None,
-    symbols: Annotated[int | None, typer.Option(min=2, help="Score only the first so many symbols.")] = None,
+    symbols: Annotated[int | None, typer.Option(min=2, help="Score only the first this many symbols.")] = None,
     device: options.Device = "auto",
     out: options.ResultFile = None,
 ) -> None:

@@ -127,7 +127,7 @@ class Pace:
         return self.batches(steps) * self.tokens_per_batch
 
     def steps(self, tokens: float) -> int:
-        """The updates that come closest to so many tokens; at least one."""
+        """The number of updates closest to this many tokens; at least one."""
         return max(1, round(tokens / self.tokens_per_batch / self.batches_per_epoch * self.updates_per_epoch))
 
     def total_steps(self, settings: PretrainSettings) -> int:

@@ -116,7 +116,7 @@ def score_run(
         text_field: Field of JSON lines or of a data set that holds the text.
         rows: Batch rows instead of the run's.
         length: Symbols of a segment instead of the run's.
-        symbols: Score only the first so many symbols.
+        symbols: Score only this many symbols, from the start.
         device: auto, cpu, cuda or cuda:N.
 
     Returns:

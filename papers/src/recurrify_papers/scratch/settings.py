@@ -63,7 +63,7 @@ class ScratchSettings(RunRecord):
     valid_every: int = setting(22_528_000, at_least=1, panel=BUDGET)
     """Training symbols between validations."""
     valid_tokens: int = setting(500_000, at_least=2, panel=BUDGET)
-    """Validate on the first so many symbols."""
+    """Validate on the first this many symbols."""
     test_tokens: int | None = setting(None, at_least=2, panel=EVALUATION)
     """Symbols of the validation and test part scored at the end; None: all."""
     precision: str = setting("auto", choices=("auto", "bf16", "fp32"), panel=TRAINING)

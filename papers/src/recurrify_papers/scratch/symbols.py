@@ -2,7 +2,7 @@
 
 The alphabet is that of the training part; `all-bytes` always has all 256 bytes. enwik8 and text8 are cut at 90 % and
 95 % of their bytes. The documents of any other source are joined with a newline, or with the tokenizer's end of text.
-`bytes-without-newlines` is how the code of Transformer-XL reads enwik8, although no paper says so: its 205 bytes become
+`bytes-without-newlines` is how the code of Transformer-XL reads enwik8, which no paper mentions: its 205 bytes become
 204, and newlines are neither read nor scored.
 """
 
