@@ -17,7 +17,7 @@ from recurrify.data import collate_rows, load_documents, load_tokenizer, tokeniz
 from recurrify.errors import UserError
 from recurrify.modeling.loading import load_model
 from recurrify.modeling.task_loading import load_task_model
-from recurrify.speed.compiling import faultless
+from recurrify.speed import compiler_options
 from recurrify_papers.pretrain import run as running
 from recurrify_papers.pretrain import training as pretraining
 from recurrify_papers.pretrain.run import pretrain
@@ -318,12 +318,11 @@ class TestPace:
         assert Pace.of(settings, rows=100).total_steps(settings) == steps
 
 
-def test_steps_are_compiled_once_and_norms_do_not_decay(
+def test_steps_are_compiled_once(
     settings_for: Build, finished: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[dict[str, Any]] = []
     training: list[bool] = []
-    trainers: list[Any] = []
 
     def compile(model: Any, **choices: Any) -> Any:
         asked.append(choices)
@@ -335,18 +334,9 @@ def test_steps_are_compiled_once_and_norms_do_not_decay(
 
         return Quick()
 
-    def made(**given: Any) -> Any:
-        trainers.append(real(**given))
-        return trainers[-1]
-
-    whole, real = finished("clm"), pretraining.ValidatingTrainer
+    whole = finished("clm")
     monkeypatch.setattr(torch, "compile", compile)
-    monkeypatch.setattr(pretraining, "ValidatingTrainer", made)
     run(settings_for(tmp_path, compile="on"))
-    assert asked == [{"options": faultless()}]
+    assert asked == [{"options": compiler_options()}]
     assert training == [True] * 25  # the first batch is also compared with the eager step
     assert_same_weights(weights_of(tmp_path), weights_of(whole))
-    (trainer,) = trainers
-    decay = {id(p): group["weight_decay"] for group in trainer.optimizer.param_groups for p in group["params"]}
-    for name, parameter in trainer.model.named_parameters():
-        assert decay[id(parameter)] == (0.0 if "ln_" in name or name.endswith("bias") else 0.1), name
