@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from recurrify.train.answer import answer_evaluate, answer_train
+    from recurrify.train.callbacks import seconds_trained
     from recurrify.train.checkpoints import last_whole_checkpoint, write_checksums
     from recurrify.train.finetune import train, train_run
     from recurrify.train.loop import (
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from recurrify.train.run_folder import earlier_result, explain_full_disk
     from recurrify.train.settings import AnswerSettings, ClassifySettings, TrainerSettings, TrainSettings
 
-_HOMES = ("settings", "checkpoints", "loop", "run_folder", "finetune", "answer")
+_HOMES = ("settings", "callbacks", "checkpoints", "loop", "run_folder", "finetune", "answer")
 __all__ = [
     "AnswerSettings",
     "ClassifySettings",
@@ -37,6 +38,7 @@ __all__ = [
     "explain_full_disk",
     "last_whole_checkpoint",
     "run_to_end",
+    "seconds_trained",
     "train",
     "train_run",
     "trainer_arguments",
