@@ -19,7 +19,6 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
     MODEL_MAPPING_NAMES,
 )
-from transformers.utils import can_return_tuple
 
 from recurrify.attention.config import RSAConfig
 from recurrify.errors import UserError
@@ -28,6 +27,7 @@ from recurrify.mechanisms.choose import best_settings
 from recurrify.mechanisms.config import MechanismConfig
 from recurrify.mechanisms.registry import ensure_registered, recurrence_config
 from recurrify.mechanisms.rsa import RSARecurrenceConfig
+from recurrify.modeling.arguments import STANDARD, takes_standard_arguments
 from recurrify.modeling.config import RecurrentConfig
 from recurrify.modeling.generation import RecurrentCache, one_step
 from recurrify.modeling.model import RecurrentOutput, RecurrentPreTrainedModel
@@ -51,7 +51,7 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):
         if base is not None and base.generation_config is not None:
             self.generation_config = base.generation_config
 
-    @can_return_tuple
+    @takes_standard_arguments
     def forward(
         self,
         input_ids: Tensor,
@@ -107,7 +107,14 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):
         """transformers' `generate`; with `state` it continues where an earlier call stopped."""
         if state is not None:
             kwargs["past_key_values"] = RecurrentCache(state.detach(), seen=0)
+        kwargs["prefill_chunk_size"] = None  # a prompt is read in windows anyway
         return super().generate(inputs, *args, **kwargs)
+
+    def init_continuous_batching(self, *_: Any, **__: Any) -> Any:
+        raise UserError(
+            "`generate_batch` (continuous batching) is not supported: it keeps keys and values of whole texts; use "
+            "`generate` with a padded batch."
+        )
 
     def prepare_inputs_for_generation(
         self,
@@ -115,7 +122,7 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):
         past_key_values: Any = None,
         attention_mask: Tensor | None = None,
         use_cache: bool | None = True,
-        **_: Any,
+        **others: Any,
     ) -> dict[str, Any]:
         cache = past_key_values if isinstance(past_key_values, RecurrentCache) else None
         return {
@@ -124,6 +131,7 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):
             "past_key_values": cache,
             "use_cache": use_cache,
             "logits_to_keep": 1,
+            **{name: others[name] for name in STANDARD if name in others},
             # `generate` would take an output of this name for a cache of its own and feed it back.
             "return_state": False,
         }
@@ -134,7 +142,7 @@ class RecurrentForMaskedLM(RecurrentPreTrainedModel):
 
     auto_base = AutoModelForMaskedLM
 
-    @can_return_tuple
+    @takes_standard_arguments
     def forward(
         self,
         input_ids: Tensor,
@@ -160,7 +168,7 @@ class RecurrentModel(RecurrentPreTrainedModel):
 
     auto_base = AutoModel
 
-    @can_return_tuple
+    @takes_standard_arguments
     def forward(
         self,
         input_ids: Tensor,
@@ -250,5 +258,7 @@ def _task_of(model: PreTrainedModel, causal: bool) -> type[RecurrentPreTrainedMo
 def register_with_transformers() -> None:
     """Let AutoConfig and the Auto models know recurrent models; runs once recurrify and transformers are imported."""
     AutoConfig.register(RecurrentConfig.model_type, RecurrentConfig, exist_ok=True)
-    for kind, _ in _TASKS:
+    for kind, names in _TASKS:
         kind.auto_base.register(RecurrentConfig, kind, exist_ok=True)
+        # Trainer's label smoothing, pipelines and others look for a class's name among these.
+        names[RecurrentConfig.model_type] = kind.__name__

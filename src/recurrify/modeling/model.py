@@ -20,6 +20,7 @@ from recurrify.errors import UserError
 from recurrify.families import attach, check_fits, checkpoints_layers, family_of, plain_head, run_backbone
 from recurrify.mechanisms.config import MechanismConfig
 from recurrify.mechanisms.registry import build_mechanism
+from recurrify.modeling.arguments import check_shapes
 from recurrify.modeling.config import RecurrentConfig
 from recurrify.modeling.saving import SavingMixin, versions_of
 from recurrify.packing import Packed, open_windows, pack
@@ -79,6 +80,7 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
     supports_gradient_checkpointing = True
     accepts_loss_kwargs = True
     _supports_sdpa = True
+    _supports_context_parallel = False
     # Running statistics move in steps too small for half precision.
     _keep_in_fp32_modules_strict = ["running_mean", "running_variance"]  # noqa: RUF012 - transformers' own form
     auto_base: Any = None
@@ -88,8 +90,9 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         super().__init__(config)
         self._comes_trained = base is not None
         if base is None:
-            base = self.auto_base.from_config(config.text_config)
+            base = self.auto_base.from_config(config.base_config)
         self.base = base
+        config.base_config = base.config
         self.family = family_of(base.config)
         self.recurrence: MechanismConfig = config.recurrence_config
         layers = len(self.family.layers_of(base))
@@ -159,8 +162,10 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         self.set_recurrence(checkpoint=False)
 
     @property
-    def is_gradient_checkpointing(self) -> bool:
+    def is_activation_checkpointing(self) -> bool:
         return self.recurrence.checkpoint
+
+    is_gradient_checkpointing = is_activation_checkpointing  # its name before transformers 5.20
 
     def get_input_embeddings(self) -> torch.nn.Module:
         return self.base.get_input_embeddings()
@@ -396,7 +401,7 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
     ) -> ForwardRun:
         """Pack the input behind the state and run it. With `shift`, labels name the inputs themselves and are
         moved to the real token before each; otherwise they are already at the predicting position."""
-        _check_shapes(input_ids, attention_mask, labels)
+        check_shapes(input_ids, attention_mask, labels)
         if state is None:
             state = State.fresh(len(input_ids), input_ids.device)
         if state.rows != len(input_ids):
@@ -479,24 +484,6 @@ def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
 def shift_left(labels: Tensor) -> Tensor:
     """Labels that name each input's own token, to labels that name the token after it."""
     return F.pad(labels[:, 1:], (0, 1), value=IGNORE)
-
-
-def _check_shapes(input_ids: Tensor, attention_mask: Tensor | None, labels: Tensor | None) -> None:
-    shape = tuple(input_ids.shape)
-    if input_ids.ndim != 2 or 0 in shape:
-        raise UserError(
-            f"`input_ids` must be (rows, tokens) with at least one row and at least one token: got {shape}."
-        )
-    if labels is not None and labels.shape != input_ids.shape:
-        raise UserError(
-            f"`labels` (or `targets`) must have the shape of `input_ids`, {shape}: got {tuple(labels.shape)}."
-        )
-    if attention_mask is not None and (
-        attention_mask.ndim != 2 or len(attention_mask) != shape[0] or attention_mask.shape[1] < shape[1]
-    ):
-        raise UserError(
-            f"`attention_mask` must be (rows, tokens) like `input_ids`, {shape}: got {tuple(attention_mask.shape)}."
-        )
 
 
 def _is_empty(base: PreTrainedModel) -> bool:

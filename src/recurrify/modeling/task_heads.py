@@ -19,9 +19,10 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers.loss.loss_utils import ForSequenceClassificationLoss
-from transformers.utils import ModelOutput, can_return_tuple
+from transformers.utils import ModelOutput
 
 from recurrify.errors import UserError
+from recurrify.modeling.arguments import takes_standard_arguments
 from recurrify.modeling.config import RecurrentConfig
 from recurrify.modeling.model import IGNORE, ForwardRun, RecurrentOutput, RecurrentPreTrainedModel, token_losses
 from recurrify.state import State
@@ -53,7 +54,7 @@ class RecurrentForTokenClassification(TaskModel):
 
     auto_base = AutoModelForTokenClassification
 
-    @can_return_tuple
+    @takes_standard_arguments
     def forward(
         self,
         input_ids: Tensor,
@@ -88,7 +89,7 @@ class RecurrentForSequenceClassification(TaskModel):
     auto_base = AutoModelForSequenceClassification
     accepts_loss_kwargs = False
 
-    @can_return_tuple
+    @takes_standard_arguments
     def forward(
         self,
         input_ids: Tensor,
@@ -178,7 +179,7 @@ class RecurrentForQuestionAnswering(TaskModel):
         super().__init__(config, base)
         self.answer_kind = nn.Linear(self.base.config.hidden_size, len(ANSWER_KINDS))
 
-    @can_return_tuple
+    @takes_standard_arguments
     def forward(
         self,
         input_ids: Tensor,
