@@ -146,6 +146,10 @@ def _registered(model_type: str) -> Family:
     return _FAMILIES[model_type]
 
 
+def known_model_types() -> list[str]:
+    return list(_FAMILIES)
+
+
 LLAMA_SHAPED = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "gemma", "gemma2", "gemma3_text")
 for _family in (
     Family("GPT-2", ("gpt2",), layers="h", causal=True),

@@ -20,6 +20,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_MAPPING_NAMES,
 )
 
+from recurrify.after_import import after_import
 from recurrify.attention.config import RSAConfig
 from recurrify.errors import UserError
 from recurrify.families import check_attention, family_of
@@ -27,6 +28,7 @@ from recurrify.mechanisms.choose import best_settings
 from recurrify.mechanisms.config import MechanismConfig
 from recurrify.mechanisms.registry import ensure_registered, recurrence_config
 from recurrify.mechanisms.rsa import RSARecurrenceConfig
+from recurrify.modeling.adapters import check_no_adapters, give_peft_defaults
 from recurrify.modeling.arguments import STANDARD, takes_standard_arguments
 from recurrify.modeling.config import RecurrentConfig
 from recurrify.modeling.generation import RecurrentCache, one_step
@@ -214,6 +216,7 @@ def add_recurrence(model: PreTrainedModel, config: MechanismConfig | RSAConfig |
         model = model.base
     if isinstance(model, RecurrentPreTrainedModel):
         raise UserError("This model is recurrent already: pass its base, `model.base`, to add something else.")
+    check_no_adapters(model)
     if not isinstance(model, PreTrainedModel):
         raise UserError(f"`model` must be a transformers PreTrainedModel: got {type(model).__name__}.")
     family = family_of(model.config)
@@ -262,3 +265,4 @@ def register_with_transformers() -> None:
         kind.auto_base.register(RecurrentConfig, kind, exist_ok=True)
         # Trainer's label smoothing, pipelines and others look for a class's name among these.
         names[RecurrentConfig.model_type] = kind.__name__
+    after_import("peft", give_peft_defaults)

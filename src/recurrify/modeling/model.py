@@ -213,8 +213,8 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
                 whole = bool(done.finished.all())  # then there is nothing to pick, which would wait for the device
                 rows = done.summary if whole else done.summary[done.finished.to(done.summary.device)]
                 summaries.append(rows.detach())
-        if self.training and torch.is_grad_enabled() and summaries and self.mechanism is not None:
-            self.mechanism.learn_statistics(summaries)
+        if self.training and torch.is_grad_enabled() and summaries:
+            self.learn_statistics(summaries)
         joined = torch.cat(outputs, dim=1) if outputs else None
         if late and joined is not None and targets is not None:
             if summed and joined.device.type == "cpu" and self.makes_gradients_at_once(joined):
@@ -227,6 +227,12 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
             losses=None if keep_hidden else joined,
             state=State(memory, live, tokens, torch.tensor(lengths)),
         )
+
+    def learn_statistics(self, summaries: list[Tensor]) -> None:
+        """Give the mechanism the summaries of finished windows, unless it is frozen: then it is not saved with what is
+        trained, such as adapters."""
+        if self.mechanism is not None and any(weight.requires_grad for weight in self.mechanism.parameters()):
+            self.mechanism.learn_statistics(summaries)
 
     def each_window(
         self,
