@@ -7,6 +7,7 @@ from transformers import AutoConfig, PretrainedConfig
 from recurrify.errors import UserError
 from recurrify.mechanisms.config import MechanismConfig
 from recurrify.mechanisms.registry import recurrence_config
+from recurrify.modeling.card import auto_map
 
 FORMAT = 1
 ANY_LENGTH = 2**31 - 1
@@ -66,9 +67,14 @@ class RecurrentConfig(PretrainedConfig):
         if isinstance(base, dict):
             base.pop("_name_or_path", None)
         values["text_config"] = base
+        values["auto_map"] = auto_map()
         if not self.added_only:
             values.pop("base_name_or_path", None)
         return values
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
+        """Nothing to copy when it is saved: `auto_map` leads to this package."""
 
     def __getattr__(self, name: str) -> Any:
         base = self.__dict__.get("base_config")

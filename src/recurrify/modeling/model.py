@@ -221,12 +221,23 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
                 joined = self.summed_losses(joined, targets)  # in parts that the cache of a CPU holds
             else:
                 joined = token_losses(self.family.head(self.base, joined), targets)
+        if joined is not None and self._shares_gradients():
+            joined = joined + self._no_part()
         tokens, lengths = open_windows(packed, self.recurrence.window, self.recurrence.overlap)
         return WindowsRun(
             hidden=joined if keep_hidden else None,
             losses=None if keep_hidden else joined,
             state=State(memory, live, tokens, torch.tensor(lengths)),
         )
+
+    @staticmethod
+    def _shares_gradients() -> bool:
+        return torch.is_grad_enabled() and torch.distributed.is_available() and torch.distributed.is_initialized()
+
+    def _no_part(self) -> Tensor | float:
+        """Zero, with a gradient of zero for the memory's weights: processes that share gradients wait for those of all
+        weights, but a memory that no window reads has none."""
+        return sum(weight.flatten()[:0].sum() for weight in self.added_parameters().values() if weight.requires_grad)
 
     def learn_statistics(self, summaries: list[Tensor]) -> None:
         """Give the mechanism the summaries of finished windows, unless it is frozen: then it is not saved with what is

@@ -5,6 +5,7 @@ answerers, as windows made beforehand (examples, windows, tokens) that each begi
 or with the question. Shapes: E examples or rows, W windows, T tokens of a window, N tokens, K width.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,13 +41,15 @@ def labels_of(config: PretrainedConfig) -> dict[str, Any]:
 class TaskModel(RecurrentPreTrainedModel):
     """What the heads that are trained for one task share."""
 
-    def save_pretrained(self, save_directory: Any, added_only: bool = False, **kwargs: Any) -> None:
+    def save_pretrained(
+        self, save_directory: Any, added_only: bool = False, about: Mapping[str, Any] | None = None, **kwargs: Any
+    ) -> None:
         if added_only:
             raise UserError(
                 f"The head of a {type(self).__name__} is trained along, so the added weights alone would not bring it "
                 "back: save the whole model."
             )
-        super().save_pretrained(save_directory, **kwargs)
+        super().save_pretrained(save_directory, about=about, **kwargs)
 
 
 class RecurrentForTokenClassification(TaskModel):
