@@ -4,7 +4,7 @@ Shapes: B rows, N input columns, P packed columns, K width, V vocabulary.
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,13 +22,14 @@ from recurrify.mechanisms.config import MechanismConfig
 from recurrify.mechanisms.registry import build_mechanism
 from recurrify.modeling.arguments import check_shapes
 from recurrify.modeling.config import RecurrentConfig
+from recurrify.modeling.rows import overwrite, past_of, row_mask
 from recurrify.modeling.saving import SavingMixin, versions_of
 from recurrify.packing import Packed, open_windows, pack
 from recurrify.speed.head_loss import IGNORE, summed_losses
 from recurrify.speed.products import product_dtype
 from recurrify.state import State
 from recurrify.vocabulary import check_ids
-from recurrify.windows import Window, completed, schedule
+from recurrify.windows import completed, schedule
 
 FEW_LOGITS = 2**24
 """Up to so many logits, 64 MiB in float32, are kept for the backward pass instead of being recomputed."""
@@ -117,7 +118,8 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         self.graphs_generation = False
         """Set by `recurrify.speed.graph_generation`."""
         attach(base)
-        if self._comes_trained and self.mechanism is not None and not config.added_only and not _is_empty(base):
+        can_compute = base.device.type != "meta"
+        if self._comes_trained and self.mechanism is not None and not config.added_only and can_compute:
             self.mechanism.start(base)
         self.post_init()
 
@@ -275,12 +277,12 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
                 first=span.first - span.start,
                 writes=bool(finished.any()),
                 summed=summed,
-                mask=None if self.family.causal else _row_mask(packed, span),
+                mask=None if self.family.causal else row_mask(packed, span),
                 token_types=None if token_types is None else token_types[:, span.start : span.stop],
             )
             output, written, summary = self._run_job(job, memory, live, statistics, compiles)
             if written is not None:
-                memory = _overwrite(memory, written, finished)
+                memory = overwrite(memory, written, finished)
                 live = live | finished  # not in place: a checkpointed window keeps the old one for its second run
             yield WindowDone(output, memory, live, summary, finished)
 
@@ -452,12 +454,13 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         logits_to_keep: int,
         return_losses: bool,
         return_state: bool = True,
+        head: Callable[[Any, Tensor], Tensor] | None = None,
     ) -> RecurrentOutput:
-        """Logits where hidden states were kept, and the loss where there are labels."""
+        """Logits where hidden states were kept, and the loss where there are labels; `head` is the family's."""
         packed, targets, run = forward
         logits = losses = loss = None
         if run.hidden is not None:
-            logits = self.family.head(self.base, packed.collect(run.hidden, logits_to_keep))
+            logits = (head or self.family.head)(self.base, packed.collect(run.hidden, logits_to_keep))
         if targets is not None:
             aligned = packed.collect(targets, blank=IGNORE)
             if logits is not None:
@@ -484,13 +487,6 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         return asked if asked is not None else not (labelled and self.training)
 
 
-def past_of(memory: Tensor | None, live: Tensor, device: torch.device) -> Past:
-    """The memory, and on the device the rows that have it. A memory without live rows is ignored."""
-    if memory is None or not bool(live.any()):
-        return Past(None, None)
-    return Past(memory, None if bool(live.all()) else live.to(device))
-
-
 def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
     """(B, N) cross entropies in float32 or better, 0 where the target is to be ignored."""
     logits = logits.flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32))
@@ -501,28 +497,3 @@ def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
 def shift_left(labels: Tensor) -> Tensor:
     """Labels that name each input's own token, to labels that name the token after it."""
     return F.pad(labels[:, 1:], (0, 1), value=IGNORE)
-
-
-def _is_empty(base: PreTrainedModel) -> bool:
-    """Whether the weights are on the meta device, where nothing can be computed."""
-    return next(base.parameters()).device.type == "meta"
-
-
-def _row_mask(packed: Packed, span: Window) -> Tensor | None:
-    """Which positions of a window are real in each row: for attention that looks both ways."""
-    lengths = torch.tensor(packed.lengths)
-    if int(lengths.min()) >= span.stop:
-        return None
-    # A row that has already ended keeps one position: softmax over nothing is not a number.
-    inside = (lengths - span.start).clamp(min=1)
-    positions = torch.arange(span.stop - span.start)
-    return (positions[None] < inside[:, None]).long().to(packed.tokens.device)
-
-
-def _overwrite(memory: Tensor | None, written: Tensor, finished: Tensor) -> Tensor:
-    """Take the new memory in rows that finished the window, keep the old one in the others."""
-    if bool(finished.all()):
-        return written
-    old = torch.zeros_like(written) if memory is None else memory.to(written.dtype)
-    rows = finished.to(written.device).view(-1, *[1] * (written.ndim - 1))
-    return torch.where(rows, written, old)

@@ -68,17 +68,10 @@ class RecurrentForTokenClassification(TaskModel):
         num_items_in_batch: Tensor | int | None = None,
     ) -> RecurrentOutput:
         """`labels` (rows, tokens) are classes, -100 where nothing is scored; `state` is an earlier call's."""
-        packed, targets, run = self.forward_windows(
+        run = self.forward_windows(
             input_ids, attention_mask, state, labels, keep_hidden=True, token_type_ids=token_type_ids
         )
-        assert run.hidden is not None
-        logits = self.family.tagger(self.base, packed.collect(run.hidden))
-        loss = None
-        if targets is not None:
-            aligned = packed.collect(targets, blank=IGNORE)
-            scored = (aligned != IGNORE).sum() if num_items_in_batch is None else num_items_in_batch
-            loss = token_losses(logits, aligned).sum() / scored
-        return RecurrentOutput(loss=loss, logits=logits, state=run.state)
+        return self.head_output(run, num_items_in_batch, 0, return_losses=False, head=self.family.tagger)
 
 
 class RecurrentForSequenceClassification(TaskModel):
