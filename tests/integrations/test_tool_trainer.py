@@ -10,7 +10,8 @@ import torch
 from torch.nn.functional import log_softmax
 from transformers import GenerationConfig, Trainer, TrainingArguments, pipeline
 
-from recurrify import NoRecurrence, UserError, add_recurrence
+from recurrify import NoRecurrence, Past, UserError, add_recurrence
+from recurrify.context import WindowJob
 from support.checks import WINDOW, assert_same_state, recurrent
 from support.models import PAD, text, tiny
 from support.tools import MEMORIES, remembering
@@ -168,3 +169,24 @@ def test_plain_windows_are_a_model_like_others(tmp_path: Path) -> None:
     assert torch.equal(
         pickle.loads(pickle.dumps(model.eval()))(inputs["input_ids"]).logits, model(inputs["input_ids"]).logits
     )
+
+
+@every_memory
+def test_one_window_exports_with_state_in_and_out(mechanism: str) -> None:
+    model, ids = remembering(mechanism), text(1, 2 * WINDOW)
+
+    class OneWindow(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, tokens: Any, memory: Any) -> Any:
+            job = WindowJob(tokens, targets=None, first=0, writes=True, summed=False)
+            hidden, written, _ = self.model.run_job(job, Past(memory, None), self.model.mechanism.statistics())
+            return self.model.family.head(self.model.base, hidden), written
+
+    first, whole = model(ids[:, :WINDOW]).state, model(ids)
+    program = torch.export.export(OneWindow(), (ids[:, WINDOW:], first.memory), strict=False)
+    logits, memory = program.module()(ids[:, WINDOW:], first.memory)
+    torch.testing.assert_close(logits, whole.logits[:, WINDOW:])
+    torch.testing.assert_close(memory, whole.state.memory)

@@ -4,7 +4,7 @@ Shapes: B rows, N input columns.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any
 
@@ -24,26 +24,32 @@ def takes_standard_arguments(forward: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(forward)
     def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
         standard = {name: kwargs.pop(name, None) for name in STANDARD}
-        if standard["inputs_embeds"] is not None:
-            raise UserError(
-                "`inputs_embeds` is not supported: the state holds the tokens of the open window, so pass `input_ids`; "
-                "instead of prompt tuning use LoRA."
-            )
-        for name in ("output_hidden_states", "output_attentions"):
-            if standard[name]:
-                raise UserError(
-                    f"`{name}` is not supported, because windows do not keep it: leave it out, or pass one window to "
-                    "`model.base`."
-                )
-        mask = kwargs.get("attention_mask", args[1] if len(args) > 1 else None)
-        if standard["position_ids"] is not None:
-            _check_positions(standard["position_ids"], mask)
+        check_standard_arguments(standard, kwargs.get("attention_mask", args[1] if len(args) > 1 else None))
         return answer(self, *args, **kwargs)
 
     signature = inspect.signature(forward)
     added = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in STANDARD]
     checked.__signature__ = signature.replace(parameters=[*signature.parameters.values(), *added])  # type: ignore[attr-defined]
     return checked
+
+
+def check_standard_arguments(values: Mapping[str, Any], mask: Tensor | None) -> None:
+    """Raise UserError if one of them asks for something that recurrent models do not do, and TypeError for others."""
+    if values.get("inputs_embeds") is not None:
+        raise UserError(
+            "`inputs_embeds` is not supported: the state holds the tokens of the open window, so pass `input_ids`; "
+            "instead of prompt tuning use LoRA."
+        )
+    for name in ("output_hidden_states", "output_attentions"):
+        if values.get(name):
+            raise UserError(
+                f"`{name}` is not supported, because windows do not keep it: leave it out, or pass one window to "
+                "`model.base`."
+            )
+    if values.get("position_ids") is not None:
+        _check_positions(values["position_ids"], mask)
+    if unknown := values.keys() - set(STANDARD):
+        raise TypeError(f"unexpected keyword argument {min(unknown)!r}")
 
 
 def _check_positions(positions: Tensor, mask: Tensor | None) -> None:

@@ -21,6 +21,7 @@ ANSWERED_BY_BASE = (
     "head_dim",
     "layer_types",
     "initializer_range",
+    "final_logit_softcapping",
 )
 """Sizes of the base that tools look for. Its limits of length are not the recurrent model's."""
 

@@ -29,7 +29,7 @@ from recurrify.mechanisms.config import MechanismConfig
 from recurrify.mechanisms.registry import ensure_registered, recurrence_config
 from recurrify.mechanisms.rsa import RSARecurrenceConfig
 from recurrify.modeling.adapters import check_no_adapters, give_peft_defaults
-from recurrify.modeling.arguments import STANDARD, takes_standard_arguments
+from recurrify.modeling.arguments import STANDARD, check_standard_arguments, takes_standard_arguments
 from recurrify.modeling.config import RecurrentConfig
 from recurrify.modeling.generation import RecurrentCache, one_step
 from recurrify.modeling.model import RecurrentOutput, RecurrentPreTrainedModel
@@ -43,6 +43,23 @@ from recurrify.state import State
 from recurrify.vocabulary import check_ids
 
 
+class Backbone:
+    """A decoder without its head, as TRL calls it to score long texts in parts."""
+
+    _tp_plan = _pp_plan = None  # transformers looks for plans of distribution here
+
+    def __init__(self, model: "RecurrentForCausalLM") -> None:
+        self.model = model
+
+    def __call__(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, use_cache: bool | None = None, **standard: Any
+    ) -> RecurrentOutput:
+        check_standard_arguments(standard, attention_mask)
+        run = self.model.forward_windows(input_ids, attention_mask, None, None, keep_hidden=True)
+        assert run.windows.hidden is not None
+        return RecurrentOutput(last_hidden_state=run.packed.collect(run.windows.hidden), state=run.windows.state)
+
+
 class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):
     """A decoder that predicts the next token, window after window."""
 
@@ -52,6 +69,11 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):
         super().__init__(config, base)
         if base is not None and base.generation_config is not None:
             self.generation_config = base.generation_config
+
+    @property
+    def base_model(self) -> Backbone:
+        """The hidden states of a text, without logits."""
+        return Backbone(self)
 
     @takes_standard_arguments
     def forward(
