@@ -171,7 +171,7 @@ def test_plain_windows_are_a_model_like_others(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
+@torch.no_grad()
 @every_memory
 def test_one_window_exports_with_state_in_and_out(mechanism: str) -> None:
     model, ids = remembering(mechanism), text(1, 2 * WINDOW)

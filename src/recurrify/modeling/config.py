@@ -19,7 +19,6 @@ ANSWERED_BY_BASE = (
     "num_attention_heads",
     "num_key_value_heads",
     "head_dim",
-    "layer_types",
     "initializer_range",
     "final_logit_softcapping",
 )
