@@ -24,8 +24,8 @@ from recurrify.evaluate.evaluation import Evaluation
 from recurrify.evaluate.flops import memory_cost
 from recurrify.evaluate.one_text import Setting, comparison_rows, fair_settings, full_context_losses
 from recurrify.interrupts import unless_interrupted
-from recurrify.mechanisms.base import NoRecurrence, RecurrenceConfig
 from recurrify.mechanisms.carry import CarryConfig
+from recurrify.mechanisms.config import MechanismConfig, NoRecurrence
 from recurrify.mechanisms.kv import KVConfig
 from recurrify.modeling.heads import add_recurrence
 from recurrify.modeling.loading import load_model
@@ -45,7 +45,7 @@ WARMUP_STEPS = 10
 OVERLAPS = (0, 8, 16, 32)
 UNIT = "token"  # words between blanks are long and rare in source code: their perplexities say little
 MADE_BY = "python tools/make_shipped.py"
-RECURRENCE: dict[str, RecurrenceConfig] = {
+RECURRENCE: dict[str, MechanismConfig] = {
     "plain": NoRecurrence(window=WINDOW),
     "recurrent": CarryConfig(window=WINDOW),
 }

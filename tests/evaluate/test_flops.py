@@ -23,7 +23,7 @@ from transformers import (
 from recurrify import CarryConfig, KVConfig, NoRecurrence, UserError, add_recurrence
 from recurrify.evaluate import full_flops_per_token, memory_cost, paper_flops_per_token
 from recurrify.evaluate.inspection import watched_attention
-from recurrify.mechanisms.base import mechanism_names, recurrence_config
+from recurrify.mechanisms import mechanism_names, recurrence_config
 
 PUBLISHED = {
     0: 1.75e8,

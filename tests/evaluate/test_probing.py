@@ -13,7 +13,7 @@ from recurrify.data.probes_text import ProbeText
 from recurrify.errors import UserError
 from recurrify.evaluate.classification import share_interval
 from recurrify.evaluate.probing import score_of, score_symbols, score_texts
-from recurrify.mechanisms.base import NoRecurrence
+from recurrify.mechanisms import NoRecurrence
 from recurrify.mechanisms.carry import CarryConfig
 from recurrify.modeling.heads import RecurrentForCausalLM, add_recurrence
 from recurrify.state import State

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from recurrify.data.sequences import TrainingSequences
 from recurrify.data.token_cache import tokenized
 from recurrify.errors import UserError
-from recurrify.mechanisms.base import recurrence_config
+from recurrify.mechanisms import recurrence_config
 from recurrify.modeling.loading import load_model
 from recurrify.train.finetune import train, train_run, training_arguments
 from recurrify.train.loop import RecurrentTrainer, compile_mode, trainer_arguments, uses_bf16

@@ -20,7 +20,7 @@ from recurrify.evaluate.evaluation import METRICS, Evaluation, ScoredDocument
 from recurrify.evaluate.flops import full_flops_per_token
 from recurrify.evaluate.perplexity import as_recurrent, evaluate_documents
 from recurrify.families import family_of
-from recurrify.mechanisms.base import RecurrenceConfig
+from recurrify.mechanisms.config import MechanismConfig
 from recurrify.modeling.heads import RecurrentForCausalLM, add_recurrence
 from recurrify.records import RUN_FILE
 
@@ -86,7 +86,7 @@ class ComparisonRow:
 def compare_with_base(
     model: PreTrainedModel,
     documents: Sequence[ScoredDocument],
-    config: RecurrenceConfig | None = None,
+    config: MechanismConfig | None = None,
     *,
     base: PreTrainedModel | None = None,
     rows: int = 8,
@@ -138,7 +138,7 @@ def compare_with_base(
 def comparison_settings(
     model: PreTrainedModel,
     documents: Sequence[ScoredDocument],
-    config: RecurrenceConfig | None = None,
+    config: MechanismConfig | None = None,
     *,
     base: PreTrainedModel | None = None,
 ) -> list[ComparisonSetting]:
@@ -199,7 +199,7 @@ def _mean_flops(base: PreTrainedModel, inputs: Sequence[int], window: int, overl
 
 
 def _memory_and_base(
-    model: PreTrainedModel, config: RecurrenceConfig | None, base: PreTrainedModel | None
+    model: PreTrainedModel, config: MechanismConfig | None, base: PreTrainedModel | None
 ) -> tuple[RecurrentForCausalLM, PreTrainedModel]:
     recurrent: Any = model if config is None else add_recurrence(getattr(model, "base", model), config)
     if getattr(recurrent, "mechanism", None) is None:

@@ -32,7 +32,7 @@ from recurrify.evaluate.perplexity import (
     read_in_parallel,
     scoring,
 )
-from recurrify.mechanisms.base import NoRecurrence
+from recurrify.mechanisms.config import NoRecurrence
 from recurrify.modeling.heads import RecurrentForCausalLM, add_recurrence
 from recurrify.modeling.loading import load_model
 from recurrify.modeling.model import RecurrentOutput

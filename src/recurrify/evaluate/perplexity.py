@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from recurrify.errors import UserError
 from recurrify.evaluate.evaluation import Evaluation, ScoredDocument, Tally
-from recurrify.mechanisms.base import NoRecurrence
+from recurrify.mechanisms.config import NoRecurrence
 from recurrify.modeling.heads import RecurrentForCausalLM, add_recurrence
 from recurrify.modeling.model import RecurrentPreTrainedModel
 from recurrify.state import State

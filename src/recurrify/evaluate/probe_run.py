@@ -18,8 +18,8 @@ from recurrify.errors import UserError
 from recurrify.evaluate.flops import memory_cost
 from recurrify.evaluate.perplexity import evaluation_mode, recurrence_settings
 from recurrify.evaluate.probing import ProbeScore, score_symbols, score_texts
-from recurrify.mechanisms.base import recurrence_config
 from recurrify.mechanisms.kv import KVConfig, check_rotary
+from recurrify.mechanisms.registry import recurrence_config
 from recurrify.modeling.heads import RecurrentForCausalLM, add_recurrence
 from recurrify.modeling.loading import load_model
 from recurrify.results import provenance
