@@ -130,6 +130,9 @@ class Family:
     def layers_of(self, base: PreTrainedModel) -> nn.ModuleList:
         return base.base_model.get_submodule(self.layers)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _registered, (self.model_types[0],)  # functions without a name cannot be pickled
+
 
 _FAMILIES: dict[str, Family] = {}
 
@@ -137,6 +140,14 @@ _FAMILIES: dict[str, Family] = {}
 def register_family(family: Family) -> None:
     for model_type in family.model_types:
         _FAMILIES[model_type] = family
+
+
+def _registered(model_type: str) -> Family:
+    return _FAMILIES[model_type]
+
+
+def known_model_types() -> list[str]:
+    return list(_FAMILIES)
 
 
 LLAMA_SHAPED = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "gemma", "gemma2", "gemma3_text")

@@ -43,7 +43,7 @@ def test_round_trip(kind: tuple[str, str], tmp_path: Path) -> None:
     loaded = AutoConfig.from_pretrained(tmp_path)
     assert isinstance(loaded, RecurrentConfig)
     assert loaded.recurrence_config == model.recurrence
-    assert loaded.text_config.model_type == kind[0]
+    assert loaded.base_config.model_type == kind[0]
     assert is_recurrent(tmp_path)
 
 

@@ -216,16 +216,16 @@ class GraphedSteps:
 
     def _after(self, packed: Packed, state: State, found: "Found") -> State:
         """The state at the end of each row; only windows that a row fills update statistics."""
-        recurrence, mechanism, device = self.model.recurrence, self.model.mechanism, packed.tokens.device
+        recurrence, device = self.model.recurrence, packed.tokens.device
         filled = torch.tensor([completed(one, recurrence.window, recurrence.overlap) for one in packed.lengths])
         memory, live = None, state.live
         if found.memories is not None and bool(filled.any()):
             last = (filled - 1).clamp(min=0, max=len(found.memories) - 1).to(device)
             memory = found.memories[last, torch.arange(len(last), device=device)]
             live = filled > 0
-        if found.summaries is not None and mechanism is not None and bool(filled.any()):
+        if found.summaries is not None and bool(filled.any()):
             taught = (torch.arange(len(found.summaries))[:, None] < filled[None]).flatten().nonzero()[:, 0]
-            mechanism.learn_statistics([found.summaries.flatten(0, 1)[taught.to(device)]])
+            self.model.learn_statistics([found.summaries.flatten(0, 1)[taught.to(device)]])
         tokens, lengths = open_windows(packed, recurrence.window, recurrence.overlap)
         return State(memory, live, tokens, torch.tensor(lengths), recurrence.mechanism)
 

@@ -206,10 +206,20 @@ def save_run(model: Any, tokenizer: Any, result: Mapping[str, Any], out: Path) -
     """Save the model and then the result, which marks the run as finished."""
     if not is_first():
         return
-    model.save_pretrained(out / MODEL_FOLDER)
+    model.save_pretrained(out / MODEL_FOLDER, about=_about(result))
     tokenizer.save_pretrained(out / MODEL_FOLDER)
     save_result(out / RESULT_FILE, result)
     (out / LEGS_FILE).unlink(missing_ok=True)
+
+
+def _about(result: Mapping[str, Any]) -> dict[str, Any]:
+    """For the page beside the model: the name of the data without the folders above it, and the last validation."""
+    data = result["provenance"]["config"].get("data")
+    scores: dict[str, float] = {}
+    for entry in result["history"]:
+        numbers = {name: value for name, value in entry.items() if isinstance(value, int | float)}
+        scores |= {name: value for name, value in numbers.items() if name in ("eval_loss", "eval_perplexity_per_word")}
+    return {"data": Path(data).name if data else None, "results": scores}
 
 
 @contextmanager
