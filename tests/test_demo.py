@@ -29,18 +29,22 @@ from support.commands import invoke
 LIVE_TOKENS = 10_000
 
 
-def source_code(split: str, count: int) -> list[Document]:
+def source_code(split: str, count: int, length: int) -> list[Document]:
     """Lines that look a little like a program, enough of them for several windows."""
     chance = random.Random(split)
     found = []
     for number in range(count):
         names = chance.sample(["first", "second", "state", "window", "overlap", "tokens", "memory"], 3)
-        lines = [f"    {chance.choice(names)} = {chance.choice(names)} + {chance.randrange(9)}" for _ in range(100)]
+        lines = [f"    {chance.choice(names)} = {chance.choice(names)} + {chance.randrange(9)}" for _ in range(length)]
         found.append(Document(f"{split}{number}.py", f"def function_{number}():\n" + "\n".join(lines) + "\n"))
     return found
 
 
-TEXTS = {"train": source_code("train", 12), "valid": source_code("valid", 2), "test": source_code("test", 3)}
+TEXTS = {
+    "train": source_code("train", 12, 100),
+    "valid": source_code("valid", 2, 40),
+    "test": source_code("test", 3, 40),
+}
 
 
 def load_texts(split: str, limit: int | None, skipped: list[Skipped]) -> list[Document]:
@@ -112,9 +116,9 @@ def demo(_tiny_world: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(finetune, "train", train)
         with pytest.raises(KeyboardInterrupt):
-            run_demo(out, lambda text: None, live_tokens=LIVE_TOKENS, test_tokens=600)
+            run_demo(out, lambda text: None, live_tokens=LIVE_TOKENS, test_tokens=200)
         assert not (out / "result.json").exists()
-        result = run_demo(out, said.append, live_tokens=LIVE_TOKENS, test_tokens=600)
+        result = run_demo(out, said.append, live_tokens=LIVE_TOKENS, test_tokens=200)
     assert trained == ["none", "carry", "carry"]
     return out, result, said
 
@@ -131,7 +135,7 @@ def test_result(demo: tuple[Path, dict[str, Any], list[str]]) -> None:
     gains = [(gain["weights"], gain["overlap"]) for gain in result["gains"]]
     assert gains == [*[("shipped", overlap) for overlap in OVERLAPS], ("live", 0)]
     settings = result["settings"]
-    assert (settings["test_documents"], settings["test_tokens"]) == (3, 3 * 599)
+    assert (settings["test_documents"], settings["test_tokens"]) == (3, 3 * 199)
     assert settings["parameters"]["recurrent"] > settings["parameters"]["base"]
     assert result["curves"]["plain"]["tokens"] == result["curves"]["recurrent"]["tokens"]
     for weights in ("shipped", "live"):
