@@ -74,7 +74,7 @@ def line_chart(
         levels: Named horizontal lines, such as chance.
         marks: Named vertical lines.
         tip: Key of a text that heads the tooltip.
-        points: Draw points even where nobody hovers.
+        points: Draw points even without hover.
         x_ticks: Where the x axis has ticks, if not chosen by the chart.
         x_scale, y_scale: "linear", "log" or "symlog".
         x_format, y_format: d3 formats of axes and tooltips, such as ".1%" or "~s".
@@ -82,12 +82,12 @@ def line_chart(
     kept = [dict(one) for one in records if _number(one.get(x)) and _number(one.get(y))]
     names = list(dict.fromkeys(str(one[series]) for one in kept)) if series else []
     ticks = alt.Axis(format=x_format, values=list(x_ticks)) if x_ticks else alt.Axis(format=x_format)
-    x_axis = alt.X(x, type="quantitative", title=x_title or x, scale=_scale(x_scale), axis=ticks)
+    x_axis = alt.X(x, type="quantitative", title=x_title or x, scale=_scale(x_scale, points), axis=ticks)
     y_axis = alt.Y(
         y,
         type="quantitative",
         title=y_title or y,
-        scale=_scale(y_scale, zero=y_from_zero),
+        scale=_scale(y_scale, points, zero=y_from_zero),
         axis=alt.Axis(format=y_format),
     )
     tips = [alt.Tooltip(x, type="quantitative", title=x_title or x, format=x_format)]
@@ -104,6 +104,7 @@ def line_chart(
             title=None,
             labelLimit=320,
             symbolType="stroke",
+            symbolSize=350,
             symbolOpacity=1,
         )
         tips.insert(0, alt.Tooltip(series, type="nominal"))
@@ -126,8 +127,11 @@ def line_chart(
     return chart(alt.layer(*layers), title=title, description=description, caption=caption, height=height)
 
 
-def _scale(kind: str, zero: bool = False) -> alt.Scale:
-    return alt.Scale(type=kind, zero=zero, nice=kind == "linear") if kind == "linear" else alt.Scale(type=kind)
+def _scale(kind: str, points: bool, zero: bool = False) -> alt.Scale:
+    if kind != "linear":
+        return alt.Scale(type=kind)
+    # Points on an axis would be cut in half.
+    return alt.Scale(zero=zero, nice=True, padding=8 if points and not zero else 0)
 
 
 def _rules(levels: Mapping[str, float], axis: str) -> list[Any]:

@@ -1,8 +1,8 @@
 """Checkpointed training steps as CUDA graphs: texts of any length in the memory of one window.
 
-Two kinds of window are captured, the first of a text and those behind it, each twice: its forward pass, and its forward
-pass once more with the backward pass. A step replays the one along the text and the other back again; from the first to
-the second it keeps nothing of a window but the memory before it. The gradients of the weights add up in one place.
+Two kinds of window are captured, the first of a text and the later ones, each twice: its forward pass alone, and its
+forward pass with the backward pass. A step replays the first along the text and the second back again. Between the two
+it keeps nothing of a window but the memory before it. The gradients of the weights add up in one place.
 
 The head, a large part of a small model, does not run twice where all losses weigh alike: its gradients are made with
 the losses, and what a window then keeps, too, is the gradient of its hidden states, in half precision if they are.
