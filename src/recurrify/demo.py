@@ -14,14 +14,21 @@ from transformers import logging
 from recurrify.console import progress_bar
 from recurrify.data.records import Document
 from recurrify.data.texts import Say, read_text
-from recurrify.data.tokens import TokenizedDocument, checksum
+from recurrify.data.tokens import TokenizedDocument, checksum, text_sizes
 from recurrify.errors import UserError
 from recurrify.evaluate import inspection, rows
-from recurrify.evaluate.evaluation import Evaluation
+from recurrify.evaluate.comparison import (
+    ComparisonRow,
+    ComparisonSetting,
+    comparison_rows,
+    comparison_settings,
+    evaluation_of_parts,
+    gain_rows,
+)
+from recurrify.evaluate.evaluation import Evaluation, Text
 from recurrify.evaluate.flops import memory_cost
-from recurrify.evaluate.one_text import Setting, comparison_rows, fair_settings, full_context_losses
-from recurrify.mechanisms.base import NoRecurrence, RecurrenceConfig
 from recurrify.mechanisms.carry import CarryConfig
+from recurrify.mechanisms.config import MechanismConfig, NoRecurrence
 from recurrify.mechanisms.kv import KVConfig
 from recurrify.modeling.heads import add_recurrence
 from recurrify.modeling.loading import load_model
@@ -39,7 +46,7 @@ CORPUS, WINDOW, WINDOWS, BATCH = "stdlib", 64, 8, 4
 WARMUP_STEPS = 10
 OVERLAPS = (0, 16)
 UNIT = "token"  # words between blanks are long and rare in source code: their perplexities say little
-RECURRENCE: dict[str, RecurrenceConfig] = {
+RECURRENCE: dict[str, MechanismConfig] = {
     "plain": NoRecurrence(window=WINDOW),
     "recurrent": CarryConfig(window=WINDOW),
 }
@@ -67,7 +74,8 @@ def run_demo(out: Path, say: Say, live_tokens: int = 80_000, test_tokens: int = 
         say("1/4 reading a novel with a pretrained model, with and without memory; nothing is trained")
         real = _read_novel(advance, say)
         for row in real["rows"]:
-            say(f"  {row['label']}: perplexity {row['perplexity_per_token']:.1f} per token, {row['flops']:.3g} FLOPs")
+            flops = row["full_flops_per_token"]
+            say(f"  {row['label']}: perplexity {row['perplexity_per_token']:.1f} per token, {flops:.3g} FLOPs")
         say("2/4 fine-tuning a tiny model: plain windows, and the paper's carry")
         trained = {}
         for kind in RECURRENCE:
@@ -131,14 +139,16 @@ def _read_novel(advance: Advance, say: Say) -> dict[str, Any]:
     memory = add_recurrence(model.base, MEMORY) if names["memory"] == MODEL else model
     document = Document("novel", NOVEL.read_text(encoding="utf-8"))
     ids, pieces = _pieces(document.text, tokenizer)
-    settings = fair_settings(memory, len(ids) - 1)
+    text = TokenizedDocument(document.name, ids, *text_sizes(document.text))
+    settings = comparison_settings(memory, [text])
     said = f"{len(ids):,} tokens, windows of {settings[0].window}; {memory_cost(memory)}"
     say(f"{names['memory']}: {said}")
     losses = []
     for one in settings:
         losses.append(_read(names["memory" if one.role == "memory" else "plain"], one, ids))
         advance(READING_SECONDS)
-    table, gains = comparison_rows(settings, losses, pieces)
+    parts = [evaluation_of_parts(found, pieces, settings[0].window) for found in losses]
+    table = comparison_rows(settings, parts)
     return {
         "model": names["memory"],
         "mechanism": memory.recurrence.mechanism,
@@ -147,14 +157,20 @@ def _read_novel(advance: Advance, say: Say) -> dict[str, Any]:
         "source": SOURCE,
         "note": note,
         "text_checksum": checksum([document]),
-        "rows": table,
-        "gains": gains,
+        "rows": [_table_row(row) for row in table],
+        "gains": gain_rows(table),
         "tokens": {
             "text": pieces,
             **{one.role: [None, *found.round(4).tolist()] for one, found in zip(settings, losses, strict=True)},
         },
         "continuation": _continue(names, ids),
     }
+
+
+def _table_row(row: ComparisonRow) -> dict[str, Any]:
+    """Losses by position are those of the parts: only readings in windows of the same length have them."""
+    same = row.setting.role in ("memory", "windows")
+    return {**row.to_dict(), "loss_by_position": row.evaluation.loss_by_position if same else None}
 
 
 @cache
@@ -170,19 +186,19 @@ def _pieces(text: str, tokenizer: Any) -> tuple[np.ndarray, list[str]]:
     return np.asarray(encoded["input_ids"]), [text[ends[place] : stop] for place, stop in enumerate(ends[1:])]
 
 
-def _model(name: str, setting: Setting) -> Any:
+def _model(name: str, setting: ComparisonSetting) -> Any:
     model, _ = _loaded(name)
     if setting.role == "memory":
         return add_recurrence(model.base, MEMORY) if name == MODEL else model
     return add_recurrence(model.base, NoRecurrence(window=setting.window, overlap=setting.overlap))
 
 
-def _read(name: str, setting: Setting, ids: np.ndarray) -> np.ndarray:
+def _read(name: str, setting: ComparisonSetting, ids: np.ndarray) -> np.ndarray:
     """(N − 1,): the loss of each token but the first."""
     model = _model(name, setting)
-    if setting.role == "full context" and setting.window >= len(ids) - 1:
-        return full_context_losses(model.base.eval(), ids)
-    return inspection.read_text(model, inspection.Text("novel", ids)).losses
+    if setting.role == "full context" and setting.window == len(ids) - 1:
+        return inspection.full_context_losses(model.base, ids)
+    return inspection.read_text(model, Text("novel", ids)).losses
 
 
 def _continue(names: dict[str, str], ids: np.ndarray, length: int = 40) -> dict[str, str]:
@@ -196,7 +212,7 @@ def _continue(names: dict[str, str], ids: np.ndarray, length: int = 40) -> dict[
         "truth": tokenizer.decode(ids[border : border + length]),
     }
     for key, role in (("plain", "windows"), ("recurrent", "memory")):
-        setting = Setting(role, "", window, 0, 0.0)
+        setting = ComparisonSetting(role, window, 0, 0.0)
         reader = _model(names["memory" if role == "memory" else "plain"], setting).eval()
         output = reader.generate(prompt, max_new_tokens=length, do_sample=False)
         found[key] = tokenizer.decode(output[0, border:])

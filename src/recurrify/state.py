@@ -17,9 +17,9 @@ class State(NamedTuple):
     memory: Tensor | None
     """(rows, …): None until some row has finished a window."""
     live: Tensor
-    """(rows,) bool: whether the row has finished a window, so that its part of `memory` means something."""
+    """(rows,) bool: whether the row has finished a window, so that its part of `memory` is valid."""
     tokens: Tensor
-    """(rows, longest): the open window's tokens, each row from its first column on."""
+    """(rows, longest): the tokens of the open window, from the first column on."""
     lengths: Tensor
     """(rows,) int64: how many of a row's `tokens` are real."""
 
@@ -51,7 +51,7 @@ class State(NamedTuple):
         live, lengths = self.live & ~fresh, self.lengths.masked_fill(fresh, 0)
         memory = self.memory if live.any() else None
         if memory is not None:
-            # Numbers that are not finite would get past what masks a row without memory.
+            # NaN and infinity would survive the masking of rows without a memory.
             over = fresh.to(memory.device).view(-1, *[1] * (memory.dim() - 1))
             memory = memory.masked_fill(over, 0.0)
         return self._replace(

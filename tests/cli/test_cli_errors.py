@@ -13,7 +13,7 @@ from transformers import BertConfig, BloomConfig, BloomForCausalLM, T5Config
 
 from recurrify import run_lock
 from recurrify.cli import main as cli
-from recurrify.mechanisms.base import NoRecurrence
+from recurrify.mechanisms import NoRecurrence
 from recurrify.modeling import loading
 from recurrify.modeling.loading import load_model
 from support.commands import TRAINING, Command

@@ -13,6 +13,7 @@ from recurrify import __version__
 from recurrify.after_import import after_import
 from recurrify.cli import classify, options, probe, qa
 from recurrify.cli.add import add_command
+from recurrify.cli.advise import advise_command
 from recurrify.cli.inspect import inspect_command
 from recurrify.cli.settings import examples
 from recurrify.cli.train import add_train_command
@@ -179,6 +180,10 @@ app.command(
         "recurrify add --model gpt2 --out gpt2-memory", "recurrify add --model gpt2 --out kept --set keep=256"
     ),
 )(add_command)
+app.command(
+    name="advise",
+    epilog=examples("recurrify advise gpt2 books/", "recurrify advise smollm2 books/ --flops 3e8 --page advice.html"),
+)(advise_command)
 app.command(
     name="inspect",
     epilog=examples(

@@ -107,13 +107,9 @@ def train(
     windows: Annotated[int, _training("Largest training distance, in windows.")] = 10,
     distances: Distances = "1,2,5,10,20,50,100",
     examples: Examples = 200,
-    layers: Annotated[int | None, _training("Layers (from scratch only).")] = None,
-    width: Annotated[int | None, _training("Width (from scratch only).")] = None,
-    heads: Annotated[int | None, _training("Attention heads (from scratch only).")] = None,
     steps: Annotated[int, _training("Training steps.")] = 3000,
     batch: Annotated[int, _training("Sequences per step.")] = 64,
     learning_rate: Annotated[float, _training("Peak learning rate.")] = 1e-3,
-    growth: Annotated[float, _training("Share of the steps over which the distance grows from 1.")] = 0.5,
     repetitions: Annotated[
         int | None, _training("First steps on repeated text (default: 600 from scratch, else 0).")
     ] = None,
@@ -136,13 +132,9 @@ def train(
         windows=windows,
         distances=options.numbers("--distances", distances),
         examples=examples,
-        layers=layers,
-        width=width,
-        heads=heads,
         steps=steps,
         batch=batch,
         learning_rate=learning_rate,
-        growth=growth,
         **({} if repetitions is None else {"repetitions": repetitions}),
         seed=seed,
     )

@@ -23,7 +23,7 @@ from recurrify.data.sequences import IGNORED, TrainingSequences, collate
 from recurrify.data.splits import EVERYTHING, SPLITS, canonical_split
 from recurrify.data.tables import Table, open_table, read_table
 from recurrify.data.texts import Say, cache_folder, pick_device, read_text, shorten
-from recurrify.data.token_cache import tokenize_cached, tokenized
+from recurrify.data.token_cache import tokenize_cached
 from recurrify.data.tokenizers import check_vocabulary_size, load_tokenizer, make_tokenizer, save_tokenizer
 from recurrify.data.tokens import TokenizedDocument, checksum, tokenize_documents
 
@@ -86,7 +86,6 @@ __all__ = [
     "tokenize_cached",
     "tokenize_documents",
     "tokenize_texts",
-    "tokenized",
     "window_questions",
     "words_of",
 ]

@@ -19,7 +19,6 @@ from recurrify.context import Past, WindowContext, WindowJob
 from recurrify.errors import UserError
 from recurrify.families import attach, check_fits, checkpoints_layers, family_of, plain_head, run_backbone
 from recurrify.mechanisms.config import MechanismConfig
-from recurrify.mechanisms.registry import build_mechanism
 from recurrify.modeling.config import RecurrentConfig
 from recurrify.modeling.saving import SavingMixin, versions_of
 from recurrify.packing import Packed, open_windows, pack
@@ -93,7 +92,7 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         self.family = family_of(base.config)
         self.recurrence: MechanismConfig = config.recurrence_config
         layers = len(self.family.layers_of(base))
-        self.mechanism = build_mechanism(self.recurrence, layers, base.config.hidden_size)
+        self.mechanism = self.recurrence.build(layers, base.config.hidden_size)
         if self.mechanism is not None:
             self.mechanism.fit(base)
             if outside := [layer for layer in self.mechanism.slots() if not 0 <= layer < layers]:

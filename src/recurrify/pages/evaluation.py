@@ -137,7 +137,8 @@ def _verdict(result: Mapping[str, Any]) -> Verdict:
         facts = [("compared with", against)]
         facts.append(("cost", extra_cost(mine.get("full_flops_per_token"), theirs.get("full_flops_per_token"))))
         for name, row in ((str(entry.get("model")), mine), (against, theirs)):
-            facts.append((f"{name}, per {gain.unit}", numbers.perplexity(row.get(f"perplexity_per_{gain.unit}"))))
+            value = row.get(gain.measure.replace(" ", "_"))
+            facts.append((f"{name}, {gain.measure}", numbers.perplexity(value)))
         sentence = gain.sentence(str(entry.get("label") or entry.get("model")), against)
         return Verdict(sentence, gain.number, gain.interval_text, facts, gain.tone)
     if rows:
