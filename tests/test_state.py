@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from recurrify import State
+from recurrify import State, UserError
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_reset_of_no_rows(state: State) -> None:
 
 def test_reset_of_every_row_is_a_fresh_state(state: State) -> None:
     after = state.reset([0, 1, 2])
-    for ours, theirs in zip(after[1:], State.fresh(3)[1:], strict=True):
+    for ours, theirs in zip(after[1:4], State.fresh(3)[1:4], strict=True):
         assert torch.equal(ours, theirs)
     assert after.memory is None
 
@@ -88,3 +88,10 @@ def test_to(state: State) -> None:
     moved = state.to("meta")
     assert moved.memory.device.type == moved.tokens.device.type == "meta"
     assert moved.live.device.type == moved.lengths.device.type == "cpu"
+
+
+@pytest.mark.parametrize("rows", [[3], [-4], [0.5], [[0, 1]], [True], "ab", None, 1, [None]])
+def test_malformed_rows_raise(state: State, rows: object) -> None:
+    for change in (state.select, state.reset):
+        with pytest.raises(UserError, match="Rows must be whole numbers"):
+            change(rows)  # type: ignore[arg-type]

@@ -72,6 +72,8 @@ def check_settings(settings: Any) -> None:
         value, allowed = getattr(settings, entry.name), declaration(entry)
         if value is None:
             continue
+        if isinstance(value, str) and "\0" in value:
+            raise UserError(f"`{entry.name}` contains a NUL character: leave it out.")
         if allowed.choices:
             check_choice(entry.name, value, *allowed.choices)
         if allowed.positive and not (math.isfinite(value) and value > 0):

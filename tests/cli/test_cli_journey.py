@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -246,25 +244,6 @@ class TestGenerate:
         found = CliRunner().invoke(cli.app, arguments, input="w11 w12", catch_exceptions=False)
         assert found.exit_code == 0
         assert found.stdout.split()[:2] == ["w11", "w12"]
-
-
-def test_as_a_program(base: Path, texts: Path, tmp_path: Path) -> None:
-    """One way through a real process: output and exit codes as a shell sees them."""
-
-    def program(*arguments: object) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "recurrify.cli.main", *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
-
-    done = program("generate", base, "--prompt", "w7 w8", "--max-new-tokens", 3, "--greedy")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("w7 w8")
-    assert set(done.stderr.splitlines()) <= {"loading PyTorch and transformers"}
-    done = program("evaluate", base, "--data", tmp_path / "nothing.txt")
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr.splitlines()[-1].startswith("Error: ")
-    assert "nothing.txt does not exist" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 def test_advise_measures_recommends_and_names_the_next_command(tmp_path: Path) -> None:

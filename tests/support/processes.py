@@ -1,7 +1,8 @@
-"""Waiting for other processes."""
+"""Other processes, seen from a test."""
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 
 def comes(condition: Callable[[], bool]) -> bool:
@@ -11,3 +12,11 @@ def comes(condition: Callable[[], bool]) -> bool:
             return True
         time.sleep(0.1)
     return False
+
+
+def runs(process: int) -> bool:
+    """And is not a mere entry that nobody has asked for its end yet."""
+    try:
+        return "State:\tZ" not in Path(f"/proc/{process}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False

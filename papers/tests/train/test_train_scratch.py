@@ -217,7 +217,6 @@ class TestTraining:
     [
         ("text8", [6, 6, 12, 12]),
         ("text8:FILE", [6, 6, 12, 12]),
-        ("text8-from:enwik9", [6, 6, 12, 12]),
         ("enwik8", None),
         ("text8.txt", None),
         ("hf:someone/text8", None),

@@ -1,9 +1,11 @@
 """The `recurrify` command: its subcommands, and how errors and interruptions end it."""
 
 import os
+import re
 import sys
 import warnings
 from importlib.metadata import entry_points
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,7 +23,7 @@ from recurrify.console import err_console, say
 from recurrify.errors import UserError
 from recurrify.hub_access import TRUST
 from recurrify.interrupts import CTRL_C, interrupt_code
-from recurrify.results import check_overwrites_nothing
+from recurrify.results import check_overwrites_nothing, read_given
 from recurrify.run_lock import run_lock
 
 app = typer.Typer(
@@ -168,10 +170,7 @@ def _prompt_text(prompt: str | None, file: Path | None) -> str:
     assert file is not None
     if str(file) == "-":
         return sys.stdin.read()
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"Could not read the prompt from {str(file)!r}: {error}.") from error
+    return read_given(file)
 
 
 app.command(
@@ -211,6 +210,9 @@ add_installed_commands(app)
 
 def main() -> None:
     """Run the command line. Bad input is one sentence and exit code 2; a stopped run exits with 130 or 143."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that knows only ASCII shows ? for other characters
     try:
         options.check_given_once(app, sys.argv[1:], "--data")
         code = app(standalone_mode=False) or 0
@@ -223,11 +225,18 @@ def main() -> None:
         if not message:  # a command without arguments, which has printed its help
             sys.exit(2)
         _end(f"{message.rstrip('.')}.")
-    except _out_of_memory() as error:
-        _end(
-            f"Out of memory ({str(error).splitlines()[0] if str(error) else 'on the CPU'}): use a smaller --batch "
-            "(with --accumulate) or --rows, or a smaller --window."
-        )
+    except BrokenPipeError:  # of `recurrify ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    except (OSError, MemoryError, RuntimeError, ImportError) as error:
+        if _is_out_of_memory(error):
+            _end(
+                f"Out of memory ({_first_line(error) or 'on the CPU'}): use a smaller --batch (with --accumulate) or "
+                "--rows, or a smaller --window."
+            )
+        if not isinstance(error, OSError):
+            raise
+        _end(f"{error.filename or 'A file'} cannot be used: {error.strerror or _first_line(error)}.")
     if code == CTRL_C:
         err_console.print("Stopped. Run the same command to resume from the last checkpoint.")
         code = interrupt_code()
@@ -239,10 +248,15 @@ def _end(message: str) -> None:
     sys.exit(2)
 
 
-def _out_of_memory() -> tuple[type[Exception], ...]:
-    """The exceptions of a full memory; torch has its own, once it is imported."""
-    torch = sys.modules.get("torch")
-    return (MemoryError,) if torch is None else (MemoryError, torch.OutOfMemoryError)
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [""])[0]
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether memory is full, which torch reports as a RuntimeError."""
+    words = "allocate memory|not enough memory|out of memory|bad_alloc|failed to map segment|start new thread"
+    said = re.search(words, str(error), re.IGNORECASE)
+    return isinstance(error, MemoryError) or bool(said)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from recurrify.data.answer_spans import words_of
 from recurrify.data.corpora import CORPORA, Corpus, corpus_names, register_corpus
 from recurrify.data.documents import check_source, load_documents
-from recurrify.data.labelled import LabelledText, LabelledTexts, hold_out, joined_checksum, load_labelled
+from recurrify.data.labelled import LabelledText, LabelledTexts, hold_out, load_labelled
 from recurrify.data.labelled_windows import GroupedByLength, collate_texts, tokenize_texts
 from recurrify.data.packed import PackedRows, collate_rows, pack_documents
 from recurrify.data.probes import SYMBOL_PROBES, SymbolProbe, SymbolTexts, symbol_probe
@@ -65,7 +65,6 @@ __all__ = [
     "gold_paragraphs",
     "hold_out",
     "join_paragraphs",
-    "joined_checksum",
     "load_documents",
     "load_labelled",
     "load_questions",

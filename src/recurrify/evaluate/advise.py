@@ -21,8 +21,9 @@ from recurrify.evaluate.comparison import (
 from recurrify.evaluate.evaluation import ScoredDocument
 from recurrify.evaluate.flops import memory_cost
 from recurrify.families import family_of
-from recurrify.mechanisms.base import RecurrenceConfig, recurrence_config
 from recurrify.mechanisms.choose import best_settings
+from recurrify.mechanisms.config import MechanismConfig
+from recurrify.mechanisms.registry import recurrence_config
 from recurrify.modeling.heads import add_recurrence
 
 LEAST_TOKENS = 32
@@ -80,7 +81,7 @@ def sample_pieces(documents: Sequence[Document], tokenizer: Any, pieces: int, to
     return found
 
 
-def candidate_memories(base: PreTrainedModel, documents: Sequence[ScoredDocument]) -> list[RecurrenceConfig]:
+def candidate_memories(base: PreTrainedModel, documents: Sequence[ScoredDocument]) -> list[MechanismConfig]:
     """The memory that works best for this base, in two windows that are short for its context."""
     longest = max(len(document.ids) for document in documents) - 1
     context = min(family_of(base.config).positions(base.config) or longest, longest)
@@ -89,7 +90,7 @@ def candidate_memories(base: PreTrainedModel, documents: Sequence[ScoredDocument
 
 
 def advice_tokens(
-    base: PreTrainedModel, documents: Sequence[ScoredDocument], configs: Sequence[RecurrenceConfig]
+    base: PreTrainedModel, documents: Sequence[ScoredDocument], configs: Sequence[MechanismConfig]
 ) -> int:
     """The number of tokens that `measure_readings` scores."""
     settings = [setting for config in configs for setting in comparison_settings(base, documents, config)]
@@ -99,7 +100,7 @@ def advice_tokens(
 def measure_readings(
     base: PreTrainedModel,
     documents: Sequence[ScoredDocument],
-    configs: Sequence[RecurrenceConfig],
+    configs: Sequence[MechanismConfig],
     *,
     rows: int = 8,
     bf16: bool = False,

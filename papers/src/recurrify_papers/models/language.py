@@ -16,7 +16,7 @@ from torch import nn
 
 from recurrify import RSAConfig, UserError
 from recurrify.results import write_whole
-from recurrify_papers.data.wikipedia import is_text8
+from recurrify_papers.data.wikipedia import TEXT8, verified_corpus
 from recurrify_papers.models.block_recurrent import BlockRecurrentConfig, BlockRecurrentTransformer
 from recurrify_papers.models.recurrent import RecurrentLanguageConfig, RecurrentLanguageModel
 from recurrify_papers.models.transformer import Transformer, TransformerConfig
@@ -123,7 +123,11 @@ def _recurrence(defaults: Mapping[str, Any], heads: int, chosen: Mapping[str, An
 def text8_settings(data: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The dilations published for text8, if `data` is text8 and the settings have as many dilated heads."""
     counts = settings.get(f"{RSA_PREFIX}counts", ENWIK8_RECURRENCE["counts"])
-    return {f"{RSA_PREFIX}dilations": TEXT8_DILATIONS} if is_text8(data) and sum(counts[3:]) == 4 else {}
+    return (
+        {f"{RSA_PREFIX}dilations": TEXT8_DILATIONS}
+        if verified_corpus(data) == TEXT8.name and sum(counts[3:]) == 4
+        else {}
+    )
 
 
 def count_parameters(model: nn.Module) -> int:

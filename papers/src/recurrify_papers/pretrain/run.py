@@ -3,7 +3,7 @@
 import hashlib
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -118,10 +118,10 @@ def _validation(settings: PretrainSettings, texts: Sequence[TokenizedDocument], 
     # A copy is evaluated: hooks on the layers of the model itself would make it compile again.
     copy = add_recurrence(new_model(settings, len(tokenizer), _end(tokenizer)), NoRecurrence(window=settings.positions))
 
-    def validate(model: PreTrainedModel) -> dict[str, float]:
+    def validate(model: PreTrainedModel, advance: Callable[[int], None]) -> dict[str, float]:
         copy.base.load_state_dict(model.state_dict())
         found = evaluate_documents(
-            copy.to(model.device), texts, rows=max(8, settings.batch), windows_per_call=1, bf16=half
+            copy.to(model.device), texts, rows=max(8, settings.batch), windows_per_call=1, bf16=half, progress=advance
         )
         return {
             "loss": found.total_nll / int(found.tokens.sum()),
@@ -139,7 +139,7 @@ def _restoring(settings: PretrainSettings, texts: Sequence[TokenizedDocument], t
         raise UserError(f"For validation: {error}") from error
 
     @torch.no_grad()
-    def validate(model: PreTrainedModel) -> dict[str, float]:
+    def validate(model: PreTrainedModel, advance: Callable[[int], None]) -> dict[str, float]:
         collate = collator_of(settings.objective, tokenizer, seed=0)
         was_training = model.training
         model.eval()
@@ -151,6 +151,7 @@ def _restoring(settings: PretrainSettings, texts: Sequence[TokenizedDocument], t
             with torch.autocast(model.device.type, torch.bfloat16, enabled=half):
                 total += float(model(**batch).loss) * scored if scored else 0.0
             count += scored
+            advance(scored)
         model.train(was_training)
         return {"loss": total / max(count, 1)}
 
