@@ -66,11 +66,10 @@ def _quieten_transformers() -> None:
     logging.disable_progress_bar()
 
 
-@app.command(epilog=examples("recurrify demo", "recurrify demo --live-tokens 100000 --seeds 1"))
+@app.command(epilog=examples("recurrify demo", "recurrify demo --live-tokens 200000 --out runs/longer"))
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the page and the live runs.")] = Path("runs/demo"),
     live_tokens: Annotated[int, typer.Option(min=10_000, help="Tokens of each live fine-tuning.")] = 80_000,
-    seeds: Annotated[int, typer.Option(min=1, help="Live fine-tunings of each kind.")] = 1,
 ) -> None:
     """A pretrained model reads a novel with and without memory, a tiny one is fine-tuned: minutes, no GPU.
 
@@ -80,8 +79,8 @@ def demo(
     from recurrify.pages.demo import summary
 
     with run_lock(out):
-        result = run_demo(out, say, live_tokens, tuple(range(seeds)), side_by_side=os.cpu_count() or 1)
-    typer.echo("\n".join(["", *summary(result), "", f"All tables: {out / 'tables.md'}", f"Page: {out / 'index.html'}"]))
+        result = run_demo(out, say, live_tokens)
+    typer.echo("\n".join(["", *summary(result), "", f"Page: {out / 'index.html'}"]))
 
 
 add_train_command(app)
@@ -184,9 +183,13 @@ app.command(
     name="advise",
     epilog=examples("recurrify advise gpt2 books/", "recurrify advise smollm2 books/ --flops 3e8 --page advice.html"),
 )(advise_command)
-app.command(name="inspect", epilog=examples("recurrify inspect runs/novels chapter.txt --out runs/inspect"))(
-    inspect_command
-)
+app.command(
+    name="inspect",
+    epilog=examples(
+        "recurrify inspect runs/novels chapter.txt --out runs/inspect",
+        "recurrify inspect runs/novels chapter.txt --plain runs/plain --compare runs/tail --tokens 2000",
+    ),
+)(inspect_command)
 app.add_typer(qa.app, name="qa")
 app.add_typer(classify.app, name="classify")
 app.add_typer(probe.app, name="probe")

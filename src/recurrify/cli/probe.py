@@ -45,7 +45,13 @@ Examples = Annotated[int, typer.Option(min=1, help="Texts at each distance.")]
 OutFolder = Annotated[Path, typer.Option(help="Folder for the result, the picture and the page.")]
 
 
-@app.command(name=MODEL_COMMAND, epilog=examples("recurrify probe runs/novels --task passkey --distances 1,5,20"))
+@app.command(
+    name=MODEL_COMMAND,
+    epilog=examples(
+        "recurrify probe runs/novels --task passkey --distances 1,5,20",
+        "recurrify probe shipped:recurrent --out runs/probe-carry",
+    ),
+)
 def probe_a_model(
     model: options.ModelArgument,
     task: Annotated[
@@ -83,7 +89,12 @@ def probe_a_model(
     _finish(probe_model(settings, say, progress_bar, device, rows), out)
 
 
-@app.command(epilog=examples("recurrify probe train --task recall --task-set pairs=8 --mechanism compress"))
+@app.command(
+    epilog=examples(
+        "recurrify probe train --task recall --task-set pairs=8 --mechanism compress",
+        "recurrify probe train --mechanism memory_tokens --set gated=true",
+    )
+)
 def train(
     task: Annotated[str, typer.Option(help="Task of symbols, of `recurrify probe tasks`.")] = "recall",
     task_set: Annotated[
@@ -130,7 +141,12 @@ def train(
     _finish(probe_training(training, say, progress_bar, device), out)
 
 
-@app.command(epilog=examples("recurrify probe page runs/probe-carry runs/probe-compress"))
+@app.command(
+    epilog=examples(
+        "recurrify probe page runs/probe-carry runs/probe-compress",
+        "recurrify probe page runs/*/result.json --out runs/probes",
+    )
+)
 def page(
     results: Annotated[list[Path], typer.Argument(help="Results of probes, or their folders.")],
     out: OutFolder = Path("runs/probes"),

@@ -284,7 +284,13 @@ class TextChoice(NamedTuple):
 
 
 def inspect_text(
-    name: str, choice: TextChoice, say: Say, plain: str | None = None, reach: int = REACH, device: str = "auto"
+    name: str,
+    choice: TextChoice,
+    say: Say,
+    plain: str | None = None,
+    reach: int = REACH,
+    device: str = "auto",
+    compare: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The data of an inspection page: losses, attention, gradients and states of a model on one text.
 
@@ -295,6 +301,7 @@ def inspect_text(
         plain: A model without memory to compare with, in the same windows; by default the same base.
         reach: The number of windows back that gradients are followed.
         device: auto, cpu, cuda or cuda:N.
+        compare: More models, with or without memory, whose losses the page offers for comparison.
     """
     started = time.time()
     where = pick_device(device)
@@ -307,6 +314,7 @@ def inspect_text(
     document = _choose(choice)
     text, pieces = _tokens(document, tokenizer, choice.tokens)
     twin = _plain(model, document, text, plain, choice.tokens)
+    others = {one: _of_same_tokens(one, document, text, choice.tokens) for one in compare}
     say(f"{document.name}: {len(text.ids):,} tokens, windows of {model.recurrence.window}")
     cost = memory_cost(model)
     say(str(cost))
@@ -314,7 +322,15 @@ def inspect_text(
     reading, other = read_text(model, text), read_text(twin, text)
     full = _full_context(twin, text)
     say("losses computed; computing attention and gradients")
-    config = {"model": name, "plain": plain, "device": where.type, "reach": reach, **choice._asdict()}
+    more = {one: [None, *read_text(other.to(where), text).losses.tolist()] for one, other in others.items()}
+    config = {
+        "model": name,
+        "plain": plain,
+        "compare": compare,
+        "device": where.type,
+        "reach": reach,
+        **choice._asdict(),
+    }
     return {
         "kind": "inspection",
         "model": name,
@@ -327,6 +343,7 @@ def inspect_text(
             "text": pieces,
             "plain": [None, *other.losses.tolist()],
             "recurrent": [None, *reading.losses.tolist()],
+            **more,
             **({} if full is None else {"full context": [None, *full.tolist()]}),
         },
         "windows": _window_rows(model, reading, other),
@@ -377,18 +394,23 @@ def _plain(
     window, overlap = model.recurrence.window, model.recurrence.overlap
     if name is None:
         return add_recurrence(model.base, NoRecurrence(window=window, overlap=overlap))
-    twin, tokenizer = load_model(name)
+    twin = _of_same_tokens(name, document, text, most)
     if twin.mechanism is not None:
         raise UserError(
             f"`--plain` is for a model without memory, but {name!r} has {twin.recurrence.mechanism!r}: "
             "name one trained with --mechanism none, or a base model."
         )
+    twin.set_recurrence(window=window, overlap=overlap)
+    return twin
+
+
+def _of_same_tokens(name: str, document: Document, text: Text, most: int) -> RecurrentForCausalLM:
+    model, tokenizer = load_model(name)
     if not np.array_equal(_tokens(document, tokenizer, most)[0].ids, text.ids):
         raise UserError(
             f"{name!r} cuts the text into other tokens than the recurrent model: name a model with the same tokenizer."
         )
-    twin.set_recurrence(window=window, overlap=overlap)
-    return twin
+    return model
 
 
 def _full_context(plain: RecurrentForCausalLM, text: Text) -> np.ndarray | None:

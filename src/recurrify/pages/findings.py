@@ -23,7 +23,7 @@ class Gain:
         if relative is None:
             return None
         noise = entry.get("within_noise")
-        # Without an interval a gain cannot be told from noise.
+        # Without an interval a gain may be noise.
         within = interval is None or interval[0] <= 0 <= interval[1] if noise is None else bool(noise)
         return cls(relative, interval, within, str(entry.get("unit") or "token"))
 
