@@ -120,7 +120,7 @@ def load_tokenizer(name: str) -> "PreTrainedTokenizerBase":
     if not path.is_dir() and (name.startswith((".", "~", "/")) or len(path.parts) > 2):
         raise UserError(f"There is no folder {name!r} with a tokenizer: check the path, or give a name on the hub.")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(path) if path.is_dir() else name)
+        tokenizer = AutoTokenizer.from_pretrained(str(path) if path.is_dir() else name, trust_remote_code=False)
     except Exception as error:  # transformers raises many types for damaged files
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise UserError(f"Could not load a tokenizer from {name!r}: {reason}.") from error

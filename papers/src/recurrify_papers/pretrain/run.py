@@ -46,7 +46,14 @@ def pretrain(settings: PretrainSettings, say: Say) -> dict[str, Any]:
     out, started = Path(settings.out), time.time()
     uses_bf16(settings.precision)  # fails before the text is read
     documents = [read_documents(source, "train", settings.text_field, say) for source in settings.data]
-    settings = replace(settings, data_checksum=_checksum_of_all(documents))
+    valid_documents = (
+        read_documents(settings.valid, "all", settings.text_field, say)
+        if settings.valid
+        else [one for source in settings.data for one in read_documents(source, "valid", settings.text_field, say)]
+    )
+    settings = replace(
+        settings, data_checksum=_checksum_of_all(documents), held_out_checksum=checksum(valid_documents)
+    )
     earlier = earlier_result(settings, say, also_written=(TOKENIZER_FOLDER,))
     if earlier is not None:
         return earlier
@@ -54,11 +61,6 @@ def pretrain(settings: PretrainSettings, say: Say) -> dict[str, Any]:
     collate = collator_of(settings.objective, tokenizer, settings.seed)
     rows = _rows([text for source in documents for text in _tokenize(source, tokenizer)], tokenizer, settings)
     pace = Pace.of(settings, len(rows))
-    valid_documents = (
-        read_documents(settings.valid, "all", settings.text_field, say)
-        if settings.valid
-        else [one for source in settings.data for one in read_documents(source, "valid", settings.text_field, say)]
-    )
     validate = _validation(settings, _tokenize(valid_documents, tokenizer), tokenizer)
     set_seed(settings.seed)
     model = new_model(settings, len(tokenizer), _end(tokenizer), tokenizer.pad_token_id)
