@@ -319,7 +319,7 @@ class TestInterrupted:
             cli.main()
         assert caught.value.code == 130
         said = " ".join(capsys.readouterr().err.split())
-        assert said == "Stopped. Run the same command to resume from the last checkpoint."
+        assert said == "Stopped. Commands that train resume from their last checkpoint: run the same command again."
 
 
 def test_the_memory_of_the_gpu_runs_out(

@@ -238,7 +238,7 @@ def main() -> None:
             raise
         _end(f"{error.filename or 'A file'} cannot be used: {error.strerror or _first_line(error)}.")
     if code == CTRL_C:
-        err_console.print("Stopped. Run the same command to resume from the last checkpoint.")
+        err_console.print("Stopped. Commands that train resume from their last checkpoint: run the same command again.")
         code = interrupt_code()
     sys.exit(code)
 
