@@ -19,7 +19,7 @@ from recurrify_papers.models.informer import (
     add_recurrence,
     position_waves,
 )
-from recurrify_papers.models.prob_sparse import prob_sparse_attention, sample_keys, sparse_count
+from recurrify_papers.models.prob_sparse import prob_sparse_attention, sample_keys, sparse_count, sums_so_far
 
 RSA = RSAConfig(heads=6, counts=(1, 1, 1, 1, 1, 1), dilations=(2, 3, 4))
 PLAIN = InformerConfig(
@@ -216,7 +216,7 @@ def test_each_kind_of_head_has_the_published_weights(causal, kind, dilation):
 
 def test_dilations_are_assigned_in_order():
     model = Informer(replace(PLAIN, rsa=RSA))
-    for encoding in model.recurrence_encodings().values():
+    for encoding in (one for one in model.modules() if isinstance(one, RecurrenceEncoding)):
         assert [(head.kind, head.dilation) for head in encoding.plan[3:]] == [
             ("regular", 2),
             ("cosine", 3),
@@ -324,3 +324,14 @@ def test_configuration_is_restored_from_plain_types():
 def test_invalid_configurations_raise(wrong, message):
     with pytest.raises(UserError, match=message):
         replace(PLAIN, **wrong)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cumulative_sums_are_exact_in_16_bits():
+    values = (100 + torch.randn(2, 3, 576, 64, device="cuda")).bfloat16().requires_grad_()
+    factor = torch.randn(2, 3, 576, 64, device="cuda")
+    found, expected = sums_so_far(values), values.double().cumsum(2)
+    assert ((found - expected).abs() <= expected.abs() / 200).all()  # bf16's own rounding, once
+    gradients = [torch.autograd.grad((sums * factor).sum(), values)[0].double() for sums in (found, expected)]
+    assert (gradients[0] - gradients[1]).norm() <= 1e-2 * gradients[1].norm()
