@@ -86,9 +86,6 @@ def test_some_windows_are_spread_evenly(data):
     assert backtest(model, data, "test", 3).first_rows.tolist() == [180, 207, 234]
     whole = np.mean(backtest(model, data, "test").errors ** 2)
     assert mean_squared_error(model, data.with_past(1), "test") == pytest.approx(whole, rel=1e-5)
-    assert len(backtest(model, data, "test", as_published=True).first_rows) == 32
-    with pytest.raises(UserError, match="fewer than 32"):
-        backtest(model, data, "test", 31, as_published=True)
 
 
 def test_half_widths_are_order_statistics():

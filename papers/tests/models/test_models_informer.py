@@ -1,7 +1,7 @@
 """Informer and RSA-Informer equal naive versions; mistakes of other implementations are tested."""
 
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -158,19 +158,6 @@ def test_decoder_self_attention_equals_the_naive_version_and_its_gradients(atten
         torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.parametrize("attention", ["prob", "full"])
-def test_only_decoder_self_attention_is_mixed(attention):
-    plain = Informer(replace(PLAIN, attention=attention, rsa=RSA)).double().eval()
-    mixed = Informer(replace(plain.config, mix=True)).double().eval()
-    mixed.load_state_dict(plain.state_dict())
-    assert torch.equal(plain.encode(*inputs()[:2]), mixed.encode(*inputs()[:2]))
-    assert not torch.allclose(plain(*inputs()), mixed(*inputs()))
-    for model in (plain, mixed):
-        for layer in model.decoder:
-            torch.nn.init.zeros_(layer.attention.output.weight)
-    assert torch.equal(plain(*inputs()), mixed(*inputs()))
-
-
 def self_attention(causal: bool, counts: tuple[int, ...], dilations: tuple[int, ...], dominant: int) -> Tensor:
     """(T, T): how much row i of a lone head's output follows the value of row j, with the attention gated away."""
     rsa = RSAConfig(heads=1, counts=counts, dilations=dilations, sharing="none", gate_start=60.0)
@@ -212,16 +199,6 @@ def test_each_kind_of_head_has_the_published_weights(causal, kind, dilation):
                 steps = distance // dilation
                 expected = decay**steps if kind == "regular" else gamma**steps * WAVE[kind](0.7 * steps)
             assert found[i, j].item() == pytest.approx(expected, abs=1e-9), (i, j)
-
-
-def test_dilations_are_assigned_in_order():
-    model = Informer(replace(PLAIN, rsa=RSA))
-    for encoding in (one for one in model.modules() if isinstance(one, RecurrenceEncoding)):
-        assert [(head.kind, head.dilation) for head in encoding.plan[3:]] == [
-            ("regular", 2),
-            ("cosine", 3),
-            ("sine", 4),
-        ]
 
 
 @EVERY
@@ -301,11 +278,6 @@ def test_recurrence_adds_only_its_parameters():
     sizes = [sum(p.numel() for p in Informer(config).parameters()) for config in (PLAIN, replace(PLAIN, rsa=RSA))]
     # In each of three self-attentions: the gate, two η, and two pairs of ν and θ.
     assert sizes[1] - sizes[0] == 3 * (1 + 2 + 4)
-
-
-def test_configuration_is_restored_from_plain_types():
-    config = replace(PLAIN, rsa=RSA, mix=True)
-    assert InformerConfig(**asdict(config)) == config
 
 
 @pytest.mark.parametrize(

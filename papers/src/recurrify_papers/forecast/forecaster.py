@@ -35,8 +35,8 @@ from recurrify_papers.forecast.training import Watch, precision_context
 
 CONFIG_FILE, WEIGHTS_FILE, MODEL_FOLDER = "config.json", "model.safetensors", "model"
 FORMAT = "recurrify forecaster 3"
-SHOWN_WINDOWS, SHOWN_COLUMNS, SHOWN_LEVEL = 4, 40, 0.9
-"""Windows and columns whose forecasts are part of an evaluation."""
+SHOWN_WINDOWS, SHOWN_FORECASTS, SHOWN_LEVEL = 4, 160, 0.9
+"""Windows of each column whose forecasts are part of an evaluation; with many columns one is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,7 +247,7 @@ class Tested:
 
 
 def rolling_test(
-    trained: Trained, series: Series, settings: ForecastSettings, unseen: bool = True, **how: Any
+    trained: Trained, series: Series, settings: ForecastSettings, unseen: bool = True, windows: int | None = None
 ) -> Tested:
     """Backtest on the test part; `unseen` leaves out dates that the training used."""
     series = matching(trained, series)
@@ -259,7 +259,7 @@ def rolling_test(
     data = WindowedSeries(series, split, trained.scaling, past, trained.horizon, settings.device)
     with precision_context(settings):
         earlier = backtest(trained.validated.to(settings.device), data, "valid")
-        later = backtest(trained.model.to(settings.device), data, "test", **how)
+        later = backtest(trained.model.to(settings.device), data, "test", windows)
     return Tested(data, later, rolling_intervals(earlier, later))
 
 
@@ -284,12 +284,13 @@ def shown_windows(tested: Tested) -> list[dict[str, Any]]:
     found, series, horizon = tested.found, tested.data.series, tested.data.horizon
     half = tested.half_widths[level_index(SHOWN_LEVEL)]
     undo, shown = tested.data.scaling.undo, []
-    for index in np.unique(np.linspace(0, len(found.first_rows) - 1, SHOWN_WINDOWS).round().astype(int)):
+    count = max(1, min(SHOWN_WINDOWS, SHOWN_FORECASTS // len(series.columns)))
+    for index in np.unique(np.linspace(len(found.first_rows) - 1, 0, count).round().astype(int)):
         first = int(found.first_rows[index])
         before = max(0, first - 2 * horizon)
         center, width = found.forecast[index], half[index]
         ends = {"forecast": undo(center), "low": undo(center - width), "high": undo(center + width)}
-        for column, name in enumerate(series.columns[:SHOWN_COLUMNS]):
+        for column, name in enumerate(series.columns):
             shown.append(
                 {
                     "column": name,

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from recurrify import UserError
 from recurrify_papers.forecast.data import Batch, Part, WindowedSeries, spread_before
 
 LEVELS = (0.5, 0.8, 0.9, 0.95)
@@ -21,7 +20,6 @@ MOST_NUMBERS = 2**24
 """Forecast numbers kept at once; with more, fewer windows are scored, spread evenly."""
 SLOW_WINDOWS = 40
 """Windows scored for models that are fitted to each window."""
-PUBLISHED_BATCH = 32
 RECALIBRATIONS = 64
 """In a backtest, how often intervals are calibrated again on the latest errors."""
 
@@ -71,22 +69,13 @@ def is_slow(model: nn.Module) -> bool:
 
 
 @torch.inference_mode()
-def backtest(
-    model: nn.Module, data: WindowedSeries, part: Part, windows: int | None = None, as_published: bool = False
-) -> Backtest:
-    """Forecast every window of a part, or `windows` of them spread evenly.
-
-    `as_published` leaves out the last windows that do not fill a batch of 32, as Informer's code does.
-    """
+def backtest(model: nn.Module, data: WindowedSeries, part: Part, windows: int | None = None) -> Backtest:
+    """Forecast every window of a part, or `windows` of them spread evenly."""
     model.eval()
     data = data.with_past(model.config.past)  # type: ignore[arg-type, union-attr]
     data.check(part)
     most = SLOW_WINDOWS if is_slow(model) else max(1, MOST_NUMBERS // (data.horizon * data.channels))
     starts = data.starts(part, min(windows or most, most))
-    if as_published:
-        starts = starts[: len(starts) // PUBLISHED_BATCH * PUBLISHED_BATCH]
-        if not len(starts):
-            raise UserError(f"The {part} part has fewer than {PUBLISHED_BATCH} windows: none is scored as published.")
     found = [(call(model, batch), batch.future) for batch in map(data.batch, starts.split(EVALUATION_BATCH))]
     forecast, truth = (torch.cat(parts).cpu().numpy() for parts in zip(*found, strict=True))
     first_rows = starts.cpu().numpy() + data.past

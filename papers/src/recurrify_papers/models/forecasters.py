@@ -222,7 +222,7 @@ class MixerForecaster(nn.Module):
         from neuralforecast.models import TSMixer
 
         self.config = config
-        logging.getLogger("lightning.fabric.utilities.seed").setLevel(logging.WARNING)
+        logging.getLogger("lightning_fabric.utilities.seed").setLevel(logging.WARNING)
         self.model = TSMixer(
             h=config.horizon,
             input_size=config.past,
