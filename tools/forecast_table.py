@@ -67,6 +67,27 @@ def compared_with_ets(path: Path, run: Path) -> dict[str, Any]:
     return {name: {key: one[key] for key in KEPT} for name, one in scored.items()}
 
 
+def markdown(rows: list[dict[str, Any]]) -> str:
+    """The table of docs/reproductions/forecasting.md."""
+    header = ["data", "rows × columns", "horizon", "chosen", "auto", "seasonal naive", "NLinear"]
+    header += ["AutoETS (auto on the same windows)", "best candidate", "90 % intervals hold", "CPU seconds"]
+    lines = [header, ["---"] * len(header)]
+    for row in rows:
+        found = row["candidates"]
+        best = min(found, key=lambda name: found[name]["mse"])
+        parts = [_errors(row["auto"]), _errors(found["seasonal"]), _errors(found["nlinear"])]
+        ets = f"{_errors(row['ets'])} ({_errors(row['auto_same_windows'])})" if "ets" in row else "–"
+        held = f"{row['coverage']['0.9']:.1%}"
+        size = f"{row['rows']:,} × {row['columns']}"
+        ends = [f"{best} {found[best]['mse']:.3g}", held, f"{row['cpu_seconds']:.0f}"]
+        lines.append([row["data"], size, str(row["horizon"]), row["chosen"], *parts, ets, *ends])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _errors(row: dict[str, Any]) -> str:
+    return f"{row['mse']:.3g} / {row['mae']:.3g}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("out", type=Path)
@@ -81,6 +102,7 @@ def main() -> None:
         print(row["data"], row["chosen"], row["auto"], row["coverage"], row["seconds"], row["cpu_seconds"], flush=True)
         rows.append(row)
         save_result(asked.out, {"rows": rows, "provenance": provenance({"data": [row["data"] for row in rows]})})
+    print(markdown(rows))
 
 
 if __name__ == "__main__":

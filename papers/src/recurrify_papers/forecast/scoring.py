@@ -22,6 +22,8 @@ SLOW_WINDOWS = 40
 """Windows scored for models that are fitted to each window."""
 RECALIBRATIONS = 64
 """In a backtest, how often intervals are calibrated again on the latest errors."""
+ENOUGH_ERRORS = 2000
+"""For one calibration; errors of windows that lie side by side are much alike."""
 
 
 def call(model: nn.Module, batch: Batch) -> Tensor:
@@ -112,7 +114,8 @@ def rolling_intervals(earlier: Backtest, later: Backtest, levels: Sequence[float
         seen = slice(max(0, known - 2 * kept), max(0, known - kept))  # of the later forecasts
         if seen.stop >= kept // 4 and seen.stop:
             wanted = wanted * 2 - (later_errors[seen] <= half_VNPC[:, seen]).mean(axis=(1, 2, 3))
-        half_VPC = calibrated(errors[max(0, known - kept) : known], np.clip(wanted, 0.01, 0.999))
+        latest = slice(max(0, known - kept), known, max(1, kept // ENOUGH_ERRORS))
+        half_VPC = calibrated(errors[latest], np.clip(wanted, 0.01, 0.999))
         half_VNPC[:, block] = half_VPC[:, None]
     return half_VNPC * later.spread
 
