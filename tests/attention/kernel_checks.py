@@ -1,18 +1,16 @@
 """The Triton kernels against the matrix form, on a GPU or, run as a program, in Triton's interpreter on a CPU.
 
-    TRITON_INTERPRET=1 python tests/attention/kernel_checks.py blocks | lanes
+    TRITON_INTERPRET=1 python tests/attention/kernel_checks.py
 
 Every kind of REM, plain and dilated, is in one of the two sets of heads.
 """
 
 import math
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from unittest import mock
 
 import torch
-from interpreting import let_ranges_be_computed
 from torch import Tensor
 
 from recurrify.attention.config import RSAConfig
@@ -20,24 +18,14 @@ from recurrify.attention.encoding import RecurrenceEncoding
 from recurrify.attention.fused import fused_mix, fused_scan
 from recurrify.attention.reference import rem_matrix
 from recurrify.attention.scan import ScanState, chunked_scan
+from support.interpreting import let_ranges_be_computed
 
 HEADS = {
     "regular, dilated cosine and sine": {"counts": (1, 0, 0, 0, 1, 1), "dilations": (2, 3)},
     "cosine, sine, dilated regular": {"counts": (0, 1, 1, 1, 0, 0), "dilations": (3,), "sharing": "none"},
 }
 FIRST, SECOND = HEADS
-WAYS = ("blocks", "lanes")
 ON_CPU = {"device": "cpu", "dtype": torch.float32, "tolerance": 1e-5}
-
-
-@contextmanager
-def forced(way: str) -> Iterator[None]:
-    """Block by block, or lane by lane wherever scans are causal."""
-    from recurrify.attention.kernels import rsa_lane_launch
-
-    fewest, most = {"blocks": (10**9, 0), "lanes": (0, 10**9)}[way]
-    with mock.patch.multiple(rsa_lane_launch, FEWEST_LANES=fewest, MOST_BLOCKS=most):
-        yield
 
 
 def encodings(heads: str, device: str, truncation: int | None = None) -> tuple[RecurrenceEncoding, RecurrenceEncoding]:
@@ -208,7 +196,7 @@ def assert_compiled_is_eager(device: str, backend: str) -> None:
 
     results = []
     torch.compiler.reset()
-    # What a cache on disk holds was traced with whichever way was forced then.
+    # Nothing that an earlier process cached.
     with gradient_config.patch(enable_autograd_cache=False), code_config.patch(fx_graph_cache=False):
         for function in (mixed, torch.compile(mixed, backend=backend, fullgraph=True)):
             output = function(attended, value)
@@ -227,41 +215,25 @@ def assert_operator_is_sound(device: str) -> None:
     torch.library.opcheck(rsa._forward_op, given)
 
 
-def check_by_blocks() -> None:
+def main() -> None:
     from recurrify.attention.kernels import rsa
 
+    torch.manual_seed(0)
+    let_ranges_be_computed()
     # Small blocks, so that few positions fill several of them, and both sequences in one program.
     rsa.BLOCK_LENGTHS, rsa.FEWEST_PROGRAMS = (16,), 1
     assert_mix_is_matrix(FIRST, causal=True, queries=14, memory=4, width=3, **ON_CPU)
     assert_mix_is_matrix(SECOND, causal=False, queries=15, memory=3, width=3, **ON_CPU)
     assert_truncated_is_matrix(FIRST, causal=True, queries=16, memory=5, truncation=7, **ON_CPU)
     assert_truncated_is_matrix(SECOND, causal=False, queries=9, memory=4, truncation=5, **ON_CPU)
-
-
-def check_by_lanes() -> None:
-    from recurrify.attention.kernels import rsa_lane_launch as launch
-
-    # Small blocks, so that few positions fill several of them, in both directions.
-    tile = launch.LaneTile(16, 4, 1)
-    launch.USUAL = launch.SHORT = launch.EXACT = launch.LaneTiles((16,), tile, tile)
-    assert_mix_is_matrix(FIRST, causal=True, queries=14, memory=4, width=3, **ON_CPU)
-    assert_mix_is_matrix(SECOND, causal=True, queries=23, memory=20, width=18, **ON_CPU)
-    assert_mix_is_matrix(SECOND, True, 20, 0, 3, device="cpu", dtype=torch.float16, tolerance=4e-3)
-
-
-def main(way: str) -> None:
-    torch.manual_seed(0)
-    let_ranges_be_computed()
-    with forced(way):
-        {"blocks": check_by_blocks, "lanes": check_by_lanes}[way]()
-        assert_pieces_are_the_whole(SECOND, [2, 17], memory=1, width=2, **ON_CPU)
-        assert_any_state_is_taken(**ON_CPU)
-        assert_states_keep_32_bits(19, 3, "cpu", torch.float16)
-        assert_memory_is_not_trusted("cpu")
-        assert_compiled_is_eager("cpu", backend="aot_eager")
-        assert_operator_is_sound("cpu")
+    assert_pieces_are_the_whole(SECOND, [2, 17], memory=1, width=2, **ON_CPU)
+    assert_any_state_is_taken(**ON_CPU)
+    assert_states_keep_32_bits(19, 3, "cpu", torch.float16)
+    assert_memory_is_not_trusted("cpu")
+    assert_compiled_is_eager("cpu", backend="aot_eager")
+    assert_operator_is_sound("cpu")
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main(sys.argv[1])
+    main()

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
-from interpreting import let_ranges_be_computed
 from torch import Tensor
 
 from recurrify.attention.config import RSAConfig
@@ -15,6 +14,7 @@ from recurrify_papers.kernels import relative_attention as fused
 from recurrify_papers.models import block_recurrent, transformer_xl
 from recurrify_papers.models.block_recurrent import BlockRecurrentConfig, BlockRecurrentState, BlockRecurrentTransformer
 from recurrify_papers.models.transformer_xl import TransformerXL, TransformerXLConfig, TransformerXLState
+from support.interpreting import let_ranges_be_computed
 
 SIZES = [(1, 1, None), (1, 40, None), (37, 45, None), (33, 50, 18)]
 """Queries, keys, span: no memory, more of it than queries and less, in full blocks of 16 and not."""

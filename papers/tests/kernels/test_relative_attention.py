@@ -20,8 +20,6 @@ needs_triton = pytest.mark.skipif(not TRITON_INSTALLED, reason="Triton is not in
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor", "ignore:TensorFloat32")
 CHECKS = Path(__file__).with_name("relative_attention_checks.py")
-INTERPRETING = Path(__file__).parents[3] / "tests" / "attention"
-"""The folder of the module that `relative_attention_checks` imports."""
 
 
 @needs_triton
@@ -29,7 +27,7 @@ INTERPRETING = Path(__file__).parents[3] / "tests" / "attention"
 def test_kernels_equal_plain_attention_in_the_interpreter(part):
     """In its own process: Triton selects the interpreter when it is imported."""
     environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    environment["PYTHONPATH"] = str(INTERPRETING)
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
     command = [sys.executable, str(CHECKS), part]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -71,10 +71,6 @@ def _mark(name: str) -> Any:
     return _mark_class()(name)
 
 
-faultless = compiler_options
-"""The name of `compiler_options` in recurrify 0.1."""
-
-
 def compile_alone() -> None:
     """Compile in this process alone: if several run in parallel, each would start a worker per core."""
     from torch._inductor import config

@@ -1,7 +1,6 @@
 """RSA's Triton kernels as one differentiable function of PyTorch tensors: eager, compiled, and in CUDA graphs.
 
-There are two ways: block by block, and for causal scans with many lanes, none of them long, lane by lane, which takes
-fewer kernels. Shapes as in `rsa_kernels`. Nothing here waits for the device.
+Shapes as in `rsa_kernels`. Nothing here waits for the device.
 """
 
 from collections.abc import Sequence
@@ -13,7 +12,6 @@ from torch.autograd.function import once_differentiable
 
 from recurrify.attention.kernels.rsa_blocks import Blocks, Given, ceil, width_block, with_strides
 from recurrify.attention.kernels.rsa_kernels import gradients_kernel, outputs_kernel, parameters_kernel, sums_kernel
-from recurrify.attention.kernels.rsa_lane_launch import backward_by_lanes, forward_by_lanes, lane_blocks
 
 BLOCK_LENGTHS = (16, 32, 64)
 LARGEST_WIDTH_BLOCK = 64
@@ -54,17 +52,13 @@ class _Grid(NamedTuple):
 def _launch_forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The output, the next carry (empty unless causal), and the blocks' sums and heads' tables for the gradients."""
     given = Given(*arguments)
-    blocks = lane_blocks(given)
-    results = _new_results(given, blocks)
+    results = _new_results(given)
     with torch.cuda.device_of(given.values):
-        if blocks is None:
-            _forward_by_blocks(given, *results)
-        else:
-            forward_by_lanes(given, blocks, *results)
+        _forward_kernels(given, *results)
     return results
 
 
-def _forward_by_blocks(given: Given, output: Tensor, next_carry: Tensor, sums: Tensor, table: Tensor) -> None:
+def _forward_kernels(given: Given, output: Tensor, next_carry: Tensor, sums: Tensor, table: Tensor) -> None:
     values, attended, first, second, angles, gate, select, sine, dilation, carry, dilations, causal, memory = given
     batch, _, positions, width = values.shape
     rem_heads, mix = len(dilations), attended is not None
@@ -89,7 +83,7 @@ def _forward_by_blocks(given: Given, output: Tensor, next_carry: Tensor, sums: T
     )  # fmt: skip
 
 
-def _new_results(given: Given, by_lanes: Blocks | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _new_results(given: Given) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     values, attended, dilations = given.values, given.attended, given.dilations
     batch, _, positions, width = values.shape
     rem_heads = len(dilations)
@@ -99,15 +93,15 @@ def _new_results(given: Given, by_lanes: Blocks | None) -> tuple[Tensor, Tensor,
         output = torch.empty_like(attended, dtype=given.dtype)
     slots = 2 * max(dilations) if given.causal else 0
     next_carry = values.new_empty(batch, rem_heads, slots, width, dtype=torch.float32)
-    blocks = Blocks.of(positions, dilations, BLOCK_LENGTHS) if by_lanes is None else by_lanes
+    blocks = Blocks.of(positions, dilations, BLOCK_LENGTHS)
     table = values.new_empty(rem_heads, 4 + 14 * blocks.length, dtype=torch.float32)
-    return output, next_carry, _new_sums(given, blocks, by_lanes is not None or blocks.several), table
+    return output, next_carry, _new_sums(given, blocks), table
 
 
-def _new_sums(given: Given, blocks: Blocks, stored: bool) -> Tensor:
-    """What each block passes on; lane by lane, what it is passed."""
+def _new_sums(given: Given, blocks: Blocks) -> Tensor:
+    """What each block passes to the others."""
     batch, _, _, width = given.values.shape
-    shape = (1 if given.causal else 2, batch, len(given.dilations), blocks.number if stored else 0, 2, width)
+    shape = (1 if given.causal else 2, batch, len(given.dilations), blocks.number if blocks.several else 0, 2, width)
     return given.values.new_empty(shape, dtype=torch.float32)
 
 
@@ -121,26 +115,20 @@ def _launch_backward(
     given = Given(*arguments)
     values, attended, first, second, angles, gate, select, _, dilation, carry, dilations, _, _ = given
     results = _new_gradients(values, attended, first, second, carry)
-    rates, mix, positions = results[3].shape[0] // 2, attended is not None, values.shape[2]
-    blocks = lane_blocks(given)
+    rates, mix = results[3].shape[0] // 2, attended is not None
+    grid = _Grid.of(values, dilations)
+    blocks = grid.blocks
     with torch.cuda.device_of(values):
-        if blocks is None:
-            grid = _Grid.of(values, dilations)
-            blocks, number, width_blocks = grid.blocks, grid.blocks.number, grid.width_blocks
-            partial = _backward_by_blocks(given, grid, results, d_output, d_next_carry, sums, table)
-        else:
-            partial, width_blocks = backward_by_lanes(given, blocks, results, d_output, d_next_carry, sums, table)
-            # To the sum over all shares, each lane is one block.
-            positions, number = 1, max(dilations)
+        partial = _backward_kernels(given, grid, results, d_output, d_next_carry, sums, table)
         parameters_kernel[(rates + mix,)](
             partial, results[3], first, second, angles, select, gate, dilation, len(first),
-            len(dilations), positions, number, partial.shape[1], width_blocks, rates,
+            len(dilations), values.shape[2], blocks.number, partial.shape[1], grid.width_blocks, rates,
             MIX=mix, C=blocks.length, WIDE=1024, num_warps=WARPS,
         )  # fmt: skip
     return results
 
 
-def _backward_by_blocks(
+def _backward_kernels(
     given: Given,
     grid: _Grid,
     results: tuple[Tensor, Tensor, Tensor, Tensor],
@@ -157,7 +145,7 @@ def _backward_by_blocks(
     one_way = batch * rem_heads * blocks.number * 2 * width
     parts = grid.groups * rem_heads * blocks.number * grid.width_blocks
     partial = values.new_empty(4, parts, dtype=torch.float32)
-    gradient_sums = _new_sums(given, blocks, blocks.several)
+    gradient_sums = _new_sums(given, blocks)
     if blocks.several or mix:
         sums_kernel[grid.over(given.heads)](
             d_output, *d_output.stride()[:3], gradient_sums,
@@ -211,8 +199,7 @@ _backward_op = torch.library.custom_op(
 
 @_forward_op.register_fake
 def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    given = Given(*arguments)
-    return _new_results(given, lane_blocks(given))
+    return _new_results(Given(*arguments))
 
 
 @_backward_op.register_fake
