@@ -2,13 +2,20 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test docs lint fix clean
+.PHONY: demo test soak docs lint fix clean
 
 demo: $(VENV)/.ready  ## set up, then read a novel with and without memory: about five minutes on two cores
 	$(BIN)/recurrify demo
 
 test: $(VENV)/.ready lint  ## set up, then lint, types, import directions and all tests
 	$(BIN)/python -m pytest -n auto --dist worksteal
+
+KILLS ?= 100
+INPUTS ?= 2000
+DAMAGES ?= 200
+
+soak: $(VENV)/.ready  ## hours of kills, full disks, damaged files and bad input; prints the table of docs/survives.md
+	$(BIN)/python tools/soak.py --kills $(KILLS) --inputs $(INPUTS) --damages $(DAMAGES)
 
 docs: $(VENV)/.ready  ## build the documentation site in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

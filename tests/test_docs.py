@@ -1,4 +1,7 @@
-"""Every code block in README and docs runs: Python as it stands, commands as far as their options are known."""
+"""Every code block in README and docs runs: Python as it stands, commands as far as their options are known.
+
+The same holds for the examples that commands show in their help.
+"""
 
 import json
 import re
@@ -62,8 +65,14 @@ def test_python_blocks_run(
 
 
 def commands() -> list[Any]:
-    lines = [(page, line) for page in PAGES for block in blocks(page, "sh") for line in block.splitlines()]
-    return [pytest.param(line, id=f"{page.stem}: {line}") for page, line in lines if line.startswith("recurrify ")]
+    lines = [(page.stem, line) for page in PAGES for block in blocks(page, "sh") for line in block.splitlines()]
+    lines += [("help", line) for line in examples_of(typer.main.get_command(app))]
+    return [pytest.param(line, id=f"{name}: {line}") for name, line in lines if line.startswith("recurrify ")]
+
+
+def examples_of(command: Any) -> list[str]:
+    own = re.findall(r"`(.+)`", command.epilog or "")
+    return own + [line for inner in getattr(command, "commands", {}).values() for line in examples_of(inner)]
 
 
 @pytest.mark.parametrize("line", commands())
@@ -71,7 +80,8 @@ def test_commands_have_these_options(line: str) -> None:
     command: Any = typer.main.get_command(app)
     words = shlex.split(line, comments=True)[1:]
     while hasattr(command, "commands"):
-        command = command.commands[words.pop(0)]
+        # `recurrify probe MODEL` is short for `recurrify probe model MODEL`.
+        command = command.commands[words.pop(0) if words[0] in command.commands else "model"]
     context = command.make_context("recurrify", words, resilient_parsing=True)
     assert not context.args, context.args
     known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}

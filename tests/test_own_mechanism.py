@@ -22,7 +22,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder with an installed third-party package, on the path."""
+    """A folder on the path with an installed third-party package."""
     folder = tmp_path / "site"
     (folder / "their_package-1.0.dist-info").mkdir(parents=True)
     (folder / "their_package.py").write_text(BLOCKS[0])

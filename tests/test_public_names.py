@@ -1,4 +1,4 @@
-"""What `import recurrify` shows, and what it does though it loads little at first."""
+"""The names of `import recurrify`, which loads them when they are used."""
 
 import pickle
 import subprocess
@@ -14,24 +14,24 @@ from support.checks import recurrent
 
 
 def fresh(program: str, *arguments: object) -> list[str]:
-    """The lines that a program writes in a process of its own."""
+    """The lines that a program prints in a new process."""
     command = [sys.executable, "-c", program, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=180)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
 
-def test_only_what_is_for_users_is_listed() -> None:
+def test_only_public_names_are_listed() -> None:
     assert sorted(dir(recurrify)) == sorted(recurrify.__all__)
     assert all(hasattr(recurrify, name) for name in recurrify.__all__)
 
 
-def test_an_unknown_name_is_refused() -> None:
+def test_unknown_name_raises() -> None:
     with pytest.raises(AttributeError, match="'recurrify' has no attribute 'carry_config'"):
         _ = recurrify.carry_config
 
 
-TELL_AUTO_CLASSES = """
+PRINT_AUTO_CLASSES = """
 from transformers import AutoConfig, AutoModelForCausalLM
 print(type(AutoConfig.from_pretrained(sys.argv[1])).__name__)
 print(type(AutoModelForCausalLM.from_pretrained(sys.argv[1])).__name__)
@@ -39,8 +39,8 @@ print(type(AutoModelForCausalLM.from_pretrained(sys.argv[1])).__name__)
 AUTO_CLASSES = ["RecurrentConfig", "RecurrentForCausalLM"]
 
 
-def test_before_anything_is_loaded_all_names_are_there(tmp_path: Path) -> None:
-    """And when transformers is loaded later, its Auto classes know recurrent models."""
+def test_all_names_are_there_before_torch_is_loaded(tmp_path: Path) -> None:
+    """And when transformers is imported later, its Auto classes know recurrent models."""
     recurrent("gpt2").save_pretrained(tmp_path)
     program = """
 import sys
@@ -50,7 +50,7 @@ assert sorted(listed) == sorted(recurrify.__all__)
 print("torch" in sys.modules, "transformers" in sys.modules)
 import transformers
 """
-    program += TELL_AUTO_CLASSES
+    program += PRINT_AUTO_CLASSES
     program += """
 print(recurrify.load_model.__name__, recurrify.memory_cost.__name__)
 names = {}
@@ -67,15 +67,8 @@ print(names["State"] is recurrify.State is sys.modules["recurrify.state"].State)
     ]
 
 
-def test_auto_classes_know_recurrent_models(tmp_path: Path) -> None:
-    """With transformers first, too; of recurrify nothing was asked for."""
-    recurrent("gpt2").save_pretrained(tmp_path)
-    program = f"import sys, transformers, recurrify{TELL_AUTO_CLASSES}"
-    assert fresh(program, tmp_path) == AUTO_CLASSES
-
-
-def test_what_was_pickled_is_read_where_nothing_was_imported(tmp_path: Path) -> None:
-    """And by that, too, Auto classes know recurrent models."""
+def test_pickled_objects_load_without_an_import(tmp_path: Path) -> None:
+    """And the Auto classes then know recurrent models."""
     model = recurrent("gpt2")
     model.save_pretrained(tmp_path)
     state = model(torch.arange(4, 24).reshape(2, 10)).state
@@ -86,6 +79,6 @@ import pickle, sys
 config, function, state = pickle.load(open(sys.argv[2], "rb"))
 print(config.window, function.__name__, type(state).__name__)
 """
-    program += TELL_AUTO_CLASSES
+    program += PRINT_AUTO_CLASSES
     assert isinstance(state, State)
     assert fresh(program, tmp_path, file) == ["7 add_recurrence State", *AUTO_CLASSES]

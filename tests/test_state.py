@@ -1,9 +1,9 @@
-"""The carried state by itself: rows are reset, chosen and cut off without touching what they came from."""
+"""`State` by itself: its methods return new states and do not change the old one."""
 
 import pytest
 import torch
 
-from recurrify import State
+from recurrify import State, UserError
 
 
 @pytest.fixture
@@ -36,8 +36,8 @@ def test_reset(state: State, rows: list[int] | torch.Tensor) -> None:
     assert state.live.tolist() == [True, True, False]
 
 
-def test_reset_forgets_what_is_not_a_number(state: State) -> None:
-    """A model multiplies what a row without memory holds by nothing, which would not do."""
+def test_reset_clears_nan(state: State) -> None:
+    """Memory of such rows is masked by a product with zero, which keeps NaN."""
     state = state.detach()
     assert state.memory is not None
     state.memory[0] = torch.nan
@@ -48,11 +48,11 @@ def test_reset_forgets_what_is_not_a_number(state: State) -> None:
     assert state.memory[0].isnan().all(), "the state it was called on has changed"
 
 
-def test_reset_of_a_mask_given_as_a_list(state: State) -> None:
+def test_reset_with_a_list_of_booleans(state: State) -> None:
     assert state.reset([True, False, True]).lengths.tolist() == [0, 1, 0]
 
 
-def test_reset_of_nothing(state: State) -> None:
+def test_reset_of_no_rows(state: State) -> None:
     for nothing in ([], torch.tensor([False] * 3)):
         after = state.reset(nothing)
         assert after.lengths.tolist() == state.lengths.tolist()
@@ -61,7 +61,7 @@ def test_reset_of_nothing(state: State) -> None:
 
 def test_reset_of_every_row_is_a_fresh_state(state: State) -> None:
     after = state.reset([0, 1, 2])
-    for ours, theirs in zip(after[1:], State.fresh(3)[1:], strict=True):
+    for ours, theirs in zip(after[1:4], State.fresh(3)[1:4], strict=True):
         assert torch.equal(ours, theirs)
     assert after.memory is None
 
@@ -88,3 +88,10 @@ def test_to(state: State) -> None:
     moved = state.to("meta")
     assert moved.memory.device.type == moved.tokens.device.type == "meta"
     assert moved.live.device.type == moved.lengths.device.type == "cpu"
+
+
+@pytest.mark.parametrize("rows", [[3], [-4], [0.5], [[0, 1]], [True], "ab", None, 1, [None]])
+def test_malformed_rows_raise(state: State, rows: object) -> None:
+    for change in (state.select, state.reset):
+        with pytest.raises(UserError, match="Rows must be whole numbers"):
+            change(rows)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Ids outside a vocabulary: told where they can be seen, and nowhere else."""
+"""Ids outside a vocabulary raise one sentence, unless a check would cost time or cannot be traced."""
 
 import pytest
 import torch
@@ -13,20 +13,20 @@ KNOWN = nn.Embedding(5, 2)
 @pytest.mark.parametrize(
     ("ids", "wrong"), [([0, 5, 9], 9), ([0, -1, 9], -1), ([-2, 4, -7], -7)], ids=["above", "both", "below"]
 )
-def test_wrong_ids_are_told(ids: list[int], wrong: int) -> None:
+def test_unknown_ids_raise(ids: list[int], wrong: int) -> None:
     for refuse in (lambda tokens: check_ids(tokens, KNOWN), lambda tokens: embed(KNOWN, tokens)):
         with pytest.raises(UserError, match=f"^Id {wrong} is not in the model's vocabulary of 5, .* ids 0 to 4: "):
             refuse(torch.tensor([ids]))
 
 
-def test_the_first_the_last_and_no_ids_are_right() -> None:
+def test_first_last_and_no_ids() -> None:
     for ids in ([0, 4], []):
         tokens = torch.tensor([ids], dtype=torch.long)
         check_ids(tokens, KNOWN)
         assert torch.equal(embed(KNOWN, tokens), KNOWN(tokens))
 
 
-def test_what_is_wrong_elsewhere_is_not_told_as_this() -> None:
+def test_other_errors_are_not_changed() -> None:
     class Broken(nn.Embedding):
         def forward(self, input: Tensor) -> Tensor:
             raise IndexError("of another kind")
@@ -35,7 +35,7 @@ def test_what_is_wrong_elsewhere_is_not_told_as_this() -> None:
         embed(Broken(5, 2), torch.tensor([4]))
 
 
-def test_nothing_is_checked_where_it_would_wait_or_cannot_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_check_on_other_devices_or_while_tracing(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = torch.tensor([5])
     check_ids(wrong, nn.Linear(2, 2))
     check_ids(wrong.to("meta"), KNOWN)

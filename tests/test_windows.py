@@ -1,4 +1,4 @@
-"""The schedule against gold lists, and its laws for any numbers."""
+"""The schedule against expected lists, and its properties for any numbers."""
 
 from itertools import pairwise
 
@@ -16,7 +16,7 @@ def cuts(draw: st.DrawFn) -> tuple[int, int, int]:
     return draw(st.integers(0, 200)), window, draw(st.integers(0, window - 1))
 
 
-def test_the_papers_example() -> None:
+def test_example_of_the_paper() -> None:
     """Section 4.2, windows of 10 and an overlap of 3: 1–10 predict t2:11, 8–17 t12:18, 15–24 t19:25."""
     windows = schedule(24, 10, 3)
     assert windows == [Window(0, 10, 0), Window(7, 17, 10), Window(14, 24, 17)]
@@ -40,7 +40,7 @@ def test_the_papers_example() -> None:
         (3, 1, 0, [(0, 1, 0), (1, 2, 1), (2, 3, 2)]),
     ],
 )
-def test_gold_lists(length: int, window: int, overlap: int, expected: list[tuple[int, int, int]]) -> None:
+def test_expected_lists(length: int, window: int, overlap: int, expected: list[tuple[int, int, int]]) -> None:
     assert schedule(length, window, overlap) == expected
 
 
@@ -49,7 +49,7 @@ def test_disjoint_is_the_default() -> None:
 
 
 @given(cuts())
-def test_laws(cut: tuple[int, int, int]) -> None:
+def test_properties(cut: tuple[int, int, int]) -> None:
     length, window, overlap = cut
     windows = schedule(length, window, overlap)
     scored = [place for _, stop, first in windows for place in range(first, stop)]

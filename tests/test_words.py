@@ -1,6 +1,9 @@
-"""The words that this project does not use in what people read: README, docs, help texts and pages."""
+"""The words that this project does not use in what people read: README, docs, help texts, pages and their source."""
 
+import ast
+import io
 import re
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -32,7 +35,21 @@ def texts() -> list[tuple[str, str]]:
     files = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
     files += [*ROOT.glob("src/**/templates/*.j2"), *ROOT.glob("papers/src/**/templates/*.j2")]
     found = [(str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")) for path in files]
+    sources = [
+        *ROOT.glob("src/recurrify/pages/*.py"),
+        *ROOT.glob("src/recurrify/cli/*.py"),
+        ROOT / "src/recurrify/demo.py",
+    ]
+    found += [(str(path.relative_to(ROOT)), words_of(path.read_text(encoding="utf-8"))) for path in sources]
     return [*found, *help_texts(typer.main.get_command(app), "recurrify")]
+
+
+def words_of(source: str) -> str:
+    """Comments, docstrings and other strings of a program."""
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    comments = [token.string for token in tokens if token.type == tokenize.COMMENT]
+    nodes = ast.walk(ast.parse(source))
+    return "\n".join(comments + [str(node.value) for node in nodes if isinstance(node, ast.Constant)])
 
 
 def help_texts(command: object, name: str) -> list[tuple[str, str]]:

@@ -37,7 +37,7 @@ from recurrify.data.texts import shorten
 from recurrify.data.tokens import checksum, tokenize_documents
 from recurrify.evaluate.bootstrap import relative_gain
 from recurrify.evaluate.perplexity import evaluate_documents
-from recurrify.mechanisms.base import RecurrenceConfig
+from recurrify.mechanisms.config import MechanismConfig
 from recurrify.modeling.heads import RecurrentForCausalLM
 from recurrify.results import load_result, provenance, save_result
 from recurrify.train import train
@@ -46,7 +46,7 @@ from recurrify.train.settings import TrainSettings
 VOCABULARY, POSITIONS, WIDTH, LAYERS, HEADS = 1024, 256, 96, 4, 4
 WINDOW, WINDOWS = 64, 8
 RATES, SEEDS = (1e-3, 2e-3, 4e-3), (0, 1, 2)
-KINDS: dict[str, RecurrenceConfig] = {
+KINDS: dict[str, MechanismConfig] = {
     "plain": NoRecurrence(window=WINDOW),
     "carry": CarryConfig(window=WINDOW),
     "standardised": CarryConfig(window=WINDOW, standardize=True),

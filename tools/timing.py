@@ -1,4 +1,4 @@
-"""What the scripts beside this one time kernels with."""
+"""Timing of kernels, for the scripts in this folder."""
 
 import statistics
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""docs/scratch.md: its tables match the settings of the architectures, and its examples run."""
+"""docs/reproductions/scratch.md: its tables match the settings of the architectures, and its examples run."""
 
 import json
 import math
@@ -89,43 +89,17 @@ def test_size_of_the_small_model(small_run: Path) -> None:
     assert f"{result['parameters']:,} parameters" in PAGE.read_text(encoding="utf-8")
 
 
-class TestPython:
-    def run(self, number: int) -> dict[str, Any]:
-        names: dict[str, Any] = {}
-        exec(compile(shown_in("In Python", "python")[number], f"{PAGE} {number}", "exec"), names)
-        return names
-
-    def test_all_examples_run_here(self) -> None:
-        assert len(shown_in("In Python", "python")) == 4
-
-    def test_attention(self) -> None:
-        found = self.run(0)
-        without = found["rsa_attention"](
-            found["query"][:, :, 32:], found["key"][:, :, 32:], found["value"][:, :, 32:], found["encoding"]
-        )
-        assert not found["second"].output.allclose(without.output)
-
-    def test_transformer_xl(self) -> None:
-        found = self.run(1)
-        assert found["logits"].shape == (2, 32, 256)
-        assert found["state"].memory.shape == (2, 2, 32, 64)
-        alone = found["model"](found["ids"][:, 32:]).logits
-        assert not found["logits"].allclose(alone)
-
-    def test_a_trained_run(
-        self, small_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        monkeypatch.chdir(small_run)
-        found = self.run(2)
-        assert found["score"].symbols == len(Path("other.txt").read_bytes()) - 1
-        nats, bits = (float(line.split()[0]) for line in capsys.readouterr().out.splitlines())
-        # After two steps the model is close to guessing one byte of 256.
-        assert math.log(256) - 2 < nats < math.log(256) + 1
-        assert bits == found["score"].bits_per_symbol < 10
-
-    def test_a_pretrained_decoder(self) -> None:
-        found = self.run(3)
-        model, ids = found["model"], found["ids"]
-        assert model.recurrence.window == 64
-        assert found["out"].state is not None
-        assert found["out"].loss != model(ids, labels=ids).loss
+def test_python_examples(small_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(small_run)
+    found: list[dict[str, Any]] = []
+    for number, code in enumerate(shown_in("In Python", "python")):
+        found.append({})
+        exec(compile(code, f"{PAGE} {number}", "exec"), found[-1])
+    _, model, trained, decoder = found
+    assert model["state"].memory.shape == (2, 2, 32, 64)
+    assert trained["score"]["symbols"] == len(Path("other.txt").read_bytes()) - 1
+    assert decoder["out"].state is not None
+    said = capsys.readouterr()
+    nats = next(float(line.split()[0]) for line in said.out.splitlines() if "nats per byte" in line)
+    # After two steps the model is close to guessing one byte of 256.
+    assert math.log(256) - 2 < nats < math.log(256) + 1

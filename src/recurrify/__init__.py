@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         load_model,
         register_with_transformers,
     )
+    from recurrify.modeling.estimator import TextEmbedder
     from recurrify.state import State
 
 try:
@@ -84,6 +85,7 @@ __all__ = [
     "State",
     "SummaryConfig",
     "TailConfig",
+    "TextEmbedder",
     "UserError",
     "Window",
     "WindowContext",
@@ -101,6 +103,7 @@ __all__ = [
 _HOMES = {
     "RSAConfig": "attention",
     "State": "state",
+    "TextEmbedder": "modeling.estimator",
     "memory_cost": "evaluate",
     **dict.fromkeys(("CacheMechanism", "Past", "Recorder", "SlotMechanism", "WindowContext"), "mechanisms"),
 }

@@ -41,7 +41,7 @@ ATTENTION = ("eager", "sdpa")
 MIXING = "recurrify_mixing"
 OPENED = "recurrify_opened"
 ALIGNMENT = 8
-"""Of a mask's rows, in numbers."""
+"""Numbers per row of an additive mask are padded to a multiple of this."""
 
 
 @dataclass
@@ -54,10 +54,10 @@ class _Call:
     additive: bool
     """Whether masks are added to the scores (eager attention) rather than boolean."""
     maskless: bool
-    """Remove the masks that the base makes: they say no more than attention does without one. Under torch.compile
-    transformers makes them anyway, and fused attention is slower with than without."""
+    """Remove the masks that the base makes, because attention without a mask is the same. Under torch.compile
+    transformers always makes them, and fused attention is slower with a mask."""
     cached_slots: Mapping[int, int]
-    """Layers whose cache already begins with so many extra inputs: only their masks are widened."""
+    """{layer: count} of extra inputs that are already in the cache: only their masks are widened."""
     widened: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
     """Masks before and after widening, by the first one's identity and the count."""
 
@@ -69,8 +69,8 @@ def _output_embeddings(base: PreTrainedModel, hidden: Tensor) -> Tensor:
 
 
 def plain_head(base: PreTrainedModel, family: "Family") -> Tensor | None:
-    """The weights (vocabulary, width) of a head that is only a linear map; None for any other, such as one whose
-    weights are computed, as in pruning, or that has hooks."""
+    """The weights (vocabulary, width) of a head that is only a linear map; None for any other, such as one with
+    hooks or with computed weights, as in pruning."""
     head = base.get_output_embeddings()
     capped = getattr(base.config, "final_logit_softcapping", None) is not None
     if family.head is not _output_embeddings or capped or type(head) is not nn.Linear or head.bias is not None:
@@ -92,7 +92,7 @@ def _tagger(base: Any, hidden: Tensor) -> Tensor:
 
 
 def _tied_language_head(base: PreTrainedModel, hidden: Tensor) -> Tensor:
-    """A classifier has no head for the next token: its input embeddings serve, as GPT ties the two."""
+    """A classifier has no head for the next token: its input embeddings are used, as in models with tied embeddings."""
     return functional.linear(hidden, base.get_input_embeddings().weight)
 
 
@@ -101,7 +101,7 @@ def _max_positions(config: PretrainedConfig) -> int | None:
 
 
 def _roberta_positions(config: PretrainedConfig) -> int:
-    # RoBERTa counts its positions from the padding index on.
+    # RoBERTa's positions begin after the padding index.
     return config.max_position_embeddings - config.pad_token_id - 1
 
 
@@ -114,8 +114,8 @@ class Family:
     layers: str
     causal: bool
     rotary: bool = False
-    """Whether the backbone's `rotary_emb` turns the first and the second half of each key's first features against
-    each other, as in Llama: such keys can be moved to other positions."""
+    """Whether the backbone's `rotary_emb` rotates the first against the second half of each key, as in Llama: such keys
+    can be moved to other positions."""
     head: Callable[[PreTrainedModel, Tensor], Tensor] = _output_embeddings
     positions: Callable[[PretrainedConfig], int | None] = _max_positions
     classifier: Callable[[Any, Tensor], Tensor] = lambda base, pooled: base.score(pooled)
@@ -130,6 +130,9 @@ class Family:
     def layers_of(self, base: PreTrainedModel) -> nn.ModuleList:
         return base.base_model.get_submodule(self.layers)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _registered, (self.model_types[0],)  # functions without a name cannot be pickled
+
 
 _FAMILIES: dict[str, Family] = {}
 
@@ -137,6 +140,14 @@ _FAMILIES: dict[str, Family] = {}
 def register_family(family: Family) -> None:
     for model_type in family.model_types:
         _FAMILIES[model_type] = family
+
+
+def _registered(model_type: str) -> Family:
+    return _FAMILIES[model_type]
+
+
+def known_model_types() -> list[str]:
+    return list(_FAMILIES)
 
 
 LLAMA_SHAPED = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "gemma", "gemma2", "gemma3_text")
@@ -253,7 +264,7 @@ def attach(base: PreTrainedModel) -> None:
 
 
 def _fuse_activations(layer: nn.Module) -> None:
-    for module in list(layer.modules()):  # as they are before any is exchanged
+    for module in list(layer.modules()):  # a copy: the loop replaces some
         for name, child in module.named_children():
             if isinstance(child, WRITTEN_OUT):
                 setattr(module, name, QuickInTraining(child))
@@ -267,7 +278,7 @@ def open_attention(base: PreTrainedModel) -> None:
             config: Any = getattr(module, "config", None)
             if not hasattr(module, "is_causal") or config._attn_implementation == MIXING:
                 continue
-            # Only attention reads this copy: masks still follow the base's own config.
+            # Only attention reads this copy: masks still depend on the base's own config.
             opened = copy.copy(config)
             opened._attn_implementation = MIXING
             opened.recurrify_unopened = config
@@ -311,7 +322,7 @@ def run_backbone(
     `causal` is the family's; `cached_slots` are extra inputs that the cache in `inputs` begins with, by layer.
     """
     additive = base.config._attn_implementation == "eager"
-    # Attention that was not opened takes a mask to let all queries see keys from elsewhere.
+    # Attention that was not opened needs a mask, or queries would not see all kept keys.
     hidden_keys = context.past.memory is not None and "past_key_values" in inputs and not getattr(base, OPENED, False)
     unmasked = inputs.get("attention_mask") is None and context.past.live is None
     maskless = causal and not additive and unmasked and not hidden_keys
@@ -350,7 +361,7 @@ def _enter(
     changes = (front, behind, cached, call.context.change_inputs)
     if not call.maskless and all(change is None for change in changes):
         return None
-    # Not `or`: the compiler of torch 2.10 cannot tell whether a function is true.
+    # Not `or`: torch 2.10 cannot compile the truth value of a function.
     change = _unchanged if call.context.change_inputs is None else call.context.change_inputs
     named = dict(zip(names, args, strict=False)) | kwargs
     hidden = named.pop("hidden_states")
@@ -417,7 +428,7 @@ def _longer_mask(mask: Tensor | None, hidden: Tensor, call: _Call, front: int, b
 
 
 def _open_mask(hidden: Tensor, call: _Call) -> Tensor:
-    """The mask that is equal to attention without one."""
+    """The mask for which attention is the same as without a mask."""
     length = hidden.shape[1]
     allowed = torch.ones(length, length, dtype=torch.bool, device=hidden.device)
     return as_mask(allowed.tril() if call.causal else allowed, call.additive, hidden.dtype)[None, None]
@@ -431,7 +442,7 @@ def as_mask(allowed: Tensor, additive: bool, dtype: torch.dtype) -> Tensor:
 
 
 def aligned(mask: Tensor) -> Tensor:
-    """An additive mask with aligned rows: fused attention would otherwise copy it in each layer."""
+    """An additive mask with aligned rows, which fused attention would otherwise copy in each layer."""
     length = mask.shape[-1]
     room = mask.new_zeros(*mask.shape[:-1], -(-length // ALIGNMENT) * ALIGNMENT)
     room[..., :length] = mask

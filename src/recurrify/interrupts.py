@@ -1,16 +1,14 @@
 """Ctrl-C, SIGTERM and SIGHUP while training: finish the step, save, and exit."""
 
-import multiprocessing
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
-__all__ = ["CTRL_C", "TERMINATED", "Interrupt", "answering_ctrl_c", "interrupt_code", "unless_interrupted"]
+__all__ = ["CTRL_C", "TERMINATED", "Interrupt", "answering_ctrl_c", "interrupt_code"]
 
-Found = TypeVar("Found")
 CTRL_C, TERMINATED = 130, 143
 """Exit codes of a run that was stopped and saved."""
 SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
@@ -54,16 +52,4 @@ class Interrupt:
         if self.heard:
             raise KeyboardInterrupt
         self.heard = True
-        if multiprocessing.parent_process() is None:  # all workers of a pool receive it
-            print("stopping after this step and saving; Ctrl-C again stops at once", file=sys.stderr, flush=True)
-
-
-def unless_interrupted(work: Callable[..., Found], *args: Any) -> Found | None:
-    """In a worker of a pool: call `work`, or return None if this process was interrupted before."""
-    if _received:
-        return None
-    try:
-        return work(*args)
-    except KeyboardInterrupt:
-        _received.append(signal.SIGINT)
-        raise
+        print("stopping after this step and saving; Ctrl-C again stops at once", file=sys.stderr, flush=True)

@@ -1,7 +1,7 @@
-"""Rows of a padded batch, aligned at their first real token, behind the open tokens of their state.
+"""Rows of a padded batch, aligned at their first real token, after the open tokens of their state.
 
-Padding on either side, rows in the middle of a window and rows that begin a document all become one layout: every row
-starts at a window's first token. Shapes: B rows, N columns of the input, P packed columns.
+Padding on either side, rows in the middle of a window and new documents get the same layout: every row starts at the
+first token of a window. Shapes: B rows, N columns of the input, P packed columns.
 """
 
 from typing import NamedTuple
@@ -15,17 +15,17 @@ from recurrify.windows import completed
 
 class Packed(NamedTuple):
     tokens: Tensor
-    """(B, P): the open window's tokens, then the new ones; what follows a row's last token is filler."""
+    """(B, P): the open window's tokens, then the new ones, then padding."""
     lengths: list[int]
     """Real tokens in each row."""
     columns: Tensor | slice
-    """Where in the packed rows each input column went: (B, N), or a slice where it is the same for all rows.
-    Padding points at the row's first token."""
+    """The place of each input column in the packed rows: (B, N), or a slice if it is the same for all rows. Padding has
+    the place of the row's first token."""
     real: Tensor | None
     """(B, N) bool: which input columns are real; None means all."""
 
     def spread(self, values: Tensor, fill: int) -> Tensor:
-        """Values given per input column, laid out like the packed tokens, `fill` elsewhere."""
+        """Values of input columns at the places of the packed tokens, and `fill` elsewhere."""
         packed = values.new_full(self.tokens.shape, fill)
         if isinstance(self.columns, slice):
             packed[:, self.columns] = values
@@ -33,8 +33,8 @@ class Packed(NamedTuple):
         return _scatter(packed, self.columns, self.real, values)
 
     def collect(self, values: Tensor, keep: int = 0, blank: float | None = None) -> Tensor:
-        """The packed values (B, P, …) of the input columns; with `keep`, of the last so many columns alone.
-        Padding gets `blank`, or whatever the row's first token has."""
+        """The packed values (B, P, …) of the input columns, or of the last `keep` columns. Padding gets `blank`, or the
+        value of the row's first token."""
         if isinstance(self.columns, slice):
             return values[:, self.columns][:, -keep:]
         columns = self.columns[:, -keep:]
@@ -78,7 +78,7 @@ def _scatter(packed: Tensor, columns: Tensor, real: Tensor | None, values: Tenso
 
 
 def open_windows(packed: Packed, window: int, overlap: int) -> tuple[Tensor, list[int]]:
-    """Each row's tokens from the start of its open window on, and how many they are."""
+    """The tokens of each row's open window, and their number."""
     stride = window - overlap
     starts = [completed(length, window, overlap) * stride for length in packed.lengths]
     lengths = [length - start for length, start in zip(packed.lengths, starts, strict=True)]

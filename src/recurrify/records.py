@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from recurrify.errors import UserError
-from recurrify.results import write_whole
+from recurrify.results import read_given, write_whole
 from recurrify.run_lock import LOCK_FILE
 from recurrify.settings import check_settings, setting
 
@@ -56,12 +56,6 @@ class RunRecord:
             )
         return cls(**values)
 
-    @classmethod
-    def from_options(cls, options: Mapping[str, Any], **changed: Any) -> Self:
-        """The options of a command that have the name of a setting, with those in `changed` replaced."""
-        known = {entry.name for entry in fields(cls)}
-        return cls(**{name: value for name, value in options.items() if name in known} | changed)
-
     def write(self) -> None:
         """Write `run.json` into the run's folder."""
         write_whole(Path(self.out) / RUN_FILE, (json.dumps(self.to_dict(), indent=2) + "\n").encode())
@@ -70,11 +64,11 @@ class RunRecord:
     def read(cls, folder: str | Path) -> Self | None:
         """The record in a folder; None if there is none. Raises `UserError` if it cannot be read."""
         path = Path(folder) / RUN_FILE
-        if not path.is_file():
+        if not path.exists():
             return None
         try:
-            return cls.from_dict(json.loads(path.read_text(encoding="utf-8")))
-        except (ValueError, TypeError, AttributeError) as error:
+            return cls.from_dict(json.loads(read_given(path)))
+        except (UserError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise UserError(f"{str(path)!r} cannot be read ({error}): choose another folder.") from error
 
     def check_same_run(self, earlier: Self) -> None:

@@ -11,6 +11,7 @@ import time
 import tomllib
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ __all__ = [
     "own_version",
     "peak_memory",
     "provenance",
+    "read_given",
     "save_result",
     "set_earlier_aside",
     "write_whole",
@@ -105,6 +107,7 @@ def _git(root: Path, *arguments: str) -> str | None:
     return done.stdout.decode("utf-8", errors="replace").strip()
 
 
+@cache
 def _version(distribution: str) -> str | None:
     try:
         return metadata.version(distribution)
@@ -179,16 +182,26 @@ def save_result(path: str | Path, result: Mapping[str, Any]) -> None:
     write_whole(path, text.encode("utf-8"))
 
 
+def read_given(path: str | Path) -> str:
+    """The text of a file that the user named; raises `UserError` if it is no regular file of UTF-8 text."""
+    path = Path(path)
+    try:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise UserError(f"{path} is not a regular file: reading it could wait forever.")
+        return path.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{path} is not UTF-8 text: byte 0x{error.object[error.start]:02x} at {error.start}."
+        ) from error
+
+
 def load_result(path: str | Path) -> dict[str, Any]:
     """Read what `save_result` wrote."""
-    try:
-        text = Path(path).read_bytes().decode("utf-8")
-    except FileNotFoundError:
-        raise UserError(f"There is no result at {path}: check the path, or run the command that makes it.") from None
-    except OSError as error:
-        raise UserError(f"The result at {path} cannot be read: {error.strerror or error}.") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not a result: it is not UTF-8 text.") from error
+    if not Path(path).exists():
+        raise UserError(f"There is no result at {path}: check the path, or run the command that makes it.")
+    text = read_given(path)
     try:
         result = json.loads(text, parse_constant=lambda _: None)
     except (ValueError, RecursionError) as error:
@@ -254,8 +267,10 @@ def check_overwrites_nothing(out: Path | None, *read: str | Path | None, content
         return
     try:
         place = out.expanduser().resolve()
-        if not place.is_file():
+        if not place.exists():
             return
+        if not place.is_file():
+            raise UserError(f"{out} is {'a folder' if place.is_dir() else 'no regular file'}: give the name of a file.")
         for one in (Path(one).expanduser().resolve() for one in read if one is not None):
             if place == one or (place.is_relative_to(one) and b'"provenance"' not in place.read_bytes()):
                 raise UserError(f"`out` is {str(out)!r}, which this command reads: choose another file.")

@@ -47,17 +47,19 @@ def run_lock(folder: str | Path) -> Iterator[None]:
 
 
 def _locked(folder: Path) -> IO[bytes] | nullcontext[None]:
-    end = time.monotonic() + WAIT_SECONDS
+    end, path = time.monotonic() + WAIT_SECONDS, folder / LOCK_FILE
     while True:
+        if path.exists() and not path.is_file():
+            raise UserError(f"{path} is not a regular file: remove it.")
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            file = (folder / LOCK_FILE).open("ab")
+            file = path.open("ab")
         except OSError:  # the run itself reports a folder that it cannot write to
             return nullcontext()
         try:
             if fcntl is not None:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_at(file, folder / LOCK_FILE):
+            if _is_at(file, path):
                 return file
         except BlockingIOError as error:
             if time.monotonic() > end:

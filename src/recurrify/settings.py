@@ -12,13 +12,24 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
+from itertools import pairwise
+from numbers import Integral
 from pathlib import Path
-from types import NoneType
-from typing import Any, get_args, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from recurrify.errors import UserError
 
-__all__ = ["Setting", "check_choice", "check_settings", "converted", "declaration", "setting", "setting_docs"]
+__all__ = [
+    "Setting",
+    "check_choice",
+    "check_settings",
+    "check_types",
+    "converted",
+    "declaration",
+    "setting",
+    "setting_docs",
+]
 
 NUMBER_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
@@ -61,6 +72,8 @@ def check_settings(settings: Any) -> None:
         value, allowed = getattr(settings, entry.name), declaration(entry)
         if value is None:
             continue
+        if isinstance(value, str) and "\0" in value:
+            raise UserError(f"`{entry.name}` contains a NUL character: leave it out.")
         if allowed.choices:
             check_choice(entry.name, value, *allowed.choices)
         if allowed.positive and not (math.isfinite(value) and value > 0):
@@ -75,6 +88,41 @@ def check_choice(name: str, value: Any, *known: str) -> None:
     """Raise `UserError` unless `value` is one of `known`."""
     if value not in known:
         raise UserError(f"`{name}` must be {', '.join(known[:-1])} or {known[-1]}: got {value!r}.")
+
+
+def check_types(settings: Any) -> None:
+    """Raise `UserError` for the first value of a dataclass that does not have the type of its field, or is lower than
+    the field's `at_least`. Checks numbers, bool, None, literals and tuples of them; other types may hold any value."""
+    hints = get_type_hints(type(settings))
+    for entry in fields(settings):
+        name, value, hint = entry.name, getattr(settings, entry.name), hints[entry.name]
+        kinds = get_args(hint) if isinstance(hint, UnionType) or get_origin(hint) is Union else (hint,)
+        least = declaration(entry).at_least
+        if not any(_has_type(value, kind, least) for kind in kinds):
+            allowed = " or ".join(_in_words(kind, least) for kind in kinds)
+            raise UserError(f"`{name}` must be {allowed}: got {name}={value!r}.")
+
+
+def _has_type(value: Any, kind: Any, least: float | None) -> bool:
+    if kind in (int, float):
+        fits = isinstance(value, Integral if kind is int else int | float) and not isinstance(value, bool)
+        return fits and math.isfinite(value) and (least is None or value >= least)
+    if get_origin(kind) is Literal:
+        return value in get_args(kind)
+    if get_origin(kind) is tuple:
+        return isinstance(value, tuple) and all(_has_type(one, get_args(kind)[0], least) for one in value)
+    return isinstance(value, kind) if kind in (bool, NoneType) else True
+
+
+def _in_words(kind: Any, least: float | None) -> str:
+    limit = "" if least is None else f" of at least {least:g}"
+    if get_origin(kind) is tuple:
+        return f"a list, and each entry {_in_words(get_args(kind)[0], least)}"
+    if get_origin(kind) is Literal:
+        return " or ".join(map(repr, get_args(kind)))
+    if kind in (int, float):
+        return NUMBER_NAMES[kind] + limit
+    return {bool: "True or False", NoneType: "None"}.get(kind, str(kind))
 
 
 def converted(name: str, hint: Any, value: Any) -> Any:
@@ -108,31 +156,17 @@ def setting_docs(settings: type) -> dict[str, str]:
 
 @cache
 def _docs_in_module(module: str) -> Mapping[str, dict[str, str]]:
+    """The field docstrings of every class in a module, by class, read from its source."""
     file = getattr(sys.modules.get(module), "__file__", None)
     if file is None:
         return {}
-    return {name: docs for name, (docs, _) in class_fields(Path(file)).items()}
-
-
-def class_fields(file: Path) -> dict[str, tuple[dict[str, str], dict[str, str]]]:
-    """Of every class in a source file, without importing it: docstrings and defaults (as source) of its fields.
-
-    Class variables are left out, apart from the name of a mechanism.
-    """
     found = {}
-    for node in ast.parse(file.read_text(encoding="utf-8")).body:
-        if not isinstance(node, ast.ClassDef):
-            continue
-        docs: dict[str, str] = {}
-        defaults: dict[str, str] = {}
-        for line, after in zip(node.body, [*node.body[1:], None], strict=True):
-            if not (isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)):
-                continue
-            if line.target.id != "mechanism" and ast.unparse(line.annotation).startswith("ClassVar"):
-                continue
-            if line.value is not None:
-                defaults[line.target.id] = ast.unparse(line.value)
-            if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
-                docs[line.target.id] = " ".join(str(after.value.value).split())
-        found[node.name] = (docs, defaults)
+    for node in ast.parse(Path(file).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef):
+            found[node.name] = {
+                line.target.id: " ".join(str(after.value.value).split())
+                for line, after in pairwise(node.body)
+                if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
+                if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+            }
     return found

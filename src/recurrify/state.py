@@ -6,6 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from recurrify.errors import UserError
+
 
 class State(NamedTuple):
     """What each row of a batch carries from call to call.
@@ -17,11 +19,13 @@ class State(NamedTuple):
     memory: Tensor | None
     """(rows, …): None until some row has finished a window."""
     live: Tensor
-    """(rows,) bool: whether the row has finished a window, so that its part of `memory` means something."""
+    """(rows,) bool: whether the row has finished a window, so that its part of `memory` is valid."""
     tokens: Tensor
-    """(rows, longest): the open window's tokens, each row from its first column on."""
+    """(rows, longest): the tokens of the open window, from the first column on."""
     lengths: Tensor
     """(rows,) int64: how many of a row's `tokens` are real."""
+    mechanism: str | None = None
+    """The name of the mechanism that wrote `memory`, if it is known."""
 
     @classmethod
     def fresh(cls, rows: int, device: torch.device | str | None = None) -> "State":
@@ -47,11 +51,11 @@ class State(NamedTuple):
     def reset(self, rows: Sequence[int] | Tensor) -> "State":
         """Let these rows (indices, or a boolean mask) begin a new document; the others continue."""
         fresh = torch.zeros(self.rows, dtype=torch.bool)
-        fresh[_index(rows)] = True
+        fresh[_index(rows, self.rows)] = True
         live, lengths = self.live & ~fresh, self.lengths.masked_fill(fresh, 0)
         memory = self.memory if live.any() else None
         if memory is not None:
-            # Numbers that are not finite would get past what masks a row without memory.
+            # NaN and infinity would survive the masking of rows without a memory.
             over = fresh.to(memory.device).view(-1, *[1] * (memory.dim() - 1))
             memory = memory.masked_fill(over, 0.0)
         return self._replace(
@@ -63,9 +67,9 @@ class State(NamedTuple):
 
     def select(self, rows: Sequence[int] | Tensor) -> "State":
         """The state of these rows, in this order; a row may be named more than once (beam search)."""
-        index = _index(rows)
+        index = _index(rows, self.rows)
         on_device = index.to(self.tokens.device)
-        return State(
+        return self._replace(
             memory=None if self.memory is None else self.memory[on_device],
             live=self.live[index],
             tokens=self.tokens[on_device],
@@ -78,6 +82,16 @@ class State(NamedTuple):
         )
 
 
-def _index(rows: Sequence[int] | Tensor) -> Tensor:
-    index = torch.as_tensor(rows).cpu()
-    return index if index.dtype == torch.bool else index.long()  # an empty list would be a float index
+def _index(rows: Sequence[int] | Tensor, count: int) -> Tensor:
+    """Rows as an index; raises `UserError` for anything but numbers of rows or a mask of all rows."""
+    try:
+        index = torch.as_tensor(rows).cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UserError(f"Rows must be whole numbers or a mask of {count} rows: got {rows!r}.") from error
+    if index.numel() == 0 and index.dim() == 1 and index.dtype != torch.bool:
+        return index.long()  # an empty list would be a float index
+    is_mask = index.dtype == torch.bool and index.shape == (count,)
+    is_whole = not (index.dtype == torch.bool or index.is_floating_point() or index.is_complex()) and index.dim() == 1
+    if not is_mask and not (is_whole and -count <= int(index.min()) and int(index.max()) < count):
+        raise UserError(f"Rows must be whole numbers below {count} or a mask of {count} rows: got {rows!r}.")
+    return index if is_mask else index.long()

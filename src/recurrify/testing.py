@@ -3,13 +3,13 @@
     from recurrify.testing import check_mechanism
     check_mechanism(MyConfig(window=16, overlap=4))
 
-Each check of `CHECKS` builds tiny random models (GPT-2, or Llama for rotary positions, and BERT for mechanisms that
-encoders can have) and raises an AssertionError that says what is wrong.
+Each check of `CHECKS` builds tiny random models and raises an AssertionError that says what is wrong.
 """
 
 import tempfile
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import (
-    AutoModelForCausalLM,
     BertConfig,
     BertForMaskedLM,
     GPT2Config,
@@ -31,7 +30,7 @@ from recurrify.mechanisms.config import MechanismConfig
 from recurrify.modeling import add_recurrence
 from recurrify.state import State
 
-__all__ = ["CHECKS", "check_mechanism", "tiny_base"]
+__all__ = ["CHECKS", "Case", "check_mechanism"]
 
 VOCABULARY, WIDTH, LAYERS, HEADS = 60, 16, 3, 2
 PAD = 1
@@ -40,19 +39,45 @@ FIRST_WORD = 4
 TOLERANCE = 1e-5
 
 
-def check_mechanism(config: MechanismConfig, only: Iterable[str] | None = None) -> None:
+@dataclass(frozen=True)
+class Case:
+    """What a check gets: a config, and how to make bases for it."""
+
+    config: MechanismConfig
+    base: Callable[[], Any]
+
+    def recurrent(self, **changed: Any) -> Any:
+        """A recurrent model in double precision, with added weights that are far from their initial values."""
+        torch.manual_seed(0)
+        model = add_recurrence(self.base().double().eval(), replace(self.config, **changed))
+        if model.mechanism is None:
+            raise UserError(f"{type(self.config).__name__} adds no mechanism: there is nothing to check.")
+        with torch.no_grad():
+            for weight in model.mechanism.parameters():
+                weight.add_(0.2 * torch.randn_like(weight))
+        return model.eval()
+
+
+def check_mechanism(
+    config: MechanismConfig, only: Iterable[str] | None = None, base: Callable[[], Any] | None = None
+) -> None:
     """Run the contract suite on one config. A small window, such as 16 tokens, takes a few seconds.
 
     Args:
         config: The mechanism with the settings to check. Choose an overlap, or settings that allow one.
         only: Names of `CHECKS`; None runs all of them.
+        base: Returns a new tiny model to add the mechanism to, without dropout, with 60 token ids (1 is padding) and at
+            least four windows of positions. By default GPT-2, or Llama for mechanisms that need rotary positions; and
+            BERT, unless the mechanism is for decoders only.
 
     Raises:
         AssertionError: The mechanism does not meet the contract.
     """
+    bases = [base] if base is not None else _default_bases(config)
     for name in CHECKS if only is None else only:
         try:
-            CHECKS[name](config)
+            for one in bases:
+                CHECKS[name](Case(config, one))
         except Exception as error:
             if isinstance(error, UserError):
                 raise
@@ -63,10 +88,12 @@ def check_mechanism(config: MechanismConfig, only: Iterable[str] | None = None) 
 # ---- models and texts ---------------------------------------------------------------------------------------------
 
 
-def tiny_base(config: MechanismConfig, encoder: bool = False, tied: bool = True) -> Any:
-    """A random base in double precision that the mechanism can be added to."""
-    torch.manual_seed(0)
-    positions = 4 * config.window
+def _default_bases(config: MechanismConfig) -> list[Callable[[], Any]]:
+    kinds = ["llama" if config.positions == "rotary" else "gpt2", *([] if config.decoders_only else ["bert"])]
+    return [partial(_tiny_base, kind, 4 * config.window) for kind in kinds]
+
+
+def _tiny_base(kind: str, positions: int) -> Any:
     sizes: dict[str, Any] = {
         "vocab_size": VOCABULARY,
         "hidden_size": WIDTH,
@@ -76,36 +103,20 @@ def tiny_base(config: MechanismConfig, encoder: bool = False, tied: bool = True)
         "max_position_embeddings": positions,
         "pad_token_id": PAD,
     }
+    ends = {"bos_token_id": 2, "eos_token_id": 3}
     base: Any
-    if encoder:
+    if kind == "bert":
         base = BertForMaskedLM(BertConfig(**sizes, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0))
-    elif config.positions == "rotary":
-        sizes |= {"bos_token_id": 2, "eos_token_id": 3, "num_key_value_heads": 1}
-        base = LlamaForCausalLM(LlamaConfig(**sizes, tie_word_embeddings=tied))
+    elif kind == "llama":
+        base = LlamaForCausalLM(LlamaConfig(**sizes, **ends, num_key_value_heads=1, tie_word_embeddings=True))
     else:
-        still = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": 2, "eos_token_id": 3}
+        no_dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
         names = {"n_embd": WIDTH, "n_layer": LAYERS, "n_head": HEADS, "n_positions": positions}
-        base = GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, tie_word_embeddings=tied, **names, **still))
-    with torch.no_grad():  # larger weights than usual, so that every input leaves its mark
+        base = GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, **names, **no_dropout, **ends))
+    with torch.no_grad():  # larger weights than usual, so that every input has a visible effect
         for weight in base.parameters():
             weight.add_(torch.randn_like(weight) * (0.15 if weight.ndim > 1 else 0.1))
-    return base.double().eval()
-
-
-def recurrent(config: MechanismConfig, encoder: bool = False, tied: bool = True) -> Any:
-    """A recurrent model in double precision whose added weights are as if it had been trained for a while."""
-    model = add_recurrence(tiny_base(config, encoder, tied), config)
-    if model.mechanism is None:
-        raise UserError(f"{type(config).__name__} adds no mechanism: there is nothing to check.")
-    with torch.no_grad():
-        for weight in model.mechanism.parameters():
-            weight.add_(0.2 * torch.randn_like(weight))
-    return model.eval()
-
-
-def kinds(config: MechanismConfig) -> list[bool]:
-    """Whether to check decoders (False) and encoders (True)."""
-    return [False] if config.decoders_only else [False, True]
+    return base
 
 
 def text(rows: int, length: int, seed: int = 0) -> Tensor:
@@ -141,53 +152,50 @@ def train_step(model: Any, ids: Tensor, **inputs: Any) -> tuple[Tensor, dict[str
 
 
 @torch.no_grad()
-def check_memory(config: MechanismConfig) -> None:
+def check_memory(case: Case) -> None:
     """The memory has the size that the mechanism says, and what it holds changes the next window."""
-    for encoder in kinds(config):
-        model, ids = recurrent(config, encoder), text(2, config.window)
-        state = model(ids).state
-        assert state.memory is not None, "a full window left no memory"
-        numbers = state.memory[0].numel()
-        assert numbers == model.mechanism.state_size(), f"state_size() is not the memory's size, {numbers}"
-        later, changed = text(2, 5, seed=1), text(2, config.window, seed=2)
-        changed[:, config.stride :] = ids[:, config.stride :]  # what the next window sees itself
-        other = model(changed).state
-        assert model(ids[:, :-1]).state.memory is None, "a window that is not full left a memory"
-        change = (model(later, state=state).logits - model(later, state=other).logits).abs().max()
-        assert change > 1e-8, "the next window does not depend on the memory"
+    model, ids = case.recurrent(), text(2, case.config.window)
+    state = model(ids).state
+    assert state.memory is not None, "a full window left no memory"
+    numbers = state.memory[0].numel()
+    assert numbers == model.mechanism.state_size(), f"state_size() is not the memory's size, {numbers}"
+    later, changed = text(2, 5, seed=1), text(2, case.config.window, seed=2)
+    changed[:, case.config.stride :] = ids[:, case.config.stride :]  # what the next window sees itself
+    other = model(changed).state
+    assert model(ids[:, :-1]).state.memory is None, "a window that is not full left a memory"
+    change = (model(later, state=state).logits - model(later, state=other).logits).abs().max()
+    assert change > 1e-8, "the next window does not depend on the memory"
 
 
 @torch.no_grad()
-def check_calls(config: MechanismConfig) -> None:
+def check_calls(case: Case) -> None:
     """Text in several calls gives the same as in one: of a decoder at any split, of an encoder at window borders."""
-    window, stride = config.window, config.stride
+    window, stride = case.config.window, case.config.stride
     length = 2 * window + stride // 2 + 1
-    for encoder in kinds(config):
-        model, ids = recurrent(config, encoder), text(2, length)
-        whole = model(ids)
-        starts = [[window], [window, window + stride]] if encoder else [[1], [window - 1, window + 1], [*range(length)]]
-        for splits in starts:
-            state, logits = None, []
-            edges = sorted({0, *(split for split in splits if split < length), length})
-            for start, stop in pairwise(edges):
-                output = model(ids[:, start:stop], state=state)
-                state = output.state
-                logits.append(output.logits)
-            what = f"calls that are split at {splits[:3]}"
-            close(torch.cat(logits, 1), whole.logits, what)
-            assert state is not None
-            same_state(state, whole.state, what)
+    model, ids = case.recurrent(), text(2, length)
+    whole = model(ids)
+    borders, anywhere = [[window], [window, window + stride]], [[1], [window - 1, window + 1], [*range(length)]]
+    for splits in anywhere if model.family.causal else borders:
+        state, logits = None, []
+        edges = sorted({0, *(split for split in splits if split < length), length})
+        for start, stop in pairwise(edges):
+            output = model(ids[:, start:stop], state=state)
+            state = output.state
+            logits.append(output.logits)
+        what = f"calls that are split at {splits[:3]}"
+        close(torch.cat(logits, 1), whole.logits, what)
+        assert state is not None
+        same_state(state, whole.state, what)
 
 
 @torch.no_grad()
-def check_batches(config: MechanismConfig) -> None:
+def check_batches(case: Case) -> None:
     """Rows of a padded batch give the same as each row alone, also if only some rows have a memory."""
-    window = config.window
-    for encoder in kinds(config):
-        model, state = recurrent(config, encoder), None
-        for seed, lengths in enumerate(((2 * window + 5, window // 2, window), (window // 2, window + 1, 3))):
-            for right in (False, True):
-                state = _check_rows(model, lengths, seed, right, state if seed else None)
+    window = case.config.window
+    model, state = case.recurrent(), None
+    for seed, lengths in enumerate(((2 * window + 5, window // 2, window), (window // 2, window + 1, 3))):
+        for right in (False, True):
+            state = _check_rows(model, lengths, seed, right, state if seed else None)
 
 
 def _check_rows(model: Any, lengths: tuple[int, ...], seed: int, right: bool, state: State | None) -> State:
@@ -207,30 +215,29 @@ def _check_rows(model: Any, lengths: tuple[int, ...], seed: int, right: bool, st
 
 
 @torch.no_grad()
-def check_reset(config: MechanismConfig) -> None:
+def check_reset(case: Case) -> None:
     """A row that is reset begins a new document; the other row continues."""
-    for encoder in kinds(config):
-        model = recurrent(config, encoder)
-        state, after = model(text(2, config.window + 1)).state, text(2, config.window + 3, seed=1)
-        mixed, continued, fresh = (model(after, state=one) for one in (state.reset([1]), state, None))
-        for row, expected, what in ((0, continued, "the row that was not reset"), (1, fresh, "the row that was reset")):
-            close(mixed.logits[row], expected.logits[row], what)
-            same_state(mixed.state.select([row]), expected.state.select([row]), what)
+    model = case.recurrent()
+    state, after = model(text(2, case.config.window + 1)).state, text(2, case.config.window + 3, seed=1)
+    mixed, continued, fresh = (model(after, state=one) for one in (state.reset([1]), state, None))
+    for row, expected, what in ((0, continued, "the row that was not reset"), (1, fresh, "the row that was reset")):
+        close(mixed.logits[row], expected.logits[row], what)
+        same_state(mixed.state.select([row]), expected.state.select([row]), what)
 
 
 @torch.no_grad()
-def check_overlap(config: MechanismConfig) -> None:
+def check_overlap(case: Case) -> None:
     """The memory of a decoder's window does not depend on positions that the next window sees again."""
-    if not config.overlap:
-        try:
-            config = replace(config, overlap=max(1, config.window // 4))
-        except UserError:
-            return  # these settings leave no overlap
-    if config.writes_overlap:
+    config, overlap = case.config, case.config.overlap or max(1, case.config.window // 4)
+    try:
+        model = case.recurrent(overlap=overlap)
+    except UserError:
+        return  # these settings leave no overlap
+    if config.writes_overlap or not model.family.causal:
         return
-    model, ids = recurrent(config), text(2, config.window)
+    ids = text(2, config.window)
     changed = ids.clone()
-    changed[:, config.stride :] = text(2, config.overlap, seed=1)
+    changed[:, config.window - overlap :] = text(2, overlap, seed=1)
     close(
         model(changed).state.memory,
         model(ids).state.memory,
@@ -239,78 +246,83 @@ def check_overlap(config: MechanismConfig) -> None:
     )
 
 
-def check_gradients(config: MechanismConfig) -> None:
+def check_gradients(case: Case) -> None:
     """Every added parameter is registered, and its gradient is not zero."""
-    for encoder in kinds(config):
-        model = recurrent(config, encoder)
-        added = model.added_parameters()
-        assert bool(added) == config.learns, f"learns={config.learns}, but there are {len(added)} added parameters"
-        _, gradients, _ = train_step(model, text(2, 3 * config.window))
-        for name in added:
-            gradient = gradients[name]
-            assert gradient is not None, f"{name} has no gradient"
-            assert gradient.abs().max() > 0, f"the gradient of {name} is zero"
+    model = case.recurrent()
+    added = model.added_parameters()
+    assert bool(added) == case.config.learns, (
+        f"learns={case.config.learns}, but there are {len(added)} added parameters"
+    )
+    _, gradients, _ = train_step(model, text(2, 3 * case.config.window))
+    for name in added:
+        gradient = gradients[name]
+        assert gradient is not None, f"{name} has no gradient"
+        assert gradient.abs().max() > 0, f"the gradient of {name} is zero"
 
 
-def check_horizon(config: MechanismConfig) -> None:
+def check_horizon(case: Case) -> None:
     """Gradients reach the previous window through the memory, and with bptt_windows=1 they do not."""
-    half = VOCABULARY // 2
+    window = case.config.window
+    inputs: list[Tensor] = []
+    ids = text(1, 2 * window)
+    labels = ids.clone()
+    labels[:, : window + 1] = -100
     for horizon in (None, 1):
-        model = recurrent(replace(config, overlap=0, bptt_windows=horizon), tied=False)
-        first, second = text(1, config.window) % (half - FIRST_WORD) + FIRST_WORD, text(1, config.window) % half + half
-        ids = torch.cat([first, second], 1)
-        labels = ids.clone()
-        labels[:, : config.window + 1] = -100
-        model.train()(ids, labels=labels).loss.backward()
-        reached = bool(model.get_input_embeddings().weight.grad[FIRST_WORD:half].any())
+        model = case.recurrent(overlap=0, bptt_windows=horizon)
+        inputs.clear()
+        model.get_input_embeddings().register_forward_hook(lambda *call: inputs.append(call[2]))
+        loss = model.train()(ids, labels=labels).loss
+        (gradient,) = torch.autograd.grad(loss, inputs[0], allow_unused=True)
+        reached = gradient is not None and bool(gradient.any())
         assert reached == (horizon is None), (
             "no gradient goes through the memory" if horizon is None else "bptt_windows=1 does not cut gradients"
         )
 
 
-def check_checkpoint(config: MechanismConfig) -> None:
+def check_checkpoint(case: Case) -> None:
     """A checkpointed training step gives the same loss, gradients, memory and buffers as a plain one."""
-    for encoder in kinds(config):
-        found, buffers = [], []
-        for checkpoint in (False, True):
-            model = recurrent(replace(config, checkpoint=checkpoint), encoder)
-            torch.manual_seed(5)
-            found.append(train_step(model, text(2, 2 * config.window + 3)))
-            buffers.append(dict(model.named_buffers()))
-        (loss, gradients, state), (ours, our_gradients, our_state) = found
-        close(ours, loss, "the loss of a checkpointed step")
-        for name, gradient in gradients.items():
-            close(our_gradients[name], gradient, f"the checkpointed gradient of {name}")
-        same_state(our_state.detach(), state.detach(), "a checkpointed step")
-        for name, value in buffers[0].items():
-            close(buffers[1][name], value, f"the buffer {name} after a checkpointed step")
+    found, buffers = [], []
+    for checkpoint in (False, True):
+        model = case.recurrent(checkpoint=checkpoint)
+        torch.manual_seed(5)
+        found.append(train_step(model, text(2, 2 * case.config.window + 3)))
+        buffers.append(dict(model.named_buffers()))
+    (loss, gradients, state), (ours, our_gradients, our_state) = found
+    close(ours, loss, "the loss of a checkpointed step")
+    for name, gradient in gradients.items():
+        close(our_gradients[name], gradient, f"the checkpointed gradient of {name}")
+    same_state(our_state.detach(), state.detach(), "a checkpointed step")
+    for name, value in buffers[0].items():
+        close(buffers[1][name], value, f"the buffer {name} after a checkpointed step")
 
 
-def check_dtypes(config: MechanismConfig) -> None:
+def check_dtypes(case: Case) -> None:
     """A model in bfloat16, added weights in float32 on a bfloat16 base, and autocast all work."""
-    ids = text(2, config.window + 3)
-    for encoder in kinds(config):
-        expected = recurrent(config, encoder).float()(ids).logits.detach()
-        for how in ("bfloat16", "float32 on bfloat16", "autocast") if not encoder else ("float32 on bfloat16",):
-            model = recurrent(config, encoder).to(torch.float32 if how == "autocast" else torch.bfloat16)
-            if how == "float32 on bfloat16":
-                model.mechanism.float()
-            with torch.autocast("cpu", torch.bfloat16, enabled=how == "autocast"):
-                output = model(ids)
-                assert (output.logits.float() - expected).abs().mean() < 0.1 * expected.abs().mean(), f"{how}: far off"
-                loss, gradients, _ = train_step(model, ids, state=output.state.detach().reset([1]))
-                if model.can_generate():  # across the end of a window
-                    prompt = ids[:, : config.window - 1]
-                    model.eval().generate(prompt, max_new_tokens=3, eos_token_id=None, pad_token_id=PAD)
-            assert loss.isfinite(), f"{how}: the loss is not finite"
-            bad = [name for name, one in gradients.items() if one is not None and not one.isfinite().all()]
-            assert not bad, f"{how}: gradients that are not finite: {bad}"
+    ids = text(2, case.config.window + 3)
+    model = case.recurrent()
+    expected = model.float()(ids).logits.detach()
+    for how in ("bfloat16", "float32 on bfloat16", "autocast") if model.family.causal else ("float32 on bfloat16",):
+        model = case.recurrent().to(torch.float32 if how == "autocast" else torch.bfloat16)
+        if how == "float32 on bfloat16":
+            model.mechanism.float()
+        with torch.autocast("cpu", torch.bfloat16, enabled=how == "autocast"):
+            output = model(ids)
+            assert (output.logits.float() - expected).abs().mean() < 0.1 * expected.abs().mean(), f"{how}: far off"
+            loss, gradients, _ = train_step(model, ids, state=output.state.detach().reset([1]))
+            if model.can_generate():  # across the end of a window
+                prompt = ids[:, : case.config.window - 1]
+                model.eval().generate(prompt, max_new_tokens=3, eos_token_id=None, pad_token_id=PAD)
+        assert loss.isfinite(), f"{how}: the loss is not finite"
+        bad = [name for name, one in gradients.items() if one is not None and not one.isfinite().all()]
+        assert not bad, f"{how}: gradients that are not finite: {bad}"
 
 
 @torch.no_grad()
-def check_generate(config: MechanismConfig) -> None:
+def check_generate(case: Case) -> None:
     """`generate` writes what a loop over whole forward passes writes, across several windows."""
-    model, new = recurrent(config), 2 * config.window + 3
+    model, new = case.recurrent(), 2 * case.config.window + 3
+    if not model.can_generate():
+        return
     ids = text(2, 5)
     found = model.generate(
         ids, max_new_tokens=new, do_sample=False, eos_token_id=None, pad_token_id=PAD, suppress_tokens=[PAD]
@@ -323,23 +335,23 @@ def check_generate(config: MechanismConfig) -> None:
 
 
 @torch.no_grad()
-def check_saving(config: MechanismConfig) -> None:
+def check_saving(case: Case) -> None:
     """A saved model, and saved added weights on their base, load with the same config and give the same."""
-    model, ids = recurrent(config), text(2, 2 * config.window + 3)
+    model, ids = case.recurrent(), text(2, 2 * case.config.window + 3)
     expected = model(ids)
     with tempfile.TemporaryDirectory() as folder:
         model.base.save_pretrained(Path(folder, "base"))
         model.config.base_name_or_path = str(Path(folder, "base"))
-        for added_only in (False, True) if config.learns else (False,):
+        for added_only in (False, True) if case.config.learns else (False,):
             model.save_pretrained(Path(folder, "model"), added_only=added_only)
-            loaded = AutoModelForCausalLM.from_pretrained(Path(folder, "model"), dtype=torch.double)
+            loaded = type(model).from_pretrained(Path(folder, "model"), dtype=torch.double)
             assert loaded.recurrence == model.recurrence, f"the config after loading is {loaded.recurrence}"
             output = loaded(ids)
             close(output.logits, expected.logits, "the loaded model")
             same_state(output.state, expected.state, "the loaded model")
 
 
-CHECKS: dict[str, Callable[[MechanismConfig], None]] = {
+CHECKS: dict[str, Callable[[Case], None]] = {
     "memory": check_memory,
     "calls": check_calls,
     "batches": check_batches,

@@ -9,8 +9,8 @@ __all__ = ["check_ids", "embed"]
 
 
 def embed(embedding: nn.Embedding, ids: Tensor) -> Tensor:
-    """`embedding(ids)`. Torch has looked at every id anyway, so only a failure is looked into."""
-    if torch.compiler.is_compiling():  # a block that waits for errors may break the graph
+    """`embedding(ids)`. Torch checks every id, so ids are searched only after it failed."""
+    if torch.compiler.is_compiling():  # a try block may break the graph
         return embedding(ids)
     try:
         return embedding(ids)

@@ -29,8 +29,8 @@ def check_window(window: int, overlap: int) -> None:
 def schedule(length: int, window: int, overlap: int = 0) -> list[Window]:
     """Cut `length` inputs into windows that start every `window - overlap` tokens.
 
-    Every input is the `first`-or-later position of exactly one window: the one in which it sees the most
-    context. `overlap=0` is disjoint execution, `overlap=window-1` the sliding evaluation.
+    Every input is at or after `first` in exactly one window: the one in which it has the most context. `overlap=0`
+    gives disjoint windows, `overlap=window-1` a sliding evaluation.
     """
     check_window(window, overlap)
     if length < 0:
@@ -45,7 +45,7 @@ def schedule(length: int, window: int, overlap: int = 0) -> list[Window]:
 
 
 def completed(length: int, window: int, overlap: int = 0) -> int:
-    """How many windows `length` tokens fill to the brim; the next window starts `completed × stride` tokens in."""
+    """How many windows `length` tokens fill; the next window starts after `completed × stride` tokens."""
     if length < window:
         return 0
     return (length - window) // (window - overlap) + 1

@@ -1,4 +1,4 @@
-"""The attention kernel whose gradients are sometimes no numbers is kept out; keys that outnumber their queries."""
+"""cuDNN attention, whose gradients may be NaN, is disabled; attention with more keys than queries."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +25,7 @@ def cudnn_is_allowed_before_and_after() -> Iterator[None]:
     torch.backends.cuda.enable_cudnn_sdp(before)
 
 
-def test_every_run_on_a_trainer_leaves_it_out(tmp_path: Path):
+def test_training_disables_cudnn_attention(tmp_path: Path):
     trainer_arguments(TrainSettings(model="shipped:base", data="stdlib", out=str(tmp_path)), steps=1, save_steps=1)
     assert not torch.backends.cuda.cudnn_sdp_enabled()
 
@@ -38,7 +38,7 @@ def test_masked_attention_with_very_low_scores_has_finite_gradients(length: int)
     torch.manual_seed(0)
     shape = (2, 4, length, 64)
     query, key, value = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(3))
-    # One number of each makes every score about −120: the logarithm of their sum lies below what float32 can undo.
+    # One number of each makes every score about −120.
     query[..., 0], key[..., 0] = 1.0, -120 * 8
     leaves = [part.requires_grad_() for part in (query, key, value)]
     mask = torch.ones(length, length, dtype=torch.bool, device="cuda").tril()
@@ -59,7 +59,7 @@ def with_gradients(parts: list[Tensor], attended: Tensor) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("shared", [4, 2], ids=["own heads", "shared heads"])
-def test_keys_in_front_are_seen_by_all_and_own_ones_causally(shared: int) -> None:
+def test_keys_in_front_are_seen_by_all_queries(shared: int) -> None:
     parts = [part.requires_grad_() for part in earlier(5, 12, 4, shared, 8)]
     ours = with_gradients(parts, attend_to_earlier(*parts, scale=None, dropout=0.0))
     query, *theirs = parts
@@ -72,8 +72,8 @@ def test_keys_in_front_are_seen_by_all_and_own_ones_causally(shared: int) -> Non
     torch.testing.assert_close(tripled, attend_to_earlier(3 * 8**0.5 * query, *theirs, scale=None, dropout=0.0))
 
 
-def test_which_kernel_there_is_can_be_asked_while_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or windows would be compiled in pieces, on GPUs alone."""
+def test_choice_of_kernel_can_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise windows would be several graphs on GPUs."""
     monkeypatch.setattr(backends, "_suits_flash", lambda query, value: True)
     parts = earlier(5, 12, 4, 2, 8)
     quick = torch.compile(attend_to_earlier, fullgraph=True, backend="eager")
@@ -81,8 +81,8 @@ def test_which_kernel_there_is_can_be_asked_while_compiling(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_autocast_decides_on_the_precision(dtype: torch.dtype) -> None:
-    """Rotary models hand over keys in float32 all the same."""
+def test_autocast_sets_the_precision(dtype: torch.dtype) -> None:
+    """Rotary models pass keys in float32 also under autocast."""
     parts = [part.to(dtype) for part in earlier(5, 12, 4, 2, 8)]
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert attend_to_earlier(*parts, None, 0.0).dtype == torch.bfloat16

@@ -1,4 +1,4 @@
-"""Which head gets which kind, dilation and parameters, and what is refused."""
+"""The kind, dilation and parameters of each head, and invalid settings."""
 
 import math
 
@@ -37,10 +37,8 @@ def test_without_sharing_every_head_has_its_own_parameters():
     ]
 
 
-@pytest.mark.parametrize(
-    "counts", [(1, 0, 0, 0, 0, 0), (0, 0, 0, 0, 2, 2), (4, 2, 2, 0, 0, 0), (0, 2, 2, 2, 1, 1), (1, 1, 1, 2, 1, 1)]
-)
-def test_a_pair_encoding_has_the_published_number_of_parameters(counts):
+@pytest.mark.parametrize("counts", [(0, 0, 0, 0, 2, 2), (1, 1, 1, 2, 1, 1)])
+def test_shared_pairs_have_the_published_number_of_parameters(counts):
     dilations = tuple(range(1, 1 + sum(counts[3:])))
     encoding = RecurrenceEncoding(RSAConfig(heads=8, counts=counts, dilations=dilations))
     expected = 1 + counts[0] + counts[3] + 2 * counts[1] + 2 * counts[4]
@@ -60,7 +58,7 @@ def test_parameters_start_as_published():
     assert single.mu.item() == -3.0
 
 
-def test_drawing_parameters_leaves_the_common_generator_where_it_was():
+def test_initialisation_does_not_advance_the_global_generator():
     config = RSAConfig(heads=4, counts=(2, 1, 1, 0, 0, 0))
     drawn = []
     for _ in range(2):
@@ -72,19 +70,14 @@ def test_drawing_parameters_leaves_the_common_generator_where_it_was():
     other = RecurrenceEncoding(config)
     assert torch.equal(drawn[0].eta, drawn[1].eta)
     assert not torch.equal(drawn[0].eta, other.eta)
-    # Nor are they what the next weights are made of.
+    # Nor are they the numbers that the global generator gives next.
     torch.manual_seed(5)
     assert drawn[0].mu.item() != torch.empty(1).uniform_(-3, 3).item()
 
 
-def test_encodings_made_one_after_the_other_differ():
+def test_encodings_of_layers_differ():
     made = [SavedEncoding(RSAConfig(heads=4, counts=(2, 1, 1, 0, 0, 0))) for _ in range(3)]
     assert len({one.mu.item() for one in made}) == 3
-
-
-def test_parameters_are_saved():
-    encoding = RecurrenceEncoding(RSAConfig(heads=4, counts=(1, 1, 1, 0, 0, 0)))
-    assert set(encoding.state_dict()) == {"mu", "eta", "nu", "theta"}
 
 
 def test_lists_from_json_make_the_same_config():
@@ -115,11 +108,11 @@ def test_lists_from_json_make_the_same_config():
         ({"counts": (0, 0, 0, 1, 0, 0), "dilations": (math.nan,)}, "`dilations` must be finite"),
     ],
 )
-def test_bad_settings_are_refused_with_a_sentence(settings, words):
+def test_invalid_settings_raise(settings, words):
     with pytest.raises(UserError, match=words):
         RSAConfig(heads=4, **settings)
 
 
-def test_an_encoding_in_16_bits_computes_its_powers_in_32():
+def test_powers_are_computed_in_32_bits():
     encoding = RecurrenceEncoding(RSAConfig(heads=2, counts=(1, 0, 0, 0, 0, 0))).to(torch.bfloat16)
     assert encoding.kernel().decay.dtype == torch.float32

@@ -1,4 +1,4 @@
-"""The Triton kernels: in Triton's interpreter everywhere, and compiled where there is a GPU."""
+"""The Triton kernels: in Triton's interpreter on a CPU, and compiled on a GPU."""
 
 import os
 import subprocess
@@ -24,8 +24,7 @@ ON_GPU = [(torch.float32, 2e-5), (torch.bfloat16, 2e-2), (torch.float16, 4e-3)]
 
 @needs_triton
 def test_the_kernels_equal_the_matrix_form_in_the_interpreter():
-    """In a process of its own: Triton chooses its interpreter once, when it is imported."""
-    # The interpreter can only go where the compiler's results are not wanted; a GPU is not.
+    """In a process of its own: Triton chooses its interpreter when it is imported."""
     environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = os.pathsep.join(sys.path)
     command = [sys.executable, str(Path(checks.__file__))]
@@ -75,7 +74,7 @@ def test_compiled_equals_eager_on_a_gpu():
 @pytest.mark.gpu
 @needs_triton
 @needs_gpu
-def test_nothing_is_left_unwritten_on_a_gpu():
+def test_all_results_are_written_on_a_gpu():
     checks.assert_memory_is_not_trusted("cuda")
 
 
@@ -101,7 +100,7 @@ def test_decays_near_0_and_1_stay_exact_over_a_long_sequence(level):
 
 
 @pytest.mark.parametrize(("dtype", "device"), [(torch.float32, "cpu"), (torch.float64, "cuda")])
-def test_the_kernels_leave_the_rest_to_plain_pytorch(dtype, device, monkeypatch):
+def test_other_types_and_devices_use_pytorch(dtype, device, monkeypatch):
     monkeypatch.setattr(fused, "TRITON_INSTALLED", True)
     values = type("Values", (), {"is_cuda": device == "cuda", "dtype": dtype, "numel": lambda self: 1})()
     assert not fused.kernels_run(values)
@@ -109,7 +108,7 @@ def test_the_kernels_leave_the_rest_to_plain_pytorch(dtype, device, monkeypatch)
     assert fused.kernels_run(values)
 
 
-def test_a_state_of_another_shape_is_refused_with_a_sentence():
+def test_state_with_another_shape_raises():
     encoding = RecurrenceEncoding(RSAConfig(heads=2, counts=(0, 0, 0, 1, 0, 0), dilations=(2,)))
     carry = torch.zeros(1, 1, 6, 3)
     state = ScanState(carry, carry[:, :, :0])

@@ -16,7 +16,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoModelForSequenceClassificati
 from recurrify.modeling.task_heads import RecurrentForSequenceClassification
 from support.commands import Command, invoke
 from support.models import EOS, tiny
-from support.runs import assert_same_weights, weights_of
+from support.runs import weights_of
 from support.tokenizers import like_bert
 from support.words import word_tokenizer
 
@@ -229,25 +229,6 @@ def test_language_weight_adds_the_next_token_loss(folder: Path, tmp_path: Path) 
     assert (weights_of(tmp_path / "0.5")["base.score.weight"] != weights_of(tmp_path / "0")["base.score.weight"]).any()
 
 
-def test_stopped_run_resumes(folder: Path, tmp_path: Path, refused: Command) -> None:
-    parts, whole = tmp_path / "parts", tmp_path / "whole"
-    more = ["--mechanism", "tail", "--set", "tail=2", "--epochs", 2]
-    train(folder, "decoder", parts, *more, "--max-minutes", 1e-9)
-    assert not (parts / "result.json").exists()
-    assert (parts / "checkpoint-1").is_dir()
-    common = ["classify", "train", "--model", folder / "decoder", "--data", folder / "train.csv", "--out", parts]
-    sentence = refused(*common, *TRAINING, *more, "--set", "language_weight=0.2")
-    assert "contains a run with other settings (language_weight=0.0 there, 0.2 now)" in sentence
-    train(folder, "decoder", parts, *more)
-    train(folder, "decoder", whole, *more)
-    assert_same_weights(weights_of(parts), weights_of(whole))
-    assert result_of(parts)["test"] == result_of(whole)["test"]
-    assert result_of(whole)["test"]["texts"] == 6
-    before = (parts / "result.json").read_bytes()
-    train(folder, "decoder", parts, *more)
-    assert (parts / "result.json").read_bytes() == before
-
-
 def test_changed_test_texts_raise(folder: Path, tmp_path: Path, refused: Command) -> None:
     test = write_texts(tmp_path / "test.csv", 6, 3)
     train(folder, "decoder", tmp_path / "run", "--test", test, "--max-minutes", 5)
@@ -262,7 +243,7 @@ def test_changed_test_texts_raise(folder: Path, tmp_path: Path, refused: Command
         "--test",
         test,
     ]
-    assert "the training data changed since the run" in refused("classify", "train", *arguments, *TRAINING)
+    assert "the validation or test data changed since" in refused("classify", "train", *arguments, *TRAINING)
 
 
 def test_overlap_of_training_and_test_is_reported(folder: Path, tmp_path: Path) -> None:
@@ -317,10 +298,7 @@ REFUSED = {
         ["predict", "{run}", "--data", "{train}", "--text-field", "x", "--out", "{new}.csv"],
         "no field 'x', only text, label",
     ),
-    "no file": ([*TRAIN, "nowhere.csv"], "nowhere.csv does not exist"),
-    "empty file": ([*TRAIN, "{empty}"], "is empty"),
     "one class": ([*TRAIN, "{one}"], "have the class 'a'"),
-    "not UTF-8": ([*TRAIN, "{latin}"], "is not UTF-8"),
     "unknown class": ([*TRAIN, "{train}", "--test", "{one}"], "one.csv, line 2, has the class 'a'"),
     "unknown class to a run": (["evaluate", "{run}", "--data", "{one}"], "line 2, has the class 'a'"),
     "no classifier": (["evaluate", "{decoder}", "--data", "{train}"], "train it first"),
@@ -339,8 +317,6 @@ REFUSED = {
         ["train", "--model", "{encoder}", "--data", "{train}", "--out", "{new}", "--overlap", "2"],
         "cannot overlap",
     ),
-    "negative weight": ([*TRAIN, "{train}", "--set", "language_weight=-1"], "`language_weight` must be at least 0"),
-    "endless weight": ([*TRAIN, "{train}", "--set", "language_weight=inf"], "`language_weight` must be at least 0"),
     "no gradients": ([*TRAIN, "{train}", "--set", "bptt_windows=1"], "use at least 2"),
     "odd file": (["predict", "{run}", "--data", "{train}", "--out", "{new}.txt"], "written as .csv or .jsonl"),
 }  # fmt: skip
@@ -348,11 +324,9 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_errors(case: str, folder: Path, runs: dict[str, Path], tmp_path: Path, refused: Command) -> None:
-    (tmp_path / "empty.csv").write_text("")
     (tmp_path / "one.csv").write_text("text,label\nw5,a\nw6,a\n")
     (tmp_path / "two.csv").write_text("text,label\nw5,a\nw6,b\nw7,a\n")
-    (tmp_path / "latin.csv").write_bytes("text,label\nfê,a\n".encode("latin-1"))
-    names = {name: tmp_path / f"{name}.csv" for name in ("empty", "one", "two", "latin")}
+    names = {name: tmp_path / f"{name}.csv" for name in ("one", "two")}
     names |= {"folder": folder, "new": tmp_path / "new", "run": runs["recurrent"]}
     names |= {name: folder / name for name in ("decoder", "encoder", "other")} | {"train": folder / "train.csv"}
     arguments, words = REFUSED[case]

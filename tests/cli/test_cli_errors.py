@@ -13,7 +13,7 @@ from transformers import BertConfig, BloomConfig, BloomForCausalLM, T5Config
 
 from recurrify import run_lock
 from recurrify.cli import main as cli
-from recurrify.mechanisms.base import NoRecurrence
+from recurrify.mechanisms import NoRecurrence
 from recurrify.modeling import loading
 from recurrify.modeling.loading import load_model
 from support.commands import TRAINING, Command
@@ -38,15 +38,6 @@ def train(refused: Refused, base: Path, texts: Path, tmp_path: Path) -> Refused:
 
 
 class TestText:
-    @pytest.fixture(params=["train", "evaluate"])
-    def read(self, request: pytest.FixtureRequest, train: Refused, refused: Refused, base: Path) -> Refused:
-        if request.param == "train":
-            return lambda path: train(data=path)
-        return lambda path: refused("evaluate", base, "--data", path)
-
-    def test_no_such_file(self, read: Refused, tmp_path: Path) -> None:
-        assert "nothing.txt does not exist" in read(tmp_path / "nothing.txt")
-
     def test_a_run_in_the_folder_that_it_reads(self, train: Refused, texts: Path) -> None:
         before = sorted(texts.rglob("*"))
         for out in (texts, texts / "run"):
@@ -54,56 +45,28 @@ class TestText:
             assert f"--out is '{out}', which is inside the training data '{texts}'" in sentence
         assert sorted(texts.rglob("*")) == before
 
-    def test_empty_file(self, read: Refused, tmp_path: Path) -> None:
-        (tmp_path / "empty.txt").write_text("")
-        assert "empty.txt is empty" in read(tmp_path / "empty.txt")
-
-    def test_binary_file(self, read: Refused, tmp_path: Path) -> None:
-        (tmp_path / "some.bin").write_bytes(bytes(range(256)))
-        assert "some.bin is binary" in read(tmp_path / "some.bin")
-
-    def test_one_token(self, read: Refused, tmp_path: Path) -> None:
-        (tmp_path / "short.txt").write_text("w9")
-        assert "short.txt" in read(tmp_path / "short.txt")
-
     def test_one_token_of_everything(self, refused: Refused, base: Path, tmp_path: Path) -> None:
         (tmp_path / "short.txt").write_text("w9")
         sentence = refused("evaluate", base, "--data", tmp_path / "short.txt", "--split", "all")
         assert "gives 2 tokens or more" in sentence
-
-    def test_empty_folder(self, read: Refused, tmp_path: Path) -> None:
-        (tmp_path / "folder").mkdir()
-        assert "holds no text" in read(tmp_path / "folder")
-
-    def test_unknown_split(self, refused: Refused, base: Path, texts: Path) -> None:
-        sentence = refused("evaluate", base, "--data", texts, "--split", "holdout")
-        assert "'holdout'" in sentence
-        assert "train, valid, test or all" in sentence
 
     def test_no_such_validation_text(self, train: Refused, tmp_path: Path) -> None:
         assert "nothing.txt does not exist" in train("--valid", tmp_path / "nothing.txt")
 
 
 class TestModel:
-    @pytest.fixture(params=["train", "evaluate", "generate"])
-    def load(self, request: pytest.FixtureRequest, train: Refused, refused: Refused, texts: Path) -> Refused:
-        def run(model: object) -> str:
-            match request.param:
-                case "train":
-                    return train(model=model)
-                case "evaluate":
-                    return refused("evaluate", model, "--data", texts)
-                case _:
-                    return refused("generate", model, "--prompt", "w5 w6")
-
-        return run
+    @pytest.fixture
+    def load(self, refused: Refused) -> Refused:
+        return lambda model: refused("generate", model, "--prompt", "w5 w6")
 
     @staticmethod
     def truncate(path: Path) -> None:
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
-    def test_no_such_folder(self, load: Refused, tmp_path: Path) -> None:
-        assert str(tmp_path / "nothing") in load(tmp_path / "nothing")
+    def test_no_such_folder(self, load: Refused, train: Refused, refused: Refused, texts: Path, tmp_path: Path) -> None:
+        model = tmp_path / "nothing"
+        for sentence in (load(model), train(model=model), refused("evaluate", model, "--data", texts)):
+            assert str(model) in sentence
 
     def test_folder_without_a_model(self, load: Refused, tmp_path: Path) -> None:
         (tmp_path / "folder").mkdir()
@@ -249,17 +212,11 @@ class TestRecurrence:
     @pytest.mark.parametrize(
         ("options", "words"),
         [
-            (["--overlap", 8], ("`overlap`", "8", "window")),
-            (["--overlap", -1], ("`overlap`", "-1")),
-            (["--window", 0], ("`window`", "0")),
             (["--window", 33], ("`window` is 33", "32 positions")),
             (["--mechanism", "carry", "--set", "insert_layer=99"], ("`insert_layer` is 99", "only 3 layers")),
-            (["--mechanism", "carry", "--set", "insert_layer=top"], ("`insert_layer`", "'top'")),
             (["--mechanism", "telepathy"], ("'telepathy'", "carry", "memory_tokens")),
-            (["--mechanism", "memory_tokens", "--set", "tokens=0"], ("`tokens`", "0")),
             (["--mechanism", "kv", "--set", "keep=2", "--set", "sinks=1"], ("kv", "absolute")),
             (["--mechanism", "kv", "--set", "keep=2", "--set", "sinks=1", "--freeze-base"], ("`freeze_base`", "'kv'")),
-            (["--mechanism", "tail", "--set", "slots=2"], ("'tail'", "no setting 'slots'")),
             (
                 ["--set", "tail=3"],
                 ("'lookback', which was chosen for this base, has no setting 'tail'", "name the `mechanism`"),
@@ -276,9 +233,6 @@ class TestRecurrence:
                 marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device"),
             ),
             (["--mechanism", "carry", "--set", "bptt_windows=1"], ("no gradient reaches an earlier window",)),
-            (["--learning-rate", "nan"], ("`learning_rate`", "nan")),
-            (["--precision", "fp8"], ("`precision`", "'fp8'", "bf16")),
-            (["--freeze-base", "--mechanism", "none"], ("nothing to train",)),
         ],
     )
     def test_train(self, options: list[Any], words: tuple[str, ...], train: Refused) -> None:
@@ -293,7 +247,6 @@ class TestRecurrence:
             (["--overlap", -1], ("`overlap`", "-1")),
             (["--window", 33], ("`window` is 33", "32 positions")),
             (["--window", 0], ("`window`", "0")),
-            (["--window", -3], ("`window`", "-3")),
         ],
     )
     def test_evaluate(
@@ -313,7 +266,7 @@ class TestTraining:
 
 
 class TestDevice:
-    @pytest.mark.parametrize("device", ["telepathy", "cpu:x", "", "xpu", "meta"])
+    @pytest.mark.parametrize("device", ["telepathy", "meta"])
     def test_unknown(self, device: str, refused: Refused, base: Path, texts: Path) -> None:
         for command in (["evaluate", base, "--data", texts], ["generate", base, "--prompt", "w5 w6"]):
             sentence = refused(*command, "--device", device)

@@ -66,6 +66,14 @@ def test_the_same_base_is_the_plain_model(runs: dict[str, Path], texts: Path, tm
     assert len(found["gradients"]["mean"]) == 3
 
 
+def test_other_models_can_be_compared(runs: dict[str, Path], story: Path, tmp_path: Path) -> None:
+    invoke("inspect", runs["recurrent"], story, "--compare", runs["plain"], "--out", tmp_path, "--tokens", 20)
+    tokens = load_result(tmp_path / "inspection.json")["tokens"]
+    invoke("inspect", runs["recurrent"], story, "--plain", runs["plain"], "--out", tmp_path / "b", "--tokens", 20)
+    assert tokens[str(runs["plain"])] == load_result(tmp_path / "b" / "inspection.json")["tokens"]["plain"]
+    assert (tmp_path / "index.html").read_text().count(f'<option value="{runs["plain"]}"') == 2
+
+
 def test_characters_of_several_tokens(tmp_path: Path) -> None:
     story = "A naïve   🙂🙃 story,\r\n\tin bytes: ☃.\n"
     (tmp_path / "story.txt").write_text(story, newline="")

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -132,22 +130,22 @@ class TestEvaluate:
             own = [row for row in result["rows"] if row["model"] == str(runs[name])]
             speed = f"{result['speed'][str(runs[name])]['tokens_per_second']:,.0f} tokens/s"
             start = lines.index([f"{runs[name]} ({own[0]['mechanism']}), windows of 8, {speed}"])
-            headers = ["overlap", "ppl/word", "95 % interval", "ppl/token", "bits/char", "all FLOPs/token"]
+            headers = ["overlap", "ppl/token", "95 % interval", "bits/char", "ppl/word", "all FLOPs/token"]
             assert lines[start + 1] == headers
             for line, row in zip(lines[start + 2 : start + 4], own, strict=True):
-                low, high = row["perplexity_per_word_interval"]
+                low, high = row["perplexity_per_token_interval"]
                 assert line == [
                     str(row["overlap"]),
-                    f"{row['perplexity_per_word']:,.2f}",
-                    f"{low:,.2f} to {high:,.2f}",
                     f"{row['perplexity_per_token']:,.3f}",
+                    f"{low:,.3f} to {high:,.3f}",
                     f"{row['bits_per_character']:.4f}",
+                    f"{row['perplexity_per_word']:,.2f}",
                     f"{row['full_flops_per_token']:.3g}",
                 ]
         for gain in result["gains"]:
             change = gain["relative_gain"]
-            words = f"{100 * abs(change):.2f} % {'lower' if change >= 0 else 'higher'}"
-            assert f"at overlap {gain['overlap']}: perplexity per word {words}" in said
+            words = f"{100 * abs(change):.1f} % {'lower' if change >= 0 else 'higher'}"
+            assert f"at overlap {gain['overlap']}: perplexity per token {words}" in said
 
     def test_all_models_score_the_same_tokens(
         self, evaluated: tuple[str, dict[str, Any]], runs: dict[str, Path]
@@ -166,7 +164,7 @@ class TestEvaluate:
 
     def test_gains(self, evaluated: tuple[str, dict[str, Any]], runs: dict[str, Path]) -> None:
         _, result = evaluated
-        perplexity = {(row["model"], row["overlap"]): row["perplexity_per_word"] for row in result["rows"]}
+        perplexity = {(row["model"], row["overlap"]): row["perplexity_per_token"] for row in result["rows"]}
         assert [gain["overlap"] for gain in result["gains"]] == [0, 3]
         for gain in result["gains"]:
             assert (gain["model"], gain["against"]) == (str(runs["recurrent"]), str(runs["plain"]))
@@ -187,17 +185,21 @@ class TestEvaluate:
         assert result["provenance"]["config"]["tokens_per_document"] == 7
 
     @pytest.mark.parametrize("limit", [(), ("--tokens-per-document", 30)], ids=["all", "some"])
-    def test_other_tokenizers_are_compared_per_word(self, limit: tuple[Any], base: Path, tmp_path: Path) -> None:
+    def test_other_tokenizers_are_compared_per_character(self, limit: tuple[Any], base: Path, tmp_path: Path) -> None:
         (tmp_path / "one.txt").write_text("w1 w2 w3 w4 w5 w6 w7 " * 20)
         said = invoke(
             *("evaluate", base, "shipped:base", "--data", tmp_path / "one.txt", "--split", "all", "--window", 8),
             *("--out", tmp_path / "found.json", *limit),
         )
-        way = "compare without --tokens-per-document, per word" if limit else "compare per word"
-        assert f"note: shipped:base has another tokenizer than {base}: {way}" in said
+        assert f"note: shipped:base has another tokenizer than {base}: perplexities per token cannot be" in said
         found = json.loads((tmp_path / "found.json").read_text())
-        assert found["gains"] == []
-        assert [row["perplexity_per_word"] > 1 for row in found["rows"]] == [True, True]
+        bits = [row["bits_per_character"] for row in found["rows"]]
+        if limit:  # the first 30 tokens of each are different texts
+            assert "leave out --tokens-per-document" in said
+            assert found["gains"] == []
+        else:
+            assert f"shipped:base compared with {base} at overlap 0: bits per character" in said
+            assert found["gains"][0]["relative_gain"] == pytest.approx(1 - bits[1] / bits[0])
 
     def test_one_document_has_no_interval(self, base: Path, runs: dict[str, Path], tmp_path: Path) -> None:
         (tmp_path / "one.txt").write_text("w5 w6 w7 " * 9)
@@ -244,20 +246,15 @@ class TestGenerate:
         assert found.stdout.split()[:2] == ["w11", "w12"]
 
 
-def test_as_a_program(base: Path, texts: Path, tmp_path: Path) -> None:
-    """One way through a real process: output and exit codes as a shell sees them."""
-
-    def program(*arguments: object) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "recurrify.cli.main", *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
-
-    done = program("generate", base, "--prompt", "w7 w8", "--max-new-tokens", 3, "--greedy")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("w7 w8")
-    assert set(done.stderr.splitlines()) <= {"loading PyTorch and transformers"}
-    done = program("evaluate", base, "--data", tmp_path / "nothing.txt")
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr.splitlines()[-1].startswith("Error: ")
-    assert "nothing.txt does not exist" in done.stderr
-    assert "Traceback" not in done.stderr
+def test_advise_measures_recommends_and_names_the_next_command(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("def read(path):\n    return open(path).read()\n\n\n" * 200)
+    out, page = tmp_path / "advice.json", tmp_path / "advice.html"
+    said = invoke(
+        *("advise", "shipped:base", tmp_path / "text.txt", "--split", "all", "--tokens", 200),
+        *("--out", out, "--page", page),
+    )
+    result = json.loads(out.read_text())
+    assert result["gains"][0]["interval"] is not None  # a single document is read in pieces
+    assert {row["role"] for row in result["rows"]} >= {"memory", "windows", "overlap", "longer window"}
+    assert f"Next: {result['command']}" in said
+    assert page.is_file()

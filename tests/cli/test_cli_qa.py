@@ -11,7 +11,7 @@ from recurrify.cli import main as cli
 from recurrify.data.questions import QuestionSet, save_questions
 from recurrify.errors import UserError
 from recurrify.evaluate.answers import score_answers
-from recurrify.mechanisms.base import mechanism_names, recurrence_config
+from recurrify.mechanisms import mechanism_names, recurrence_config
 from recurrify.modeling.heads import add_recurrence
 from recurrify.modeling.task_heads import RecurrentForQuestionAnswering
 from recurrify.modeling.task_loading import load_task_model

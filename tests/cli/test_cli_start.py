@@ -20,7 +20,7 @@ from recurrify.cli import main as cli
 from recurrify.cli import probe
 from recurrify.evaluate import probe_run
 from recurrify.evaluate.inspection import REACH
-from recurrify.mechanisms.base import mechanism_names, recurrence_config
+from recurrify.mechanisms import mechanism_names, recurrence_config
 from recurrify.settings import declaration, setting_docs
 from recurrify.train import AnswerSettings, ClassifySettings, TrainSettings, memories
 from support.commands import Command, invoke

@@ -17,7 +17,6 @@ from recurrify.data import (
     token_cache,
     tokenize_cached,
     tokenize_documents,
-    tokenized,
     tokens,
 )
 from recurrify.errors import UserError
@@ -149,11 +148,3 @@ def test_unwritable_cache_is_reported(tokenizer: PreTrainedTokenizerFast, tmp_pa
     assert_same(found, tokenize_documents(DOCUMENTS, tokenizer))
     assert skipped[0].name == f"the token cache {tmp_path}/file/cache"
     assert skipped[0].reason.startswith("cannot be written")
-
-
-def test_tokenized_source(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
-    text = tmp_path / "text.txt"
-    text.write_text("the cat sat on the mat\n" * 100)
-    without_cache = tokenized(text, "valid", tokenizer)
-    assert_same(tokenized(str(text), "valid", tokenizer, tmp_path / "cache"), without_cache)
-    assert without_cache[0].words == 30

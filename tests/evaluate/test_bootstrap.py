@@ -1,6 +1,7 @@
 """Intervals and gains of synthetic losses with known values."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -103,13 +104,6 @@ def test_no_difference_is_within_noise() -> None:
     assert same.within_noise
 
 
-def test_gain_of_perplexities_per_word() -> None:
-    words = np.array([10, 1000, 200])
-    plain, recurrent = made_up(words * 4.0, words), made_up(words * np.array([3.0, 3.9, 3.8]), words)
-    gain = relative_gain(plain, recurrent)
-    assert gain.relative_gain == pytest.approx(1 - recurrent.perplexity_per_word / plain.perplexity_per_word)
-
-
 def test_differing_seeds_widen_the_interval() -> None:
     plain = losses()
     steady = [made_up(plain + 100 * math.log(0.97)) for _ in range(3)]
@@ -144,8 +138,19 @@ def test_evaluations_of_different_text_raise() -> None:
         relative_gain(plain, made_up(losses()[:-1]))
     words = np.full(DOCUMENTS, 100)
     words[7] = 99
-    with pytest.raises(UserError, match="document 'document 7' has 150 tokens in one and 149 in another"):
+    with pytest.raises(UserError, match="document 'document 7' has 100 words in one and 99 in another"):
         relative_gain([plain, plain], [plain, made_up(losses(), words)])
+
+
+def test_other_tokenizers_compare_per_character_but_not_per_token() -> None:
+    plain, nll = made_up(losses()), losses()
+    other = replace(made_up(0.9 * nll), tokens=plain.tokens + 1)
+    with pytest.raises(UserError, match="has 150 tokens in one and 151 in another"):
+        relative_gain(plain, other, "perplexity_per_token")
+    gain = relative_gain(plain, other, "bits_per_character")
+    assert gain.relative_gain == pytest.approx(0.1)
+    assert gain.interval == pytest.approx((0.1, 0.1))
+    assert str(gain) == "10.0 % lower (95 % interval 10.0 to 10.0 %)"
 
 
 @pytest.mark.parametrize("change", [{"samples": 0}, {"level": 1.0}, {"level": 0.0}])

@@ -1,6 +1,7 @@
 """A memory compared with its base: settings, equal FLOPs, the same tokens."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,15 @@ from recurrify.evaluate import (
     matched_window,
     relative_gain,
     training_differences,
+)
+from recurrify.evaluate.comparison import (
+    ComparisonRow,
+    ComparisonSetting,
+    comparison_rows,
+    evaluation_of_parts,
+    gain_rows,
+    strongest_rival,
+    verdict,
 )
 from support.models import POSITIONS, text, tiny
 
@@ -54,18 +64,18 @@ def test_matched_overlap_and_window_are_the_smallest_that_cost_as_much(base: Any
 
 def test_settings_of_the_four_comparisons(base: Any) -> None:
     model = add_recurrence(base, KVConfig(window=WINDOW, keep=6, sinks=1))
-    settings = {setting.name: setting for setting in comparison_settings(model, documents(100, 20))}
-    assert list(settings) == ["memory", "same_windows", "full_context", "equal_flops_overlap", "equal_flops_window"]
-    assert settings["same_windows"][1:] == (WINDOW, 0, full_flops_per_token(base, WINDOW, 0))
-    assert settings["full_context"][1:3] == (POSITIONS, 0)
+    settings = {setting.role: setting for setting in comparison_settings(model, documents(100, 20))}
+    assert list(settings) == ["memory", "windows", "overlap", "longer window", "full context"]
+    assert settings["windows"][1:] == (WINDOW, 0, full_flops_per_token(base, WINDOW, 0))
+    assert settings["full context"][1:3] == (POSITIONS, 0)
     flops = settings["memory"].flops_per_token
     assert flops == full_flops_per_token(model)
-    assert settings["equal_flops_overlap"].window == WINDOW
-    assert settings["equal_flops_overlap"].overlap >= 1
-    assert settings["equal_flops_window"].window > WINDOW
-    assert min(settings[name].flops_per_token for name in ("equal_flops_overlap", "equal_flops_window")) >= flops
+    assert settings["overlap"].window == WINDOW
+    assert settings["overlap"].overlap >= 1
+    assert settings["longer window"].window > WINDOW
+    assert min(settings[name].flops_per_token for name in ("overlap", "longer window")) >= flops
     # The context is no longer than the longest document, and a short document costs less.
-    short = {setting.name: setting for setting in comparison_settings(model, documents(21, 11))}["full_context"]
+    short = {setting.role: setting for setting in comparison_settings(model, documents(21, 11))}["full context"]
     assert short.window == 20
     expected = (20 * full_flops_per_token(base, 20, 0) + 10 * full_flops_per_token(base, 10, 0)) / 30
     assert short.flops_per_token == pytest.approx(expected)
@@ -92,11 +102,33 @@ def test_rows_score_the_same_tokens_as_separate_evaluations(base: Any) -> None:
     assert rows[0].evaluation.words.tolist() == memory.words.tolist()
     assert sum(scored) == comparison_tokens([row.setting for row in rows], texts)
     saved = json.loads(json.dumps([row.to_dict() for row in rows]))
-    assert saved[0]["gain"] is None
-    assert saved[1]["gain"]["relative_gain"] == pytest.approx(same.gain.relative_gain)
+    assert saved[1]["label"] == "plain windows of 8"
     assert len(saved[1]["bits_per_character_interval"]) == 2
-    assert "base, the same windows of 8: " in str(same)
-    assert "the memory's is" in str(same)
+    gains = gain_rows(rows)
+    assert {gain["against"] for gain in gains} == {"windows", "overlap", "longer window", "full context"}
+    assert gains[0]["against"] == strongest_rival(rows).setting.role
+
+
+def made_up_rows(*levels: float) -> list[ComparisonRow]:
+    """Readings with these losses per token: memory, windows, overlap, longer window and full context."""
+    flops = (1.0, 0.9, 1.0, 1.04, 2.0)
+    roles = ("memory", "windows", "overlap", "longer window", "full context")
+    settings = [ComparisonSetting(role, 8, 0, cost) for role, cost in zip(roles, flops, strict=True)]
+    found = [
+        evaluation_of_parts(np.random.default_rng(1).normal(level, 0.01, 64), ["word "] * 65, 8) for level in levels
+    ]
+    return comparison_rows(settings, found)
+
+
+def test_verdict_holds_the_memory_against_the_strongest_reading_at_its_price() -> None:
+    rows = made_up_rows(3.0, 3.3, 3.2, 3.1, 2.9)
+    assert strongest_rival(rows).setting.role == "longer window"
+    text = verdict(rows)
+    assert re.match(r"The memory's perplexity per token is 9\.5 % lower \(95 % interval 9\.\d to 9\.\d %\)", text)
+    assert "than that of plain windows of 8. Full context of 8 reaches 18.1" in text
+    assert "for 2.00 times the FLOPs" in text
+    worse = made_up_rows(3.0, 3.3, 2.8, 3.1, 2.9)
+    assert "22.1 % higher" in verdict(worse)
 
 
 def test_equal_settings_are_scored_once_and_another_base_is_used(base: Any) -> None:
@@ -104,9 +136,9 @@ def test_equal_settings_are_scored_once_and_another_base_is_used(base: Any) -> N
     texts = documents(40, 40)
     scored: list[int] = []
     rows = compare_with_base(model, texts, base=add_recurrence(base, NoRecurrence(window=4)), progress=scored.append)
-    assert [row.setting.name for row in rows if row.setting.window == POSITIONS] == [row.setting.name for row in rows]
+    assert [row.setting.role for row in rows if row.setting.window == POSITIONS] == [row.setting.role for row in rows]
     assert sum(scored) == comparison_tokens([row.setting for row in rows], texts) == 3 * 78
-    assert rows[1].evaluation is rows[2].evaluation
+    assert rows[1].evaluation is rows[4].evaluation
     alone = evaluate_documents(base, texts, window=POSITIONS, overlap=0)
     np.testing.assert_allclose(rows[1].evaluation.nll, alone.nll, rtol=1e-5)
 

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from recurrify import NoRecurrence, add_recurrence
-from recurrify.context import Past
 from recurrify.data.tokens import TokenizedDocument
-from recurrify.evaluate.inspection import Text, gradient_profile, read_text, slot_attention, watched_attention
+from recurrify.evaluate.evaluation import Text
+from recurrify.evaluate.inspection import gradient_profile, read_text, slot_attention, watched_attention
 from recurrify.evaluate.perplexity import evaluate_documents
-from recurrify.modeling import model as model_code
 from recurrify.windows import schedule
 from support.checks import WINDOW, fits, recurrent
 from support.models import DECODERS, text, tiny
@@ -51,20 +50,6 @@ class TestReading:
             document = TokenizedDocument("sample", whole.ids[:length], 1, 1, 1)
             found = evaluate_documents(model, [document])
             assert found.nll[0] == pytest.approx(losses[: length - 1].sum(), rel=1e-5)
-
-    def test_plain_losses_by_hand(self) -> None:
-        model = add_recurrence(tiny("gpt2"), NoRecurrence(window=WINDOW, overlap=3))
-        whole = sample()
-        ids = torch.as_tensor(whole.ids)
-        expected = []
-        for span in schedule(LENGTH - 1, WINDOW, 3):
-            with torch.no_grad():
-                logits = model.base(ids[None, span.start : span.stop]).logits[0].double()
-            chosen = logits.log_softmax(-1).gather(1, ids[span.start + 1 : span.stop + 1, None])
-            expected += (-chosen[span.first - span.start :, 0]).tolist()
-        reading = read_text(model, whole)
-        assert np.allclose(reading.losses, expected, atol=1e-5)
-        assert reading.norms == reading.changes == []
 
     def test_state_norms_by_hand(self) -> None:
         model, whole = model_for("tail"), sample()
@@ -138,24 +123,6 @@ class TestSlotAttention:
         assert found.mass[0, 0] > found.mass[0, -1]
         assert model.base.config._attn_implementation == own
         assert np.array_equal(read_text(model, whole).losses, before)
-
-    @pytest.mark.parametrize("name", ["carry", "tail", "memory_tokens"])
-    def test_masked_slots_get_no_attention(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        model = model_for(name)
-
-        def blocked(memory: Tensor | None, live: Tensor, device: torch.device) -> Past:
-            return Past(memory, torch.zeros(1, dtype=torch.bool))
-
-        monkeypatch.setattr(model_code, "past_of", blocked)
-        found = slot_attention(model, sample())
-        assert found is not None
-        assert (found.mass == 0).all()
-
-    def test_short_window(self) -> None:
-        found = slot_attention(model_for("carry"), sample(WINDOW + 4))
-        assert found is not None
-        assert np.isfinite(found.mass[0, :3]).all()
-        assert np.isnan(found.mass[0, 3:]).all()
 
     def test_no_slots_or_no_memory(self) -> None:
         assert slot_attention(model_for("compress"), sample()) is None

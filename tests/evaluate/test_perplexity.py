@@ -11,7 +11,7 @@ import torch
 
 from recurrify import CarryConfig, NoRecurrence, SummaryConfig, UserError, add_recurrence
 from recurrify.data import TokenizedDocument
-from recurrify.evaluate import Evaluation, Tally, evaluate_documents, perplexity
+from recurrify.evaluate import Evaluation, Tally, evaluate_documents
 from recurrify.results import load_result, save_result
 from recurrify.state import State
 from support.models import VOCABULARY, tiny
@@ -119,7 +119,7 @@ def test_carried_state_equals_one_call_over_the_whole_document(overlap: int, set
     np.testing.assert_allclose(plain.nll[~changed], found.nll[~changed], rtol=1e-5)
 
 
-@pytest.mark.parametrize(("rows", "windows_per_call", "overlap"), [(1, 100, 0), (2, 3, 3), (100, 1, 3)])
+@pytest.mark.parametrize(("rows", "windows_per_call", "overlap"), [(1, 100, 0), (2, 3, 3)])
 @pytest.mark.parametrize("remembers", [True, False])
 def test_rows_and_windows_per_call_change_nothing(
     rows: int, windows_per_call: int, overlap: int, remembers: bool
@@ -168,26 +168,6 @@ def test_exchange_needs_two_documents_and_a_memory() -> None:
     assert both[0] == pytest.approx(both[1], rel=1e-5)
 
 
-@pytest.mark.parametrize("rows", [1, 3, 8])
-def test_with_exchange_no_document_reads_its_own_memory(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    own: dict[int, list[bytes]] = {}
-    swap = perplexity.Exchange.__call__
-
-    def watched(self: Any, documents: Sequence[int], state: State) -> State:
-        given = swap(self, documents, state)
-        for row, index in enumerate(documents):
-            if state.live[row]:
-                assert state.memory is not None
-                assert given.memory is not None
-                own.setdefault(index, []).append(state.memory[row].numpy().tobytes())
-                assert given.memory[row].numpy().tobytes() not in own[index]
-        return given
-
-    monkeypatch.setattr(perplexity.Exchange, "__call__", watched)
-    evaluate_documents(carrying(tiny("gpt2")), DOCUMENTS, rows=rows, exchange_memories=True)
-    assert len(own) == sum(length > WINDOW + 1 for length in LENGTHS)
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_bf16_on_a_gpu_is_close_but_different() -> None:
@@ -195,16 +175,6 @@ def test_bf16_on_a_gpu_is_close_but_different() -> None:
     exact, rounded = (evaluate_documents(model, DOCUMENTS, rows=3, bf16=bf16) for bf16 in (False, True))
     np.testing.assert_allclose(rounded.nll, exact.nll, rtol=0.02)
     assert (rounded.nll != exact.nll).any()
-
-
-def test_order_of_documents_changes_only_the_order() -> None:
-    model = carrying(tiny("gpt2"))
-    order = [4, 2, 6, 0, 5, 1, 3]
-    expected = evaluate_documents(model, DOCUMENTS, rows=2)
-    found = evaluate_documents(model, [DOCUMENTS[index] for index in order], rows=2)
-    assert found.names == tuple(f"document {index}" for index in order)
-    np.testing.assert_allclose(found.nll, expected.nll[order], rtol=1e-5)
-    np.testing.assert_array_equal(found.bytes, expected.bytes[order])
 
 
 @pytest.mark.parametrize(("overlap", "windows_per_call"), [(0, 1), (5, 3), (WINDOW - 1, 50)])
@@ -253,8 +223,9 @@ def test_model_is_unchanged_afterwards(memory: bool) -> None:
 def test_settings_are_restored_after_an_error_and_training_continues() -> None:
     model = carrying(tiny("gpt2")).train()
 
-    def stop(_: int) -> None:
-        raise KeyboardInterrupt
+    def stop(scored: int) -> None:
+        if scored:
+            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         evaluate_documents(model, DOCUMENTS, window=6, overlap=2, progress=stop)
@@ -313,11 +284,6 @@ def test_huge_perplexity_is_infinite() -> None:
     assert made.perplexity_per_word == math.inf
     assert made.perplexity_per_token == math.inf
     assert math.isfinite(made.bits_per_byte)
-
-
-def test_loss_by_window_has_64_entries() -> None:
-    found = evaluate_documents(tiny("gpt2"), [document("long", 300)], window=4)
-    assert len(found.loss_by_window) == 64
 
 
 def test_losses_that_are_not_finite_raise() -> None:

@@ -13,7 +13,7 @@ from recurrify.data.probes_text import ProbeText
 from recurrify.errors import UserError
 from recurrify.evaluate.classification import share_interval
 from recurrify.evaluate.probing import score_of, score_symbols, score_texts
-from recurrify.mechanisms.base import NoRecurrence
+from recurrify.mechanisms import NoRecurrence
 from recurrify.mechanisms.carry import CarryConfig
 from recurrify.modeling.heads import RecurrentForCausalLM, add_recurrence
 from recurrify.state import State
@@ -85,17 +85,6 @@ class TestTexts:
         assert score.accuracy == (likelihoods.argmax(axis=1) == right).mean()
         assert score.probability == pytest.approx(shares[np.arange(6), right].mean(), rel=1e-5)
         assert sum(done) == 6 * (distance + 1) * WINDOW
-
-    def test_without_memory_the_fact_has_no_effect(self) -> None:
-        model: RecurrentForCausalLM = add_recurrence(tiny("gpt2"), NoRecurrence(window=WINDOW)).eval()
-        text = texts_at(2, 1)[0]
-        place = text.facts[0][0]
-        probabilities = []
-        for other in range(4):
-            ids = text.ids.copy()
-            ids[place + 1] = 40 + other
-            probabilities.append(score_texts(model, [text._replace(ids=ids)]).probability)
-        assert len(set(probabilities)) == 1
 
     def test_invalid_input_raises(self) -> None:
         model: RecurrentForCausalLM = add_recurrence(tiny("gpt2"), NoRecurrence(window=WINDOW, overlap=2)).eval()

@@ -1,4 +1,4 @@
-"""What is added where no mechanism is named."""
+"""Which memory and window a base gets if none is named."""
 
 from typing import Any
 
@@ -6,16 +6,16 @@ import pytest
 import torch
 
 from recurrify import CarryConfig, KVConfig, LookbackConfig, UserError, add_recurrence
-from recurrify.mechanisms.base import recurrence_config
+from recurrify.mechanisms import recurrence_config
 from recurrify.mechanisms.choose import best_settings, default_window
 from recurrify.modeling.loading import load_model
 from support.checks import ABSOLUTE, ROTARY
 from support.models import DECODERS, ENCODERS, text, tiny
 
 
-@pytest.mark.parametrize("family", [*DECODERS, *ENCODERS])
+@pytest.mark.parametrize("family", ["gpt2", "opt", "llama", "bert", "roberta"])
 @pytest.mark.parametrize("positions", [64, 600])
-def test_plain_windows_are_as_long_as_those_they_are_held_against(family: str, positions: int) -> None:
+def test_plain_windows_have_the_length_of_the_chosen_memory(family: str, positions: int) -> None:
     config = tiny(family, max_position_embeddings=positions).config
     assert default_window(config, {"mechanism": "none"}) == best_settings(config, {})["window"]
 
@@ -32,19 +32,19 @@ def test_plain_windows_are_as_long_as_those_they_are_held_against(family: str, p
     ],
     ids=str,
 )
-def test_how_much_is_kept_suits_the_windows_unless_it_is_named(settings: dict[str, Any], keep: int) -> None:
+def test_default_keep_fits_the_window(settings: dict[str, Any], keep: int) -> None:
     assert recurrence_config(settings).to_dict()["keep"] == keep
 
 
 @pytest.mark.parametrize("changes", [{"window": "8"}, {"window": 8, "overlap": 8}, {"sinks": -1}], ids=str)
-def test_settings_that_cannot_be_are_refused_before_any_is_made_to_suit_them(changes: dict[str, Any]) -> None:
+def test_invalid_settings_raise_before_keep_is_chosen(changes: dict[str, Any]) -> None:
     with pytest.raises(UserError):
         recurrence_config({"mechanism": "kv", **changes})
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("family", [*DECODERS, *ENCODERS])
-def test_every_family_gets_one_that_suits_its_positions(family: str) -> None:
+def test_choice_depends_on_positions(family: str) -> None:
     model = add_recurrence(tiny(family)).eval()
     kinds = {**dict.fromkeys(ABSOLUTE, LookbackConfig), **dict.fromkeys(ROTARY, KVConfig)}
     assert type(model.recurrence) is kinds.get(family, CarryConfig)
@@ -65,7 +65,9 @@ def test_every_family_gets_one_that_suits_its_positions(family: str) -> None:
     ],
     ids=str,
 )
-def test_what_is_given_stays(positions: int, given: dict[str, Any], expected: dict[str, Any], tmp_path: Any) -> None:
+def test_given_settings_are_kept(
+    positions: int, given: dict[str, Any], expected: dict[str, Any], tmp_path: Any
+) -> None:
     tiny("gpt2", max_position_embeddings=positions).save_pretrained(tmp_path)
     load_model("shipped:base")[1].save_pretrained(tmp_path)
     model, _ = load_model(str(tmp_path), {"mechanism": "best", **given})
@@ -90,7 +92,7 @@ def test_what_is_given_stays(positions: int, given: dict[str, Any], expected: di
     ],
     ids=str,
 )
-def test_a_rotary_base_keeps_what_its_windows_leave_room_for(
+def test_rotary_base_keeps_as_many_as_positions_allow(
     changes: dict[str, Any], given: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     base = tiny("mistral", **changes)
@@ -98,7 +100,7 @@ def test_a_rotary_base_keeps_what_its_windows_leave_room_for(
     assert {name: getattr(model.recurrence, name) for name in expected} == expected
 
 
-def test_turning_keys_that_a_family_does_not_tell_of_are_not_moved() -> None:
+def test_unregistered_rotary_positions_are_not_moved() -> None:
     base = tiny("gpt2")
     base.config.rope_parameters = {"rope_type": "default", "rope_theta": 10_000.0}
     assert best_settings(base.config, {})["mechanism"] == "carry"
@@ -111,6 +113,6 @@ def test_turning_keys_that_a_family_does_not_tell_of_are_not_moved() -> None:
     [({"limit": 3}, "'lookback', which was chosen.* no setting 'limit'"), ({"window": "8"}, "`window`")],
     ids=str,
 )
-def test_settings_that_cannot_be(given: dict[str, Any], words: str) -> None:
+def test_invalid_settings_raise(given: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         load_model("shipped:base", {"mechanism": "best", **given})

@@ -15,7 +15,7 @@ from support.checks import EVERYWHERE, VARIANTS, VARIED, WINDOW, recurrent, vari
 from support.models import DECODERS, LAYERS, PAD, text
 
 NEW = 3 * WINDOW + 1
-"""Into a fourth window: two that begin with a memory are replayed."""
+"""Into a fourth window, so that two windows with a memory are replayed."""
 
 
 def logits(model: torch.nn.Module, ids: Tensor, **more: object) -> tuple[Tensor, Tensor]:
@@ -25,7 +25,7 @@ def logits(model: torch.nn.Module, ids: Tensor, **more: object) -> tuple[Tensor,
 
 
 class Captures(list[Callable[[], Tensor]]):
-    """Stands in for graphs, which need a GPU: runs what would be captured, on the very same tensors."""
+    """Replaces graphs, which need a GPU: runs what would be captured, on the same tensors."""
 
     def __call__(self, function: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
         self.append(function)
@@ -44,7 +44,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> Captures:
 @pytest.mark.parametrize(
     ("family", "variant"), [pair for pair in variants_in_turn(*VARIED) if VARIANTS[pair[1]].get("mechanism") != "rsa"]
 )
-def test_every_variant_writes_the_same(captures: Captures, family: str, variant: str) -> None:
+def test_every_variant_generates_the_same(captures: Captures, family: str, variant: str) -> None:
     model, ids = recurrent(family, **VARIANTS[variant]), text(2, 1)
     expected = logits(model, ids)
     assert not captures
@@ -52,10 +52,10 @@ def test_every_variant_writes_the_same(captures: Captures, family: str, variant:
     found = logits(model, ids)
     assert found[0].tolist() == expected[0].tolist()
     torch.testing.assert_close(found[1], expected[1])
-    assert len(captures) == 2  # before there is a memory, and with one
+    assert len(captures) == 2  # without and with a memory
 
 
-def test_rows_at_different_places_share_a_graph_and_beams_take_none(captures: Captures) -> None:
+def test_padded_rows_share_a_graph_and_beams_use_none(captures: Captures) -> None:
     model = recurrent("gpt2")
     ids, mask = text(2, 6), torch.ones(2, 6, dtype=torch.long)
     mask[0, :3] = 0
@@ -81,8 +81,8 @@ class Operations(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("settings", [{}, EVERYWHERE["tail"]], ids=["carry", "tail"])
-def test_no_layer_makes_a_mask_or_writes_out_its_gelu(captures: Captures, settings: dict[str, object]) -> None:
-    """Each would be some launches for every layer of every token."""
+def test_layers_make_no_masks_and_use_fused_gelu(captures: Captures, settings: dict[str, object]) -> None:
+    """Each would be several launches per layer and token."""
     model = recurrent("gpt2", **settings)
     graph_generation(model)
     logits(model, text(1, 1))
@@ -105,7 +105,7 @@ def test_no_layer_makes_a_mask_or_writes_out_its_gelu(captures: Captures, settin
     ],
     ids=str,
 )
-def test_graphs_write_the_same(family: str, settings: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_generate_the_same(family: str, settings: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphed_generation, "STEPS_BEFORE", 2)
     model, ids = recurrent(family, **settings).cuda(), text(2, 1).cuda()
     expected = logits(model, ids)

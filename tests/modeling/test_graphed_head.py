@@ -1,4 +1,4 @@
-"""The head of captured steps: it works in memory of its own, in as many parts as fit there."""
+"""The head of captured steps: it uses preallocated memory, in as many parts as necessary."""
 
 from typing import Any
 
@@ -27,12 +27,11 @@ def head_inputs(model: RecurrentForCausalLM) -> tuple[torch.Tensor, torch.Tensor
     return torch.randn(3, 7, model.base.config.hidden_size), targets
 
 
-@pytest.mark.parametrize("at_once", [1, 5 * 128, 2**29])
-@pytest.mark.parametrize("learns", [True, False])
+@pytest.mark.parametrize(("at_once", "learns"), [(1, True), (5 * 128, False), (2**29, True)])
 def test_losses_and_gradients_are_those_of_a_plain_head(
     at_once: int, learns: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Twice, in the same room: gradients of the weights add up."""
+    """Twice, in the same workspace: gradients of the weights add up."""
     monkeypatch.setattr(graphed_head, "LOGITS_AT_ONCE", at_once)
     model = add_recurrence(tiny("gpt2"), CarryConfig(window=8)).train()
     weight = model.base.lm_head.weight.requires_grad_(learns)
@@ -41,10 +40,10 @@ def test_losses_and_gradients_are_those_of_a_plain_head(
     hidden.requires_grad_()
     plain = F.cross_entropy((hidden @ weight.T).flatten(0, 1), targets.flatten(), reduction="none", ignore_index=IGNORE)
     plain.sum().backward()
-    room = head.room(2 * targets.numel())
-    assert room.logits.numel() <= max(at_once, room.logits.shape[1])
+    workspace = head.workspace(2 * targets.numel())
+    assert workspace.logits.numel() <= max(at_once, workspace.logits.shape[1])
     for times in (1, 2):
-        losses, gradient = head.score(hidden.detach(), targets, room)
+        losses, gradient = head.score(hidden.detach(), targets, workspace)
         torch.testing.assert_close(losses.flatten(), plain.detach())
         torch.testing.assert_close(gradient, hidden.grad)
         if learns:
@@ -54,8 +53,8 @@ def test_losses_and_gradients_are_those_of_a_plain_head(
             assert head.sum is None
 
 
-def test_all_windows_of_a_step_use_the_same_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory that were taken anew for each would lie between activations, and grow with the windows."""
+def test_all_windows_of_a_step_use_the_same_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """New memory for each window would fragment that of activations, and grow with the number of windows."""
     graphs = with_recorded_graphs(monkeypatch)
     model = add_recurrence(tiny("gpt2"), CarryConfig(window=8)).train()
     model.compiled_window, model.graphed_steps = OneWindow(model), AnyDevice(model)

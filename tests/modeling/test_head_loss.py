@@ -1,4 +1,4 @@
-"""The head and its loss in one: the losses and gradients of a plain head, without its logits being kept."""
+"""The head and its loss in one: losses and gradients of a plain head, without keeping its logits."""
 
 import copy
 from typing import Any
@@ -27,9 +27,9 @@ def inputs(rows: int = 11, width: int = 8, vocabulary: int = 37, dtype: torch.dt
     return hidden, weight, targets
 
 
-@pytest.mark.parametrize("rows_at_once", [1, 4, 100])
-@pytest.mark.parametrize("vocabulary", [37, 64])
-@pytest.mark.parametrize("as_on", ["cpu", "gpu"])
+@pytest.mark.parametrize(
+    ("rows_at_once", "vocabulary", "as_on"), [(1, 37, "cpu"), (4, 64, "cpu"), (4, 37, "gpu"), (100, 64, "gpu")]
+)
 def test_losses_and_gradients_are_those_of_a_plain_head(
     rows_at_once: int, vocabulary: int, as_on: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -44,7 +44,7 @@ def test_losses_and_gradients_are_those_of_a_plain_head(
     torch.testing.assert_close(ours, theirs)
 
 
-def test_a_weight_that_does_not_learn_costs_no_gradient() -> None:
+def test_frozen_weight_gets_no_gradient() -> None:
     hidden, weight, targets = inputs()
     losses = summed_losses(hidden, weight.detach(), targets)
     assert losses.grad_fn is not None
@@ -55,7 +55,7 @@ def test_a_weight_that_does_not_learn_costs_no_gradient() -> None:
 
 
 @pytest.mark.parametrize("scored", [1, 0], ids=["sum", "mean of none"])
-def test_nothing_scored_has_no_gradient_and_no_trouble(scored: int) -> None:
+def test_without_targets_gradients_are_zero(scored: int) -> None:
     hidden, weight, targets = inputs()
     losses = summed_losses(hidden, weight, torch.full_like(targets, IGNORE))
     assert not losses.any()
@@ -63,7 +63,7 @@ def test_nothing_scored_has_no_gradient_and_no_trouble(scored: int) -> None:
         assert not gradient.any()
 
 
-def test_no_rows_are_no_trouble() -> None:
+def test_no_rows() -> None:
     hidden, weight, targets = inputs(rows=0)
     losses = summed_losses(hidden, weight, targets)
     losses.sum().backward()
@@ -72,7 +72,7 @@ def test_no_rows_are_no_trouble() -> None:
     assert not weight.grad.any()
 
 
-def test_half_precision_is_as_near_as_that_of_a_plain_head() -> None:
+def test_half_precision_is_as_exact_as_a_plain_head() -> None:
     hidden, weight, targets = inputs(rows=64, width=64, vocabulary=301, dtype=torch.float32)
     exact = F.cross_entropy(hidden @ weight.T, targets, ignore_index=IGNORE, reduction="none")
     wanted = torch.autograd.grad(exact.mean(), (hidden, weight))
@@ -91,9 +91,9 @@ def test_half_precision_is_as_near_as_that_of_a_plain_head() -> None:
         assert float((one - true).norm()) <= 1.1 * float((other - true).norm())
 
 
-@pytest.mark.parametrize("base", ["gpt2", "llama", "gemma2", "opt"])
-def test_a_model_learns_the_same_with_and_without(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Heads that are more than a linear map are left as they are."""
+@pytest.mark.parametrize("base", ["gpt2", "gemma2"])
+def test_training_step_is_the_same_with_and_without(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads that are more than a linear map are not changed."""
     monkeypatch.setattr("recurrify.modeling.model.FEW_LOGITS", 0)
     model = add_recurrence(tiny(base), CarryConfig(window=8)).train()
     twin = copy.deepcopy(model)
@@ -111,8 +111,8 @@ def test_a_model_learns_the_same_with_and_without(base: str, monkeypatch: pytest
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=1e-6, msg=name)
 
 
-def test_losses_that_are_returned_may_be_weighed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gradients of one loss among many are those of its logits; a head that takes all alike would give others."""
+def test_returned_losses_may_be_weighted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient of a single loss is that of its logits; with summed losses it would be another one."""
     monkeypatch.setattr("recurrify.modeling.model.FEW_LOGITS", 0)
     model = add_recurrence(tiny("gpt2"), CarryConfig(window=8)).train()
     assert model.makes_gradients_at_once(torch.zeros(1))
@@ -127,7 +127,7 @@ def test_losses_that_are_returned_may_be_weighed(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("half", [False, True])
 def test_compiled_windows_keep_no_logits(half: bool) -> None:
-    """What stays for the backward pass, by the compiler's own partition of the work."""
+    """In what the compiler's partition saves for the backward pass."""
     vocabulary, rows, window = 1031, 2, 16
     model = add_recurrence(tiny("gpt2", vocab_size=vocabulary, n_layer=1), NoRecurrence(window=window)).train()
     compiled = CompiledWindow(model, rows)
@@ -135,14 +135,14 @@ def test_compiled_windows_keep_no_logits(half: bool) -> None:
     model.compiled_window = compiled
     kept: list[tuple[int, ...]] = []
 
-    def note(tensor: Tensor) -> Tensor:
+    def record(tensor: Tensor) -> Tensor:
         kept.append(tuple(tensor.shape))
         return tensor
 
     ids = torch.randint(vocabulary, (rows, 2 * window), generator=torch.Generator().manual_seed(0))
     twin = copy.deepcopy(model)
     twin.compiled_window = None
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda one: one), torch.autocast("cpu", enabled=half):
+    with torch.autograd.graph.saved_tensors_hooks(record, lambda one: one), torch.autocast("cpu", enabled=half):
         loss = model(ids, targets=ids.roll(-1, 1)).loss
     assert kept
     assert not [shape for shape in kept if rows * window in shape and max(shape) >= vocabulary]
@@ -165,19 +165,16 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("checkpoint", [False, True])
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_head_that_somebody_changed_runs_as_it_is(
-    change: str, checkpoint: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Computed weights learn, and hooks are heard, captured or not."""
+def test_changed_head_runs_unchanged(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parametrized weights are trained and hooks run, captured or not."""
     without_graphs(monkeypatch)
     monkeypatch.setattr("recurrify.modeling.model.FEW_LOGITS", 0)
     ids, found = text(2, 24), []
     for captured in (False, True):
         torch.manual_seed(0)
         base = tiny("gpt2", tie_word_embeddings=False)
-        model = add_recurrence(base, CarryConfig(window=8, checkpoint=checkpoint)).train()
+        model = add_recurrence(base, CarryConfig(window=8)).train()
         torch.manual_seed(1)
         CHANGES[change](model.base.lm_head)
         if captured:
@@ -201,7 +198,7 @@ def test_a_head_that_somebody_changed_runs_as_it_is(
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("compiled", [False, True])
 def test_the_kernel_gives_losses_and_gradients_of_a_plain_head(compiled: bool) -> None:
-    """Of a vocabulary that has to be filled up, in half precision, some rows without a target."""
+    """With a padded vocabulary, in half precision, and rows without a target."""
     torch._dynamo.reset()
     generator = torch.Generator("cuda").manual_seed(0)
     found = []

@@ -1,4 +1,4 @@
-"""A trained base is nearly as good with fresh recurrence as without, unless a random start is asked for."""
+"""A trained base is almost as good with a new memory as without, unless the memory starts at random."""
 
 from typing import Any
 
@@ -8,7 +8,6 @@ import torch
 from recurrify import CarryConfig, TailConfig, add_recurrence
 from recurrify.data.texts import read_text
 from recurrify.evaluate.perplexity import evaluate_documents
-from recurrify.mechanisms.base import NoRecurrence
 from recurrify.mechanisms.compress import CompressConfig
 from recurrify.mechanisms.memory_tokens import MemoryTokensConfig
 from recurrify.mechanisms.neutral import first_tokens, neutral_inputs
@@ -17,13 +16,9 @@ from recurrify.modeling.loading import load_model
 from support.models import DECODERS, ENCODERS, tiny
 
 WINDOW = 64
-MAKE_UPS: dict[str, dict[str, Any]] = {
+MEMORIES: dict[str, dict[str, Any]] = {
     "carry": {"mechanism": "carry"},
-    "standardized": {"mechanism": "carry", "standardize": True},
-    "every_layer": {"mechanism": "carry", "insert_layer": "all", "slots": 2},
-    "tail": {"mechanism": "tail", "tail": 16},
     "pooled_tail": {"mechanism": "tail", "tail": 16, "pooled_slots": 1},
-    "gated_tail": {"mechanism": "tail", "tail": 16, "gated": True},
     "memory_tokens": {"mechanism": "memory_tokens"},
     "summary": {"mechanism": "summary", "tokens": 2},
     "compress": {"mechanism": "compress"},
@@ -32,13 +27,13 @@ MAKE_UPS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def loss_of() -> Any:
-    """Mean loss on source code, in windows of which all but the first have a memory."""
+    """Mean loss on source code; all windows but the first have a memory."""
     tokenizer = load_model("shipped:base")[1]
     documents = read_text("stdlib", "valid", tokenizer, lambda text: None, tokens_per_document=300)[0][:5]
 
-    def loss(**make_up: Any) -> float:
+    def loss(**recurrence: Any) -> float:
         torch.manual_seed(0)
-        found = evaluate_documents(load_model("shipped:base", {**make_up, "window": WINDOW})[0], documents)
+        found = evaluate_documents(load_model("shipped:base", {**recurrence, "window": WINDOW})[0], documents)
         return found.total_nll / int(found.tokens.sum())
 
     return loss
@@ -49,15 +44,15 @@ def plain(loss_of: Any) -> float:
     return loss_of(mechanism="none")
 
 
-@pytest.mark.parametrize("name", MAKE_UPS)
-def test_a_fresh_memory_does_little_harm(loss_of: Any, plain: float, name: str) -> None:
-    neutral, random = (loss_of(**MAKE_UPS[name], neutral_start=start) for start in (True, False))
+@pytest.mark.parametrize("name", MEMORIES)
+def test_new_memory_does_little_harm(loss_of: Any, plain: float, name: str) -> None:
+    neutral, random = (loss_of(**MEMORIES[name], neutral_start=start) for start in (True, False))
     assert neutral < plain + 0.05
     assert random > plain + 0.05
 
 
 @pytest.mark.parametrize("family", [*DECODERS, *ENCODERS])
-def test_the_neutral_inputs_are_a_first_token_s(family: str) -> None:
+def test_neutral_inputs_are_those_of_a_first_token(family: str) -> None:
     base = tiny(family, "bare").train()
     found = neutral_inputs(base)
     assert base.training
@@ -73,7 +68,7 @@ def test_the_neutral_inputs_are_a_first_token_s(family: str) -> None:
         torch.testing.assert_close(found[layer], expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_neutral_carry_hands_on_that_vector_at_first() -> None:
+def test_new_carry_writes_neutral_inputs() -> None:
     base = tiny("gpt2")
     neutral = neutral_inputs(base)
     model = add_recurrence(base, CarryConfig(window=8, insert_layer="all", slots=2))
@@ -84,7 +79,7 @@ def test_a_neutral_carry_hands_on_that_vector_at_first() -> None:
         torch.testing.assert_close(memory[0, 2 * layer : 2 * layer + 2], neutral[layer].expand(2, -1))
 
 
-def test_a_random_start_is_torch_s_own() -> None:
+def test_random_start_is_that_of_torch() -> None:
     base = tiny("gpt2")
     config = CarryConfig(window=8, neutral_start=False, standardize=True)
     torch.manual_seed(3)
@@ -95,8 +90,8 @@ def test_a_random_start_is_torch_s_own() -> None:
         torch.testing.assert_close(model.mechanism.state_dict()[name], value, rtol=0, atol=0, msg=name)
 
 
-def test_every_added_weight_can_still_learn() -> None:
-    """A start of exact zeros would leave the network's first layers without a gradient."""
+def test_every_new_weight_gets_a_gradient() -> None:
+    """Weights of exactly zero would leave the first layers of the network without a gradient."""
     for config in (
         CarryConfig(window=8, standardize=True),
         TailConfig(window=8, tail=4, pooled_slots=1, gated=True),
@@ -111,11 +106,7 @@ def test_every_added_weight_can_still_learn() -> None:
             assert value.grad.abs().max() > 0, name
 
 
-def test_plain_windows_have_no_mechanism() -> None:
-    assert add_recurrence(tiny("gpt2"), NoRecurrence(window=8)).mechanism is None
-
-
-def test_what_is_added_looks_at_the_base_where_it_is_asked_to() -> None:
-    """On a GPU it takes a second instead of a minute."""
+def test_memory_is_initialised_on_the_given_device() -> None:
+    """On a GPU that takes a second instead of a minute."""
     model, _ = load_model("shipped:base", {"mechanism": "carry", "window": 64}, device=torch.device("meta"))
     assert {value.device.type for value in model.parameters()} == {"meta"}

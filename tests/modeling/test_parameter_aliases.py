@@ -1,4 +1,4 @@
-"""Stand-ins for weights while steps are captured: gradients are those of the weights, each window's added up."""
+"""Aliases of weights while steps are captured: their gradients are those of the weights, summed over windows."""
 
 import copy
 from typing import Any
@@ -22,7 +22,7 @@ def model_and_twin(family: str = "gpt2", **config: Any) -> tuple[RecurrentForCau
 
 
 def run(model: RecurrentForCausalLM, ids: torch.Tensor, weights: ParameterAliases | None = None) -> torch.Tensor:
-    """The losses of all windows, each read through a tap of its own where there are parameter aliases."""
+    """The losses of all windows; with aliases, each window reads the weights through its own tap."""
     losses = []
     if weights is not None:
         weights.tap()
@@ -38,8 +38,8 @@ def gradients(model: RecurrentForCausalLM, ids: torch.Tensor) -> list[torch.Tens
     return list(torch.autograd.grad(run(model, ids).sum(), trained(model), allow_unused=True))
 
 
-def test_they_take_the_place_of_the_weights_and_leave_it() -> None:
-    """They share the weights' memory, get their gradients, and tied weights have one between them."""
+def test_aliases_replace_the_weights_for_a_while() -> None:
+    """They share the memory of the weights and get their gradients; tied weights have one alias."""
     model, twin = model_and_twin()
     for one in (model, twin):
         one.base.transformer.wpe.weight.requires_grad_(False)
@@ -63,8 +63,8 @@ def test_they_take_the_place_of_the_weights_and_leave_it() -> None:
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_matrices_in_half_precision_are_those_that_autocast_makes(family: str) -> None:
-    """Losses are the same; gradients add up in the weights' own precision."""
+def test_matrices_in_half_precision_equal_those_of_autocast(family: str) -> None:
+    """Losses are the same; gradients are summed in the precision of the weights."""
     model, twin = model_and_twin(family)
     ids = text(2, 40)
     weights = ParameterAliases(model, HALF)
@@ -82,7 +82,7 @@ def test_matrices_in_half_precision_are_those_that_autocast_makes(family: str) -
             torch.testing.assert_close(other, one, rtol=1e-5, atol=1e-6, msg=name)
 
 
-def test_what_the_weights_become_is_taken_over() -> None:
+def test_changed_weights_are_copied() -> None:
     model, _ = model_and_twin()
     weights = ParameterAliases(model, HALF)
     with torch.no_grad():
@@ -93,8 +93,8 @@ def test_what_the_weights_become_is_taken_over() -> None:
         assert torch.equal(half, own.to(HALF))
 
 
-def test_only_matrices_of_the_base_that_nothing_else_uses_are_halved() -> None:
-    """An embedding is read as it is, and so is a head that is tied to it; frozen matrices are halved, too."""
+def test_only_matrices_of_the_base_are_halved() -> None:
+    """Not embeddings and a head that is tied to them; frozen matrices are."""
     model, _ = model_and_twin()
     model.base.transformer.h[0].requires_grad_(False)
     found = {id(one) for one in matrices(model)}
@@ -109,17 +109,17 @@ def test_only_matrices_of_the_base_that_nothing_else_uses_are_halved() -> None:
         assert model.base.transformer.h[0].attn.c_attn.weight is frozen
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch hides it, but not from those who make it an error
-def test_compiled_windows_are_compiled_once_for_all_taps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And compute the same through them: a first window and those behind it, whatever tap they read through."""
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch hides it unless warnings are errors
+def test_windows_are_compiled_once_for_all_taps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One graph for a first window and one for later ones, whatever tap they read through, with the same results."""
     real = torch.compile
-    # Torch's own backward pass, without its code generator, which takes half a minute where nothing is cached.
+    # Without torch's code generator, which takes half a minute if nothing is cached.
     monkeypatch.setattr(torch, "compile", lambda function, **_: real(function, backend="aot_eager", dynamic=False))
     torch._dynamo.reset()
-    model = add_recurrence(tiny("gpt2", n_layer=2), CarryConfig(window=8)).train()
+    model = add_recurrence(tiny("gpt2", n_layer=1), CarryConfig(window=8, insert_layer=1)).train()
     twin = copy.deepcopy(model)
     compile_windows(model, rows=2)
-    weights, ids = ParameterAliases(model, None), text(2, 48)
+    weights, ids = ParameterAliases(model, None), text(2, 32)
     wanted = gradients(twin, ids)
     before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     with weights.in_place():

@@ -1,5 +1,4 @@
-"""RSA in a decoder: nearly the base at first, in every family and attention alike, one token at a time, and refused
-where it cannot work."""
+"""RSA in a decoder: close to the base at first, in every family and attention, token by token, and errors."""
 
 from typing import Any
 
@@ -17,16 +16,16 @@ from recurrify.evaluate.perplexity import evaluate_documents
 from recurrify.mechanisms.rsa import mix_one
 from recurrify.modeling.loading import load_model
 from support.checks import WINDOW, assert_close, config, recurrent
-from support.models import DECODERS, ENCODERS, text, tiny
+from support.models import DECODERS, text, tiny
 
 
-def test_a_fresh_model_is_nearly_its_base() -> None:
+def test_new_model_is_close_to_its_base() -> None:
     tokenizer = load_model("shipped:base")[1]
     documents = read_text("stdlib", "valid", tokenizer, lambda text: None, tokens_per_document=400)[0][:3]
 
-    def loss(**make_up: Any) -> float:
+    def loss(**recurrence: Any) -> float:
         torch.manual_seed(0)
-        found = evaluate_documents(load_model("shipped:base", {**make_up, "window": 64})[0], documents)
+        found = evaluate_documents(load_model("shipped:base", {**recurrence, "window": 64})[0], documents)
         return found.total_nll / int(found.tokens.sum())
 
     plain = loss(mechanism="none")
@@ -37,7 +36,7 @@ def test_a_fresh_model_is_nearly_its_base() -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("family", DECODERS)
 def test_windows_reach_back_through_the_recurrence_alone(family: str) -> None:
-    """The first token leaves its mark on the second window of every family, and none where the gate is closed."""
+    """The first token changes the second window, unless the gate is closed."""
     ids = text(2, 2 * WINDOW)
     other = ids.clone()
     other[0, 0] += 1
@@ -50,7 +49,7 @@ def test_windows_reach_back_through_the_recurrence_alone(family: str) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_attention_can_be_chosen_later(family: str) -> None:
+def test_attention_can_be_changed(family: str) -> None:
     model, ids, answers = recurrent(family, mechanism="rsa", overlap=3), text(2, 21), []
     for attention in ("sdpa", "eager", "sdpa"):
         model.base.set_attn_implementation(attention)
@@ -63,7 +62,7 @@ def test_attention_can_be_chosen_later(family: str) -> None:
 
 
 @torch.no_grad()
-def test_the_base_still_runs_by_itself_and_serves_another() -> None:
+def test_base_still_runs_alone_and_in_another_model() -> None:
     base, ids = tiny("llama"), text(2, 20)
     before, carrying = base(ids).logits, add_recurrence(tiny("llama"), CarryConfig(window=WINDOW))
     for _ in range(2):
@@ -78,8 +77,8 @@ def test_the_base_still_runs_by_itself_and_serves_another() -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("continues", [False, True])
-def test_one_query_is_a_row_of_the_whole(continues: bool) -> None:
-    """Rows that stand at different places, in a window whose later values are not there yet."""
+def test_one_query_is_a_row_of_the_window(continues: bool) -> None:
+    """Batch rows at different places of a window whose later values do not exist yet."""
     settings: dict[str, Any] = {"counts": (1, 1, 0, 1, 1, 2), "dilations": (2, 4, 3, 5), "sharing": "none"}
     torch.manual_seed(0)
     encoding = RecurrenceEncoding(RSAConfig(heads=7, gate_start=0.5, **settings)).double()
@@ -114,10 +113,9 @@ def test_published_number_of_parameters() -> None:
     assert sum(value.numel() for value in model.added_parameters().values()) == 3 * 5
 
 
-@pytest.mark.parametrize("family", ENCODERS)
-def test_encoders_are_refused(family: str) -> None:
+def test_encoder_raises() -> None:
     with pytest.raises(UserError, match="needs a decoder"):
-        add_recurrence(tiny(family), config("rsa"))
+        add_recurrence(tiny("bert"), config("rsa"))
 
 
 @pytest.mark.parametrize(
@@ -131,15 +129,11 @@ def test_encoders_are_refused(family: str) -> None:
         ({"layers": (2, 4)}, "names layer 4, but the model has only 3 layers"),
         ({"layers": (2, 2)}, "different numbers of layers"),
         ({"layers": ()}, "different numbers of layers"),
-        ({"layers": (0,)}, "counted from 1"),
-        ({"layers": "some"}, "whole numbers, or 'all'"),
-        ({"counts": 3}, "list of whole numbers"),
-        ({"counts": (0.5, 0, 0, 0, 0, 1)}, "whole number"),
-        ({"gate_start": "open"}, "`gate_start` must be a number"),
-        ({"gate_start": float("nan")}, "`gate_start` must be a number"),
+        ({"layers": (0,)}, "a list, and each entry a whole number of at least 1 or 'all'"),
+        ({"counts": 3}, "`counts` must be a list"),
     ],
     ids=str,
 )
-def test_what_cannot_be_is_refused(settings: dict[str, Any], message: str) -> None:
+def test_invalid_settings_raise(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         add_recurrence(tiny("gpt2"), config("rsa", **settings))

@@ -1,4 +1,4 @@
-"""What is the tail's own: where its slots stand, how far they reach, and which settings make no sense."""
+"""Tails: the positions and layers of their slots, how far gradients reach, gates, and errors."""
 
 from typing import Any
 
@@ -25,9 +25,9 @@ def tail(**settings: Any) -> TailConfig:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("family", ["llama", "gpt_neox", "qwen3", "smollm3", "mistral"])
-def test_slots_are_tokens_in_front_at_the_first_tokens_position(family: str) -> None:
-    """Above the first layer, the second window is what the base makes of slots and tokens as one longer input."""
+@pytest.mark.parametrize("family", ["llama", "gpt_neox", "smollm3"])
+def test_slots_have_the_position_of_the_first_token(family: str) -> None:
+    """Above the first layer, the second window equals the base over slots and tokens as one longer input."""
     model, ids = recurrent(family, mechanism="tail", pooled_slots=2), text(2, 2 * WINDOW)
     memory = model(ids[:, :WINDOW]).state.memory
     base, found = model.base.base_model, model(ids).logits[:, WINDOW:]
@@ -38,7 +38,7 @@ def test_slots_are_tokens_in_front_at_the_first_tokens_position(family: str) -> 
     base.config.num_hidden_layers -= 1
     places = torch.cat([torch.zeros(memory.shape[1]), torch.arange(WINDOW)]).long()[None].expand(2, -1)
     inputs = torch.cat([memory, caught[0] if isinstance(caught[0], Tensor) else caught[0][0]], 1)
-    # Without a mask, transformers takes positions that start anew for texts that must not see each other.
+    # Without a mask, transformers takes positions that begin again for separate texts.
     mask = torch.ones(2, 1, inputs.shape[1], inputs.shape[1], dtype=torch.bool).tril()
     hidden = base(inputs_embeds=inputs, position_ids=places, attention_mask=mask, use_cache=False).last_hidden_state
     assert_close(found, model.get_output_embeddings()(hidden[:, memory.shape[1] :]))
@@ -65,10 +65,9 @@ def test_an_encoders_slots_see_the_window_but_not_its_padding() -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("family", ["gpt2", "llama", "bert"])
-def test_one_token_beside_a_row_that_begins(family: str, attention: str) -> None:
-    """A mask for a single query looks like one that all queries share."""
+@pytest.mark.parametrize(("family", "attention"), [("gpt2", "sdpa"), ("llama", "eager"), ("bert", "sdpa")])
+def test_one_token_in_a_batch_with_a_new_document(family: str, attention: str) -> None:
+    """A mask for a single query looks like one for all queries."""
     model = recurrent(family, mechanism="tail")
     model.base.set_attn_implementation(attention)
     state, token = model(text(2, WINDOW)).state.reset([1]), text(2, 1, seed=3)
@@ -90,8 +89,8 @@ def test_the_layers_that_see_the_slots(until: Any, seeing: list[int]) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("overlap", [0, 3])
-def test_only_the_last_positions_before_the_next_window_are_passed_on(overlap: int) -> None:
-    """With inputs of the second layer made independent of their neighbours, each slot is one token's own."""
+def test_slots_come_from_the_last_unseen_positions(overlap: int) -> None:
+    """Without attention in the first layer, each slot depends on one token."""
     model = recurrent("gpt2", mechanism="tail", overlap=overlap)
     model.base.transformer.h[0].attn.c_proj.weight.zero_()
     ids = text(1, WINDOW)
@@ -106,30 +105,18 @@ def test_only_the_last_positions_before_the_next_window_are_passed_on(overlap: i
     assert torch.stack(moved).tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize("checkpoint", [False, True])
 @pytest.mark.parametrize(
     ("settings", "reached"),
     [
         ({}, [3, 4]),
-        ({"pooled_slots": 1}, [0, 1, 2, 3, 4]),
         ({"gated": True}, [0, 1, 2, 3, 4]),
-        ({"gated": True, "bptt_windows": 2}, [4]),
-        ({"pooled_slots": 1, "bptt_windows": 3}, [3, 4]),
-        ({"bptt_windows": 2}, [4]),
-        ({"bptt_windows": 4}, [4]),
+        ({"pooled_slots": 1, "bptt_windows": 3, "checkpoint": True}, [3, 4]),
     ],
     ids=str,
 )
-def test_how_far_the_last_windows_loss_reaches_back(
-    settings: dict[str, Any], reached: list[int], checkpoint: bool
-) -> None:
-    model = recurrent(
-        "gpt2",
-        base={"tie_word_embeddings": False, "dtype": torch.double},
-        mechanism="tail",
-        checkpoint=checkpoint,
-        **settings,
-    ).train()
+def test_windows_that_the_last_loss_reaches(settings: dict[str, Any], reached: list[int]) -> None:
+    base = {"tie_word_embeddings": False, "dtype": torch.double}
+    model = recurrent("gpt2", base=base, mechanism="tail", **settings).train()
     ids = text(1, 5 * WINDOW) % 50
     marks = [50 + window for window in range(5)]
     ids[0, 5::WINDOW] = torch.tensor(marks)
@@ -141,7 +128,7 @@ def test_how_far_the_last_windows_loss_reaches_back(
 
 
 @torch.no_grad()
-def test_fresh_slots_are_the_inputs_they_come_from() -> None:
+def test_new_slots_are_close_to_their_inputs() -> None:
     model, ids, inputs = add_recurrence(tiny("gpt2"), tail(neutral_start=False)), text(2, WINDOW), []
     model.base.transformer.h[1].register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
     memory = model(ids).state.memory
@@ -149,7 +136,7 @@ def test_fresh_slots_are_the_inputs_they_come_from() -> None:
 
 
 @torch.no_grad()
-def test_a_fresh_gate_keeps_next_to_nothing_and_an_open_one_everything() -> None:
+def test_new_gate_keeps_almost_nothing_and_an_open_one_everything() -> None:
     models = [add_recurrence(tiny("gpt2"), tail(gated=gated, neutral_start=False)) for gated in (False, True)]
     models[1].mechanism.load_state_dict(models[0].mechanism.state_dict(), strict=False)
     ids = text(2, 3 * WINDOW)
@@ -161,7 +148,7 @@ def test_a_fresh_gate_keeps_next_to_nothing_and_an_open_one_everything() -> None
     models[1].mechanism.gate.fill_(50.0)
     first = models[1](ids[:, :WINDOW]).state
     assert_close(models[1](ids[:, WINDOW:], state=first).state.memory, first.memory)
-    # A row that begins anew keeps nothing of the document before.
+    # A row that begins a new document keeps nothing.
     assert_close(models[1](ids[:, WINDOW:], state=first.reset([1])).state.memory[:1], first.memory[:1])
     alone = models[1](ids[1:, WINDOW:]).state.memory
     assert_close(models[1](ids[:, WINDOW:], state=first.reset([1])).state.memory[1:], alone)
@@ -178,7 +165,7 @@ def test_pooled_slots_learn_their_statistics() -> None:
     assert {half.running_mean.dtype, half.running_variance.dtype} == {torch.float32}
 
 
-def test_operations_are_counted_in_every_layer_the_slots_live_in() -> None:
+def test_flops_count_every_layer_with_slots() -> None:
     counts = {}
     for until in (2, "top"):
         model = add_recurrence(tiny("gpt2"), tail(until_layer=until))
@@ -189,23 +176,13 @@ def test_operations_are_counted_in_every_layer_the_slots_live_in() -> None:
     assert counts["top"] - counts[2] == pytest.approx(2 * weights * 4 + attention)
 
 
-class TestRefusals:
+class TestErrors:
     @pytest.mark.parametrize(
         ("settings", "sentence"),
         [
             ({"tail": 9}, "`tail` is 9, .* only 8 positions"),
             ({"overlap": 5}, "`tail` is 4, .* only 3 positions .*overlap=5.*tail=3 or less"),
-            ({"tail": 0}, "tail=0"),
-            ({"tail": 2.5}, "tail=2.5"),
-            ({"insert_layer": 1}, "insert_layer=1"),
-            ({"insert_layer": "all"}, "insert_layer='all'"),
             ({"insert_layer": 3, "until_layer": 2}, "until_layer=2"),
-            ({"until_layer": "last"}, "until_layer='last'"),
-            ({"pooled_slots": -1}, "pooled_slots=-1"),
-            ({"hidden_size": 0}, "hidden_size=0"),
-            ({"gated": 1}, "`gated` must be True or False"),
-            ({"gated": True, "gate_start": "open"}, "`gate_start` must be a number"),
-            ({"gated": True, "gate_start": float("nan")}, "`gate_start` must be a number"),
             ({"gate_start": 0.0}, "gate_start=0 needs gates: add gated=True"),
         ],
         ids=str,
@@ -221,14 +198,14 @@ class TestRefusals:
         with pytest.raises(UserError, match=f"`{name}` is 4, but the model has only 3 layers: choose at most 3"):
             add_recurrence(tiny("gpt2"), tail(**settings))
 
-    @pytest.mark.parametrize("family", ["mistral", "gemma2", "gemma3_text"])
-    def test_slots_count_towards_a_sliding_window(self, family: str) -> None:
+    @pytest.mark.parametrize("family", ["mistral", "gemma2"])
+    def test_slots_count_against_a_sliding_window(self, family: str) -> None:
         base = tiny(family, sliding_window=WINDOW + 5)
         with pytest.raises(UserError, match=f"window={WINDOW - 1} or less"):
             add_recurrence(base, tail(pooled_slots=2))
         add_recurrence(base, tail(pooled_slots=1))
 
-    def test_a_finished_models_windows_must_still_hold_the_tail(self) -> None:
+    def test_changed_windows_must_hold_the_tail(self) -> None:
         model = recurrent("gpt2", mechanism="tail")
         with pytest.raises(UserError, match=r"`tail` is 4, .* only 3 positions"):
             model.set_recurrence(overlap=5)

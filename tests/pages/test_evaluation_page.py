@@ -37,5 +37,5 @@ def test_one_model_shows_its_perplexity(evaluation: dict[str, Any], tmp_path: Pa
 
 def test_missing_numbers_are_dashes(evaluation: dict[str, Any]) -> None:
     rows = [{"model": "a", "perplexity_per_token": float("nan")}]
-    assert score_table("s", rows).texts == [["a", *["–"] * 7]]
-    assert gain_table([{"model": "a"}]) is None
+    assert score_table("s", rows).texts == [["a, windows of None", *["–"] * 5]]
+    assert gain_table([{"model": "a"}]).rows == []

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from recurrify.pages.inspect import columns_of, even_share, inspect_lines, inspect_verdict, write_inspection
+from recurrify.pages.inspect import even_share, inspect_lines, inspect_verdict, write_inspection
 from recurrify.results import load_result
 
 Result = dict[str, Any]
@@ -101,6 +101,3 @@ def test_text_of_one_window(inspection: Result, tmp_path: Path) -> None:
 
 def test_shares() -> None:
     assert even_share([1, 3], 2) == pytest.approx((1 / 3 + 3 / 5) / 2)
-    row = [float(position) for position in range(130)]
-    found = columns_of([row], row)
-    assert (len(found), found[:2], found[-1]) == (44, [(0, 1.0), (3, 4.0)], (129, 129.0))

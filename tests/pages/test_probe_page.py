@@ -7,9 +7,7 @@ import pytest
 
 from recurrify.errors import UserError
 from recurrify.pages.probe import _by_task, accuracy_chart, probe_tables, probe_verdict, write_probe_page
-from recurrify.results import load_result
 
-COMMITTED = Path(__file__).parents[2] / "papers" / "results" / "probes.json"
 Facts = dict[str, Any]
 
 
@@ -44,7 +42,10 @@ def test_a_table_holds_scores_of_the_same_task_and_settings(tmp_path: Path) -> N
 
 
 def test_tasks_that_ask_differently_are_separate() -> None:
-    old, new = task("hidden", asks="Where?"), task("hidden", form="text", settings={}, guess=0.5, asks="Where now?")
+    old, new = (
+        task("hidden", form="text", asks="Where?"),
+        task("hidden", form="text", settings={}, guess=0.5, asks="Where now?"),
+    )
     assert captions(result("a", old), result("b", new)) == [
         "hidden (chance 12.5 %)",
         "hidden, 2 (chance 12.5 %, guessing 50.0 %)",
@@ -53,25 +54,6 @@ def test_tasks_that_ask_differently_are_separate() -> None:
 
 def test_one_possible_answer_leaves_nothing_to_guess() -> None:
     assert captions(result("a", task("passkey", form="text", settings={}, guess=1.0))) == ["passkey (chance 12.5 %)"]
-
-
-def test_guessing_level_of_older_results_is_computed() -> None:
-    results = load_result(COMMITTED)["results"]
-    found = [results[name] for name in sorted(results) if name.startswith("recall_")]
-    # Two pairs: (17 / 32 + 1) / 2.
-    assert captions(*found) == ["recall (chance 6.2 %, guessing 76.6 %)"]
-    new = {"answers": 16, "pairs": 2, "different_names": 16}
-    asks = found[0]["tasks"][0]["asks"]
-    both = [*found, result("new", task("recall", 1 / 16, form="symbols", settings=new, guess=49 / 64, asks=asks))]
-    assert len(captions(*both)) == 1
-
-
-@pytest.mark.parametrize("config", [{}, {"task_settings": None}, {"task_settings": {"pairs": "many"}}], ids=str)
-def test_unusual_results_are_shown(config: Facts) -> None:
-    assert captions(result("a", task("recall", 1 / 16), **config)) in (
-        ["recall (chance 6.2 %)"],
-        ["recall (chance 6.2 %, guessing 56.6 %)"],
-    )
 
 
 def test_result_without_tasks_raises(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import pytest
 from recurrify import pages
 from recurrify.errors import UserError
 from recurrify.pages import (
-    Code,
     Column,
     Columns,
     Fold,
@@ -22,10 +21,8 @@ from recurrify.pages import (
     Text,
     Verdict,
     bar_chart,
-    heat_chart,
     line_chart,
     numbers,
-    records_table,
     render_page,
     write_page,
     write_picture,
@@ -63,14 +60,13 @@ def without_vega(html: str) -> str:
 
 
 def everything(text: str) -> Page:
-    record = {"name": text, "value": 1.0, "low": 0.5, "high": 2.0, "mine": True}
+    record = {"name": text, "value": 1.0, "low": 0.5, "high": 2.0}
     return Page(
         text,
         Verdict(text, number=text, interval=text, facts=[(text, text)], tone="better"),
         [
-            Section(text, [Text([text, Code(text), Link(text, "there.html", text), Link(text, None, text)], "note")]),
-            Columns([bar_chart([record], x="value", y="name", title=text, interval=("low", "high"), highlight="mine")]),
-            heat_chart([{"x": text, "y": 1, "v": 2.0}], x="x", y="y", value="v", title=text, caption=text),
+            Section(text, [Text([text, Link(text, "there.html")], "note")]),
+            Columns([bar_chart([record], x="value", y="name", title=text, interval=("low", "high"), caption=text)]),
             Fold(text, [Terms([(text, text)]), Listing(text, text)]),
             Table(text, [text, Column(text, numbers.perplexity, text)], [[text, 3.0], [Link(text, "x"), text]]),
         ],
@@ -84,7 +80,7 @@ def test_every_text_is_escaped(tmp_path: Path) -> None:
     html = without_vega((tmp_path / "page.html").read_text(encoding="utf-8"))
     assert "<script>" not in html
     assert "\x00" not in html
-    assert html.count("&lt;script&gt;alert(&#39;x&#39;)") >= 20
+    assert html.count("&lt;script&gt;alert(&#39;x&#39;)") >= 15
     Structure(html)
 
 
@@ -95,7 +91,7 @@ def test_page_is_one_offline_file() -> None:
     assert set(found.addresses) == {"data:,", "there.html", "x"}
     assert "default-src 'none'" in html
     assert html.count("window.vegaEmbed=") == 1
-    assert html.count('role="img"') == 3
+    assert html.count('role="img"') == 2
     assert "window.vegaEmbed=" not in render_page(Page("no chart", "Nothing to draw."))
 
 
@@ -111,8 +107,13 @@ def test_table_shows_formatted_values_and_sorts_by_their_numbers() -> None:
     html = render_page(Page("t", "v", [table]))
     assert 'data-order="1234.5">1,234</td>' in html
     assert 'data-order="10.0">10.00 to 20.00</td>' in html
-    records = [{"model": "a", "ppl": 1234.5}, {"model": "b"}]
-    assert records_table("Scores", records, {"model": "model", "ppl": columns[1]}).texts == [["a", "1,234"], ["b", "–"]]
+    assert "<details class=" not in html
+
+
+def test_tables_are_folded_on_a_page_with_a_chart() -> None:
+    table, chart = Table("Scores", ["model"], [["a"]]), line_chart(POINTS, x="x", y="y", title="t")
+    html = render_page(Page("t", "v", [Section("s", [table]), Fold("f", [table])], chart))
+    assert html.count('<details class="table">') == 1
 
 
 def test_charts_leave_out_what_is_not_a_number_and_draw_levels() -> None:

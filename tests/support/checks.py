@@ -1,9 +1,7 @@
-"""What the contract tests share: how models are made recurrent and how results are compared."""
+"""Tiny recurrent models for tests, and how their results are compared."""
 
-from collections.abc import Iterable
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -26,7 +24,7 @@ CARRIES: dict[str, dict[str, Any]] = {
     "standardized": {"standardize": True, "pooling": "max", "insert_layer": "all"},
     "standardized_overlap": {"standardize": True, "overlap": 3, "slots": 3},
 }
-"""Pairs of settings in which each value of each setting occurs."""
+"""Settings in which each value of each setting occurs."""
 TAILS: dict[str, dict[str, Any]] = {
     "tail": {"mechanism": "tail"},
     "tail_one_layer": {"mechanism": "tail", "overlap": 3, "until_layer": 2, "pooled_slots": 1},
@@ -55,7 +53,7 @@ RSA: dict[str, dict[str, Any]] = {
 }
 VARIANTS = CARRIES | TAILS | MEMORIES | KEPT | LOOKBACKS | RSA
 EVERYWHERE: dict[str, dict[str, Any]] = {"disjoint": {}, "overlap": {"overlap": 3}, "tail": TAILS["tail_pooled"]}
-"""What the costly tests put to every family."""
+"""For tests that take long."""
 MECHANISMS: dict[str, dict[str, Any]] = {
     "carry": {"hidden_layers": 1, "hidden_size": 12},
     "tail": {"tail": 4, "hidden_size": 12},
@@ -64,23 +62,19 @@ MECHANISMS: dict[str, dict[str, Any]] = {
     "compress": {"tokens": 2, "size": 3},
     "kv": {"keep": 3, "sinks": 1},
     "lookback": {"keep": 3},
-    # A gate that is wide open, or little of it would be seen.
+    # With an open gate, so that the recurrence has a visible effect.
     "rsa": {"counts": (1, 0, 0, 0, 0, 1), "dilations": (3,), "sharing": "none", "gate_start": 0.0},
 }
-"""With the settings that make each of them small."""
+"""With settings that make each of them small."""
 CLOSED: dict[str, dict[str, Any]] = {"rsa": {"gate_start": -1000.0}}
-"""What keeps a mechanism out of windows that have no memory yet."""
+"""Settings with which a mechanism changes no window without a memory."""
 VARIED = ("gpt2", "llama")
-EVERY_FAMILY = [
-    (family, setting) for family in DECODERS for setting in EVERYWHERE if family in VARIED or setting == "tail"
-]
-"""All of these settings for two families, and for the others the one that adds the most to a window."""
 ABSOLUTE = ("gpt2", "opt")
 ROTARY = [family for family in DECODERS if family not in ABSOLUTE]
 
 
 def fits(family: str, mechanism: str) -> bool:
-    """Whether the mechanism is meant for such models."""
+    """Whether the mechanism works with such models."""
     kind = mechanism_config(mechanism)
     if family in ENCODERS:
         return not kind.decoders_only
@@ -88,24 +82,18 @@ def fits(family: str, mechanism: str) -> bool:
 
 
 def variants_of(*families: str) -> list[tuple[str, str]]:
-    """Each family with each variant that is meant for it."""
+    """Each family with each variant that works with it."""
     pairs = [(family, name) for name in VARIANTS for family in families]
     return [(family, name) for family, name in pairs if fits(family, VARIANTS[name].get("mechanism", "carry"))]
 
 
 def variants_in_turn(*families: str) -> list[tuple[str, str]]:
-    """Each variant once, with the families that it is meant for in turn: where the two hardly meet."""
+    """Each variant once, with one of the families that it works with, in turn."""
     found = []
     for turn, name in enumerate(VARIANTS):
-        meant = [family for family in families if (family, name) in variants_of(family)]
-        found.append((meant[turn % len(meant)], name))
+        suitable = [family for family in families if (family, name) in variants_of(family)]
+        found.append((suitable[turn % len(suitable)], name))
     return found
-
-
-def mechanisms_of(kinds: Iterable[tuple[str, str]]) -> list[Any]:
-    """Each kind of model with each mechanism that is meant for it."""
-    pairs = [(kind, name) for name in MECHANISMS for kind in kinds if fits(kind[0], name)]
-    return [pytest.param(kind, name, id="-".join((*kind, name))) for kind, name in pairs]
 
 
 def config(mechanism: str = "carry", **settings: Any) -> MechanismConfig:
@@ -113,7 +101,7 @@ def config(mechanism: str = "carry", **settings: Any) -> MechanismConfig:
 
 
 def recurrent(family: str, task: str | None = None, base: dict[str, Any] | None = None, **settings: Any) -> Any:
-    """A tiny recurrent model in eval mode; its buffers are as if it had been trained for a while."""
+    """A tiny recurrent model in eval mode, with random values instead of initial ones."""
     model = add_recurrence(tiny(family, task, **(base or {})), config(**settings))
     stir(model)
     return model
@@ -121,7 +109,7 @@ def recurrent(family: str, task: str | None = None, base: dict[str, Any] | None 
 
 @torch.no_grad()
 def stir(model: Any) -> None:
-    """Give parameters that start at zero, and running statistics, values that show when they are used."""
+    """Give parameters that start at zero, and running statistics, values with a visible effect."""
     if model.mechanism is None:
         return
     torch.manual_seed(1)
@@ -136,7 +124,7 @@ def stir(model: Any) -> None:
 
 
 def answer(output: Any) -> Tensor:
-    """What a model says of each token, whichever head it has."""
+    """Logits, or hidden states of a model without a head."""
     return output.last_hidden_state if output.logits is None else output.logits
 
 
@@ -151,7 +139,7 @@ def tokens_held(state: State) -> list[list[int]]:
 
 
 def assert_same_state(ours: State, theirs: State, tolerance: float = 1e-5) -> None:
-    """Everything that means something is the same: memory of live rows, and the open windows' real tokens."""
+    """The same memory of live rows, and the same real tokens of open windows."""
     assert ours.live.tolist() == theirs.live.tolist()
     assert tokens_held(ours) == tokens_held(theirs)
     if ours.live.any():
@@ -161,7 +149,7 @@ def assert_same_state(ours: State, theirs: State, tolerance: float = 1e-5) -> No
 
 
 def gradients(model: Any) -> dict[str, Tensor]:
-    """Every parameter's gradient, by name, and a clean slate afterwards."""
+    """The gradient of every parameter by name; sets them to None afterwards."""
     found = {name: value.grad for name, value in model.named_parameters()}
     missing = [name for name, value in found.items() if value is None]
     assert not missing, f"no gradient reached {missing}"
@@ -182,8 +170,8 @@ def assert_same_gradients(ours: dict[str, Tensor], theirs: dict[str, Tensor], to
 
 
 def assert_equals_reference(model: Any, ids: Tensor, logits: Tensor, memory: Tensor) -> None:
-    """Logits, memory, loss and every gradient against a reference's `logits` and `memory`, which hang on the model's
-    own weights."""
+    """Logits, memory, loss and every gradient equal those of a reference's `logits` and `memory`, which were computed
+    from the model's own weights."""
     loss = cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
     probe = torch.randn_like(memory)
     (loss + (memory * probe).sum()).backward()

@@ -1,4 +1,4 @@
-"""What tests of captured steps share: a alias for a GPU, and updates of two models that must be alike."""
+"""Replacements for CUDA graphs on a CPU, and updates of two models that must be equal."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,13 +16,13 @@ from recurrify.state import State
 
 
 def without_graphs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Graphs need a GPU: what would be captured is run anew for each replay, and noted down in the list."""
+    """Graphs need a GPU: a replay runs the captured step again. Returns a list of the names of replayed steps."""
     done: list[str] = []
 
     def capture(step: Any, pool: Any) -> Callable[[], None]:
         def replay() -> None:
             done.append(step.__name__)
-            with step.__self__.weights.in_place():  # as they were when it was captured
+            with step.__self__.weights.in_place():  # as during the capture
                 step()
 
         step()
@@ -40,8 +40,8 @@ def without_graphs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def with_recorded_graphs(monkeypatch: pytest.MonkeyPatch) -> list["Recorded"]:
-    """As on a GPU, a replay runs the operations of the capture on the tensors of the capture, and no Python: what was
-    captured and is stale shows."""
+    """As on a GPU, a replay runs the operations of the capture on its tensors, and no Python, so that stale tensors
+    give wrong results."""
     without_graphs(monkeypatch)
     found: list[Recorded] = []
 
@@ -58,7 +58,7 @@ def with_recorded_graphs(monkeypatch: pytest.MonkeyPatch) -> list["Recorded"]:
 
 
 class Recorded(TorchDispatchMode):
-    """Operations, their inputs, and of their outputs those that lie in memory of their own."""
+    """Operations, their inputs, and the outputs that have memory of their own."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Recorded(TorchDispatchMode):
 
 
 class OneWindow:
-    """What would be compiled."""
+    """Replaces a compiled window by the eager one."""
 
     rows = 2
     memory_budget = 1.0
@@ -115,7 +115,7 @@ class _OnCuda:
 
 
 def update_alike(model: torch.nn.Module, twin: torch.nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
-    """One update of each, from gradients that are the same."""
+    """One update of each, from equal gradients."""
     for (name, mine), theirs in zip(model.named_parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(theirs.grad, mine.grad, rtol=1e-3, atol=1e-5, msg=name)
     for optimizer in optimizers:

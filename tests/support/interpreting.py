@@ -1,8 +1,8 @@
-"""What Triton's interpreter needs."""
+"""A fix for Triton's interpreter."""
 
 
 def let_ranges_be_computed() -> None:
-    """Triton 3.6's interpreter turns an array of one number into that number in a way that numpy has given up."""
+    """Triton 3.6's interpreter converts arrays of one number in a way that numpy no longer supports."""
     from triton.runtime import interpreter
 
     usual = interpreter._patch_lang_tensor

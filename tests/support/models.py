@@ -1,4 +1,4 @@
-"""Tiny random models of every supported family: 3 layers, 16 wide, 60 tokens, no dropout."""
+"""Tiny random models of every supported family: 3 layers, width 16, 60 tokens, no dropout."""
 
 from collections.abc import Callable
 from typing import Any
@@ -134,11 +134,11 @@ KINDS = [
     ("gpt2", "bare"),
     ("llama", "bare"),
 ]
-"""Every family with every head that is offered for it."""
+"""Every family with every head that it has."""
 
 
 def tiny(family: str, task: str | None = None, seed: int = 0, dtype: torch.dtype | None = None, **more: Any) -> Any:
-    """A random model in eval mode; weights are larger than usual, so that every input leaves its mark."""
+    """A random model in eval mode; weights are larger than usual, so that every input has a visible effect."""
     config = (DECODERS | ENCODERS)[family](**more)
     build = TASKS[task or ("causal" if family in DECODERS else "masked")]
     torch.manual_seed(seed)

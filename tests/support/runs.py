@@ -1,4 +1,4 @@
-"""What tests of whole jobs share: a tiny model in a folder, text to train on, and settings of seconds."""
+"""For tests of whole jobs: a tiny model in a folder, text to train on, and settings that take seconds."""
 
 import random
 from pathlib import Path
@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from recurrify.data.questions import Question, QuestionSet, save_questions
-from recurrify.mechanisms.base import recurrence_config
+from recurrify.mechanisms import recurrence_config
 from recurrify.train.settings import TrainSettings
 from support.models import FIRST_WORD, VOCABULARY, tiny
 from support.tokenizers import like_bert
@@ -25,7 +25,7 @@ def model_folder(folder: Path, family: str = "gpt2", **more: Any) -> Path:
 
 
 def text_folder(folder: Path, documents: int = 12, most_words: int = 70, seed: int = 0) -> Path:
-    """Documents of different lengths, each about words of its own: there is something to learn and to carry."""
+    """Documents of different lengths, each with words of its own, so that there is something to learn and remember."""
     folder.mkdir(parents=True)
     chance = random.Random(seed)
     for number in range(documents):

@@ -1,4 +1,4 @@
-"""Small fast tokenizers in the manner of BERT and of RoBERTa, learnt from a few texts."""
+"""Small fast tokenizers like those of BERT and RoBERTa, made from a few texts."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ SPECIAL = {
 def like_bert(texts: Sequence[str], words: int = 200) -> PreTrainedTokenizerFast:
     """Lower case, no accents, word pieces, `[CLS] a [SEP] b [SEP]` with token types.
 
-    The first words are single tokens, the others are spelled. (A trainer would number ties at random.)
+    The first words are single tokens, and others are split into letters. A trainer would order ties at random.
     """
     normalizer, splitter = (
         normalizers.BertNormalizer(lowercase=True, strip_accents=True),
@@ -38,7 +38,7 @@ def like_bert(texts: Sequence[str], words: int = 200) -> PreTrainedTokenizerFast
 
 
 def like_roberta(texts: Sequence[str], size: int = 300) -> PreTrainedTokenizerFast:
-    """Bytes and their pairs; blanks belong to the word after them; `<s> a </s></s> b </s>` without token types."""
+    """Byte pairs; spaces belong to the next word; `<s> a </s></s> b </s>` without token types."""
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     made.decoder = decoders.ByteLevel()

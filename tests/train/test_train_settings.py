@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file
 
 from recurrify.data.sequences import TrainingSequences
-from recurrify.data.token_cache import tokenized
+from recurrify.data.texts import read_text
 from recurrify.errors import UserError
-from recurrify.mechanisms.base import recurrence_config
+from recurrify.mechanisms import recurrence_config
 from recurrify.modeling.loading import load_model
 from recurrify.train.finetune import train, train_run, training_arguments
 from recurrify.train.loop import RecurrentTrainer, compile_mode, trainer_arguments, uses_bf16
@@ -153,7 +153,7 @@ class TestSchedule:
 class TestBudget:
     @pytest.fixture
     def sequences(self, base: Path, texts: Path) -> TrainingSequences:
-        documents = tokenized(str(texts), "train", load_model(str(base))[1])
+        documents, _ = read_text(str(texts), "train", load_model(str(base))[1], print)
         return TrainingSequences(documents, window=8, windows=3)
 
     @pytest.mark.parametrize(

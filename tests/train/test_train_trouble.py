@@ -1,27 +1,20 @@
-"""What goes wrong in the middle of a run: numbers that are none, and disks that are full."""
+"""What goes wrong in the middle of a run: numbers that are none, and errors of other code."""
 
-import errno
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerState
 
 from recurrify.errors import UserError
 from recurrify.modeling.heads import RecurrentForCausalLM
 from recurrify.modeling.loading import load_model
 from recurrify.train.checkpoints import last_whole_checkpoint
 from recurrify.train.finetune import train_run
+from recurrify.train.run_folder import explain_full_disk
 from recurrify.train.settings import TrainSettings
 from support.runs import assert_same_weights, run_settings, validations, weights_of
-
-FULL = OSError(errno.ENOSPC, "No space left on device")
-FULL_OF_TORCH = RuntimeError(
-    "[enforce fail at inline_container.cc:858] . PytorchStreamWriter failed writing file data/3: file write failed\n"
-    "frame #0: c10::ThrowEnforceNotMet"
-)
 
 
 def run(settings: TrainSettings) -> dict[str, Any]:
@@ -48,9 +41,6 @@ def check_sentence(message: str, *words: str) -> None:
         assert word in message
     assert message.endswith(".")
     assert "\n" not in message
-
-
-# ---- numbers that are none -------------------------------------------------------------------------------
 
 
 def spoil(monkeypatch: pytest.MonkeyPatch, call: int, how: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -124,106 +114,6 @@ def test_model_with_infinite_weights_raises(texts: Path, base: Path, tmp_path: P
         run(run_settings(tmp_path / "broken", texts, tmp_path / "run"))
 
 
-# ---- full disks ------------------------------------------------------------------------------------------
-
-
-def fill_torch(patch: pytest.MonkeyPatch, error: Exception) -> None:
-    """Half of the optimizer of the second checkpoint is written, then the disk is full."""
-    real = torch.save
-
-    def save(thing: Any, file: Any, *args: Any, **kwargs: Any) -> None:
-        if "checkpoint-4" in str(file) and str(file).endswith("optimizer.pt"):
-            Path(file).write_bytes(b"PK half of it")
-            raise error
-        real(thing, file, *args, **kwargs)
-
-    patch.setattr(torch, "save", save)
-
-
-def fill_state(patch: pytest.MonkeyPatch, error: Exception) -> None:
-    real = TrainerState.save_to_json
-
-    def save(self: TrainerState, path: str) -> None:
-        if "checkpoint-4" in path:
-            Path(path).write_text('{"best_gl')
-            raise error
-        real(self, path)
-
-    patch.setattr(TrainerState, "save_to_json", save)
-
-
-def fill_weights(patch: pytest.MonkeyPatch, error: Exception) -> None:
-    real = PreTrainedModel.save_pretrained
-
-    def save(self: Any, folder: Any, **kwargs: Any) -> None:
-        if "checkpoint-4" in str(folder):
-            (Path(folder) / "model.safetensors").write_bytes(b"half")
-            raise error
-        real(self, folder, **kwargs)
-
-    patch.setattr(PreTrainedModel, "save_pretrained", save)
-
-
-@pytest.mark.parametrize(
-    ("fill", "error", "resumes"),
-    [
-        (fill_torch, FULL_OF_TORCH, False),
-        (fill_state, FULL, True),  # once for all that leave the same checkpoint
-        (fill_state, OSError(errno.EDQUOT, "Disk quota exceeded"), False),
-        (fill_weights, FULL, False),
-    ],
-)
-def test_full_disk_at_a_checkpoint(
-    fill: Callable[[pytest.MonkeyPatch, Exception], None],
-    error: Exception,
-    resumes: bool,
-    base: Path,
-    texts: Path,
-    whole: tuple[dict[str, Any], Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    settings = run_settings(base, texts, tmp_path / "run")
-    with monkeypatch.context() as patch:
-        fill(patch, error)
-        with pytest.raises(UserError) as caught:
-            run(settings)
-    reason = error.strerror if isinstance(error, OSError) else "PytorchStreamWriter"
-    check_sentence(str(caught.value), str(tmp_path / "run"), str(reason), "space")
-    checkpoint = last_whole_checkpoint(tmp_path / "run")
-    assert checkpoint is not None
-    assert checkpoint.name == "checkpoint-2"
-    load_model(str(checkpoint))
-    if resumes:
-        check_resumes(settings, whole)
-
-
-@pytest.mark.parametrize("kind", [PreTrainedModel, PreTrainedTokenizerBase])
-def test_full_disk_at_the_end(
-    kind: type,
-    base: Path,
-    texts: Path,
-    whole: tuple[dict[str, Any], Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    settings, real = run_settings(base, texts, tmp_path / "run"), kind.save_pretrained
-
-    def save(self: Any, folder: Any, **kwargs: Any) -> Any:
-        if "checkpoint-" not in str(folder):
-            raise FULL
-        return real(self, folder, **kwargs)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(kind, "save_pretrained", save)
-        with pytest.raises(UserError) as caught:
-            run(settings)
-    check_sentence(str(caught.value), str(tmp_path / "run"), "No space left on device")
-    assert not (tmp_path / "run" / "result.json").exists()
-    assert last_whole_checkpoint(tmp_path / "run") is not None
-    check_resumes(settings, whole)
-
-
 def test_other_errors_are_kept(base: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spoil(monkeypatch, 2, lambda loss: loss.view(7))
     with pytest.raises(RuntimeError, match="shape"):
@@ -238,3 +128,18 @@ def test_output_folder_is_a_file(below: bool, base: Path, texts: Path, tmp_path:
         run(run_settings(base, texts, out))
     check_sentence(str(caught.value), str(out))
     assert (tmp_path / "taken").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "[enforce fail at inline_container.cc:858] . PytorchStreamWriter failed writing file data/3: file write failed",
+        "[enforce fail at inline_container.cc:672] . unexpected pos 2768768 vs 2768660",
+        "basic_ios::clear: iostream error",
+    ],
+)
+def test_what_torch_says_of_a_full_disk(said: str) -> None:
+    """As seen under `ulimit -f` and on a full file system."""
+    check_sentence(
+        str(explain_full_disk(RuntimeError(f"{said}\nframe #0: more"), "out")), "'out'", said, "free some space"
+    )

@@ -1,9 +1,10 @@
-"""What an experiment is: runs, how their results become a tidy table, and where the table was published.
+"""What an experiment is: its runs, how their results become a tidy table, and where the table was published.
 
 Declarations live in the folders of their source documents and import neither torch nor transformers, so that
-`recurrify experiment list` answers at once; runs name the functions that do the work.
+`recurrify experiment list` is fast; runs name the functions that do the work.
 """
 
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
@@ -203,7 +204,7 @@ def to_result(experiment: Experiment, size: Size, table: Table) -> dict[str, Any
 
 
 def origins(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """By which code and on which device runs were made, and how many by each."""
+    """The code and device of the runs, and how many runs each combination made."""
     found: dict[tuple[Any, ...], int] = {}
     for made in (result["provenance"] for result in results if "provenance" in result):
         device = made["machine"]["gpu"] or made["machine"]["cpu"]
@@ -213,14 +214,9 @@ def origins(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [dict(zip(names, origin, strict=True)) | {"runs": count} for origin, count in found.items()]
 
 
-def mean_of(values: Sequence[float]) -> tuple[float, float | None]:
-    """Mean and standard deviation over seeds; with one seed there is no deviation."""
-    mean = sum(values) / len(values)
-    if len(values) == 1:
-        return mean, None
-    return mean, (sum((value - mean) ** 2 for value in values) / (len(values) - 1)) ** 0.5
-
-
-def by_name(results: Results, names: Mapping[Any, str]) -> dict[Any, dict[str, Any]]:
-    """The finished ones among these runs, by their keys."""
-    return {key: results[name] for key, name in names.items() if name in results}
+def mean_of(values: Sequence[float | None]) -> tuple[float | None, float | None]:
+    """Mean and standard deviation over seeds; None if a value is missing, and with one seed no deviation."""
+    known = [value for value in values if value is not None]
+    if len(known) < len(values):
+        return None, None
+    return statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None

@@ -1,25 +1,25 @@
 """The runs of perplexity tables: pretrain a base, fine-tune a model, score it."""
 
-import json
+import copy
 import shutil
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PretrainedConfig
+from transformers import PreTrainedModel
 
-from recurrify import RecurrentConfig, RecurrentForCausalLM, UserError, load_model
+from recurrify import UserError, add_recurrence, load_model
 from recurrify.data import pick_device, read_text
 from recurrify.evaluate import evaluate_documents, full_flops_per_token, paper_flops_per_token
 from recurrify.modeling import recurrence_config
 from recurrify.results import load_result, provenance
 from recurrify.train import TrainSettings, train_run, uses_bf16
+from recurrify_papers.plan import MODEL
 from recurrify_papers.pretrain.run import PretrainSettings, pretrain
 from recurrify_papers.runner import RESULT_FILE, Say, minutes_left
 
-OUT = "train"
+OUT = MODEL.partition("/")[0]
 """Below the folder of a run: the folder of its training."""
 ROWS = 24
 """Documents scored at once: few enough for a dozen processes on one GPU."""
@@ -28,8 +28,7 @@ Settings = dict[str, Any]
 
 def pretrain_base(settings: Settings, folder: Path, say: Say) -> dict[str, Any] | None:
     """Pretrain a small base model."""
-    chosen = {name: referred(value, folder) for name, value in settings.items()}
-    result = pretrain(PretrainSettings(out=str(folder / OUT), max_minutes=minutes_left(), **chosen), say)
+    result = pretrain(PretrainSettings(out=str(folder / OUT), max_minutes=minutes_left(), **settings), say)
     torch.compiler.reset()  # captured steps hold memory that later runs need
     return finished(result)
 
@@ -56,17 +55,16 @@ def finished(result: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def train_settings(settings: Settings, folder: Path) -> TrainSettings:
-    """The settings of a run in the words of recurrify, its choices made."""
-    rate = chosen(settings["rate"], folder)
-    training = dict(settings["training"])
-    recurrence = {**chosen(settings["recurrence"], folder), "window": settings["window"]}
+    """The settings of a run as recurrify's own."""
+    rate, training = settings["rate"], dict(settings["training"])
+    recurrence = {**settings["recurrence"], "window": settings["window"]}
     if recurrence["mechanism"] != "xlnet":
         recurrence["overlap"] = settings["overlap"]
     recurrence["checkpoint"] = training.pop("checkpoint", False)
     if settings["added_rate"] != 1.0:
         training.setdefault("added_learning_rate", settings["added_rate"] * rate)
     return TrainSettings(
-        model=referred(settings["base"], folder),
+        model=settings["base"],
         data=settings["data"],
         out=str(folder / OUT),
         recurrence=recurrence,
@@ -79,7 +77,7 @@ def train_settings(settings: Settings, folder: Path) -> TrainSettings:
 
 def score(settings: Settings, folder: Path, say: Say) -> dict[str, Any]:
     """Score a trained model on one part of its text."""
-    run = folder.parent / settings["run"]
+    run = Path(settings["run"])
     config = load_result(run / RESULT_FILE)["provenance"]["config"]
     model, tokenizer = trained_model(run)
     model = model.to(pick_device())
@@ -102,33 +100,34 @@ def score(settings: Settings, folder: Path, say: Say) -> dict[str, Any]:
             "full_flops_per_token": full_flops_per_token(model, overlap=overlap),
         }
     say(f"{folder.name}: perplexity {found.perplexity_per_word:,.2f} per word")
+    settings = {**settings, "run": run.name}
     origin = provenance(settings, seed=config["seed"], data_checksum=checksum)
-    return {"kind": "score", **settings, **costs, "evaluation": found.to_dict(), "provenance": origin}
+    loss = found.total_nll / int(found.tokens.sum())
+    return {"kind": "score", **settings, **costs, "loss": loss, "evaluation": found.to_dict(), "provenance": origin}
 
 
 def trained_model(run: Path) -> tuple[Any, Any]:
-    """The model that a run left, and its tokenizer."""
-    if not (run / OUT / "model").is_dir():
+    """The model that a run saved, and its tokenizer."""
+    if not (run / MODEL).is_dir():
         raise UserError(f"The model of {str(run)!r} is gone: delete the folder to train it again.")
     config = load_result(run / RESULT_FILE)["provenance"]["config"]
     if config["recurrence"]["mechanism"] == "xlnet":
         from recurrify_papers.thesis.xlnet_run import XLNetMemory, load_xlnet
 
         memory = {name: value for name, value in config["recurrence"].items() if name != "mechanism"}
-        return load_xlnet(str(run / OUT / "model"), XLNetMemory(**memory))
-    return load_model(str(run / OUT / "model"))
+        return load_xlnet(str(run / MODEL), XLNetMemory(**memory))
+    return load_model(str(run / MODEL))
 
 
 def matched_overlap(settings: Settings, folder: Path, say: Say) -> dict[str, Any]:
     """The largest overlap at which plain windows cost no more than a memory, all FLOPs counted; then their scores.
 
-    Plain windows of T tokens that share o of them cost T / (T − o) times their layers, and the output layer once.
     Shapes decide, so nothing is trained for it.
     """
-    base, window = referred(settings["base"], folder), settings["window"]
-    _, most = _flops(base, json.dumps({**settings["recurrence"], "window": settings["memory_window"]}))
-    layers, whole = _flops(base, json.dumps({"mechanism": "none", "window": window}))
-    affordable = (o for o in range(window) if layers * window / (window - o) + whole - layers <= most)
+    base, window = _base(settings["base"]), settings["window"]
+    memory = recurrence_config({**settings["recurrence"], "window": settings["memory_window"]})
+    most = full_flops_per_token(add_recurrence(copy.deepcopy(base), memory))
+    affordable = (overlap for overlap in range(window) if full_flops_per_token(base, window, overlap) <= most)
     overlap = max(affordable, default=0)
     found: dict[str, Any] = {"overlap": overlap, "scores": {}}
     for split, tokens in settings["splits"].items() if overlap else ():
@@ -138,37 +137,6 @@ def matched_overlap(settings: Settings, folder: Path, say: Say) -> dict[str, Any
 
 
 @cache
-def _flops(base: str, recurrence: str) -> tuple[float, float]:
-    """FLOPs per token of a model's shape without overlap: of the layers, and all."""
-    config = RecurrentConfig(text_config=_config(base), recurrence=recurrence_config(json.loads(recurrence)).to_dict())
-    with torch.device("meta"):
-        model = RecurrentForCausalLM(config)
-    return paper_flops_per_token(model), full_flops_per_token(model)
-
-
-@cache
-def _config(base: str) -> PretrainedConfig:
-    config: PretrainedConfig = load_model(base)[0].base.config
-    return config
-
-
-def referred(value: Any, folder: Path) -> Any:
-    """The folder of another run's model, where settings name the run."""
-    if isinstance(value, Mapping) and set(value) == {"run"}:
-        return str(folder.parent / value["run"] / OUT / "model")
-    return value
-
-
-def chosen(value: Any, folder: Path) -> Any:
-    """Of values for scores, the one whose score has the lowest loss on validation."""
-    if not (isinstance(value, Mapping) and "best_of" in value):
-        return value
-    losses = {name: valid_loss(load_result(folder.parent / name / RESULT_FILE)) for name in value["best_of"]}
-    return value["best_of"][min(losses, key=lambda name: losses[name])]
-
-
-def valid_loss(score: Mapping[str, Any]) -> float:
-    """Mean loss per token of a score, in nats."""
-    documents = score["evaluation"]["documents"]
-    loss: float = sum(one["nll"] for one in documents) / sum(one["tokens"] for one in documents)
-    return loss
+def _base(name: str) -> PreTrainedModel:
+    base: PreTrainedModel = load_model(name)[0].base
+    return base

@@ -1,13 +1,15 @@
 """Which fine-tunings and scores the rows of a perplexity table need. Runs are shared by name, so each is run once."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from recurrify_papers.runner import Run
 from recurrify_papers.sizes import CARRY, PLAIN, Settings, Size, tail
 
 TRAIN, SCORE, BASE = (f"recurrify_papers.finetune:{name}" for name in ("train", "score", "pretrain_base"))
+MODEL = "train/model"
+"""Below the folder of a run: the model that it saves."""
 SPLITS = ("valid", "test")
 KINDS = ("plain", "carry", "best")
 LABELS = {
@@ -34,20 +36,20 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "tail-32-pooled": {"kind": "best", "recurrence": tail(32)},
     "tail-64-pooled": {"kind": "best", "recurrence": tail(64)},
 }
-"""Short runs on books, each different from the paper's by one setting. `kind`: whose learning rate it takes."""
+"""Short runs on books that differ from the paper's in one setting. `kind`: the model whose learning rate is used."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A row of a perplexity table: a model trained with several seeds and scored in one way."""
+    """What becomes rows of a table: a model trained with several seeds and, in perplexity tables, scored in one way."""
 
     label: str
     model: str
     """What charts group by."""
-    dataset: str
+    dataset: str | None = None
     trained: Mapping[int, Sequence[str]]
     """By seed: candidate runs, of which the one that validates best counts."""
-    window: int
+    window: int | None = None
     overlap: int = 0
     splits: tuple[str, ...] = SPLITS
     against: "Entry | None" = None
@@ -60,6 +62,12 @@ class Entry:
     note: str | None = None
     rival: bool = False
     """Whether it needs no learned memory: what memories are compared with."""
+
+
+def against_first(entries: Iterable[Entry]) -> list[Entry]:
+    """The entries, each with its gain over the first."""
+    first, *others = entries
+    return [first, *(replace(one, against=first) for one in others)]
 
 
 @dataclass
@@ -82,12 +90,9 @@ class Plan:
         if self.size.base is not None:
             return self.size.base
         settings = {"data": [self.size.source(corpus) for corpus in corpora], **self.size.pretraining}
-        needs: tuple[str, ...] = ()
-        if name != "base":  # the same tokenizer, so that perplexities per token compare
-            needs = ("base",)
-            self.base()
-            settings["tokenizer"] = {"run": "base"}
-        return {"run": self.add(Run(name=name, function=BASE, settings=settings, needs=needs))}
+        if name != "base":
+            settings["tokenizer"] = self.base()  # the same, so that perplexities per token compare
+        return model_of(self.add(Run(name=name, function=BASE, settings=settings)))
 
     def recurrence(self, kind: str) -> Settings:
         """The mechanism of a kind; `best` may be chosen by the variants."""
@@ -120,6 +125,19 @@ class Plan:
     def best_rate(self, tried: Mapping[float, str], times: float = 1.0) -> dict[str, Any]:
         """The learning rate of the run that validates best, times a factor."""
         return {"best_of": {self.score(name): times * rate for rate, name in tried.items()}}
+
+    def tuned(
+        self, name: str, function: str, settings: Mapping[str, Any], rates: Sequence[float], seeds: Sequence[int]
+    ) -> dict[int, tuple[str, ...]]:
+        """By seed: the runs of a training. The first seed tries every learning rate, the others take the best."""
+
+        def added(label: str, seed: int, rate: float | dict[str, Any]) -> str:
+            own = {**settings, "seed": seed, "learning_rate": rate}
+            return self.add(Run(name=f"{name}-s{seed}{label}", function=function, settings=own))
+
+        first, *others = seeds
+        tried = {added(f"-lr{rate:g}", first, rate): rate for rate in rates}
+        return {first: tuple(tried)} | {seed: (added("", seed, {"best_of": tried}),) for seed in others}
 
     # ---- fine-tunings and scores -------------------------------------------------------------------------
 
@@ -162,14 +180,13 @@ class Plan:
             "seed": seed,
             "training": {"valid_tokens": size.valid_tokens, **settings},
         }
-        return self.add(Run(name=name, function=function, settings=settings, needs=_needs(settings)))
+        return self.add(Run(name=name, function=function, settings=settings))
 
     def score(self, name: str, split: str = "valid", overlap: int = 0, exchanged: bool = False) -> str:
         """A score of a trained model; `exchanged`: windows read the memories of other documents, as a control."""
         tokens = self.size.valid_tokens if split == "valid" else self.size.test_tokens
-        settings = {"run": name, "split": split, "overlap": overlap, "tokens": tokens, "exchanged": exchanged}
-        own = score_name(name, split, overlap, exchanged)
-        return self.add(Run(name=own, function=SCORE, settings=settings, needs=(name,)))
+        settings = {"run": {"run": name}, "split": split, "overlap": overlap, "tokens": tokens, "exchanged": exchanged}
+        return self.add(Run(name=score_name(name, split, overlap, exchanged), function=SCORE, settings=settings))
 
     def scored(self, entries: Iterable[Entry]) -> list[Entry]:
         """Add the scores that the rows need."""
@@ -189,12 +206,6 @@ def score_name(name: str, split: str, overlap: int = 0, exchanged: bool = False)
     return f"{name}-{split}-o{overlap}{'-exchanged' * exchanged}"
 
 
-def _needs(value: Any) -> tuple[str, ...]:
-    """Names of the runs that settings refer to."""
-    if not isinstance(value, Mapping):
-        return ()
-    if "best_of" in value:
-        return tuple(value["best_of"])
-    if set(value) == {"run"}:
-        return (value["run"],)
-    return tuple(dict.fromkeys(name for part in value.values() for name in _needs(part)))
+def model_of(name: str) -> dict[str, str]:
+    """The model that a run saves, as a reference in settings."""
+    return {"run": name, "file": MODEL}

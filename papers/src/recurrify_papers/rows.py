@@ -1,6 +1,7 @@
 """From the scores of runs to the rows of a perplexity table: means over seeds, intervals, gains, rivals."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ import numpy as np
 from recurrify.evaluate import METRICS, Evaluation, Gain, gain_beyond, interval, relative_gain
 from recurrify_papers.experiment import Row, Table, mean_of
 from recurrify_papers.plan import Entry, score_name
-from recurrify_papers.runner import Results
+from recurrify_papers.runner import Results, best_run
 
 TEST = "test"
 DOUBLE = 2.0
@@ -88,21 +89,11 @@ def _name(entry: Entry) -> str:
 # ---- scores ----------------------------------------------------------------------------------------------
 
 
-def chosen_run(names: Sequence[str], results: Results) -> str | None:
-    """Of candidates, the run that validates best; None until all of them are scored."""
-    if len(names) == 1:
-        return names[0]
-    scores = [results.get(score_name(name, "valid")) for name in names]
-    if None in scores:
-        return None
-    losses = [Evaluation.from_dict(one["evaluation"]) for one in scores if one is not None]
-    means = [one.total_nll / int(one.tokens.sum()) for one in losses]
-    return names[means.index(min(means))]
-
-
 def _score(entry: Entry, results: Results, split: str, seed: int, exchanged: bool = False) -> dict[str, Any]:
-    name = chosen_run(entry.trained[seed], results)
-    return {} if name is None else results.get(score_name(name, split, entry.overlap, exchanged), {})
+    names = {score_name(name, "valid"): name for name in entry.trained[seed]}
+    # A single candidate needs no validation.
+    best = next(iter(names)) if len(names) == 1 else best_run(list(names), results)
+    return {} if best is None else results.get(score_name(names[best], split, entry.overlap, exchanged), {})
 
 
 def evaluations(entry: Entry, results: Results, split: str, exchanged: bool = False) -> dict[int, Evaluation]:
@@ -220,4 +211,4 @@ def _cost(entry: Entry, results: Results) -> float:
 
 def _mean_perplexity(entry: Entry, results: Results, split: str, seeds: Iterable[int]) -> float:
     found = evaluations(entry, results, split)
-    return mean_of([found[seed].perplexity_per_word for seed in seeds if seed in found])[0]
+    return fmean(found[seed].perplexity_per_word for seed in seeds if seed in found)

@@ -13,12 +13,13 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from recurrify import UserError
-from recurrify.results import save_result, write_whole
+from recurrify.results import load_result, save_result, write_whole
 
 RESULT_FILE = "result.json"
 SETTINGS_FILE = "settings.json"
@@ -33,7 +34,7 @@ Results = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One training or measurement, which resumes by itself when it is run again."""
+    """One training or measurement, which resumes when it is run again."""
 
     name: str
     """Unique in its experiment; the folder of the run."""
@@ -41,9 +42,14 @@ class Run:
     """`package.module:function`, called as function(settings, folder, say); returns a JSON result, or None if it was
     stopped before its end and is ready to resume."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """JSON values."""
-    needs: tuple[str, ...] = ()
-    """Names of the runs that must be finished before this one starts."""
+    """JSON values. Three of them refer to other runs: `{"run": NAME}` is the folder of a run,
+    `{"run": NAME, "file": PATH}` a file in it, and `{"best_of": {NAME: VALUE, ...}}` the value of the run whose result
+    has the lowest `loss`."""
+
+    @cached_property
+    def needs(self) -> tuple[str, ...]:
+        """The runs that the settings refer to: they must be finished before this one starts."""
+        return tuple(dict.fromkeys(_references(self.settings)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,9 +64,51 @@ class Resources:
     slurm: Mapping[str, Any] = field(default_factory=dict)
     """Parameters of submitit's executor, such as `slurm_partition`."""
 
+    @property
+    def here(self) -> bool:
+        """Whether runs are executed in this process."""
+        return self.cluster == "debug" or (self.cluster == "local" and self.jobs == 1)
+
     def __post_init__(self) -> None:
         if self.cluster not in CLUSTERS:
             raise UserError(f"`cluster` must be one of {', '.join(CLUSTERS)}: got {self.cluster!r}.")
+
+
+def _references(value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        if isinstance(value.get("run"), str):
+            yield value["run"]
+        yield from value.get("best_of", ())
+        for part in value.values():
+            yield from _references(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _references(part)
+
+
+def resolved(value: Any, folder: Path) -> Any:
+    """Settings with the runs in `folder` in place of references to them."""
+    if isinstance(value, Mapping):
+        if isinstance(value.get("run"), str):
+            return str(folder / value["run"] / value.get("file", ""))
+        if "best_of" in value:
+            results = {name: load_result(folder / name / RESULT_FILE) for name in value["best_of"]}
+            best = best_run(list(results), results)
+            if best is None:
+                raise UserError(f"The loss is not finite in any of {', '.join(results)}: try other values.")
+            return resolved(value["best_of"][best], folder)
+        return {key: resolved(part, folder) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [resolved(part, folder) for part in value]
+    return value
+
+
+def best_run(names: Sequence[str], results: Results) -> str | None:
+    """The run with the lowest loss; None until all are finished. A loss that is not finite was saved as null."""
+    if any(name not in results for name in names):
+        return None
+    losses = {name: loss for name in names if (loss := results[name].get("loss")) is not None}
+    return min(losses, key=lambda name: losses[name], default=None)
 
 
 def run_all(
@@ -84,10 +132,7 @@ def run_all(
         if results:
             say(f"{len(results)} of {len(by_name)} runs are finished")
         with _deadline(resources.max_minutes):
-            if resources.cluster == "debug" or (resources.cluster == "local" and resources.jobs == 1):
-                failed = _run_here(waiting, folder, results, say)
-            else:
-                failed = _run_jobs(waiting, folder, results, say, resources)
+            failed = _run_waiting(waiting, folder, results, say, resources)
     if failures is not None:
         failures += failed
     elif failed:
@@ -108,7 +153,7 @@ def call(run: Run, folder: Path, say: Say) -> dict[str, Any] | None:
     own.mkdir(parents=True, exist_ok=True)
     with _locked(own):
         write_whole(own / SETTINGS_FILE, _identity(run).encode())
-        result: dict[str, Any] | None = getattr(import_module(module), name)(dict(run.settings), own, say)
+        result: dict[str, Any] | None = getattr(import_module(module), name)(resolved(run.settings, folder), own, say)
         if result is not None:
             save_result(own / RESULT_FILE, result)
     return result
@@ -121,63 +166,79 @@ def read_result(folder: Path, run: Run) -> dict[str, Any] | None:
     if settings.is_file() and settings.read_text(encoding="utf-8") != _identity(run):
         raise UserError(f"{str(own)!r} holds a run with other settings: delete it, or choose another --root.")
     path = own / RESULT_FILE
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    return load_result(path) if path.is_file() else None
 
 
 def _identity(run: Run) -> str:
     return json.dumps({"function": run.function, "settings": dict(run.settings)}, indent=1, sort_keys=True) + "\n"
 
 
-# ---- in this process -------------------------------------------------------------------------------------
+# ---- executing runs --------------------------------------------------------------------------------------
 
 
-def _run_here(waiting: Sequence[Run], folder: Path, results: Results, say: Say) -> list[str]:
+def _run_waiting(waiting: Sequence[Run], folder: Path, results: Results, say: Say, resources: Resources) -> list[str]:
+    """Execute runs as soon as what they need is finished; returns a sentence for each that failed."""
     failed: list[str] = []
-    started = time.time()
-    queue, done = list(waiting), 0
-    while (run := _next_ready(queue, results)) is not None:
-        if _time_is_up():
-            break
-        queue.remove(run)
-        try:
-            result = call(run, folder, say)
-        except Exception as error:
-            (folder / run.name / "error.txt").write_text(traceback.format_exc(), encoding="utf-8")
-            failed.append(_sentence(run, error))
-            say(failed[-1])
-            continue
-        _free_memory()
-        if result is None:  # time is up, or it was interrupted
-            break
-        results[run.name] = result
-        done += 1
-        say(_progress(done, len(waiting), started))
-    return failed
+    queue = list(waiting)
+    running: dict[str, tuple[Run, Any]] = {}
+    started, done = time.time(), 0
+    if not resources.here:
+        say(f"{len(queue)} runs, {resources.jobs} at a time; logs are in {folder}/*/log")
+    try:
+        while True:
+            while len(running) < (1 if resources.here else resources.jobs) and not _time_is_up():
+                run = next((run for run in queue if set(run.needs) <= results.keys()), None)
+                if run is None:
+                    break
+                queue.remove(run)
+                running[run.name] = (run, (_execute if resources.here else _submit)(run, folder, say, resources))
+            if not running:
+                return failed
+            ended = [pair for pair in running.values() if pair[1].done()]
+            if not ended:
+                time.sleep(POLL_SECONDS)
+            for run, job in ended:
+                del running[run.name]
+                error = job.exception()
+                result = read_result(folder, run)
+                if result is not None:
+                    results[run.name] = result
+                    done += 1
+                    left = (time.time() - started) / done * (len(waiting) - done) / 60
+                    say(f"{run.name}: {done} of {len(waiting)} runs done, about {left:.0f} min left")
+                elif error is not None:
+                    failed.append(f"{run.name} failed: {_reason(error)}")
+                    say(failed[-1])
+    finally:
+        for _, job in running.values():  # after Ctrl-C: jobs save themselves and stop
+            job.cancel()
 
 
-def _free_memory() -> None:
-    """Return the GPU memory of the last run."""
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        gc.collect()
-        torch.cuda.empty_cache()
+@dataclass
+class Ended:
+    """A run that was executed in this process, with the methods of submitit's jobs."""
+
+    error: Exception | None
+
+    def done(self) -> bool:
+        return True
+
+    def exception(self) -> Exception | None:
+        return self.error
 
 
-def _next_ready(queue: Sequence[Run], results: Results) -> Run | None:
-    return next((run for run in queue if set(run.needs) <= results.keys()), None)
-
-
-def _progress(done: int, total: int, started: float) -> str:
-    left = (time.time() - started) / done * (total - done) / 60
-    return f"{done} of {total} runs done, about {left:.0f} min left"
-
-
-def _sentence(run: Run, error: BaseException) -> str:
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return f"{run.name} failed: {reason if reason.endswith('.') else f'{reason}.'}"
-
-
-# ---- through submitit ------------------------------------------------------------------------------------
+def _execute(run: Run, folder: Path, say: Say, resources: Resources) -> Ended:
+    try:
+        call(run, folder, say)
+    except Exception as error:
+        (folder / run.name / "error.txt").write_text(traceback.format_exc(), encoding="utf-8")
+        return Ended(error)
+    finally:
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            gc.collect()
+            torch.cuda.empty_cache()
+    return Ended(None)
 
 
 @dataclass
@@ -204,40 +265,7 @@ class Job:
         return DelayedSubmission(self)
 
 
-def _run_jobs(waiting: Sequence[Run], folder: Path, results: Results, say: Say, resources: Resources) -> list[str]:
-    failed: list[str] = []
-    queue = list(waiting)
-    running: dict[str, tuple[Run, Any]] = {}
-    started, done = time.time(), 0
-    say(f"{len(queue)} runs, {resources.jobs} at a time; logs are in {folder}/*/log")
-    try:
-        while True:
-            while len(running) < resources.jobs and not _time_is_up():
-                run = _next_ready(queue, results)
-                if run is None:
-                    break
-                queue.remove(run)
-                running[run.name] = (run, _submit(run, folder, resources))
-            if not running:
-                return failed
-            time.sleep(POLL_SECONDS)
-            for run, job in [pair for pair in running.values() if pair[1].done()]:
-                del running[run.name]
-                error = job.exception()
-                result = read_result(folder, run)
-                if result is not None:
-                    results[run.name] = result
-                    done += 1
-                    say(f"{run.name}: {_progress(done, len(waiting), started)}")
-                elif error is not None:
-                    failed.append(_sentence(run, _cause(error)))
-                    say(failed[-1])
-    finally:
-        for _, job in running.values():  # after Ctrl-C: jobs save themselves and stop
-            job.cancel()
-
-
-def _submit(run: Run, folder: Path, resources: Resources) -> Any:
+def _submit(run: Run, folder: Path, say: Say, resources: Resources) -> Any:
     from submitit import AutoExecutor
 
     executor = AutoExecutor(folder=folder / run.name / "log", cluster=resources.cluster)
@@ -246,12 +274,12 @@ def _submit(run: Run, folder: Path, resources: Resources) -> Any:
     return executor.submit(Job(run, str(folder.resolve()), os.environ.get("CUDA_VISIBLE_DEVICES")))
 
 
-def _cause(error: BaseException) -> BaseException:
-    """submitit quotes the traceback of a job; its last line has the reason."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    reasons = [line for line in lines if line[:1].isalpha() and "Error" in line.split(":")[0]]
-    text = (reasons or lines or ["no reason is known"])[-1]
-    return RuntimeError(text.rpartition("Error: ")[2])
+def _reason(error: BaseException) -> str:
+    """The first line of a message. submitit's message is the traceback of its job, whose last error is the reason."""
+    lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    raised = [line.partition("Error: ")[2] for line in lines if line[:1].isalpha() and "Error: " in line]
+    reason = raised[-1] if "Traceback" in str(error) and raised else lines[0]
+    return reason.strip().removesuffix(".") + "."
 
 
 # ---- shared ----------------------------------------------------------------------------------------------

@@ -1,7 +1,5 @@
 """A benchmark that is too small to be worth timing."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -32,11 +30,6 @@ MINI = replace(
 LLAMA = replace(MINI, name="llama", family="llama", kv_heads=1, inner=24)
 
 
-@contextmanager
-def no_progress(name: str, total: int) -> Iterator[Any]:
-    yield lambda done: None
-
-
 def mini_bench(size: Size = MINI, **changes: Any) -> Bench:
     settings = {"memories": ("plain", "carry"), "modes": ("eager",), "batches": (2,), "ceiling": 1e12, **changes}
-    return Bench(size=size, device=CPU, say=lambda text: None, progress=no_progress, **settings)
+    return Bench(size=size, device=CPU, **settings)

@@ -20,7 +20,7 @@ def made_up(runs: list[Run]) -> dict[str, dict[str, Any]]:
     for run in sorted(runs, key=lambda run: run.function.endswith("score")):
         settings = run.settings
         if run.function.endswith(":score"):
-            trained = results[settings["run"]]["made_up"]
+            trained = results[settings["run"]["run"]]["made_up"]
             loss = trained["loss"] - 0.01 * settings["overlap"] + 0.05 * settings["exchanged"]
             results[run.name] = score(loss, trained["flops"] * (1 + settings["overlap"] / 100), settings)
         elif ":train" in run.function:
@@ -41,7 +41,7 @@ def score(loss: float, flops: float, settings: Any) -> dict[str, Any]:
     sizes = {"tokens": TOKENS, "words": WORDS, "characters": TOKENS, "bytes": TOKENS}
     losses: dict[str, Any] = {"loss_by_position": (loss,), "loss_by_window": (loss,)}
     found = Evaluation(WINDOW, settings["overlap"], ("a", "b"), loss * TOKENS, **sizes, **losses)
-    return {"evaluation": found.to_dict(), "flops_per_token": flops, "full_flops_per_token": flops}
+    return {"loss": loss, "evaluation": found.to_dict(), "flops_per_token": flops, "full_flops_per_token": flops}
 
 
 def perplexity(loss: float) -> float:

@@ -19,13 +19,13 @@ def add(settings: dict[str, Any], folder: Path, say: Any) -> dict[str, Any] | No
         return None
     if settings.get("fails"):
         raise ValueError("it does not work\nand more")
-    others = [json.loads((folder.parent / name / "result.json").read_text())["sum"] for name in settings.get("of", [])]
-    return {"sum": settings["value"] + sum(others), "pid": os.getpid()}
+    others = [json.loads((Path(run) / "result.json").read_text())["sum"] for run in settings["of"]]
+    return {"sum": settings["value"] + sum(others), "loss": settings.get("loss"), "pid": os.getpid()}
 
 
-def run(name: str, value: int = 1, needs: tuple[str, ...] = (), **more: Any) -> Run:
-    settings = {"value": value, "of": list(needs), **more}
-    return Run(name=name, function=f"{__name__}:add", settings=settings, needs=needs)
+def run(name: str, value: Any = 1, of: tuple[str, ...] = (), **more: Any) -> Run:
+    settings = {"value": value, "of": [{"run": one} for one in of], **more}
+    return Run(name=name, function=f"{__name__}:add", settings=settings)
 
 
 def quiet(text: str) -> None:
@@ -37,12 +37,22 @@ def test_runs_wait_for_what_they_need(tmp_path: Path) -> None:
     assert {name: result["sum"] for name, result in found.items()} == {"a": 1, "b": 3, "c": 7}
 
 
+def test_best_run_is_the_one_with_the_lowest_loss(tmp_path: Path) -> None:
+    tried = [run("a", loss=2.0), run("b", loss=1.0), run("not-finite", loss=None)]
+    best = run("best", {"best_of": {"a": 10, "b": 20, "not-finite": 30}})
+    assert best.needs == ("a", "b", "not-finite")
+    assert run_all([best, *tried], tmp_path, quiet)["best"]["sum"] == 20
+    failures: list[str] = []
+    run_all([run("none", {"best_of": {"not-finite": 30}}), tried[2]], tmp_path, quiet, failures=failures)
+    assert failures == ["none failed: The loss is not finite in any of not-finite: try other values."]
+
+
 def test_finished_runs_are_skipped(tmp_path: Path) -> None:
     said: list[str] = []
     run_all([run("a")], tmp_path, quiet)
     run_all([run("a"), run("b")], tmp_path, said.append)
     assert (tmp_path / "a" / "calls").read_text() == "x"
-    assert said == ["1 of 2 runs are finished", "1 of 1 runs done, about 0 min left"]
+    assert said == ["1 of 2 runs are finished", "b: 1 of 1 runs done, about 0 min left"]
 
 
 def test_other_settings_under_the_same_name_raise(tmp_path: Path) -> None:

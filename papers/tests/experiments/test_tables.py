@@ -2,11 +2,14 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from experiments_support import LOSSES, made_up, perplexity
 
+from recurrify_papers.declare import number_experiment
 from recurrify_papers.experiment import Table, experiments
+from recurrify_papers.plan import Entry, Plan
 from recurrify_papers.sizes import SIZES, Size
 
 SMALL = SIZES["small"]
@@ -37,6 +40,26 @@ def test_rows_are_means_over_seeds() -> None:
     ]
     assert row.seeds == 1
     assert found.missing == []
+
+
+def test_numbers_are_means_over_seeds_of_the_best_candidates() -> None:
+    def entries(plan: Plan) -> list[Entry]:
+        trained = {0: ("a", "b"), 1: ("c",), 2: ("not finished",)}
+        return [Entry(label="gru", model="gru", dataset="parity", trained=trained, note="small")]
+
+    def result(loss: float, value: float) -> dict[str, Any]:
+        numbers = [{"metric": "accuracy", "at": 40.0, "value": value, "note": "fast"}]
+        return {"loss": loss, "numbers": numbers, "curves": [{"x": [1], "y": [loss]}]}
+
+    experiment = number_experiment(entries, lambda row: 0.5, name="n", title="t", source="s")
+    results = {"a": result(2.0, 0.1), "b": result(1.0, 0.7), "c": result(3.0, 0.9)}
+    found = experiment.table(SMALL, results)
+    (row,) = found.rows
+    assert (row.label, row.dataset, row.at, row.seeds, row.note) == ("gru", "parity", 40.0, 2, "small; fast")
+    assert (row.value, row.spread) == (pytest.approx(0.8), pytest.approx(0.02**0.5))
+    assert row.published == 0.5
+    assert found.curves == [{"name": "gru", "x": [1], "y": [1.0]}]
+    assert found.missing == ["parity, gru, seed 2"]
 
 
 def test_learning_rate_with_the_lowest_loss_is_chosen() -> None:

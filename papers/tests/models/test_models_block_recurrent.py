@@ -31,11 +31,9 @@ BRT = BlockRecurrentConfig(
     window=6,
     block=4,
     states=3,
-    recurrent_layer=2,
 )
 RSA_BRT = replace(BRT, rsa=RSA)
 BOTH = pytest.mark.parametrize("config", [BRT, RSA_BRT], ids=["brt", "rsa-brt"])
-CELLS = pytest.mark.parametrize("cell", [{}, {"gate": "lstm", "skip": False}], ids=["fixed-skip", "lstm-dual"])
 
 
 def make(config: BlockRecurrentConfig) -> BlockRecurrentTransformer:
@@ -104,12 +102,8 @@ def naive_window(model: BlockRecurrentTransformer, attention: torch.nn.Module, n
 
 
 def naive_gate(gate: torch.nn.Module, state: Tensor, inputs: Tensor) -> Tensor:
-    candidate = linear(gate.candidate, inputs)
-    if gate.logit is not None:
-        keep = torch.sigmoid(gate.logit)
-        return keep * state + (1 - keep) * candidate
-    let_in, keep = linear(gate.input_forget, inputs).view(2, -1)
-    return torch.sigmoid(keep + 1) * state + torch.sigmoid(let_in - 1) * torch.tanh(candidate)
+    keep = torch.sigmoid(gate.logit)
+    return keep * state + (1 - keep) * linear(gate.candidate, inputs)
 
 
 def naive_cell(cell: torch.nn.Module, states: list[Tensor], keys: list, values: list) -> list[Tensor]:
@@ -124,11 +118,7 @@ def naive_cell(cell: torch.nn.Module, states: list[Tensor], keys: list, values: 
             for head in range(2)
         ]
         seen += [look(block_query[head], keys[head], values[head]) for head in range(2)]
-        state = naive_gate(cell.attention_gate, state, torch.cat(seen))
-        if cell.inner is not None:
-            inner = linear(cell.inner, cell.inner_norm(state)).clamp(min=0)
-            state = naive_gate(cell.inner_gate, state, inner)
-        after.append(state)
+        after.append(naive_gate(cell.gate, state, torch.cat(seen)))
     return after
 
 
@@ -178,10 +168,9 @@ def naive(model: BlockRecurrentTransformer, tokens: Tensor, state: BlockRecurren
 
 
 @pytest.mark.parametrize(("memory", "pending", "length"), [(0, 0, 9), (6, 0, 8), (4, 3, 7)], ids=str)
-@CELLS
 @BOTH
-def test_logits_state_and_gradients_equal_the_naive_implementation(config, cell, memory, pending, length):
-    model = make(replace(config, **cell))
+def test_logits_state_and_gradients_equal_the_naive_implementation(config, memory, pending, length):
+    model = make(config)
     tokens, state = ids(length), random_state(memory, pending)
     output = model(tokens, state)
     rows = [naive(model, tokens[row], state, row) for row in range(2)]
@@ -235,9 +224,8 @@ def test_positions_are_learned_at_the_published_learning_rate():
     assert loss < 1.5  # chance is 2.08
 
 
-@pytest.mark.parametrize("gate", ["fixed", "lstm"])
-def test_autocast_keeps_the_states_in_full_precision(gate):
-    model = BlockRecurrentTransformer(replace(RSA_BRT, gate=gate))
+def test_autocast_keeps_the_states_in_full_precision():
+    model = BlockRecurrentTransformer(RSA_BRT)
     state = model(ids(6)).state
     full = model(ids(5), state).logits
     with torch.autocast("cpu", dtype=torch.bfloat16):

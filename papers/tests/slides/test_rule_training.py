@@ -6,31 +6,30 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recurrify import UserError
 from recurrify_papers.models.language import language_model
-from recurrify_papers.slides.rule_tasks import IGNORED, Counting, rule_stream, rule_task
+from recurrify_papers.slides.rule_tasks import Counting
 from recurrify_papers.slides.rule_training import RuleTraining, read_sequences, score_rule, train_on_rule, validate_rule
 
 CPU = torch.device("cpu")
 
 
-def small(arch: str = "gru", **more: Any) -> RuleTraining:
+def small(**more: Any) -> RuleTraining:
     settings: dict[str, Any] = {
         "task": "parity",
-        "arch": arch,
+        "arch": "gru",
         "model": {"layers": 1, "width": 32, "dropout": 0.0},
         "length": 6,
         "steps": 300,
         "batch": 64,
         "learning_rate": 2e-2,
         "warmup": 10,
+        "seed": 0,
     }
     return RuleTraining(**{**settings, **more})
 
 
-@pytest.mark.parametrize("arch", ["gru", "lstm"])
-def test_recurrent_model_learns_parity_and_generalises(arch: str) -> None:
-    training = small(arch)
+def test_recurrent_model_learns_parity_and_generalises() -> None:
+    training = small()
     model = train_on_rule(training, CPU)
     assert validate_rule(model, training, 200).accuracy > 0.99
     assert score_rule(model, training, 30, 200).accuracy > 0.95
@@ -57,10 +56,9 @@ def test_scores_are_of_the_last_answer_and_states_are_carried(segment: int | Non
     training = small(task="counting", length=10, segment=segment)
     oracle = Oracle(right_until=20)
     assert score_rule(oracle, training, 20, 30).accuracy == 1.0
-    assert score_rule(oracle, training, 21, 30) == (pytest.approx(50.0), 0.0, 30)
+    assert score_rule(oracle, training, 21, 30) == (pytest.approx(50.0), 0.0)
     valid = validate_rule(Oracle(right_until=7), training, 30)
-    assert valid.accuracy == pytest.approx(0.7)
-    assert (valid.loss, valid.answers) == (pytest.approx(0.3 * 50), 300)
+    assert valid == pytest.approx((0.3 * 50, 0.7))
 
 
 @pytest.mark.parametrize("arch", ["xl", "brt"])
@@ -70,23 +68,11 @@ def test_segments_with_their_state_are_a_whole_sequence(arch: str) -> None:
     own = {"memory_length": 24} if arch == "xl" else {"window": 24, "block": 4, "states": 3}
     torch.manual_seed(0)
     model = language_model(arch, 4, **shape, **own, target_length=8).eval()
-    ids = torch.from_numpy(Counting(2).draw(3, 24, rule_stream("test", 0)).inputs).long()
+    ids = torch.from_numpy(Counting(2).draw(3, 24, small().draw("test")).inputs).long()
     torch.testing.assert_close(read_sequences(model, ids, 8), read_sequences(model, ids, None), atol=1e-5, rtol=1e-4)
 
 
-def test_no_answer_is_seen_before_it_is_due() -> None:
-    """Symbols behind a position change nothing at it, in training as in tests."""
-    drawn = rule_task("copying").draw(4, 12, rule_stream("test", 0))
-    torch.manual_seed(0)
-    model = language_model("transformer", 18, layers=1, width=16, heads=2, head_width=8, inner=16, dropout=0.0).eval()
-    whole = read_sequences(model, torch.from_numpy(drawn.inputs).long(), None)
-    for place in range(6, 12):
-        assert (drawn.targets[:, place] != IGNORED).all()
-        cut = read_sequences(model, torch.from_numpy(drawn.inputs[:, : place + 1]).long(), None)
-        torch.testing.assert_close(cut[:, place], whole[:, place])
-
-
-def test_the_same_seed_trains_the_same_model_and_leaves_the_callers_chance_alone() -> None:
+def test_the_seed_decides_the_model_and_nothing_else_does() -> None:
     torch.manual_seed(5)
     expected = torch.rand(1)
     torch.manual_seed(5)
@@ -97,19 +83,9 @@ def test_the_same_seed_trains_the_same_model_and_leaves_the_callers_chance_alone
     assert any(not torch.equal(value, third.state_dict()[name]) for name, value in one.state_dict().items())
 
 
-def test_the_learning_rate_rises_and_falls() -> None:
-    training = small(steps=100, warmup=10, learning_rate=1.0)
-    rates = [training.rate(step) for step in range(100)]
-    assert rates[0] == pytest.approx(0.1)
-    assert rates[9] == rates[10] == max(rates) == 1.0
-    assert rates[55] == pytest.approx(0.05 + 0.95 / 2)
-    assert rates[10:] == sorted(rates[10:], reverse=True)
-    assert rates[-1] > 0.05
+def test_parts_have_sequences_of_their_own() -> None:
+    def drawn(part: str, *seeds: int) -> bytes:
+        return Counting(2).draw(9, 40, small(seed=seeds[0]).draw(part, *seeds[1:])).inputs.tobytes()
 
-
-@pytest.mark.parametrize(
-    ("setting", "value"), [("steps", 0), ("batch", 0), ("length", 0), ("segment", 0), ("learning_rate", 0.0)]
-)
-def test_bad_settings_raise(setting: str, value: float) -> None:
-    with pytest.raises(UserError, match=f"`{setting}` must be"):
-        small(**{setting: value})
+    streams = [(part, seed) for part in ("train", "valid", "test") for seed in (0, 1)]
+    assert len({drawn(*stream) for stream in [*streams, ("test", 0, 40)]}) == 7

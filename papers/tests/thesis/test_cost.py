@@ -3,8 +3,10 @@
 from typing import Any
 
 import pytest
+import torch
 
 from recurrify import CarryConfig, NoRecurrence, UserError, add_recurrence
+from recurrify_papers.bench.timing import Timing
 from recurrify_papers.thesis import cost
 from recurrify_papers.thesis.convergence import convergence, tokens_to, validation_curve
 from recurrify_papers.thesis.cost import Workload, measure_cost
@@ -23,55 +25,45 @@ def measured(models: tuple[Any, Any], **more: Any) -> list[dict[str, Any]]:
     return measure_cost(models, Workload(**{**SMALL, **more}), lambda text: None)
 
 
-@pytest.fixture
-def slow_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock on which the calls take 1, 2, 3, ... seconds, in the order in which they are made."""
-    seconds = [0.0]
-    readings = [0]
-
-    def read() -> float:
-        readings[0] += 1
-        if readings[0] % 2 == 0:  # odd readings begin a call, even ones end it
-            seconds[0] += readings[0] // 2
-        return seconds[0]
-
-    monkeypatch.setattr(cost.time, "perf_counter", read)
-    monkeypatch.setattr(cost, "WARM_UP", 0)
-
-
-def test_every_cost_is_a_row() -> None:
+def test_every_measurement_has_both_models_and_their_ratio() -> None:
     models = pair()
     found = measured(models)
-    assert [row["measure"] for row in found] == [
+    ratios = [number for number in found if number["metric"].endswith(", ratio")]
+    assert [number["metric"].removesuffix(", ratio") for number in ratios] == [
         "parameters",
-        *["training tokens per second", "training time of the same tokens", "peak memory of a training step"] * 2,
+        *["training tokens per second", "peak memory of a training step"] * 2,
         *["latency of reading a document", "reading throughput"] * 2,
         "latency of a generated token",
         "generated tokens per second",
     ]
-    for row in found:
-        if row["measure"] == "peak memory of a training step":
-            assert row["ratio"] is None  # not measured on a CPU
+    for plain, recurrent, ratio in zip(found[::3], found[1::3], ratios, strict=True):
+        assert (plain["model"], recurrent["model"], ratio["model"]) == ("plain", "carry", None)
+        if "memory" in plain["metric"]:
+            assert ratio["value"] is None  # not measured on a CPU
         else:
-            assert row["ratio"] == row["recurrent"] / row["plain"]
+            assert ratio["value"] == recurrent["value"] / plain["value"]
     added = sum(parameter.numel() for parameter in models[1].added_parameters().values())
-    assert found[0]["recurrent"] - found[0]["plain"] == pytest.approx(4 * added / 2**20)
+    assert found[1]["value"] - found[0]["value"] == pytest.approx(4 * added / 2**20)
 
 
-@pytest.mark.usefixtures("slow_clock")
+@pytest.fixture
+def turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turns take 1, 3 and 5 seconds in plain windows and 2, 4 and 6 seconds with a memory."""
+    timings = [Timing([1.0, 3.0, 5.0]), Timing([2.0, 4.0, 6.0])]
+    monkeypatch.setattr(cost, "interleave", lambda *_: timings)
+
+
+@pytest.mark.usefixtures("turns")
 def test_numbers_are_medians_of_turns() -> None:
-    found = measured(pair(), repeats=3)
-    # The first six calls are training steps without checkpointing: plain 1, 3, 5 s, recurrent 2, 4, 6 s.
-    speed, hours, _ = found[1:4]
-    tokens = 2 * 3 * WINDOW
-    assert (speed["plain"], speed["recurrent"]) == (tokens / 3, tokens / 4)
-    assert speed["spread"] == pytest.approx([1 / 2, 5 / 6])
-    assert (hours["plain"], hours["recurrent"]) == (24.0, pytest.approx(32.0))
+    device = torch.device("cpu")
+    assert cost.timed([], 3, device, 60) == ([20.0, 15.0], ["single turns 0.500 to 0.833"])
+    assert cost.timed([], 3, device, 1, "ms") == ([3000.0, 4000.0], ["single turns 1.200 to 2.000"])
 
 
-@pytest.mark.usefixtures("slow_clock")
+@pytest.mark.usefixtures("turns")
 def test_overlapping_windows_count_their_tokens_once() -> None:
-    assert measured(pair(overlap=3), repeats=1)[1]["plain"] == 2 * (8 + 5 + 5)
+    speed = next(number for number in measured(pair(overlap=3)) if number["metric"].startswith("training tokens"))
+    assert speed["value"] == 2 * (8 + 5 + 5) / 3
 
 
 def test_convergence_interpolates_between_validations() -> None:

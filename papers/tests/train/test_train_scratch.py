@@ -95,8 +95,7 @@ class TestBatchRows:
 
 
 class TestScore:
-    @pytest.mark.parametrize("batch", [1, 3, 7, 200])
-    @pytest.mark.parametrize("length", [1, 10, 64])
+    @pytest.mark.parametrize(("batch", "length"), [(1, 10), (3, 1), (7, 64), (200, 10)])
     def test_every_symbol_but_the_first_is_scored_once(self, batch: int, length: int) -> None:
         ids, model = stream(95), Bigrams()
         logits = model.table.detach().double().numpy()
@@ -124,11 +123,8 @@ class TestScore:
         assert found.nats == pytest.approx(by_hand, rel=1e-5)
         assert right > 0
 
-    @pytest.mark.parametrize("arch", ["lstm", "xl"])
-    def test_score_does_not_depend_on_the_segments(self, arch: str) -> None:
-        settings: dict[str, Any] = {"width": 16, "layers": 2}
-        settings |= {**TINY_XL, "memory_length": 100} if arch == "xl" else {}
-        model = language_model(arch, VOCABULARY, **settings).eval()
+    def test_score_does_not_depend_on_the_segments(self) -> None:
+        model = language_model("xl", VOCABULARY, **{**TINY_XL, "memory_length": 100}).eval()
         ids = stream(61)
         whole, in_segments = (score_rows(model, ids, 1, length, nullcontext).nats for length in (60, 7))
         assert in_segments == pytest.approx(whole, rel=1e-5)
@@ -144,21 +140,6 @@ class TestTraining:
         fit(model, ids, replace(SETTINGS, batch=2, length=8, steps=8))  # 3 segments of 8 in rows of 30
         expected = [[0, 0], [ids[7], ids[37]], [ids[15], ids[45]]]
         assert model.seen == [expected[step % 3] for step in range(8)]
-
-    def test_lstm_memorizes_a_text(self) -> None:
-        ids = torch.tensor(list(b"the cat sat on the mat. " * 40), dtype=torch.uint8)
-        ids = torch.unique(ids, return_inverse=True)[1].to(torch.uint8)
-        model = language_model("lstm", 12, layers=1, width=32, dropout=0.0)
-        settings = replace(SETTINGS, arch="lstm", steps=120, batch=4, length=24, learning_rate=0.02, clip=1.0)
-        outcome = fit(model, ids, settings, validate=lambda now: score_rows(now, ids, 1, 24, nullcontext))
-        assert outcome.finished
-        losses = [point["loss"] for point in outcome.progress.training]
-        assert losses[0] == pytest.approx(math.log(12), abs=0.2)
-        assert losses[-1] < 0.05
-        (valid,) = outcome.progress.validation
-        assert (valid["step"], valid["bits_per_symbol"] < 0.1) == (120, True)
-        assert outcome.progress.steps_per_second > 0
-        assert outcome.progress.seconds == pytest.approx(valid["training_seconds"], abs=1e-3)
 
     def test_steps_equal_plain_adam(self) -> None:
         """Clipping, the schedule and the order of segments, against a loop written out."""
@@ -186,13 +167,6 @@ class TestTraining:
         assert losses == pytest.approx(expected, rel=1e-5)
         torch.testing.assert_close(model.table, reference.table, rtol=1e-4, atol=1e-5)
 
-    def test_non_finite_loss_stops_before_it_is_saved(self, tmp_path: Any) -> None:
-        model = Repeats()
-        model.sureness.data.fill_(math.inf)
-        with pytest.raises(UserError, match="loss is not finite at step 1: there is no checkpoint yet"):
-            fit(model, stream(61), SETTINGS, folder=tmp_path)
-        assert not list(tmp_path.iterdir())
-
     def test_non_finite_loss_names_the_last_checkpoint(self, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(training, "SECONDS_BETWEEN_SAVES", 0)
         model = Repeats()
@@ -210,24 +184,6 @@ class TestTraining:
                 folder=tmp_path,
                 on_validation=spoil,
             )
-
-
-@pytest.mark.parametrize(
-    ("data", "dilations"),
-    [
-        ("text8", [6, 6, 12, 12]),
-        ("text8:FILE", [6, 6, 12, 12]),
-        ("text8-from:enwik9", [6, 6, 12, 12]),
-        ("enwik8", None),
-        ("text8.txt", None),
-        ("hf:someone/text8", None),
-    ],
-)
-def test_text8_has_its_published_dilations(data: str, dilations: list[int] | None) -> None:
-    assert replace(SETTINGS, arch="rsa-xl", data=data).settings.get("rsa.dilations") == dilations
-    assert replace(SETTINGS, arch="xl", data=data).settings == {}
-    for own in ({"rsa.dilations": [3, 6, 9, 12]}, {"rsa.counts": [0, 1, 1, 0, 0, 0]}):
-        assert replace(SETTINGS, arch="rsa-brt", data=data, settings=own).settings == own
 
 
 class TestSpeed:
@@ -254,7 +210,7 @@ class TestSpeed:
         assert quick == pytest.approx(eager, rel=1e-5)
         assert len(compiled) == 1
 
-    @pytest.mark.parametrize("arch", ["xl", "rsa-xl", "brt"])
+    @pytest.mark.parametrize("arch", ["rsa-xl", "brt"])
     def test_steps_in_place_equal_eager_ones(self, arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """The captured path without CUDA: replayed steps find their tensors at the addresses of the capture."""
         places: list[tuple[int, ...]] = []
@@ -291,12 +247,6 @@ class TestSpeed:
         outcome = fit(language_model("xl", VOCABULARY, **TINY_XL), stream(2 * segments + 1), settings)
         assert (outcome.speed, len(compiled)) == (("compile", 1) if segments == 9 else ("eager", 0))
 
-    @pytest.mark.parametrize("arch", ["xl", "rsa-xl", "brt", "transformer", "lstm"])
-    def test_state_of_every_architecture_settles(self, arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-        model = language_model(arch, VOCABULARY, **SHAPES[arch], target_length=8)
-        assert fit(model, stream(3 * 8 * 6 + 1), replace(SETTINGS, arch=arch, speed="compile")).speed == "compile"
-
     @pytest.mark.gpu
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
     @pytest.mark.parametrize("arch", ["xl", "rsa-xl", "brt", "transformer"])
@@ -323,17 +273,11 @@ class TestSettings:
         "wrong",
         [
             {"steps": 0},
-            {"length": 0},
             {"clip": -0.1},
-            {"eval_batch": 0},
-            {"eval_length": 0},
             {"learning_rate": 0.0},
-            {"recurrence_learning_rate": 0.0},
             {"recurrence_learning_rate": 1e-2},
             {"schedule": "cyclic"},
-            {"speed": "fast"},
             {"seed": 2**32},
-            {"arch": "mamba"},
         ],
         ids=lambda wrong: next(iter(wrong)),
     )
@@ -358,10 +302,8 @@ class TestSettings:
             ({}, 5_000_000, 204, 512, 88),  # four times the symbols of a training step
             ({}, 500_000, 204, 512, 48),  # each of 20 memories and more
             ({}, 20_000, 204, 512, 22),  # as in training
-            ({}, 500_000, 204, None, 48),
             ({}, 5_000_000, 50_000, 512, 22),
             ({"eval_length": 80}, 5_000_000, 204, 2_100, 119),
-            ({"eval_length": 2_048}, 5_000_000, 204, 512, 22),
             ({"eval_batch": 7}, 5_000_000, 204, 512, 7),
         ],
     )
@@ -370,13 +312,6 @@ class TestSettings:
     ) -> None:
         settings = ScratchSettings(out="", arch="xl", data="", **changed)
         assert settings.scoring_rows(symbols, vocabulary, memory) == rows
-
-    def test_curve_has_at_most_500_points(self) -> None:
-        assert [replace(SETTINGS, steps=steps).log_steps for steps in (1, 500, 501, 20_000)] == [1, 1, 2, 40]
-
-    def test_validation_interval_is_in_symbols(self) -> None:
-        assert replace(SETTINGS, valid_every=240).valid_steps == 10
-        assert replace(SETTINGS, valid_every=1).valid_steps == 1
 
 
 @pytest.mark.parametrize(("arch", "kept"), [("xl", False), ("lstm", True)])
@@ -401,20 +336,3 @@ def test_recurrence_learning_rate() -> None:
         assert max(
             one.max().item() for name, one in moved.items() if ("encoding" in name) == recurrent
         ) == pytest.approx(rate, rel=1e-2)
-
-
-@pytest.mark.parametrize(
-    ("precision", "device", "expected"), [("auto", "cuda", "high"), ("fp32", "cuda", None), ("auto", "cpu", None)]
-)
-def test_precision_of_products_is_restored(precision: str, device: str, expected: str | None) -> None:
-    before = torch.get_float32_matmul_precision()
-    seen: list[str] = []
-
-    def fail_inside() -> None:
-        with stepping.matmul_context(precision, torch.device(device)):
-            seen.append(torch.get_float32_matmul_precision())
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        fail_inside()
-    assert (seen, torch.get_float32_matmul_precision()) == ([expected or before], before)

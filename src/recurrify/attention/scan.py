@@ -102,8 +102,8 @@ def chunked_scan(
         kernel = kernel._replace(decay=kernel.decay.to(dtype), angle=kernel.angle.to(dtype))
         output, final_state = _forward_scan(work_BRTD, kernel, memory, state, chunk, fused)
         if not causal:
-            # The same recurrence from the other end; each direction leaves the diagonal out. The memory lies in
-            # nobody's future, so the way back starts at the last row and stops before it.
+            # The same recurrence from the other end; each direction leaves the diagonal out. The memory lies before
+            # every position, so the backward direction starts at the last row and stops before the memory.
             backward, _ = _forward_scan(work_BRTD[:, :, memory:].flip(2), kernel, 0, None, chunk, fused)
             return ScanResult((output + backward.flip(2)).to(values.dtype), None)
     return ScanResult(output.to(values.dtype), final_state)

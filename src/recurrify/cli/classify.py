@@ -63,7 +63,12 @@ def train_command(given: dict[str, Any]) -> None:
     end_of_run(result, settings.out)
 
 
-@app.command(epilog=examples("recurrify classify evaluate runs/reviews --data test.csv"))
+@app.command(
+    epilog=examples(
+        "recurrify classify evaluate runs/reviews --data test.csv",
+        "recurrify classify evaluate runs/reviews --data test.csv --out result.json",
+    )
+)
 def evaluate(
     models: AllTrained,
     data: Labelled,
@@ -90,7 +95,12 @@ def evaluate(
         say(f"saved {out}")
 
 
-@app.command(epilog=examples("recurrify classify predict runs/reviews --data new.csv --out classes.csv"))
+@app.command(
+    epilog=examples(
+        "recurrify classify predict runs/reviews --data new.csv --out classes.csv",
+        "recurrify classify predict runs/reviews --data new.csv --out classes.csv --batch 32",
+    )
+)
 def predict(
     model: Trained,
     data: Unlabelled,

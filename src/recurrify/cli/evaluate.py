@@ -14,11 +14,15 @@ from recurrify.console import out_console, perplexity_level, progress_bar, say
 from recurrify.data.texts import pick_device, read_text
 from recurrify.data.tokens import TokenizedDocument
 from recurrify.errors import UserError
+from recurrify.evaluate.bootstrap import Gain
 from recurrify.evaluate.comparison import (
+    ComparisonRow,
     compare_with_base,
     comparison_settings,
     comparison_tokens,
+    gain_rows,
     training_differences,
+    verdict,
 )
 from recurrify.evaluate.evaluation import Evaluation
 from recurrify.evaluate.flops import memory_cost
@@ -67,77 +71,98 @@ def evaluate_models(
         with progress_bar(name, total) as advance, _timed(total, where) as speed[name]:
             scores, found[name] = evaluation_rows(model, tokens, overlaps, advance, rows, half)
         table += [{"model": name, "mechanism": model.recurrence.mechanism, **row} for row in scores]
-    comparison = []
+    comparison: list[ComparisonRow] = []
     if len(models) == 1 and model.mechanism is not None and overlap is None:
-        comparison = _compared_with_base(model, tokens, rows, half)
+        comparison = _compared_with_base(model, tokens, rows, half, found[models[0]][0])
     gains = [
         gain
         for name in models[1:]
         for reference, evaluation in zip(found[models[0]], found[name], strict=True)
         if (gain := _gain(name, models[0], reference, evaluation)) is not None
     ]
-    others = [name for name in models[1:] if not any(gain["model"] == name for gain in gains)]
-    _print_evaluation(table, gains, speed)
-    notes = [
-        f"{name} was made for windows of {own}, but scored with {window} like the others; for its own windows: "
-        f"recurrify evaluate {name} --window {own}"
-        for name, own in longer.items()
-    ]
-    notes += [
-        f"{name} has another tokenizer than {models[0]}: compare "
-        + ("without --tokens-per-document, " if tokens_per_document else "")
-        + "per word or per character, not per token; there is no interval."
-        for name in others
-    ]
-    notes += training_differences(models) if len(models) > 1 else []
+    _print_evaluation(table, speed)
+    for gain in gains:
+        _print(_gain_sentence(gain))
+    for line in _comparison_lines(comparison):
+        _print(line)
+    notes = _notes(models, gains, longer, window, tokens_per_document, comparison)
     for note in notes:
-        out_console.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
+        _print(f"note: {note}")
     if out is not None or page is not None:
         config = {"models": models, "data": data, "split": split, "window": window, "overlap": overlap}
         config["tokens_per_document"] = tokens_per_document
         result = {
             "kind": "evaluation",
-            "rows": table + [row for row in comparison if row["name"] != "memory"],
-            "gains": gains + [row["gain"] for row in comparison if row["gain"] is not None],
+            "rows": table + [row.to_dict() for row in comparison[1:]],
+            "gains": gains + [{**gain, "model": models[0]} for gain in gain_rows(comparison)],
             "notes": notes,
             "speed": speed,
             "documents": {name: [one.to_dict() for one in evaluations] for name, evaluations in found.items()},
             "provenance": provenance(config, data_checksum=checksum),
         }
-        if out is not None:
-            save_result(out, result)
-            say(f"saved {out}")
-        if page is not None:
-            write_evaluation_page(result, page)
-            say(f"page: {page}")
+        write_results(result, out, page)
+
+
+def write_results(result: dict[str, Any], out: Path | None, page: Path | None) -> None:
+    """Save the result and its page, as far as they are wanted."""
+    if out is not None:
+        save_result(out, result)
+        say(f"saved {out}")
+    if page is not None:
+        write_evaluation_page(result, page)
+        say(f"page: {page}")
 
 
 def _compared_with_base(
-    model: RecurrentForCausalLM, tokens: Sequence[TokenizedDocument], rows: int, half: bool
-) -> list[dict[str, Any]]:
-    """Print what the base scores in the memory's windows, in its full context, and at equal cost; rows for the page."""
-    total = comparison_tokens(comparison_settings(model, tokens), tokens)
+    model: RecurrentForCausalLM, tokens: Sequence[TokenizedDocument], rows: int, half: bool, scored: Evaluation
+) -> list[ComparisonRow]:
+    settings = comparison_settings(model, tokens)
+    total = comparison_tokens(settings[1:], tokens)
     with progress_bar("comparison with the base", total) as advance:
-        found = compare_with_base(model, tokens, rows=rows, bf16=half, progress=advance)
-    out_console.print("Compared with its own base on the same tokens:", highlight=False)
-    for row in found:
-        out_console.print(f"  {row}", markup=False, highlight=False, soft_wrap=True)
-    by_name = {row.setting.name: row.evaluation.perplexity_per_token for row in found}
-    if by_name["full_context"] > by_name["same_windows"]:
-        out_console.print(
-            "note: the base inside this model is worse in longer windows, because it was fine-tuned in short ones: "
-            "score the original base with --window as well.",
-            soft_wrap=True,
+        return compare_with_base(model, tokens, rows=rows, bf16=half, progress=advance, scored=[(settings[0], scored)])
+
+
+def _comparison_lines(comparison: Sequence[ComparisonRow]) -> Iterator[str]:
+    """What the base scores in the memory's windows, at equal cost, and in its full context."""
+    if not comparison:
+        return
+    yield "Its own base on the same tokens:"
+    for row in comparison[1:]:
+        level = perplexity_level(row.evaluation.perplexity_per_token, 3)
+        yield (
+            f"  {row.setting.label}: {level} per token at {row.setting.flops_per_token:.3g} FLOPs per token; "
+            f"the memory's is {row.gain}"
         )
-    table = []
-    for row in found:
-        values = row.to_dict()
-        gain = values["gain"]
-        if gain is not None:
-            gain = {"model": found[0].setting.label, "against": row.setting.label, "unit": "token", **gain}
-        flops = {"full_flops_per_token": values.pop("flops_per_token"), "model": row.setting.label, "gain": gain}
-        table.append({**values, **flops})
-    return table
+    yield verdict(comparison)
+
+
+def _notes(
+    models: list[str],
+    gains: list[dict[str, Any]],
+    longer: dict[str, int],
+    window: int,
+    tokens_per_document: int | None,
+    comparison: Sequence[ComparisonRow],
+) -> list[str]:
+    """What a reader of the scores must know."""
+    notes = [
+        f"{name} was made for windows of {own}, but scored with {window} like the others; for its own windows: "
+        f"recurrify evaluate {name} --window {own}"
+        for name, own in longer.items()
+    ]
+    for name in models[1:]:
+        units = [gain["unit"] for gain in gains if gain["model"] == name]
+        if "token" not in units:
+            notes.append(f"{name} has another tokenizer than {models[0]}: perplexities per token cannot be compared.")
+        if not units and tokens_per_document:
+            notes.append(f"To compare {name} with {models[0]} per character, leave out --tokens-per-document.")
+    by_role = {row.setting.role: row.evaluation.perplexity_per_token for row in comparison}
+    if comparison and by_role["full context"] > by_role["windows"]:
+        notes.append(
+            "the base inside this model is worse in longer windows, because it was fine-tuned in short ones: score the "
+            "original base with --window as well."
+        )
+    return notes + (training_differences(models) if len(models) > 1 else [])
 
 
 def _common_windows(models: list[str], window: int | None, overlap: list[int] | None) -> tuple[int, list[int]]:
@@ -167,12 +192,23 @@ def _common_windows(models: list[str], window: int | None, overlap: list[int] | 
 
 
 def _gain(name: str, against: str, reference: Evaluation, evaluation: Evaluation) -> dict[str, Any] | None:
-    """The gain over the first model; None if the tokenizers differ."""
-    try:
-        by_word, by_token = (gain_row([reference], [evaluation], unit) for unit in ("word", "token"))
-    except UserError:
-        return None
-    return {"model": name, "against": against, **by_word, "relative_gain_per_token": by_token["relative_gain"]}
+    """The gain over the first model, per token, or per character if the tokenizers differ; None for other texts."""
+    for unit in ("token", "character"):
+        try:
+            return {"model": name, "against": against, **gain_row([reference], [evaluation], unit)}
+        except UserError:
+            continue
+    return None
+
+
+def _gain_sentence(gain: dict[str, Any]) -> str:
+    measure = "bits per character" if gain["unit"] == "character" else "perplexity per token"
+    change = Gain(gain["relative_gain"], gain["interval"], gain["within_noise"])
+    return f"{gain['model']} compared with {gain['against']} at overlap {gain['overlap']}: {measure} {change}"
+
+
+def _print(line: str) -> None:
+    out_console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager
@@ -192,50 +228,25 @@ def _list(numbers: Iterable[int]) -> str:
     return " and ".join(str(number) for number in sorted(set(numbers)))
 
 
-def _print_evaluation(
-    rows: list[dict[str, Any]], gains: list[dict[str, Any]], speed: dict[str, dict[str, float]]
-) -> None:
+def _print_evaluation(rows: list[dict[str, Any]], speed: dict[str, dict[str, float]]) -> None:
     for name in dict.fromkeys(row["model"] for row in rows):
         own = [row for row in rows if row["model"] == name]
         peak = speed[name].get("peak_bytes")
-        out_console.print(
+        _print(
             f"{name} ({own[0]['mechanism']}), windows of {own[0]['window']}, {speed[name]['tokens_per_second']:,.0f} "
-            f"tokens/s{'' if peak is None else f', {peak / 2**30:.2f} GiB peak memory'}",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
+            f"tokens/s{'' if peak is None else f', {peak / 2**30:.2f} GiB peak memory'}"
         )
         table = Table(box=None, pad_edge=False)
-        for header in ("overlap", "ppl/word", "95 % interval", "ppl/token", "bits/char", "all FLOPs/token"):
+        for header in ("overlap", "ppl/token", "95 % interval", "bits/char", "ppl/word", "all FLOPs/token"):
             table.add_column(header, justify="right", no_wrap=True)
         for row in own:
-            low_high = row["perplexity_per_word_interval"]
+            ends = row["perplexity_per_token_interval"]
             table.add_row(
                 str(row["overlap"]),
-                perplexity_level(row["perplexity_per_word"], 2),
-                f"{perplexity_level(low_high[0], 2)} to {perplexity_level(low_high[1], 2)}"
-                if low_high
-                else "one document",
                 perplexity_level(row["perplexity_per_token"], 3),
+                " to ".join(perplexity_level(end, 3) for end in ends) if ends else "one document",
                 f"{row['bits_per_character']:.4f}",
+                perplexity_level(row["perplexity_per_word"], 2),
                 f"{row['full_flops_per_token']:.3g}",
             )
         out_console.print(table, soft_wrap=True)
-    for gain in gains:
-        span = gain["interval"]
-        if span is None:
-            text = "one document: no interval"
-        else:
-            text = f"95 % interval: {_change(span[0])} to {_change(span[1])}"
-            text += ", within noise" if gain["within_noise"] else ""
-        out_console.print(
-            f"{gain['model']} vs. {gain['against']} at overlap {gain['overlap']}: perplexity per word "
-            f"{_change(gain['relative_gain'])} ({text}), per token {_change(gain['relative_gain_per_token'])}",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
-
-
-def _change(gain: float) -> str:
-    return f"{100 * abs(gain):.2f} % {'lower' if gain >= 0 else 'higher'}"

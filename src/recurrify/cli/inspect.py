@@ -17,6 +17,9 @@ def inspect_command(
     plain: Annotated[
         str | None, typer.Option(help="Model without memory to compare with (default: the base in plain windows).")
     ] = None,
+    compare: Annotated[
+        list[str] | None, typer.Option(help="Another model to compare token by token; may be repeated.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the page and its numbers.")] = Path("runs/inspect"),
     split: Annotated[
         str | None, typer.Option(help="train, valid, test or all (default: all of a file or folder, else test).")
@@ -39,7 +42,7 @@ def inspect_command(
     check_takes_results(out)
     choice = TextChoice(text, split, text_field, document, tokens)
     with busy(f"inspecting {model}"):
-        result = inspect_text(model, choice, say, plain, reach, device)
+        result = inspect_text(model, choice, say, plain, reach, device, compare or ())
     if aside := set_earlier_aside(out / NUMBERS_FILE, result):
         typer.echo(f"{out / NUMBERS_FILE} had other settings and was renamed to {aside}")
     page = write_inspection(result, out)

@@ -1,9 +1,11 @@
 """The `recurrify` command: its subcommands, and how errors and interruptions end it."""
 
 import os
+import re
 import sys
 import warnings
 from importlib.metadata import entry_points
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +15,7 @@ from recurrify import __version__
 from recurrify.after_import import after_import
 from recurrify.cli import classify, options, probe, qa
 from recurrify.cli.add import add_command
+from recurrify.cli.advise import advise_command
 from recurrify.cli.inspect import inspect_command
 from recurrify.cli.settings import examples
 from recurrify.cli.train import add_train_command
@@ -20,7 +23,7 @@ from recurrify.console import err_console, say
 from recurrify.errors import UserError
 from recurrify.hub_access import TRUST
 from recurrify.interrupts import CTRL_C, interrupt_code
-from recurrify.results import check_overwrites_nothing
+from recurrify.results import check_overwrites_nothing, read_given
 from recurrify.run_lock import run_lock
 
 app = typer.Typer(
@@ -63,11 +66,10 @@ def _quieten_transformers() -> None:
     logging.disable_progress_bar()
 
 
-@app.command(epilog=examples("recurrify demo", "recurrify demo --live-tokens 100000 --seeds 1"))
+@app.command(epilog=examples("recurrify demo", "recurrify demo --live-tokens 200000 --out runs/longer"))
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the page and the live runs.")] = Path("runs/demo"),
     live_tokens: Annotated[int, typer.Option(min=10_000, help="Tokens of each live fine-tuning.")] = 80_000,
-    seeds: Annotated[int, typer.Option(min=1, help="Live fine-tunings of each kind.")] = 1,
 ) -> None:
     """A pretrained model reads a novel with and without memory, a tiny one is fine-tuned: minutes, no GPU.
 
@@ -77,8 +79,8 @@ def demo(
     from recurrify.pages.demo import summary
 
     with run_lock(out):
-        result = run_demo(out, say, live_tokens, tuple(range(seeds)), side_by_side=os.cpu_count() or 1)
-    typer.echo("\n".join(["", *summary(result), "", f"All tables: {out / 'tables.md'}", f"Page: {out / 'index.html'}"]))
+        result = run_demo(out, say, live_tokens)
+    typer.echo("\n".join(["", *summary(result), "", f"Page: {out / 'index.html'}"]))
 
 
 add_train_command(app)
@@ -168,10 +170,7 @@ def _prompt_text(prompt: str | None, file: Path | None) -> str:
     assert file is not None
     if str(file) == "-":
         return sys.stdin.read()
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"Could not read the prompt from {str(file)!r}: {error}.") from error
+    return read_given(file)
 
 
 app.command(
@@ -180,9 +179,17 @@ app.command(
         "recurrify add --model gpt2 --out gpt2-memory", "recurrify add --model gpt2 --out kept --set keep=256"
     ),
 )(add_command)
-app.command(name="inspect", epilog=examples("recurrify inspect runs/novels chapter.txt --out runs/inspect"))(
-    inspect_command
-)
+app.command(
+    name="advise",
+    epilog=examples("recurrify advise gpt2 books/", "recurrify advise smollm2 books/ --flops 3e8 --page advice.html"),
+)(advise_command)
+app.command(
+    name="inspect",
+    epilog=examples(
+        "recurrify inspect runs/novels chapter.txt --out runs/inspect",
+        "recurrify inspect runs/novels chapter.txt --plain runs/plain --compare runs/tail --tokens 2000",
+    ),
+)(inspect_command)
 app.add_typer(qa.app, name="qa")
 app.add_typer(classify.app, name="classify")
 app.add_typer(probe.app, name="probe")
@@ -203,6 +210,9 @@ add_installed_commands(app)
 
 def main() -> None:
     """Run the command line. Bad input is one sentence and exit code 2; a stopped run exits with 130 or 143."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that knows only ASCII shows ? for other characters
     try:
         options.check_given_once(app, sys.argv[1:], "--data")
         code = app(standalone_mode=False) or 0
@@ -215,11 +225,18 @@ def main() -> None:
         if not message:  # a command without arguments, which has printed its help
             sys.exit(2)
         _end(f"{message.rstrip('.')}.")
-    except _out_of_memory() as error:
-        _end(
-            f"Out of memory ({str(error).splitlines()[0] if str(error) else 'on the CPU'}): use a smaller --batch "
-            "(with --accumulate) or --rows, or a smaller --window."
-        )
+    except BrokenPipeError:  # of `recurrify ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    except (OSError, MemoryError, RuntimeError, ImportError) as error:
+        if _is_out_of_memory(error):
+            _end(
+                f"Out of memory ({_first_line(error) or 'on the CPU'}): use a smaller --batch (with --accumulate) or "
+                "--rows, or a smaller --window."
+            )
+        if not isinstance(error, OSError):
+            raise
+        _end(f"{error.filename or 'A file'} cannot be used: {error.strerror or _first_line(error)}.")
     if code == CTRL_C:
         err_console.print("Stopped. Run the same command to resume from the last checkpoint.")
         code = interrupt_code()
@@ -231,10 +248,15 @@ def _end(message: str) -> None:
     sys.exit(2)
 
 
-def _out_of_memory() -> tuple[type[Exception], ...]:
-    """The exceptions of a full memory; torch has its own, once it is imported."""
-    torch = sys.modules.get("torch")
-    return (MemoryError,) if torch is None else (MemoryError, torch.OutOfMemoryError)
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [""])[0]
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether memory is full, which torch reports as a RuntimeError."""
+    words = "allocate memory|not enough memory|out of memory|bad_alloc|failed to map segment|start new thread"
+    said = re.search(words, str(error), re.IGNORECASE)
+    return isinstance(error, MemoryError) or bool(said)
 
 
 if __name__ == "__main__":

@@ -29,20 +29,6 @@ MechanismSet = Annotated[
     list[str] | None, typer.Option("--set", help="A setting of the memory, such as keep=64; may be repeated.")
 ]
 
-# Options of commands that do not use a settings dataclass yet.
-RunFolder = Annotated[Path, typer.Option(help="Folder of the run; run the same command again to resume.")]
-Valid = Annotated[str | None, typer.Option(help="Validation text (default: the validation split of the data).")]
-QuestionEpochs = Annotated[float, typer.Option(help="Passes over the questions.")]
-QuestionBatch = Annotated[int, typer.Option(help="Questions per step and device.")]
-MaxTokens = Annotated[int | None, typer.Option(help="Stop after about this many training tokens.")]
-MaxMinutes = Annotated[float | None, typer.Option(help="Save and stop after this many minutes.")]
-ValidEvery = Annotated[int, typer.Option(help="Validate and save every this many training tokens.")]
-Batch = Annotated[int, typer.Option(help="Sequences per step and device.")]
-Accumulate = Annotated[int, typer.Option(help="Batches per weight update.")]
-WarmupSteps = Annotated[int, typer.Option(help="Linear warm-up steps.")]
-Schedule = Annotated[str, typer.Option(help="constant_with_warmup, linear or cosine.")]
-Precision = Annotated[str, typer.Option(help="auto (bf16 on GPUs that support it, else fp32), bf16 or fp32.")]
-
 
 def numbers(name: str, text: str, kind: type[int] | type[float] = int) -> tuple[Any, ...]:
     """The numbers of an option that takes several, separated by commas; none if the text is empty."""

@@ -45,7 +45,13 @@ Examples = Annotated[int, typer.Option(min=1, help="Texts at each distance.")]
 OutFolder = Annotated[Path, typer.Option(help="Folder for the result, the picture and the page.")]
 
 
-@app.command(name=MODEL_COMMAND, epilog=examples("recurrify probe runs/novels --task passkey --distances 1,5,20"))
+@app.command(
+    name=MODEL_COMMAND,
+    epilog=examples(
+        "recurrify probe runs/novels --task passkey --distances 1,5,20",
+        "recurrify probe shipped:recurrent --out runs/probe-carry",
+    ),
+)
 def probe_a_model(
     model: options.ModelArgument,
     task: Annotated[
@@ -83,7 +89,12 @@ def probe_a_model(
     _finish(probe_model(settings, say, progress_bar, device, rows), out)
 
 
-@app.command(epilog=examples("recurrify probe train --task recall --task-set pairs=8 --mechanism compress"))
+@app.command(
+    epilog=examples(
+        "recurrify probe train --task recall --task-set pairs=8 --mechanism compress",
+        "recurrify probe train --mechanism memory_tokens --set gated=true",
+    )
+)
 def train(
     task: Annotated[str, typer.Option(help="Task of symbols, of `recurrify probe tasks`.")] = "recall",
     task_set: Annotated[
@@ -96,13 +107,9 @@ def train(
     windows: Annotated[int, _training("Largest training distance, in windows.")] = 10,
     distances: Distances = "1,2,5,10,20,50,100",
     examples: Examples = 200,
-    layers: Annotated[int | None, _training("Layers (from scratch only).")] = None,
-    width: Annotated[int | None, _training("Width (from scratch only).")] = None,
-    heads: Annotated[int | None, _training("Attention heads (from scratch only).")] = None,
     steps: Annotated[int, _training("Training steps.")] = 3000,
     batch: Annotated[int, _training("Sequences per step.")] = 64,
     learning_rate: Annotated[float, _training("Peak learning rate.")] = 1e-3,
-    growth: Annotated[float, _training("Share of the steps over which the distance grows from 1.")] = 0.5,
     repetitions: Annotated[
         int | None, _training("First steps on repeated text (default: 600 from scratch, else 0).")
     ] = None,
@@ -125,20 +132,21 @@ def train(
         windows=windows,
         distances=options.numbers("--distances", distances),
         examples=examples,
-        layers=layers,
-        width=width,
-        heads=heads,
         steps=steps,
         batch=batch,
         learning_rate=learning_rate,
-        growth=growth,
         **({} if repetitions is None else {"repetitions": repetitions}),
         seed=seed,
     )
     _finish(probe_training(training, say, progress_bar, device), out)
 
 
-@app.command(epilog=examples("recurrify probe page runs/probe-carry runs/probe-compress"))
+@app.command(
+    epilog=examples(
+        "recurrify probe page runs/probe-carry runs/probe-compress",
+        "recurrify probe page runs/*/result.json --out runs/probes",
+    )
+)
 def page(
     results: Annotated[list[Path], typer.Argument(help="Results of probes, or their folders.")],
     out: OutFolder = Path("runs/probes"),

@@ -62,7 +62,12 @@ def train_command(given: dict[str, Any]) -> None:
     end_of_run(result, settings.out)
 
 
-@app.command(epilog=examples("recurrify qa evaluate runs/qa --data dev.json"))
+@app.command(
+    epilog=examples(
+        "recurrify qa evaluate runs/qa --data dev.json",
+        "recurrify qa evaluate runs/qa --data dev.json --out result.json",
+    )
+)
 def evaluate(
     model: Trained,
     data: Questions,
@@ -82,7 +87,12 @@ def evaluate(
         save_result(out, result)
 
 
-@app.command(epilog=examples("recurrify qa predict runs/qa --data questions.json --out answers.json"))
+@app.command(
+    epilog=examples(
+        "recurrify qa predict runs/qa --data questions.json --out answers.json",
+        "recurrify qa predict runs/qa --data questions.json --out answers.json --batch 32",
+    )
+)
 def predict(
     model: Trained,
     data: Questions,

@@ -20,6 +20,7 @@ from recurrify.console import out_console
 from recurrify.errors import UserError
 from recurrify.mechanisms.config import MechanismConfig
 from recurrify.mechanisms.registry import mechanism_config, mechanism_names
+from recurrify.results import read_given
 from recurrify.settings import converted, declaration, setting_docs
 
 __all__ = ["examples", "memory_settings", "parse_setting", "settings_command"]
@@ -154,9 +155,9 @@ def _apply_config(context: typer.Context, settings: type, rest: str | None, file
     import yaml
 
     try:
-        values = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"`--config` cannot read {str(file)!r}: {' '.join(str(error).split())}.") from error
+        values = yaml.safe_load(read_given(file)) or {}
+    except (UserError, ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
+        raise UserError(f"`--config` cannot read {str(file)!r}: {' '.join(str(error).split()).rstrip('.')}.") from error
     if not isinstance(values, dict):
         raise UserError(f"{str(file)!r} must contain settings as `name: value`: got a {type(values).__name__}.")
     known = {entry.name: declaration(entry) for entry in fields(settings)}

@@ -3,7 +3,7 @@
 from recurrify.data.answer_spans import words_of
 from recurrify.data.corpora import CORPORA, Corpus, corpus_names, register_corpus
 from recurrify.data.documents import check_source, load_documents
-from recurrify.data.labelled import LabelledText, LabelledTexts, hold_out, joined_checksum, load_labelled
+from recurrify.data.labelled import LabelledText, LabelledTexts, hold_out, load_labelled
 from recurrify.data.labelled_windows import GroupedByLength, collate_texts, tokenize_texts
 from recurrify.data.packed import PackedRows, collate_rows, pack_documents
 from recurrify.data.probes import SYMBOL_PROBES, SymbolProbe, SymbolTexts, symbol_probe
@@ -23,7 +23,7 @@ from recurrify.data.sequences import IGNORED, TrainingSequences, collate
 from recurrify.data.splits import EVERYTHING, SPLITS, canonical_split
 from recurrify.data.tables import Table, open_table, read_table
 from recurrify.data.texts import Say, cache_folder, pick_device, read_text, shorten
-from recurrify.data.token_cache import tokenize_cached, tokenized
+from recurrify.data.token_cache import tokenize_cached
 from recurrify.data.tokenizers import check_vocabulary_size, load_tokenizer, make_tokenizer, save_tokenizer
 from recurrify.data.tokens import TokenizedDocument, checksum, tokenize_documents
 
@@ -65,7 +65,6 @@ __all__ = [
     "gold_paragraphs",
     "hold_out",
     "join_paragraphs",
-    "joined_checksum",
     "load_documents",
     "load_labelled",
     "load_questions",
@@ -86,7 +85,6 @@ __all__ = [
     "tokenize_cached",
     "tokenize_documents",
     "tokenize_texts",
-    "tokenized",
     "window_questions",
     "words_of",
 ]

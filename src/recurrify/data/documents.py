@@ -64,7 +64,7 @@ def load_documents(
 def check_source(source: str) -> None:
     """Raise a `UserError` if a source does not exist, before anything slower is loaded."""
     if find_corpus(source) is None and not Path(source).expanduser().exists() and not is_data_set(source):
-        known = source.partition(":")[0] in ("enwik8", "text8", "text8-from")
+        known = source.partition(":")[0] in ("enwik8", "text8")
         papers = " (enwik8 and text8 come with the package recurrify-papers)" if known else ""
         raise UserError(
             f"{source} does not exist: give a file, a folder, a Hugging Face data set as hf:owner/name, "

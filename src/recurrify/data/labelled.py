@@ -69,10 +69,6 @@ class LabelledTexts:
     told = summary
 
 
-def joined_checksum(*parts: LabelledTexts) -> str:
-    return hashlib.sha256("".join(part.checksum() for part in parts).encode()).hexdigest()
-
-
 def load_labelled(source: str, text_field: str, label_field: str | None, split: str = "train") -> LabelledTexts:
     """The texts and classes of a file of rows or of a Hugging Face data set, as `recurrify.data.open_table` reads them.
 

@@ -5,7 +5,8 @@ Nothing is dropped silently: unusable items are counted, or raise an error with 
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -87,29 +88,59 @@ def load_questions(source: str | Path, answers_needed: bool = True, split: str |
     """
     source = str(source)
     rows = [fields for _, fields in open_table(source, split).rows]
-    found = QuestionSet([], "squad")
-    first: Mapping[str, Any] = rows[0] if rows else {}
-    if "paragraphs" in first:
-        items = _squad_articles(rows, source, answers_needed, found.counts)
-    elif isinstance(first.get("context"), str) and isinstance(first.get("answers", {}), dict | list):
-        items = _squad_rows(rows, source, answers_needed)
-    elif "ctxs" in first:
-        items = _gold_paragraph_items(rows, source, answers_needed, found.counts)
-    else:
-        found.style = "hotpotqa"
-        items = _hotpotqa_items(rows, source, answers_needed, found.counts)
+    read, style = _format_of(rows[0] if rows else {})
+    found = QuestionSet([], style)
     seen: set[str] = set()
-    for item in items:
-        if item.id in seen:
-            raise UserError(f"{source} has two items {item.id!r}, but predictions are written by id: rename one.")
-        seen.add(item.id)
-        _add(found, item, answers_needed)
+    for number, row in enumerate(rows, start=1):
+        name = next((row[key] for key in ("_id", "id", "title") if row.get(key) not in (None, "")), number)
+        where = f"{source}, item {name!r}"
+        with _reading(where):
+            items = [_checked(item) for item in read(row, where, answers_needed, found.counts)]
+        for item in items:
+            identity = item.id or f"line-{number}"
+            if identity in seen:
+                raise UserError(f"{source} has two items {identity!r}, but predictions are written by id: rename one.")
+            seen.add(identity)
+            _add(found, item._replace(id=identity), answers_needed)
     found.counts = +found.counts  # drops zeros
     if not found.questions:
         reasons = Counter(entry.reason for entry in found.skipped)
         why = "; ".join(f"{count:,} skipped: {reason}" for reason, count in reasons.items()) or "it has no items"
         raise UserError(f"{source} holds no usable question ({why}): give another file.")
     return found
+
+
+def _format_of(first: Mapping[str, Any]) -> "tuple[Callable[..., Iterable[_Item]], str]":
+    """The function that reads rows like the first one, and the style of their scores."""
+    if "paragraphs" in first:
+        return _squad_article, "squad"
+    if isinstance(first.get("context"), str) and isinstance(first.get("answers", {}), dict | list):
+        return _squad_row, "squad"
+    return (_gold_paragraph_row, "squad") if "ctxs" in first else (_hotpotqa_row, "hotpotqa")
+
+
+@contextmanager
+def _reading(where: str) -> Iterator[None]:
+    """Report what does not fit the format in one sentence."""
+    try:
+        yield
+    except UserError:
+        raise
+    except KeyError as error:
+        raise UserError(f"{where}, has no field {error}: fix the file.") from error
+    except (TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{where}, is not a question in this format ({error}): fix the file.") from error
+
+
+def _checked(item: _Item) -> _Item:
+    texts = [("question", item.question), ("context", item.context), *(("answer", text) for text, _ in item.answers)]
+    for name, text in texts:
+        if not isinstance(text, str):
+            raise TypeError(f"its {name} is {text!r:.40}, not a text")
+    for _, start in item.answers:
+        if type(start) is not int:
+            raise TypeError(f"its answer_start is {start!r:.40}, not a whole number")
+    return item
 
 
 def _add(found: QuestionSet, item: _Item, answers_needed: bool) -> None:
@@ -174,144 +205,85 @@ def save_questions(questions: QuestionSet, path: str | Path) -> None:
     write_whole(Path(path), json.dumps({"version": "1.1", "data": data}, ensure_ascii=False).encode())
 
 
-# ---- fields ----------------------------------------------------------------------------------------------
+# ---- formats ---------------------------------------------------------------------------------------------
 
 
-def _field(item: Any, name: str, kind: type, where: str) -> Any:
-    if not isinstance(item, Mapping):
-        raise UserError(f"{where} should have fields, but is {item!r:.40}: fix the file.")
-    if name not in item:
-        raise UserError(f"{where} has no field {name!r}, only {', '.join(item) or 'none at all'}: fix the file.")
-    value = item[name]
-    if not isinstance(value, kind):
-        raise UserError(f"{where} has no {kind.__name__} in {name!r} but {value!r:.40}: fix the file.")
-    return value
-
-
-def _identity(item: Any, where: str) -> str:
-    named = [item[name] for name in ("_id", "id") if item.get(name) not in (None, "")] if isinstance(item, dict) else []
+def _identity(item: Mapping[str, Any], where: str) -> str:
+    named = [item[name] for name in ("_id", "id") if item.get(name) not in (None, "")]
     if not named:
-        raise UserError(f"{where} has neither '_id' nor 'id': give each item one.")
+        raise UserError(f"{where}, has neither '_id' nor 'id': give each item one.")
     return str(named[0])
 
 
-def _texts(values: Any, name: str, where: str) -> list[str]:
-    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-        raise UserError(f"{where} has something other than texts in {name!r}: {values!r:.60}.")
-    return values
+def _rows_of(table: Any, *names: str) -> list[Any]:
+    """A table's rows, which data sets on the hub have as columns by name."""
+    if not isinstance(table, Mapping):
+        return list(table)
+    columns = [table[name] for name in names]
+    if len({len(column) for column in columns}) > 1:
+        raise ValueError(f"{' and '.join(names)} differ in length")
+    return list(zip(*columns, strict=True))
 
 
-# ---- SQuAD -----------------------------------------------------------------------------------------------
-
-
-def _squad_articles(
-    articles: Sequence[dict[str, Any]], source: str, answers_needed: bool, counts: Counter[str]
+def _squad_article(
+    article: Mapping[str, Any], where: str, answers_needed: bool, counts: Counter[str]
 ) -> Iterator[_Item]:
     """The official file: articles with paragraphs, each with a context and its questions."""
-    for number, article in enumerate(articles, start=1):
-        title = str(article.get("title", f"article {number}"))
-        for paragraph in _field(article, "paragraphs", list, f"{source}, article {title!r}"):
-            where = f"{source}, a paragraph of {title!r}"
-            entries, context = _field(paragraph, "qas", list, where), _field(paragraph, "context", str, where)
-            counts["empty paragraphs"] += not context.strip()
-            for entry in entries:
-                identity = _identity(entry, f"{source}, a question of {title!r}")
-                yield _squad_item(entry, identity, context, title, source, answers_needed)
+    for paragraph in article["paragraphs"]:
+        entries, context = paragraph["qas"], paragraph["context"]
+        counts["empty paragraphs"] += not context.strip()
+        for entry in entries:
+            with _reading(f"{where}, question {entry.get('id')!r}"):
+                item = _squad_item(entry, where, context, str(article.get("title", "")), answers_needed)
+            yield item
 
 
-def _squad_rows(rows: Sequence[dict[str, Any]], source: str, answers_needed: bool) -> Iterator[_Item]:
-    """One question per row, with its context: SQuAD as the hub has it."""
-    for number, row in enumerate(rows, start=1):
-        identity = _identity(row, f"{source}, item number {number}")
-        context = _field(row, "context", str, f"{source}, item {identity!r}")
-        yield _squad_item(row, identity, context, str(row.get("title") or ""), source, answers_needed)
+def _squad_row(row: Mapping[str, Any], where: str, answers_needed: bool, counts: Counter[str]) -> Iterator[_Item]:
+    """One question with its context: SQuAD as the hub has it."""
+    yield _squad_item(row, where, row["context"], str(row.get("title") or ""), answers_needed)
 
 
-def _squad_item(
-    entry: Mapping[str, Any], identity: str, context: str, title: str, source: str, answers_needed: bool
-) -> _Item:
-    where = f"{source}, item {identity!r}"
-    asked = _field(entry, "question", str, where)
-    return _Item(identity, asked, context, _squad_answers(entry, where, answers_needed), title)
-
-
-def _squad_answers(entry: Mapping[str, Any], where: str, needed: bool) -> list[tuple[str, int]]:
-    """Texts and where each begins (-1 where it is not given), from [{"text": …, "answer_start": …}, …] or
-    {"text": […], "answer_start": […]}."""
-    if not needed and "answers" not in entry:
-        return []
-    answers = _field(entry, "answers", object, where)
-    if isinstance(answers, dict):
-        texts = _texts(_field(answers, "text", list, f"{where}, 'answers'"), "text", where)
-        starts = answers.get("answer_start", [-1] * len(texts))
-        if not isinstance(starts, list) or len(starts) != len(texts):
-            raise UserError(f"{where} has {len(texts)} answers but places {starts!r:.40}: fix the file.")
-    elif isinstance(answers, list):
-        texts = [_field(answer, "text", str, f"{where}, an answer") for answer in answers]
-        starts = [answer.get("answer_start", -1) for answer in answers]
+def _squad_item(entry: Mapping[str, Any], where: str, context: str, title: str, answers_needed: bool) -> _Item:
+    """Answers are [{"text": …, "answer_start": …}, …] or {"text": […], "answer_start": […]}; places are optional."""
+    answers = entry["answers"] if answers_needed else entry.get("answers", [])
+    if isinstance(answers, Mapping):
+        places = {"answer_start": [-1] * len(answers["text"]), **answers}
+        found = _rows_of(places, "text", "answer_start")
     else:
-        raise UserError(f"{where} has no list in 'answers' but {answers!r:.40}: fix the file.")
-    for start in starts:
-        if not isinstance(start, int) or isinstance(start, bool):
-            raise UserError(f"{where} has no whole number in 'answer_start' but {start!r:.40}: fix the file.")
-    return list(zip(texts, starts, strict=True))
+        found = [(answer["text"], answer.get("answer_start", -1)) for answer in answers]
+    return _checked(_Item(_identity(entry, where), entry["question"], context, found, title))
 
 
-# ---- HotpotQA --------------------------------------------------------------------------------------------
+def _hotpotqa_row(row: Mapping[str, Any], where: str, answers_needed: bool, counts: Counter[str]) -> Iterator[_Item]:
+    """Paragraphs are [[title, sentences], …], and supporting facts [[title, sentence], …] or
+    [[title, [sentence, …], …], …]; or columns of the same."""
+    identity = _identity(row, where)
+    paragraphs = [(title, sentences) for title, sentences in _rows_of(row["context"], "title", "sentences")]
+    for title, sentences in paragraphs:
+        if isinstance(sentences, str) or not all(isinstance(text, str) for text in (title, *sentences)):
+            raise TypeError(f"a paragraph is not [title, sentences] but {[title, sentences]!r:.60}")
+    context, places = _join(paragraphs)
+    counts["empty paragraphs"] += sum(not "".join(sentences).strip() for _, sentences in paragraphs)
+    facts = [
+        (title, number)
+        for title, numbers, *_ in _rows_of(row.get("supporting_facts", []), "title", "sent_id")
+        for number in (numbers if isinstance(numbers, list) else [numbers])
+    ]
+    answers = [(row["answer"], -1)] if answers_needed or row.get("answer") is not None else []
+    regions = [places[fact] for fact in facts if fact in places]
+    yield _Item(identity, row["question"], context, answers, regions=regions)
 
 
-def _hotpotqa_items(
-    rows: Sequence[dict[str, Any]], source: str, answers_needed: bool, counts: Counter[str]
+def _gold_paragraph_row(
+    row: Mapping[str, Any], where: str, answers_needed: bool, counts: Counter[str]
 ) -> Iterator[_Item]:
-    for number, row in enumerate(rows, start=1):
-        identity = _identity(row, f"{source}, item number {number}")
-        where = f"{source}, item {identity!r}"
-        asked = _field(row, "question", str, where)
-        paragraphs = _paragraphs(row, where)
-        context, places = _join(paragraphs)
-        counts["empty paragraphs"] += sum(not "".join(sentences).strip() for _, sentences in paragraphs)
-        given = answers_needed or row.get("answer") is not None
-        answers = [(_field(row, "answer", str, where), -1)] if given else []
-        facts = _supporting_facts(row, where) if "supporting_facts" in row else []
-        yield _Item(identity, asked, context, answers, regions=[places[fact] for fact in facts if fact in places])
-
-
-def _paragraphs(item: Mapping[str, Any], where: str) -> list[tuple[str, list[str]]]:
-    """Titles and sentences, from [[title, sentences], …] or {"title": […], "sentences": […]}."""
-    context = _field(item, "context", object, where)
-    if isinstance(context, dict):
-        titles = _texts(_field(context, "title", list, f"{where}, 'context'"), "title", where)
-        texts = _field(context, "sentences", list, f"{where}, 'context'")
-        if len(titles) != len(texts):
-            raise UserError(f"{where} has {len(titles)} titles but {len(texts)} paragraphs: fix the file.")
-        pairs: list[Any] = list(zip(titles, texts, strict=True))
-    elif isinstance(context, list):
-        pairs = context
-    else:
-        raise UserError(f"{where} has no paragraphs in 'context' but {context!r:.40}: fix the file.")
-    for pair in pairs:
-        if not (isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[0], str)):
-            raise UserError(f"{where} has a paragraph that is not [title, sentences]: {pair!r:.60}.")
-        _texts(pair[1], "context", where)
-    return [(title, list(sentences)) for title, sentences in pairs]
-
-
-def _supporting_facts(item: Mapping[str, Any], where: str) -> list[tuple[str, int]]:
-    """(title, sentence) pairs, from {"title": […], "sent_id": […]}, [[title, sentence], …] or
-    [[title, [sentence, …], …], …]."""
-    facts = item["supporting_facts"]
-    if isinstance(facts, dict):
-        titles, numbers = (_field(facts, name, list, f"{where}, 'supporting_facts'") for name in ("title", "sent_id"))
-        facts = list(zip(titles, numbers, strict=False))
-    pairs: list[tuple[str, int]] = []
-    for fact in facts if isinstance(facts, list) else [facts]:
-        if not (isinstance(fact, list | tuple) and len(fact) >= 2 and isinstance(fact[0], str)):
-            raise UserError(f"{where} has a supporting fact that is not [title, sentence]: {fact!r:.60}.")
-        sentences = fact[1] if isinstance(fact[1], list) else [fact[1]]
-        if not all(isinstance(sentence, int) for sentence in sentences):
-            raise UserError(f"{where} has a supporting fact whose sentence is not a number: {fact[1]!r:.60}.")
-        pairs += [(fact[0], sentence) for sentence in sentences]
-    return pairs
+    """NQ with gold paragraphs: `question`, `answers` and `ctxs`, a list of titled paragraphs; ids are optional."""
+    paragraphs = [(one["title"], one["text"]) for one in row["ctxs"]]
+    counts["empty paragraphs"] += sum(not text.strip() for _, text in paragraphs)
+    context = paragraphs[0][1] if len(paragraphs) == 1 else join_paragraphs(paragraphs)[0]
+    answers = [(answer, -1) for answer in row["answers"]] if answers_needed else []
+    identity = "" if row.get("id") is None else str(row["id"])
+    yield _Item(identity, row["question"], context, answers, paragraphs[0][0] if paragraphs else "")
 
 
 def _join(paragraphs: Sequence[tuple[str, Sequence[str]]]) -> tuple[str, dict[tuple[str, int], tuple[int, int]]]:
@@ -341,28 +313,6 @@ def join_paragraphs(paragraphs: Sequence[tuple[str, str]]) -> tuple[str, list[in
         starts.append(len(context) + (places[single[0], 0][0] if places else 0))
         context += part
     return context, starts
-
-
-# ---- NQ with gold paragraphs -----------------------------------------------------------------------------
-
-
-def _gold_paragraph_items(
-    rows: Sequence[dict[str, Any]], source: str, answers_needed: bool, counts: Counter[str]
-) -> Iterator[_Item]:
-    """Rows with `question`, `answers` and `ctxs`, a list of titled paragraphs; they need no ids."""
-    for number, row in enumerate(rows, start=1):
-        identity = f"line-{number}" if row.get("id") is None else str(row["id"])
-        where = f"{source}, item {identity!r}"
-        asked = _field(row, "question", str, where)
-        answers = _texts(_field(row, "answers", list, where), "answers", where) if answers_needed else []
-        paragraphs = [
-            (_field(one, "title", str, f"{where}, 'ctxs'"), _field(one, "text", str, f"{where}, 'ctxs'"))
-            for one in _field(row, "ctxs", list, where)
-        ]
-        counts["empty paragraphs"] += sum(not text.strip() for _, text in paragraphs)
-        context = paragraphs[0][1] if len(paragraphs) == 1 else join_paragraphs(paragraphs)[0]
-        title = paragraphs[0][0] if paragraphs else ""
-        yield _Item(identity, asked, context, [(answer, -1) for answer in answers], title)
 
 
 def gold_paragraphs(questions: Sequence[Question]) -> Iterator[tuple[str, str]]:

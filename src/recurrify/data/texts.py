@@ -10,7 +10,7 @@ import torch
 from recurrify.data.documents import load_documents
 from recurrify.data.records import Skipped
 from recurrify.data.token_cache import tokenize_cached
-from recurrify.data.tokens import TokenizedDocument, checksum
+from recurrify.data.tokens import TokenizedDocument, checksum, text_sizes
 from recurrify.errors import UserError
 
 Say = Callable[[str], None]
@@ -67,7 +67,6 @@ def shorten(tokens: Sequence[TokenizedDocument], tokenizer: Any, most: int) -> l
         if len(document.ids) > most:
             ids = document.ids[:most]
             text = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
-            size = len(text.encode("utf-8", errors="replace"))
-            document = TokenizedDocument(document.name, ids, len(text.split()), len(text), size)
+            document = TokenizedDocument(document.name, ids, *text_sizes(text))
         short.append(document)
     return short

@@ -13,7 +13,6 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from recurrify.data.documents import load_documents
 from recurrify.data.records import Document, Skipped
 from recurrify.data.tokens import TokenizedDocument, checksum, tokenize_documents
 
@@ -21,22 +20,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 FORMAT = "recurrify tokens 1"
-
-
-def tokenized(
-    source: str | os.PathLike[str],
-    split: str,
-    tokenizer: "PreTrainedTokenizerBase",
-    cache_dir: Path | None = None,
-    *,
-    text_field: str = "text",
-    limit: int | None = None,
-    show_progress: bool = False,
-    skipped: list[Skipped] | None = None,
-) -> list[TokenizedDocument]:
-    """The token ids of a source's split: `load_documents`, then `tokenize_cached`."""
-    documents = load_documents(source, split, text_field=text_field, limit=limit, skipped=skipped)
-    return tokenize_cached(documents, tokenizer, cache_dir, show_progress=show_progress, skipped=skipped)
 
 
 def tokenize_cached(

@@ -53,7 +53,8 @@ def tokenize_documents(
             if len(ids) < FEWEST_TOKENS:
                 skipped.append(Skipped(document.name, f"gives {len(ids)} token(s), too few to predict any"))
             else:
-                tokenized.append(_measured(document, ids))
+                sizes = text_sizes(document.text)
+                tokenized.append(TokenizedDocument(document.name, np.asarray(ids, dtype=np.int32), *sizes))
     if not tokenized:
         which = repr(documents[0].name) if documents else "no document"
         which += f" and {len(documents) - 1} more" if len(documents) > 1 else ""
@@ -75,14 +76,9 @@ def checksum(documents: Iterable[Document]) -> str:
     return digest.hexdigest()
 
 
-def _measured(document: Document, ids: list[int]) -> TokenizedDocument:
-    return TokenizedDocument(
-        name=document.name,
-        ids=np.asarray(ids, dtype=np.int32),
-        words=len(document.text.split()),
-        characters=len(document.text),
-        bytes=len(document.text.encode()),
-    )
+def text_sizes(text: str) -> tuple[int, int, int]:
+    """Words, characters and bytes of a text."""
+    return len(text.split()), len(text), len(text.encode(errors="replace"))
 
 
 def _batches(documents: Sequence[Document]) -> Iterator[list[Document]]:

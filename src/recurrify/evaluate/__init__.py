@@ -1,5 +1,6 @@
 """How good a model is, how certain that is, and what it costs."""
 
+from recurrify.evaluate.advise import Advice, Reading, advise, candidate_memories, measure_readings
 from recurrify.evaluate.answers import (
     Answer,
     AnswerScores,
@@ -20,12 +21,11 @@ from recurrify.evaluate.comparison import (
     matched_window,
     training_differences,
 )
-from recurrify.evaluate.evaluation import METRICS, Evaluation, ScoredDocument, Tally
+from recurrify.evaluate.evaluation import METRICS, Evaluation, NamedTokens, ScoredDocument, Tally
 from recurrify.evaluate.flops import MemoryCost, full_flops_per_token, memory_cost, paper_flops_per_token
 from recurrify.evaluate.inspection import TextChoice, gradient_profile, inspect_text, slot_attention
 from recurrify.evaluate.perplexity import (
     BatchRow,
-    NamedTokens,
     as_recurrent,
     batch_of,
     check_counts,
@@ -43,6 +43,7 @@ from recurrify.evaluate.rows import evaluation_rows, gain_row
 
 __all__ = [
     "METRICS",
+    "Advice",
     "Answer",
     "AnswerScores",
     "BatchRow",
@@ -54,13 +55,16 @@ __all__ = [
     "NamedTokens",
     "Predictions",
     "ProbeScore",
+    "Reading",
     "ScoredDocument",
     "SymbolTraining",
     "Tally",
     "TextChoice",
     "TextProbing",
+    "advise",
     "as_recurrent",
     "batch_of",
+    "candidate_memories",
     "check_counts",
     "check_documents",
     "check_finite",
@@ -82,6 +86,7 @@ __all__ = [
     "matched_overlap",
     "matched_window",
     "mean_interval",
+    "measure_readings",
     "memory_cost",
     "official_predictions",
     "paper_flops_per_token",

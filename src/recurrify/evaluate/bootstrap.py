@@ -15,12 +15,26 @@ from recurrify.evaluate.evaluation import METRICS, Evaluation
 
 @dataclass(frozen=True)
 class Gain:
-    """The relative reduction of a perplexity: 0.05 means that the recurrent model's is 5 % lower."""
+    """The relative reduction of a metric: 0.05 means that the recurrent model's is 5 % lower."""
 
     relative_gain: float
     interval: tuple[float, float] | None
     within_noise: bool
     """Whether the interval contains 0, or there is none."""
+
+    def __str__(self) -> str:
+        """Such as "6.3 % lower (95 % interval 6.0 to 6.6 %)"."""
+        text = _change(self.relative_gain)
+        if self.interval is None:
+            return f"{text} (one document: no interval)"
+        if self.within_noise:
+            return f"{text} (95 % interval {_change(self.interval[0])} to {_change(self.interval[1])}: within noise)"
+        low, high = sorted(100 * abs(end) for end in self.interval)
+        return f"{text} (95 % interval {low:.1f} to {high:.1f} %)"
+
+
+def _change(gain: float) -> str:
+    return f"{100 * abs(gain):.1f} % {'lower' if gain >= 0 else 'higher'}"
 
 
 def interval(
@@ -35,11 +49,9 @@ def interval(
     Whole documents are drawn with replacement, since the tokens of one document are not independent. For several
     evaluations of the same documents, one per training seed, it is the interval of the mean, with seeds drawn too.
     """
-    _check(samples, level)
-    if metric not in METRICS:
-        raise UserError(f"Unknown metric {metric!r}: choose one of {', '.join(METRICS)}.")
+    _check(samples, level, metric)
     found = [evaluation] if isinstance(evaluation, Evaluation) else list(evaluation)
-    _check_same_documents([found])
+    _check_same_documents([found], metric)
     if len(found[0].names) == 1:
         return None
     units = found[0].units(metric)
@@ -58,15 +70,17 @@ def relative_gain(
     level: float = 0.95,
     paired_seeds: bool = False,
 ) -> Gain:
-    """The relative reduction of a perplexity from `plain` to `recurrent`, with its bootstrap interval.
+    """The relative reduction of a metric from `plain` to `recurrent`, with its bootstrap interval.
 
-    Both sides may be lists, one evaluation per training seed, whose perplexities are averaged. Each bootstrap sample
+    Both sides may be lists, one evaluation per training seed, whose metrics are averaged. Each bootstrap sample
     draws the same documents for both sides, and seeds for each side; with `paired_seeds` the same seeds, which is right
     if a seed gave both sides the same batches. With a single document there is no interval, and the gain counts as
     within noise.
     """
     sides = [[side] if isinstance(side, Evaluation) else list(side) for side in (plain, recurrent)]
-    return _resampled(_gain, sides, metric, samples, seed, level, paired_seeds)
+    _check(samples, level, metric)
+    value = _gain if METRICS[metric].is_perplexity else _loss_gain
+    return _resampled(value, sides, metric, samples, seed, level, paired_seeds)
 
 
 def gain_beyond(
@@ -88,6 +102,7 @@ def gain_beyond(
         of_plain, of_known, of_new = losses
         return _gain((of_plain, of_new), units) - times * _gain((of_plain, of_known), units)
 
+    _check(samples, level, "perplexity_per_word")
     return _resampled(passed, [list(plain), list(known), list(new)], "perplexity_per_word", samples, seed, level, True)
 
 
@@ -102,8 +117,7 @@ def _resampled(
 ) -> Gain:
     """`value` of the sides' losses (seeds, samples) and units (samples,), summed over documents, and its interval over
     documents and seeds."""
-    _check(samples, level)
-    _check_same_documents(sides)
+    _check_same_documents(sides, metric)
     counts = [len(side) for side in sides]
     if paired_seeds and len(set(counts)) > 1:
         raise UserError(f"Paired seeds need as many of each: got {' and '.join(map(str, counts))}.")
@@ -126,6 +140,13 @@ def _gain(losses: Sequence[np.ndarray], units: np.ndarray) -> np.ndarray:
     plain, recurrent = (_log_mean_perplexity(side / np.maximum(units, 1)) for side in losses)
     with np.errstate(over="ignore"):
         gains: np.ndarray = -np.expm1(recurrent - plain)
+    return gains
+
+
+def _loss_gain(losses: Sequence[np.ndarray], units: np.ndarray) -> np.ndarray:
+    """The same for metrics that are losses, such as bits per character; their units cancel out."""
+    plain, recurrent = (side.mean(0) for side in losses)
+    gains: np.ndarray = 1 - recurrent / plain
     return gains
 
 
@@ -163,14 +184,17 @@ def _quantiles(values: np.ndarray, level: float) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _check(samples: int, level: float) -> None:
+def _check(samples: int, level: float, metric: str) -> None:
+    if metric not in METRICS:
+        raise UserError(f"Unknown metric {metric!r}: choose one of {', '.join(METRICS)}.")
     if samples < 1:
         raise UserError(f"`samples` must be at least 1: got samples={samples}.")
     if not 0 < level < 1:
         raise UserError(f"`level` must lie between 0 and 1: got level={level}.")
 
 
-def _check_same_documents(sides: Sequence[Sequence[Evaluation]]) -> None:
+def _check_same_documents(sides: Sequence[Sequence[Evaluation]], metric: str) -> None:
+    """Raise a `UserError` unless all evaluations are of the same texts. Tokenizers may differ, except per token."""
     for name, side in zip(("plain", "recurrent"), sides, strict=False):
         if not side:
             raise UserError(f"`{name}` is empty: give one evaluation, or one per seed.")
@@ -181,14 +205,15 @@ def _check_same_documents(sides: Sequence[Sequence[Evaluation]]) -> None:
                 "Only evaluations of the same documents, in the same order, can be compared: "
                 f"got {_shortened(first.names)} and {_shortened(other.names)}."
             )
-        for unit in ("tokens", "words"):
-            ours, theirs = getattr(first, unit), getattr(other, unit)
-            for name, left, right in zip(first.names, ours, theirs, strict=True):
-                if left != right:
-                    raise UserError(
-                        f"Only evaluations of the same text can be compared: document {name!r} has {left} "
-                        f"{unit} in one and {right} in another; use the same text and tokenizer for both."
-                    )
+        for unit in dict.fromkeys(("words", "characters", METRICS[metric].unit)):
+            different = np.flatnonzero(getattr(first, unit) != getattr(other, unit))
+            if len(different):
+                left, right = (getattr(one, unit)[different[0]] for one in (first, other))
+                raise UserError(
+                    f"Only evaluations of the same text can be compared: document {first.names[different[0]]!r} has "
+                    f"{left} {unit} in one and {right} in another; use the same text for both, and per token the same "
+                    "tokenizer."
+                )
 
 
 def _shortened(names: Sequence[str]) -> str:

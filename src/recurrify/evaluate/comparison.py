@@ -1,7 +1,7 @@
 """A model with memory compared with its base, in the ways that a sceptic would compare them.
 
-The base is scored in the memory's own windows; in its full context; and, for as many FLOPs per token as the memory
-takes, with overlapping windows and with longer windows. All of them score the same tokens.
+The base reads the same tokens in the memory's own windows; in its full context; and, for as many FLOPs per token as the
+memory takes, in overlapping windows and in longer ones.
 """
 
 import json
@@ -14,17 +14,20 @@ from typing import Any, NamedTuple
 import numpy as np
 from transformers import PreTrainedModel
 
+from recurrify.data.tokens import TokenizedDocument, text_sizes
 from recurrify.errors import UserError
-from recurrify.evaluate.bootstrap import Gain, interval, relative_gain
-from recurrify.evaluate.evaluation import METRICS, Evaluation, ScoredDocument
+from recurrify.evaluate.bootstrap import Gain, relative_gain
+from recurrify.evaluate.evaluation import Evaluation, ScoredDocument, Tally
 from recurrify.evaluate.flops import full_flops_per_token
 from recurrify.evaluate.perplexity import as_recurrent, evaluate_documents
+from recurrify.evaluate.rows import metrics_row
 from recurrify.families import family_of
-from recurrify.mechanisms.base import RecurrenceConfig
+from recurrify.mechanisms.config import MechanismConfig
 from recurrify.modeling.heads import RecurrentForCausalLM, add_recurrence
 from recurrify.records import RUN_FILE
 
-WINDOWS_PER_CALL = 8
+SAME_PRICE = 1.05
+"""Readings that cost up to this many times as many FLOPs as the memory are held against it first."""
 SAME_TRAINING = (
     *("model", "epochs", "max_tokens", "batch", "accumulate", "learning_rate", "schedule", "warmup_steps", "patience"),
     *("windows", "freeze_base", "seed"),
@@ -35,8 +38,8 @@ SAME_TRAINING = (
 class ComparisonSetting(NamedTuple):
     """How the memory or the base reads the documents."""
 
-    name: str
-    """memory, same_windows, full_context, equal_flops_overlap or equal_flops_window."""
+    role: str
+    """"memory"; or of the base: "windows", "overlap", "longer window" or "full context"."""
     window: int
     overlap: int
     flops_per_token: float
@@ -44,14 +47,9 @@ class ComparisonSetting(NamedTuple):
     @property
     def label(self) -> str:
         """The setting in words."""
-        windows = f"windows of {self.window:,}" + (f" with an overlap of {self.overlap:,}" if self.overlap else "")
-        return {
-            "memory": f"memory, {windows}",
-            "same_windows": f"base, the same {windows}",
-            "full_context": f"base, its full context ({windows})",
-            "equal_flops_overlap": f"base, overlap for as many FLOPs ({windows})",
-            "equal_flops_window": f"base, longer windows for as many FLOPs ({windows})",
-        }[self.name]
+        shared = f", overlap {self.overlap:,}" if self.overlap else ""
+        kind = {"memory": "memory, windows", "full context": "full context"}.get(self.role, "plain windows")
+        return f"{kind} of {self.window:,}{shared}"
 
 
 @dataclass(frozen=True)
@@ -63,35 +61,66 @@ class ComparisonRow:
     gain: Gain | None
     """How much lower the memory's perplexity per token is than this row's; None for the memory itself."""
 
-    def __str__(self) -> str:
-        text = f"{self.setting.label}: {self.evaluation.perplexity_per_token:.4g} perplexity per token, "
-        text += f"{self.setting.flops_per_token:.3g} FLOPs per token"
-        if self.gain is not None:
-            lower = "lower" if self.gain.relative_gain >= 0 else "higher"
-            text += f"; the memory's is {100 * abs(self.gain.relative_gain):.1f} % {lower}"
-            if self.gain.interval is not None:
-                low, high = (100 * end for end in self.gain.interval)
-                noise = ", within noise" if self.gain.within_noise else ""
-                text += f" (95 % interval {low:.1f} to {high:.1f} %{noise})"
-        return text
-
     def to_dict(self) -> dict[str, Any]:
-        """The row in JSON types, every metric with its 95 % interval over documents."""
-        metrics = {name: self.evaluation.metric(name) for name in METRICS}
-        intervals = {f"{name}_interval": interval(self.evaluation, name) for name in METRICS}
-        gain = None if self.gain is None else asdict(self.gain)
-        return {**self.setting._asdict(), "label": self.setting.label, **metrics, **intervals, "gain": gain}
+        """The row in JSON types, as tables and pages show it."""
+        role, window, overlap, flops = self.setting
+        about = {"role": role, "model": role, "label": self.setting.label, "window": window, "overlap": overlap}
+        return {**about, "full_flops_per_token": flops, **metrics_row(self.evaluation)}
+
+
+def gain_rows(table: Sequence[ComparisonRow]) -> list[dict[str, Any]]:
+    """The memory's gain over each reading of the base in JSON types; the strongest of the same price comes first."""
+    if not table:
+        return []
+    memory = table[0].setting
+    first = strongest_rival(table)
+    return [
+        {
+            "model": memory.role,
+            "label": memory.label,
+            "against": row.setting.role,
+            "against_label": row.setting.label,
+            "unit": "token",
+            **asdict(row.gain),
+        }
+        for row in sorted(table[1:], key=lambda row: row is not first)
+        if row.gain is not None
+    ]
+
+
+def strongest_rival(table: Sequence[ComparisonRow]) -> ComparisonRow:
+    """The best reading of the base that costs about as many FLOPs as the memory, or fewer."""
+    price = SAME_PRICE * table[0].setting.flops_per_token
+    affordable = [row for row in table[1:] if row.setting.flops_per_token <= price]
+    return min(affordable or table[1:], key=lambda row: row.evaluation.perplexity_per_token)
+
+
+def verdict(table: Sequence[ComparisonRow]) -> str:
+    """The memory held against the strongest reading of the base at its price, and against any that is better."""
+    memory, rival = table[0], strongest_rival(table)
+    assert rival.gain is not None
+    level = memory.evaluation.perplexity_per_token
+    price = "" if rival.setting.flops_per_token <= SAME_PRICE * memory.setting.flops_per_token else ", which cost more"
+    said = f"The memory's perplexity per token is {rival.gain} than that of {rival.setting.label}{price}."
+    better = [row for row in table[1:] if row is not rival and row.evaluation.perplexity_per_token < level]
+    if better:
+        best = min(better, key=lambda row: row.evaluation.perplexity_per_token)
+        times = best.setting.flops_per_token / memory.setting.flops_per_token
+        said += f" {best.setting.label[0].upper()}{best.setting.label[1:]} reaches "
+        said += f"{best.evaluation.perplexity_per_token:.4g}, for {times:.2f} times the FLOPs."
+    return said
 
 
 def compare_with_base(
     model: PreTrainedModel,
     documents: Sequence[ScoredDocument],
-    config: RecurrenceConfig | None = None,
+    config: MechanismConfig | None = None,
     *,
     base: PreTrainedModel | None = None,
     rows: int = 8,
     bf16: bool = False,
     progress: Callable[[int], None] | None = None,
+    scored: Sequence[tuple[ComparisonSetting, Evaluation]] = (),
 ) -> list[ComparisonRow]:
     """Score a model with memory and its base on the same tokens; the memory's row comes first.
 
@@ -104,6 +133,7 @@ def compare_with_base(
         rows: Documents read in parallel in the memory's windows; fewer in longer windows, so that memory use is alike.
         bf16: Compute in bfloat16 on CUDA devices.
         progress: Called with the number of tokens scored; the total is `comparison_tokens(settings, documents)`.
+        scored: Evaluations of these documents that exist already.
 
     Returns:
         Rows for the settings of `comparison_settings`, with paired 95 % intervals of the memory's gain.
@@ -112,33 +142,57 @@ def compare_with_base(
         UserError: `model` has no memory, or `base` has one.
     """
     recurrent, plain = _memory_and_base(model, config, base)
-    found: dict[tuple[str, int, int], Evaluation] = {}
-    table: list[ComparisonRow] = []
-    for setting in comparison_settings(recurrent, documents, base=plain):
-        reader = recurrent if setting.name == "memory" else plain
-        key = ("memory" if setting.name == "memory" else "base", setting.window, setting.overlap)
-        if key not in found:
-            shrink = recurrent.recurrence.window / setting.window
-            found[key] = evaluate_documents(
-                reader,
+    settings = comparison_settings(recurrent, documents, base=plain)
+    found = {_reading(setting): evaluation for setting, evaluation in scored}
+    for setting in settings:
+        if _reading(setting) not in found:
+            found[_reading(setting)] = evaluate_documents(
+                recurrent if setting.role == "memory" else plain,
                 documents,
                 window=setting.window,
                 overlap=setting.overlap,
-                rows=max(1, min(rows, int(rows * shrink))),
-                windows_per_call=max(1, min(WINDOWS_PER_CALL, int(WINDOWS_PER_CALL * shrink))),
+                rows=max(1, rows * settings[0].window // setting.window),
                 bf16=bf16,
                 progress=progress,
             )
-        memory = table[0].evaluation if table else None
-        gain = None if memory is None else relative_gain(found[key], memory, "perplexity_per_token")
-        table.append(ComparisonRow(setting, found[key], gain))
-    return table
+    return comparison_rows(settings, [found[_reading(setting)] for setting in settings])
+
+
+def comparison_rows(settings: Sequence[ComparisonSetting], found: Sequence[Evaluation]) -> list[ComparisonRow]:
+    """The evaluations of the settings, the memory's first, with its gain over each of the others."""
+    gains = [None, *(relative_gain(one, found[0], "perplexity_per_token") for one in found[1:])]
+    return [ComparisonRow(*row) for row in zip(settings, found, gains, strict=True)]
+
+
+def evaluation_of_parts(losses: np.ndarray, pieces: Sequence[str], length: int) -> Evaluation:
+    """A single text as documents of `length` tokens each, so that intervals can resample them.
+
+    Args:
+        losses: (N − 1,): of predicting each token of the text but the first.
+        pieces: (N,): the part of the text that each token adds.
+        length: Tokens of a part.
+    """
+    starts = range(1, len(pieces), length)
+    texts = ["".join(pieces[start : start + length]) for start in starts]
+    parts = [
+        TokenizedDocument(f"tokens from {start}", losses[:0], *text_sizes(text))
+        for start, text in zip(starts, texts, strict=True)
+    ]
+    tally = Tally(parts, length, 0)
+    for number, start in enumerate(starts):
+        tally.add(number, 0, losses[start - 1 : start - 1 + length])
+    return tally.evaluation()
+
+
+def _reading(setting: ComparisonSetting) -> tuple[bool, int, int]:
+    """What is read: settings that differ in their names alone are scored once."""
+    return setting.role == "memory", setting.window, setting.overlap
 
 
 def comparison_settings(
     model: PreTrainedModel,
     documents: Sequence[ScoredDocument],
-    config: RecurrenceConfig | None = None,
+    config: MechanismConfig | None = None,
     *,
     base: PreTrainedModel | None = None,
 ) -> list[ComparisonSetting]:
@@ -155,20 +209,20 @@ def comparison_settings(
     context = max(window, min(positions, longest))
     flops = full_flops_per_token(recurrent)
     windows = {
-        "same_windows": (window, overlap),
-        "full_context": (context, 0),
-        "equal_flops_overlap": (window, matched_overlap(plain, flops, window, inputs)),
-        "equal_flops_window": (matched_window(plain, flops, window, context, inputs), 0),
+        "windows": (window, overlap),
+        "overlap": (window, matched_overlap(plain, flops, window, inputs)),
+        "longer window": (matched_window(plain, flops, window, context, inputs), 0),
+        "full context": (context, 0),
     }
     settings = [ComparisonSetting("memory", window, overlap, flops)]
-    for name, (wide, shared) in windows.items():
-        settings.append(ComparisonSetting(name, wide, shared, _mean_flops(plain, inputs, wide, shared)))
+    for role, (wide, shared) in windows.items():
+        settings.append(ComparisonSetting(role, wide, shared, _mean_flops(plain, inputs, wide, shared)))
     return settings
 
 
 def comparison_tokens(settings: Sequence[ComparisonSetting], documents: Sequence[ScoredDocument]) -> int:
     """The number of tokens that `compare_with_base` scores in all; equal settings are scored once."""
-    different = {(setting.name == "memory", setting.window, setting.overlap) for setting in settings}
+    different = set(map(_reading, settings))
     return len(different) * sum(len(document.ids) - 1 for document in documents)
 
 
@@ -199,7 +253,7 @@ def _mean_flops(base: PreTrainedModel, inputs: Sequence[int], window: int, overl
 
 
 def _memory_and_base(
-    model: PreTrainedModel, config: RecurrenceConfig | None, base: PreTrainedModel | None
+    model: PreTrainedModel, config: MechanismConfig | None, base: PreTrainedModel | None
 ) -> tuple[RecurrentForCausalLM, PreTrainedModel]:
     recurrent: Any = model if config is None else add_recurrence(getattr(model, "base", model), config)
     if getattr(recurrent, "mechanism", None) is None:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -13,13 +13,25 @@ WINDOWS_KEPT = 64
 """The number of windows in `Evaluation.loss_by_window`."""
 
 
-class ScoredDocument(Protocol):
-    """A document's token ids and the sizes of its text; `recurrify.data.TokenizedDocument` is one."""
+class NamedTokens(Protocol):
+    """The part of a document that reading it needs."""
 
     @property
     def name(self) -> str: ...
     @property
     def ids(self) -> np.ndarray: ...
+
+
+class Text(NamedTuple):
+    """A document as `NamedTokens`."""
+
+    name: str
+    ids: np.ndarray
+
+
+class ScoredDocument(NamedTokens, Protocol):
+    """A document's token ids and the sizes of its text; `recurrify.data.TokenizedDocument` is one."""
+
     @property
     def words(self) -> int: ...
     @property

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel
 
 from recurrify.families import family_of
-from recurrify.mechanisms.base import Mechanism, NoRecurrence, Past, WindowContext
+from recurrify.mechanisms import Mechanism, NoRecurrence, Past, WindowContext
 from recurrify.modeling.model import RecurrentPreTrainedModel
 from recurrify.windows import check_window
 

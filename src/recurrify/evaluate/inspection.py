@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from recurrify.data.corpora import find_corpus
 from recurrify.data.documents import load_documents
@@ -22,17 +23,18 @@ from recurrify.data.records import Document
 from recurrify.data.texts import Say, pick_device
 from recurrify.data.tokens import checksum
 from recurrify.errors import UserError
+from recurrify.evaluate.evaluation import Text
 from recurrify.evaluate.flops import memory_cost
 from recurrify.evaluate.perplexity import (
     BatchRow,
-    batch_of,
     check_counts,
     check_finite,
     evaluation_mode,
+    read_batch,
     read_in_parallel,
     scoring,
 )
-from recurrify.mechanisms.base import NoRecurrence
+from recurrify.mechanisms.config import NoRecurrence
 from recurrify.modeling.heads import RecurrentForCausalLM, add_recurrence
 from recurrify.modeling.loading import load_model
 from recurrify.modeling.model import RecurrentOutput
@@ -48,11 +50,8 @@ PLACES = 16
 """Parts of a memory that attention is shown for."""
 
 
-class Text(NamedTuple):
-    """A text by the model's own tokens."""
-
-    name: str
-    ids: np.ndarray
+CHUNK = 512
+"""Tokens of a full context that are read at once."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +114,23 @@ def read_text(model: RecurrentForCausalLM, text: Text) -> Reading:
     with scoring(model, [text], None, None, bf16=False) as reader:
         _each_window(reader, text, see)
     return Reading(np.concatenate(losses), norms, changes)
+
+
+@torch.inference_mode()
+def full_context_losses(base: Any, ids: np.ndarray) -> np.ndarray:
+    """(N − 1,) float64: the loss of each token but the first, given all tokens before it.
+
+    The base reads chunks with its own cache: the logits of a whole text would take gigabytes.
+    """
+    tokens = torch.as_tensor(ids, dtype=torch.long, device=base.device)[None]
+    cache, losses = None, []
+    with evaluation_mode(base):
+        for first in range(0, len(ids) - 1, CHUNK):
+            stop = min(first + CHUNK, len(ids) - 1)
+            output = base(tokens[:, first:stop], past_key_values=cache, use_cache=True)
+            cache = output.past_key_values
+            losses.append(cross_entropy(output.logits[0].float(), tokens[0, first + 1 : stop + 1], reduction="none"))
+    return torch.cat(losses).double().cpu().numpy()
 
 
 def slot_attention(model: RecurrentForCausalLM, text: Text) -> SlotAttention | None:
@@ -238,16 +254,9 @@ def _each_window(
     """Read the text window by window; `see` gets the row with the new inputs, the state before it and the output."""
 
     def read(batch_rows: Sequence[BatchRow], state: State) -> State:
-        batch = batch_of(batch_rows, model.device)
-        output = model(
-            batch.inputs,
-            attention_mask=batch.mask,
-            targets=batch.labels,
-            state=state,
-            return_logits=False,
-            return_losses=True,
-        )
+        output = read_batch(model, batch_rows, state)
         see(batch_rows[0], state, output)
+        assert output.state is not None
         return output.state
 
     read_in_parallel(model, [text], read, rows=1, windows_per_call=1, progress=None)
@@ -275,7 +284,13 @@ class TextChoice(NamedTuple):
 
 
 def inspect_text(
-    name: str, choice: TextChoice, say: Say, plain: str | None = None, reach: int = REACH, device: str = "auto"
+    name: str,
+    choice: TextChoice,
+    say: Say,
+    plain: str | None = None,
+    reach: int = REACH,
+    device: str = "auto",
+    compare: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The data of an inspection page: losses, attention, gradients and states of a model on one text.
 
@@ -286,6 +301,7 @@ def inspect_text(
         plain: A model without memory to compare with, in the same windows; by default the same base.
         reach: The number of windows back that gradients are followed.
         device: auto, cpu, cuda or cuda:N.
+        compare: More models, with or without memory, whose losses the page offers for comparison.
     """
     started = time.time()
     where = pick_device(device)
@@ -298,14 +314,23 @@ def inspect_text(
     document = _choose(choice)
     text, pieces = _tokens(document, tokenizer, choice.tokens)
     twin = _plain(model, document, text, plain, choice.tokens)
+    others = {one: _of_same_tokens(one, document, text, choice.tokens) for one in compare}
     say(f"{document.name}: {len(text.ids):,} tokens, windows of {model.recurrence.window}")
     cost = memory_cost(model)
     say(str(cost))
     model, twin = model.to(where), twin.to(where)
     reading, other = read_text(model, text), read_text(twin, text)
-    full = _in_full_context(twin, text)
+    full = _full_context(twin, text)
     say("losses computed; computing attention and gradients")
-    config = {"model": name, "plain": plain, "device": where.type, "reach": reach, **choice._asdict()}
+    more = {one: [None, *read_text(other.to(where), text).losses.tolist()] for one, other in others.items()}
+    config = {
+        "model": name,
+        "plain": plain,
+        "compare": compare,
+        "device": where.type,
+        "reach": reach,
+        **choice._asdict(),
+    }
     return {
         "kind": "inspection",
         "model": name,
@@ -318,7 +343,8 @@ def inspect_text(
             "text": pieces,
             "plain": [None, *other.losses.tolist()],
             "recurrent": [None, *reading.losses.tolist()],
-            **({} if full is None else {"full context": [None, *full.losses.tolist()]}),
+            **more,
+            **({} if full is None else {"full context": [None, *full.tolist()]}),
         },
         "windows": _window_rows(model, reading, other),
         "slot_attention": _attention_row(slot_attention(model, text)),
@@ -368,27 +394,34 @@ def _plain(
     window, overlap = model.recurrence.window, model.recurrence.overlap
     if name is None:
         return add_recurrence(model.base, NoRecurrence(window=window, overlap=overlap))
-    twin, tokenizer = load_model(name)
+    twin = _of_same_tokens(name, document, text, most)
     if twin.mechanism is not None:
         raise UserError(
             f"`--plain` is for a model without memory, but {name!r} has {twin.recurrence.mechanism!r}: "
             "name one trained with --mechanism none, or a base model."
         )
-    if not np.array_equal(_tokens(document, tokenizer, most)[0].ids, text.ids):
-        raise UserError(
-            f"{name!r} cuts the text into other tokens than the recurrent model: name a model with the same tokenizer."
-        )
     twin.set_recurrence(window=window, overlap=overlap)
     return twin
 
 
-def _in_full_context(plain: RecurrentForCausalLM, text: Text) -> Reading | None:
-    """The base in windows as long as its positions and the text allow; None where these are the memory's windows."""
+def _of_same_tokens(name: str, document: Document, text: Text, most: int) -> RecurrentForCausalLM:
+    model, tokenizer = load_model(name)
+    if not np.array_equal(_tokens(document, tokenizer, most)[0].ids, text.ids):
+        raise UserError(
+            f"{name!r} cuts the text into other tokens than the recurrent model: name a model with the same tokenizer."
+        )
+    return model
+
+
+def _full_context(plain: RecurrentForCausalLM, text: Text) -> np.ndarray | None:
+    """Losses of the base in windows as long as its positions and the text allow; None where these are the memory's."""
     positions = getattr(plain.base.config, "max_position_embeddings", None) or 0
     window = min(positions, len(text.ids) - 1)
     if window <= plain.recurrence.window:
         return None
-    return read_text(add_recurrence(plain.base, NoRecurrence(window=window)), text)
+    if window == len(text.ids) - 1:
+        return full_context_losses(plain.base, text.ids)
+    return read_text(add_recurrence(plain.base, NoRecurrence(window=window)), text).losses
 
 
 def _window_rows(model: RecurrentForCausalLM, recurrent: Reading, plain: Reading) -> list[dict[str, Any]]:

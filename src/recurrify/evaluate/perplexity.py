@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,20 +13,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from recurrify.errors import UserError
-from recurrify.evaluate.evaluation import Evaluation, ScoredDocument, Tally
-from recurrify.mechanisms.base import NoRecurrence
+from recurrify.evaluate.evaluation import Evaluation, NamedTokens, ScoredDocument, Tally
+from recurrify.mechanisms.config import NoRecurrence
 from recurrify.modeling.heads import RecurrentForCausalLM, add_recurrence
-from recurrify.modeling.model import RecurrentPreTrainedModel
+from recurrify.modeling.model import RecurrentOutput, RecurrentPreTrainedModel
 from recurrify.state import State
 
-
-class NamedTokens(Protocol):
-    """The part of a document that reading it needs."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def ids(self) -> np.ndarray: ...
+MOST_TOKENS_PER_CALL = {"cpu": 1_024, "cuda": 32_768}
+"""Larger calls are no faster, but delay progress reports and Ctrl-C."""
 
 
 def evaluate_documents(
@@ -36,7 +30,7 @@ def evaluate_documents(
     window: int | None = None,
     overlap: int | None = None,
     rows: int = 8,
-    windows_per_call: int = 8,
+    windows_per_call: int | None = None,
     bf16: bool = False,
     exchange_memories: bool = False,
     progress: Callable[[int], None] | None = None,
@@ -48,19 +42,29 @@ def evaluate_documents(
         documents: The tokenized documents.
         window: Tokens in a window; by default the model's own. Every setting scores the same tokens.
         overlap: Tokens that each window shares with the one before; by default the model's own.
-        rows: Documents (without memory, parts of documents) read in parallel.
-        windows_per_call: Windows of each row in one forward pass. Neither changes the result; both bound memory use.
+        rows: Documents (without memory, parts of documents) read in parallel, at most.
+        windows_per_call: Windows of each row in one forward pass; by default 8, or fewer where they are long. Neither
+            changes the result; both bound memory use.
         bf16: Compute in bfloat16 on CUDA devices.
         exchange_memories: Let every window read the memory of another document: a control that shows how much of a
             gain is memory.
-        progress: Called after each forward pass with the number of tokens it scored.
+        progress: Called with 0 at the start, then after each forward pass with the number of tokens that it scored. An
+            exception that it raises, such as `KeyboardInterrupt`, ends the evaluation.
     """
-    check_counts(rows=rows, windows_per_call=windows_per_call)
+    check_counts(rows=rows, windows_per_call=1 if windows_per_call is None else windows_per_call)
     exchange = Exchange() if exchange_memories else None
     if exchange is not None:
         rows, windows_per_call = max(rows, 2), 1
     with scoring(model, documents, window, overlap, bf16) as recurrent:
-        tally = Tally(documents, recurrent.recurrence.window, recurrent.recurrence.overlap)
+        window = recurrent.recurrence.window
+        most = MOST_TOKENS_PER_CALL.get(recurrent.device.type, MOST_TOKENS_PER_CALL["cuda"])
+        if recurrent.device.type == "cpu" and exchange is None:
+            rows = max(1, min(rows, most // window))
+        if windows_per_call is None:
+            windows_per_call = max(1, min(8, most // (rows * window)))
+        tally = Tally(documents, window, recurrent.recurrence.overlap)
+        if progress is not None:
+            progress(0)  # the clock of a progress bar starts here
 
         def read(batch_rows: Sequence[BatchRow], state: State) -> State:
             losses, after = _losses(recurrent, batch_rows, state)
@@ -207,10 +211,6 @@ class BatchRow:
         self.start, self.stop = self.stop, min(self.stop + fresh, len(self.ids) - 1)
 
 
-Lane = BatchRow
-"""Former name."""
-
-
 def read_in_parallel(
     model: RecurrentForCausalLM,
     documents: Sequence[NamedTokens],
@@ -290,10 +290,10 @@ def batch_of(batch_rows: Sequence[BatchRow], device: torch.device) -> Batch:
     return Batch(*(torch.from_numpy(values).to(device) for values in (inputs, labels, mask)))
 
 
-def _losses(model: RecurrentForCausalLM, batch_rows: Sequence[BatchRow], state: State) -> tuple[np.ndarray, State]:
-    """One forward pass; the losses (rows, longest) in float64, each row from its first column on."""
+def read_batch(model: RecurrentForCausalLM, batch_rows: Sequence[BatchRow], state: State) -> RecurrentOutput:
+    """One forward pass over the next inputs of the rows, with the loss of each prediction."""
     batch = batch_of(batch_rows, model.device)
-    output = model(
+    output: RecurrentOutput = model(
         input_ids=batch.inputs,
         attention_mask=batch.mask,
         targets=batch.labels,
@@ -301,6 +301,14 @@ def _losses(model: RecurrentForCausalLM, batch_rows: Sequence[BatchRow], state: 
         return_logits=False,
         return_losses=True,
     )
+    return output
+
+
+def _losses(model: RecurrentForCausalLM, batch_rows: Sequence[BatchRow], state: State) -> tuple[np.ndarray, State]:
+    """The losses (rows, longest) in float64, each row from its first column on."""
+    output = read_batch(model, batch_rows, state)
+    assert output.token_losses is not None
+    assert output.state is not None
     return output.token_losses.cpu().double().numpy(), output.state
 
 

@@ -9,9 +9,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from recurrify.errors import UserError
+from recurrify.evaluate.evaluation import NamedTokens, Text
 from recurrify.evaluate.perplexity import (
     BatchRow,
-    NamedTokens,
     batch_of,
     check_counts,
     check_finite,
@@ -21,13 +21,6 @@ from recurrify.evaluate.perplexity import (
 from recurrify.state import State
 
 TOP = 5
-
-
-class FirstTokens(NamedTuple):
-    """The beginning of a document."""
-
-    name: str
-    ids: np.ndarray
 
 
 class Predictions(NamedTuple):
@@ -76,7 +69,7 @@ def collect_predictions(
             raise UserError(
                 f"`tokens_per_document` must be at least 2, as the first is not scored: got {tokens_per_document}."
             )
-        documents = [FirstTokens(document.name, document.ids[:tokens_per_document]) for document in documents]
+        documents = [Text(document.name, document.ids[:tokens_per_document]) for document in documents]
     parts: list[tuple[np.ndarray, ...]] = []
     with scoring(model, documents, window, overlap, bf16) as recurrent:
         frequent = _most_frequent(documents, classes)

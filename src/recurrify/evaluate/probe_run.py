@@ -18,8 +18,8 @@ from recurrify.errors import UserError
 from recurrify.evaluate.flops import memory_cost
 from recurrify.evaluate.perplexity import evaluation_mode, recurrence_settings
 from recurrify.evaluate.probing import ProbeScore, score_symbols, score_texts
-from recurrify.mechanisms.base import recurrence_config
 from recurrify.mechanisms.kv import KVConfig, check_rotary
+from recurrify.mechanisms.registry import recurrence_config
 from recurrify.modeling.heads import RecurrentForCausalLM, add_recurrence
 from recurrify.modeling.loading import load_model
 from recurrify.results import provenance
@@ -32,8 +32,10 @@ SYMBOLS_WINDOW = 32
 """Default number of symbols in a window."""
 FEWEST_TWICE = 4
 """The smallest window in which a list of two symbols can be repeated."""
-SCRATCH_SIZES = {"layers": 4, "width": 64, "heads": 4}
-"""Default sizes of a model from scratch."""
+LAYERS, WIDTH, HEADS = 4, 64, 4
+"""Of a model from scratch."""
+GROWTH = 0.5
+"""The share of the training steps over which the largest distance grows from 1."""
 MOST_SYMBOLS = 2**28
 """The most symbols generated at once: with their targets they take four GiB."""
 
@@ -150,15 +152,9 @@ class SymbolTraining:
     """The tested distances, in windows."""
     examples: int = 200
     """Sequences at each tested distance."""
-    layers: int | None = None
-    """Of a model from scratch, like width and heads; None is the value in `SCRATCH_SIZES`."""
-    width: int | None = None
-    heads: int | None = None
     steps: int = 3000
     batch: int = 64
     learning_rate: float = 1e-3
-    growth: float = 0.5
-    """The largest distance grows from 1 to `windows` over this share of the steps."""
     repetitions: int = 600
     """Steps before those, on lists that are repeated: from them a model learns to look things up, which it rarely
     learns from the task itself."""
@@ -166,32 +162,13 @@ class SymbolTraining:
 
     def __post_init__(self) -> None:
         whole_distances(self.distances)
-        self._settle_sizes()
         _at_least_one(self, "windows", "examples", "steps", "batch")
-        if self.width and self.heads and self.width % self.heads:
-            raise UserError(f"`width` must be a multiple of `heads`: got width={self.width}, heads={self.heads}.")
         if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
             raise UserError(f"`learning_rate` must be a number above 0: got {self.learning_rate}.")
         if not 0 <= self.seed < 2**32:
             raise UserError(f"`seed` must lie between 0 and 2³² − 1: got {self.seed}.")
-        if not 0 <= self.growth <= 1:
-            raise UserError(f"`growth` is a share of the steps, from 0 to 1: got {self.growth}.")
         if self.repetitions < 0:
             raise UserError(f"`repetitions` is a number of steps, 0 for none: got {self.repetitions}.")
-
-    def _settle_sizes(self) -> None:
-        if self.model is None:
-            for name, usual in SCRATCH_SIZES.items():
-                if getattr(self, name) is None:
-                    object.__setattr__(self, name, usual)
-            _at_least_one(self, *SCRATCH_SIZES)
-            return
-        given = [f"{name}={getattr(self, name)}" for name in SCRATCH_SIZES if getattr(self, name) is not None]
-        if given:
-            raise UserError(
-                f"`layers`, `width` and `heads` are for a model from scratch, but {self.model!r} has its own: leave "
-                f"out {', '.join(given)}, or the model."
-            )
 
     def check_amounts(self, window: int) -> None:
         """Raise a `UserError` for more symbols than can be generated at once."""
@@ -216,7 +193,7 @@ class SymbolTraining:
 
     def farthest(self, step: int) -> int:
         """The largest distance of a step, counted from 0."""
-        growing = self.growth * self.steps
+        growing = GROWTH * self.steps
         return self.windows if step >= growing else 1 + int((self.windows - 1) * step / growing)
 
 
@@ -278,7 +255,6 @@ def model_for(settings: SymbolTraining, probe: SymbolProbe) -> RecurrentForCausa
         return model
     if wanted["mechanism"] == KVConfig.mechanism:
         check_rotary(GPT2Config())
-    assert settings.width is not None, "a model from scratch has its sizes"
     config = recurrence_config(wanted)
     if "neutral_start" in {one.name for one in fields(config)} and "neutral_start" not in wanted:
         # There is no trained base whose behaviour must be kept.
@@ -287,16 +263,16 @@ def model_for(settings: SymbolTraining, probe: SymbolProbe) -> RecurrentForCausa
         vocab_size=probe.vocabulary,
         # Positions for the inputs that a mechanism adds.
         n_positions=2 * config.window + 64,
-        n_embd=settings.width,
-        n_layer=settings.layers,
-        n_head=settings.heads,
+        n_embd=WIDTH,
+        n_layer=LAYERS,
+        n_head=HEADS,
         resid_pdrop=0.0,
         embd_pdrop=0.0,
         attn_pdrop=0.0,
         bos_token_id=0,
         eos_token_id=0,
         # The default, 0.02, is for wide models; a narrow one would hardly see its input.
-        initializer_range=settings.width**-0.5,
+        initializer_range=WIDTH**-0.5,
     )
     return cast(RecurrentForCausalLM, add_recurrence(GPT2LMHeadModel(base), config))
 

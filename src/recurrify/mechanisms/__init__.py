@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 from recurrify.mechanisms.config import MechanismConfig, NoRecurrence
 from recurrify.mechanisms.registry import (
     BUILT_IN,
-    build_mechanism,
     mechanism_config,
     mechanism_names,
     recurrence_config,
@@ -43,7 +42,6 @@ __all__ = [
     "TailConfig",
     "WindowContext",
     "best_settings",
-    "build_mechanism",
     "default_window",
     "mechanism_config",
     "mechanism_names",

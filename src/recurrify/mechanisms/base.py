@@ -13,38 +13,8 @@ from transformers import DynamicCache, PreTrainedModel
 
 from recurrify.context import Past, Recorder, WindowContext
 from recurrify.families import as_mask
-from recurrify.mechanisms.config import MechanismConfig, NoRecurrence, finite_number, whole_number, yes_or_no
-from recurrify.mechanisms.registry import (
-    build_mechanism,
-    mechanism_config,
-    mechanism_names,
-    recurrence_config,
-    register_mechanism,
-)
 
-RecurrenceConfig = MechanismConfig
-"""The name of `MechanismConfig` in recurrify 0.1."""
-
-__all__ = [
-    "CacheMechanism",
-    "CacheRecorder",
-    "Mechanism",
-    "MechanismConfig",
-    "NoRecurrence",
-    "Past",
-    "Recorder",
-    "RecurrenceConfig",
-    "SlotMechanism",
-    "WindowContext",
-    "build_mechanism",
-    "finite_number",
-    "mechanism_config",
-    "mechanism_names",
-    "recurrence_config",
-    "register_mechanism",
-    "whole_number",
-    "yes_or_no",
-]
+__all__ = ["CacheMechanism", "CacheRecorder", "Mechanism", "Past", "Recorder", "SlotMechanism", "WindowContext"]
 
 
 class Mechanism(nn.Module, ABC):

@@ -6,17 +6,18 @@ window as extra keys and values.
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from recurrify.errors import UserError
-from recurrify.mechanisms.base import MechanismConfig, Past, Recorder, SlotMechanism, whole_number, yes_or_no
+from recurrify.mechanisms.base import Past, Recorder, SlotMechanism
+from recurrify.mechanisms.config import MechanismConfig
 from recurrify.mechanisms.neutral import neutral_inputs
+from recurrify.settings import setting
 
-Pooling = Literal["mean", "max", "attention"]
 INITIAL_SCALE = 0.1
 """Factor of the network's random output weights for a neutral start."""
 HEAD_START = 16
@@ -31,17 +32,17 @@ class CarryConfig(MechanismConfig):
 
     mechanism: ClassVar[str] = "carry"
 
-    pooling: Pooling = "mean"
+    pooling: Literal["mean", "max", "attention"] = "mean"
     """Over a window's positions: the mean, the maximum, or attention with one learned key."""
     pooled_layers: Literal["all", "last"] = "all"
     """All layers, weighted by a learned softmax; or the last layer alone, as for question answering."""
-    insert_layer: int | Literal["all"] = 2
+    insert_layer: int | Literal["all"] = setting(2, at_least=1)
     """The layer, counted from 1, that receives the carried vectors; "all" gives each layer its own."""
-    slots: int = 1
+    slots: int = setting(1, at_least=1)
     """How many vectors are carried to each receiving layer."""
-    hidden_layers: int = 3
+    hidden_layers: int = setting(3, at_least=0)
     """Hidden layers of the feed-forward network that maps the pooled vector."""
-    hidden_size: int = 200
+    hidden_size: int = setting(200, at_least=1)
     """Width of those hidden layers."""
     neutral_start: bool = True
     """Start with vectors that the base mostly ignores, so that it is nearly as good as before until it learns to use
@@ -49,22 +50,6 @@ class CarryConfig(MechanismConfig):
     standardize: bool = False
     """Standardise the pooled vector by running statistics and add a linear path around the network. Not in the
     paper; pooled vectors of different texts differ little from their common mean, so this speeds up learning."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name, choice, allowed in (
-            ("pooling", self.pooling, get_args(Pooling)),
-            ("pooled_layers", self.pooled_layers, ("all", "last")),
-        ):
-            if choice not in allowed:
-                raise UserError(f"`{name}` must be one of {', '.join(allowed)}: got {choice!r}.")
-        if self.insert_layer != "all":
-            whole_number("insert_layer", self.insert_layer, 1, "or 'all'; layers are counted from 1")
-        whole_number("slots", self.slots, 1)
-        whole_number("hidden_layers", self.hidden_layers, 0)
-        whole_number("hidden_size", self.hidden_size, 1)
-        yes_or_no("standardize", self.standardize)
-        yes_or_no("neutral_start", self.neutral_start)
 
     def build(self, layers: int, width: int) -> "Carry":
         return Carry(self, layers, width)

@@ -1,9 +1,9 @@
 """Which mechanism and which window a base gets if none is named, by its positions.
 
-LOG.md has the measurements. With rotary positions, a whole window of kept keys and values is better than every learned
-memory. With absolute positions `lookback` is, and more kept positions are better, as long as no more than two share one
-free position in front of the window. Without free positions, the paper's vector at every layer gains little, but unlike
-a tail it does no harm before training.
+The measurements are in docs/log.md. With rotary positions, a whole window of kept keys and values beats every learned
+memory. With absolute positions, `lookback` does; more kept positions are better as long as at most two share one free
+position in front of the window. Without free positions, `carry` at every layer gains little, but unlike `tail` it does
+no harm before training.
 """
 
 from collections.abc import Mapping

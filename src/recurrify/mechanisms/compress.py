@@ -12,18 +12,11 @@ from torch import Tensor, nn
 from torch.nn.functional import layer_norm, normalize
 from transformers import PreTrainedModel
 
-from recurrify.mechanisms.base import (
-    MechanismConfig,
-    Past,
-    Recorder,
-    SlotMechanism,
-    WindowContext,
-    finite_number,
-    whole_number,
-    yes_or_no,
-)
+from recurrify.mechanisms.base import Past, Recorder, SlotMechanism, WindowContext
+from recurrify.mechanisms.config import MechanismConfig
 from recurrify.mechanisms.memory_tokens import SPREAD
 from recurrify.mechanisms.neutral import neutral_inputs
+from recurrify.settings import setting
 
 ROLLS = 3
 """The published feature map multiplies each entry with so many neighbours."""
@@ -41,24 +34,17 @@ class CompressConfig(MechanismConfig):
     mechanism: ClassVar[str] = "compress"
     writes_overlap: ClassVar[bool] = True
 
-    tokens: int = 8
+    tokens: int = setting(8, at_least=1)
     """How many tokens behind each window write into the memory of every layer."""
-    size: int = 32
+    size: int = setting(32, at_least=1)
     """Width of keys and values: each layer's memory has 6 · size² numbers."""
-    fade: float = 0.025
+    fade: float = setting(0.025, at_least=0)
     """The memory shrinks to e^−fade of itself with each token that writes with full strength. At first 8 tokens write
     with about half of it: each window forgets a tenth, and the memory stays at the size that ten windows give it. With
     0, as published, nothing fades: over hundreds of windows the memory, and what is read from it, grows far beyond its
     size in training."""
     neutral_start: bool = True
     """Start with a small map from the memory to the layers; False starts with a map of the usual size."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        whole_number("tokens", self.tokens, 1)
-        whole_number("size", self.size, 1)
-        finite_number("fade", self.fade, 0)
-        yes_or_no("neutral_start", self.neutral_start)
 
     def build(self, layers: int, width: int) -> "Compress":
         return Compress(self, layers, width)

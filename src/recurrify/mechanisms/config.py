@@ -1,12 +1,10 @@
-"""The settings that all mechanisms share, and checks of their own settings. Imports neither torch nor transformers."""
+"""The settings that all mechanisms share. Imports neither torch nor transformers."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from numbers import Integral
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from recurrify.errors import UserError
+from recurrify.settings import check_types, setting
 from recurrify.windows import check_window
 
 if TYPE_CHECKING:
@@ -19,7 +17,8 @@ BEST = "best"
 
 @dataclass(frozen=True, kw_only=True)
 class MechanismConfig:
-    """How text is cut into windows and how far gradients travel. A mechanism's own config adds its settings."""
+    """How text is cut into windows and how far gradients travel. A mechanism's own config adds its settings; values are
+    checked against the types of the fields, and against the `at_least` of `recurrify.settings.setting`."""
 
     mechanism: ClassVar[str]
     """The mechanism's name, in saved models and on the command line."""
@@ -31,14 +30,12 @@ class MechanismConfig:
     """Which position encodings of the base it works with."""
     writes_overlap: ClassVar[bool] = False
     """Whether the memory may depend on positions that the next window sees again."""
-    left_to_base: ClassVar[tuple[str, ...]] = ()
-    """Settings for which None lets the base decide; the model's config then has the value that was decided."""
 
     window: int = 300
     """Tokens the base model sees at once."""
     overlap: int = 0
     """Tokens that a window shares with the one before it."""
-    bptt_windows: int | None = None
+    bptt_windows: int | None = setting(None, at_least=1)
     """Backpropagate through at most this many consecutive windows, counted in groups from a call's first; None goes
     through all of them. With 1, gradients stay inside their window, so the weights that write the memory do not learn.
     """
@@ -46,10 +43,8 @@ class MechanismConfig:
     """Keep only the memory between windows and recompute each window in the backward pass."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_window(self.window, self.overlap)
-        if self.bptt_windows is not None:
-            whole_number("bptt_windows", self.bptt_windows, 1, "or None for all windows")
-        yes_or_no("checkpoint", self.checkpoint)
 
     @property
     def stride(self) -> int:
@@ -82,10 +77,6 @@ class MechanismConfig:
         return int(window) - int(overlap)
 
 
-BEST = "best"
-"""In place of a mechanism's name: the memory that works best for models of this kind."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class NoRecurrence(MechanismConfig):
     """Plain windows: the baseline, run through the same code."""
@@ -95,23 +86,3 @@ class NoRecurrence(MechanismConfig):
 
     def build(self, layers: int, width: int) -> None:
         return None
-
-
-def whole_number(name: str, value: object, least: int, otherwise: str = "") -> None:
-    """Raise UserError unless `value` is a whole number of at least `least`."""
-    if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < least:
-        more = f", {otherwise}" if otherwise else ""
-        raise UserError(f"`{name}` must be a whole number of at least {least}{more}: got {name}={value!r}.")
-
-
-def finite_number(name: str, value: object, least: float = -math.inf) -> None:
-    """Raise UserError unless `value` is a finite number of at least `least`."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or not (math.isfinite(value) and value >= least):
-        which = ", such as -3" if least == -math.inf else f" of at least {least:g}"
-        raise UserError(f"`{name}` must be a number{which}: got {name}={value!r}.")
-
-
-def yes_or_no(name: str, value: object) -> None:
-    """Raise UserError unless `value` is True or False."""
-    if not isinstance(value, bool):
-        raise UserError(f"`{name}` must be True or False: got {value!r}.")

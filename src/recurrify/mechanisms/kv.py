@@ -15,14 +15,9 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from recurrify.errors import UserError
 from recurrify.families import family_of, open_attention, turn_keys
-from recurrify.mechanisms.base import (
-    CacheMechanism,
-    CacheRecorder,
-    MechanismConfig,
-    Past,
-    whole_number,
-    yes_or_no,
-)
+from recurrify.mechanisms.base import CacheMechanism, CacheRecorder, Past
+from recurrify.mechanisms.config import MechanismConfig
+from recurrify.settings import setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,9 +29,9 @@ class KVConfig(MechanismConfig):
     decoders_only: ClassVar[bool] = True
     positions: ClassVar[Any] = "rotary"
 
-    keep: int = 64
+    keep: int = setting(64, at_least=1)
     """How many positions of the previous window to keep: the last ones that the next window does not see itself."""
-    sinks: int = 4
+    sinks: int = setting(4, at_least=0)
     """How many of a document's first positions all its windows see."""
     sliding: bool = False
     """Besides the sinks, every position sees only as many positions as a window has, itself included. With `keep` of at
@@ -46,14 +41,11 @@ class KVConfig(MechanismConfig):
     @classmethod
     def completed(cls, values: dict[str, Any]) -> dict[str, Any]:
         sinks = values.get("sinks", cls.sinks)
-        whole_number("sinks", sinks, 0)
-        return {"keep": max(1, min(cls.keep, cls.stride_of(values) - sinks)), **values}
+        keep = max(1, min(cls.keep, cls.stride_of(values) - sinks)) if isinstance(sinks, int) else cls.keep
+        return {"keep": keep, **values}
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        whole_number("keep", self.keep, 1)
-        whole_number("sinks", self.sinks, 0)
-        yes_or_no("sliding", self.sliding)
         if self.keep + self.sinks > self.stride:
             raise UserError(
                 f"`keep` is {self.keep} and `sinks` {self.sinks}, but the next window leaves only {self.stride} "

@@ -20,15 +20,10 @@ from transformers import PreTrainedModel
 
 from recurrify.errors import UserError
 from recurrify.families import family_of, has_absolute_positions, open_attention
-from recurrify.mechanisms.base import (
-    CacheMechanism,
-    CacheRecorder,
-    MechanismConfig,
-    Past,
-    whole_number,
-    yes_or_no,
-)
+from recurrify.mechanisms.base import CacheMechanism, CacheRecorder, Past
+from recurrify.mechanisms.config import MechanismConfig
 from recurrify.mechanisms.neutral import mean_keys_and_values
+from recurrify.settings import setting
 
 INITIAL_SCALE = 0.85
 """Initial scale of what distinguishes kept keys and values: at another position it is less certain."""
@@ -47,11 +42,10 @@ class LookbackConfig(MechanismConfig):
     mechanism: ClassVar[str] = "lookback"
     decoders_only: ClassVar[bool] = True
     positions: ClassVar[Any] = "absolute"
-    left_to_base: ClassVar[tuple[str, ...]] = ("room",)
 
-    keep: int = 64
+    keep: int = setting(64, at_least=1)
     """How many positions of the previous window to keep: the last ones that the next window does not see itself."""
-    room: int | None = None
+    room: int | None = setting(None, at_least=0)
     """Free positions in front of a window that has a memory, for the kept keys; None takes `keep` + 1, or as many as
     the base has besides the window. With less than half of `keep` it may do harm until it is trained."""
     sink: bool = True
@@ -75,11 +69,6 @@ class LookbackConfig(MechanismConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        whole_number("keep", self.keep, 1)
-        if self.room is not None:
-            whole_number("room", self.room, 0, "or None")
-        yes_or_no("sink", self.sink)
-        yes_or_no("moved_start", self.moved_start)
         if self.keep > self.stride:
             raise UserError(
                 f"`keep` is {self.keep}, but the next window leaves only {self.stride} positions of a window unseen "

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from recurrify.mechanisms.base import MechanismConfig, Past, Recorder, SlotMechanism, whole_number, yes_or_no
+from recurrify.mechanisms.base import Past, Recorder, SlotMechanism
+from recurrify.mechanisms.config import MechanismConfig
 from recurrify.mechanisms.neutral import neutral_inputs
+from recurrify.settings import setting
 
 INITIAL_SCALE = 0.5
 """Scale of a memory token's normed output for a neutral start, in multiples of the neutral vector's median."""
@@ -31,7 +33,7 @@ class MemoryTokensConfig(MechanismConfig):
     mechanism: ClassVar[str] = "memory_tokens"
     writes_overlap: ClassVar[bool] = True
 
-    tokens: int = 8
+    tokens: int = setting(8, at_least=1)
     """How many memory tokens are read, in front of the window, and as many written, behind it. The more there are, the
     more a fresh model differs from its base."""
     neutral_start: bool = True
@@ -40,12 +42,6 @@ class MemoryTokensConfig(MechanismConfig):
     gated: bool = False
     """Ours, not the paper's: each feature of a memory token keeps a share of its value, by a gate on the new output. A
     memory that is overwritten in every window drifts, and lasts little longer than in training."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        whole_number("tokens", self.tokens, 1)
-        yes_or_no("neutral_start", self.neutral_start)
-        yes_or_no("gated", self.gated)
 
     def build(self, layers: int, width: int) -> "MemoryTokens":
         return MemoryTokens(self, layers, width)

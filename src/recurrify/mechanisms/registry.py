@@ -6,17 +6,13 @@ To add one to recurrify, write its file and add one line to `BUILT_IN`. A packag
     mine = "my_package.mine:MyConfig"
 """
 
-from collections.abc import Callable
 from dataclasses import fields
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from recurrify.errors import UserError
 from recurrify.mechanisms.config import MechanismConfig
-
-if TYPE_CHECKING:
-    from recurrify.mechanisms.base import Mechanism
 
 GROUP = "recurrify.mechanisms"
 BUILT_IN = {
@@ -30,18 +26,12 @@ BUILT_IN = {
     "summary": "recurrify.mechanisms.summary:SummaryConfig",
     "tail": "recurrify.mechanisms.tail:TailConfig",
 }
-Build = Callable[[Any, int, int], "Mechanism | None"]
-_registered: dict[str, tuple[type[MechanismConfig], Build]] = {}
+_registered: dict[str, type[MechanismConfig]] = {}
 
 
-def register_mechanism(config: type[MechanismConfig], build: Build | None = None) -> None:
-    """Register a mechanism for this process.
-
-    Args:
-        config: Its config class, whose `mechanism` is the name.
-        build: `build(config, layers, width)` returns the module; by default `config.build`.
-    """
-    _registered[config.mechanism] = (config, build or config.build)
+def register_mechanism(config: type[MechanismConfig]) -> None:
+    """Register a mechanism for this process by its config class, whose `mechanism` is the name."""
+    _registered[config.mechanism] = config
 
 
 def mechanism_names() -> list[str]:
@@ -55,7 +45,16 @@ def mechanism_config(name: str) -> type[MechanismConfig]:
     Raises:
         UserError: There is no such mechanism, or its package cannot be loaded.
     """
-    return _find(name)[0]
+    if name not in _registered:
+        points = _entry_points()
+        if name in BUILT_IN:
+            module, _, attribute = BUILT_IN[name].partition(":")
+            register_mechanism(getattr(import_module(module), attribute))
+        elif name in points:
+            _load(points[name])
+        else:
+            raise UserError(f"Unknown recurrence mechanism {name!r}: known are {', '.join(mechanism_names())}.")
+    return _registered[name]
 
 
 def ensure_registered(config: MechanismConfig) -> None:
@@ -72,12 +71,6 @@ def ensure_registered(config: MechanismConfig) -> None:
             f"{type(config).__name__} has the name {name!r} of another mechanism, {mechanism_config(name).__name__}: "
             "choose another `mechanism`."
         )
-
-
-def build_mechanism(config: MechanismConfig, layers: int, width: int) -> "Mechanism | None":
-    """The module of a mechanism for a base of so many layers and hidden features; None for plain windows."""
-    own = _registered.get(config.mechanism)
-    return own[1](config, layers, width) if own is not None else config.build(layers, width)
 
 
 def recurrence_config(values: dict[str, Any]) -> MechanismConfig:
@@ -97,18 +90,6 @@ def recurrence_config(values: dict[str, Any]) -> MechanismConfig:
             f"its settings are {', '.join(sorted(known))}; a newer recurrify may have more."
         )
     return config(**config.completed(values))
-
-
-def _find(name: Any) -> tuple[type[MechanismConfig], Build]:
-    if name not in _registered:
-        if name in BUILT_IN:
-            module, _, attribute = BUILT_IN[name].partition(":")
-            register_mechanism(getattr(import_module(module), attribute))
-        elif isinstance(name, str) and name in _entry_points():
-            _load(_entry_points()[name])
-        else:
-            raise UserError(f"Unknown recurrence mechanism {name!r}: known are {', '.join(mechanism_names())}.")
-    return _registered[name]
 
 
 def _entry_points() -> dict[str, EntryPoint]:

@@ -18,15 +18,9 @@ from recurrify.attention.rsa import mix_recurrence
 from recurrify.attention.scan import ScanState
 from recurrify.errors import UserError
 from recurrify.families import family_of, open_attention
-from recurrify.mechanisms.base import (
-    Mechanism,
-    MechanismConfig,
-    Past,
-    Recorder,
-    WindowContext,
-    finite_number,
-    whole_number,
-)
+from recurrify.mechanisms.base import Mechanism, Past, Recorder, WindowContext
+from recurrify.mechanisms.config import MechanismConfig
+from recurrify.settings import setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,26 +36,20 @@ class RSARecurrenceConfig(MechanismConfig):
     """One dilation for each dilated head, in the order of those heads: a head of dilation d reaches d times as far."""
     sharing: Literal["pair", "none"] = "pair"
     """`pair`: the i-th cosine and the i-th sine head share one decay and angle; or `none`."""
-    layers: tuple[int, ...] | Literal["all"] = "all"
+    layers: tuple[int, ...] | Literal["all"] = setting("all", at_least=1)
     """Which layers have it, counted from 1."""
     gate_start: float = -3.0
     """Initial value of each layer's gate before the sigmoid: at −3 the recurrence has a share of 5 %, and the model
     starts close to its base."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        # A configuration read back from JSON brings lists, which are neither equal to tuples nor hashable.
+        # Settings from JSON are lists, which are neither equal to tuples nor hashable.
         for name in ("counts", "dilations", "layers"):
             value = getattr(self, name)
             object.__setattr__(self, name, tuple(value) if isinstance(value, list) else value)
-        _whole_numbers("counts", self.counts, 0)
-        _whole_numbers("dilations", self.dilations, 1)
-        finite_number("gate_start", self.gate_start)
+        super().__post_init__()
         self.for_heads(max(sum(self.counts), 1))
-        if self.layers == "all":
-            return
-        _whole_numbers("layers", self.layers, 1, "or 'all'; layers are counted from 1")
-        if not self.layers or len(set(self.layers)) < len(self.layers):
+        if self.layers != "all" and len(set(self.layers)) != max(len(self.layers), 1):
             raise UserError(f"`layers` must be 'all' or different numbers of layers: got {self.layers!r}.")
 
     @classmethod
@@ -97,14 +85,6 @@ class RSARecurrenceConfig(MechanismConfig):
 
     def build(self, layers: int, width: int) -> "RSA":
         return RSA(self, layers, width)
-
-
-def _whole_numbers(name: str, values: object, least: int, otherwise: str = "") -> None:
-    if not isinstance(values, tuple):
-        more = f", {otherwise}" if otherwise else ""
-        raise UserError(f"`{name}` must be a list of whole numbers{more}: got {name}={values!r}.")
-    for value in values:
-        whole_number(name, value, least, otherwise)
 
 
 class RSA(Mechanism):

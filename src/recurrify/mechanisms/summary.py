@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from recurrify.mechanisms.base import MechanismConfig, Past, SlotMechanism, whole_number, yes_or_no
+from recurrify.mechanisms.base import Past, SlotMechanism
+from recurrify.mechanisms.config import MechanismConfig
 from recurrify.mechanisms.memory_tokens import SPREAD, LastOutputs, start_norm
 from recurrify.mechanisms.neutral import neutral_inputs
+from recurrify.settings import setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,19 +28,13 @@ class SummaryConfig(MechanismConfig):
     mechanism: ClassVar[str] = "summary"
     writes_overlap: ClassVar[bool] = True
 
-    tokens: int = 4
+    tokens: int = setting(4, at_least=1)
     """How many vectors summarise a window."""
-    limit: int = 4
+    limit: int = setting(4, at_least=1)
     """Of how many windows, counted from the last, summaries are kept."""
     neutral_start: bool = True
     """Start with summaries that the base mostly ignores, with a small share of the summary tokens' outputs; False
     starts with the normed outputs."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        whole_number("tokens", self.tokens, 1)
-        whole_number("limit", self.limit, 1)
-        yes_or_no("neutral_start", self.neutral_start)
 
     def build(self, layers: int, width: int) -> "Summary":
         return Summary(self, layers, width)

@@ -12,17 +12,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from recurrify.errors import UserError
-from recurrify.mechanisms.base import (
-    MechanismConfig,
-    Past,
-    Recorder,
-    SlotMechanism,
-    finite_number,
-    whole_number,
-    yes_or_no,
-)
+from recurrify.mechanisms.base import Past, Recorder, SlotMechanism
 from recurrify.mechanisms.carry import Carry, CarryConfig, Pool
+from recurrify.mechanisms.config import MechanismConfig
 from recurrify.mechanisms.neutral import neutral_inputs
+from recurrify.settings import setting
 
 INITIAL_SCALE = 3.0
 """Scale of a slot's input for a neutral start, in multiples of the neutral vector's median."""
@@ -38,21 +32,21 @@ class TailConfig(MechanismConfig):
 
     mechanism: ClassVar[str] = "tail"
 
-    insert_layer: int = 2
+    insert_layer: int = setting(2, at_least=2)
     """The layer, counted from 1, that the slots enter, and whose inputs at the window's last positions they come
     from: the layers below compute those inputs, so it is the second or a later one."""
-    until_layer: int | Literal["top"] = "top"
+    until_layer: int | Literal["top"] = setting("top", at_least=2)
     """The last layer, counted from 1, that sees the slots; `insert_layer` itself: no other layer does."""
-    tail: int = 16
+    tail: int = setting(16, at_least=1)
     """How many positions become slots: the last ones that the next window does not see itself."""
-    pooled_slots: int = 0
+    pooled_slots: int = setting(0, at_least=0)
     """How many vectors to add that come from the mean over all positions and layers, as in
     `CarryConfig(standardize=True)`."""
     gated: bool = False
     """Let each slot keep a learned share of what it was: old windows then fade instead of vanishing."""
     gate_start: float = CLOSED
     """Initial value of the gates before the sigmoid: by default almost nothing is kept, with 0 half."""
-    hidden_size: int | None = None
+    hidden_size: int | None = setting(None, at_least=1)
     """Width of the hidden layer in each map; None takes the base model's."""
     neutral_start: bool = True
     """Start with slots that the base mostly ignores, with a small share of the hidden states that they come from; False
@@ -60,18 +54,13 @@ class TailConfig(MechanismConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        whole_number("insert_layer", self.insert_layer, 2, "layers are counted from 1 and the first has none below it")
-        if self.until_layer != "top":
-            whole_number("until_layer", self.until_layer, self.insert_layer, "which is `insert_layer`, or 'top'")
-        whole_number("tail", self.tail, 1)
-        whole_number("pooled_slots", self.pooled_slots, 0)
-        if self.hidden_size is not None:
-            whole_number("hidden_size", self.hidden_size, 1, "or None for the base model's width")
-        yes_or_no("gated", self.gated)
-        finite_number("gate_start", self.gate_start)
+        if self.until_layer != "top" and self.until_layer < self.insert_layer:
+            raise UserError(
+                f"`until_layer` must be at least `insert_layer`, or 'top': got until_layer={self.until_layer}, "
+                f"insert_layer={self.insert_layer}."
+            )
         if not self.gated and self.gate_start != CLOSED:
             raise UserError(f"gate_start={self.gate_start:g} needs gates: add gated=True, or leave it out.")
-        yes_or_no("neutral_start", self.neutral_start)
         if self.tail > self.stride:
             raise UserError(
                 f"`tail` is {self.tail}, but the next window leaves only {self.stride} positions of a window unseen "

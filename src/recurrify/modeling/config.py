@@ -7,15 +7,30 @@ from transformers import AutoConfig, PretrainedConfig
 from recurrify.errors import UserError
 from recurrify.mechanisms.config import MechanismConfig
 from recurrify.mechanisms.registry import recurrence_config
+from recurrify.modeling.card import auto_map
 
 FORMAT = 1
+ANY_LENGTH = 2**31 - 1
+"""The limit that tools read, which cut texts to it."""
+ANSWERED_BY_BASE = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "initializer_range",
+    "final_logit_softcapping",
+)
+"""Sizes of the base that tools look for. Its limits of length are not the recurrent model's."""
 
 
 class RecurrentConfig(PretrainedConfig):
-    """`text_config` is the base model's own config, `recurrence` the mechanism's."""
+    """`base_config` is the base model's own config, `recurrence` the mechanism's. Saved, and among the arguments, the
+    former is `text_config`; but tools take the length of an attribute of that name for the model's."""
 
     model_type = "recurrify"
-    sub_configs = {"text_config": AutoConfig}  # noqa: RUF012 - the name and form that transformers looks for
+    sub_configs = {"base_config": AutoConfig}  # noqa: RUF012 - the name and form that transformers looks for
     keys_to_ignore_at_inference = ["past_key_values", "state"]  # noqa: RUF012 - likewise
 
     def __init__(
@@ -34,7 +49,7 @@ class RecurrentConfig(PretrainedConfig):
             )
         if isinstance(text_config, dict):
             text_config = AutoConfig.for_model(**text_config)
-        self.text_config = text_config
+        self.base_config: Any = text_config
         self.recurrence = recurrence
         self.base_name_or_path = base_name_or_path
         self.added_only = added_only
@@ -48,11 +63,37 @@ class RecurrentConfig(PretrainedConfig):
     def to_dict(self) -> dict[str, Any]:
         """As it is saved. The base's path is left out unless loading needs it."""
         values = super().to_dict()
-        if isinstance(values.get("text_config"), dict):
-            values["text_config"].pop("_name_or_path", None)
+        base = values.pop("base_config", None)
+        if isinstance(base, dict):
+            base.pop("_name_or_path", None)
+        values["text_config"] = base
+        values["auto_map"] = auto_map()
         if not self.added_only:
             values.pop("base_name_or_path", None)
         return values
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
+        """Nothing to copy when it is saved: `auto_map` leads to this package."""
+
+    def __getattr__(self, name: str) -> Any:
+        base = self.__dict__.get("base_config")
+        if name in ANSWERED_BY_BASE and base is not None:
+            return getattr(base, name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    @property
+    def vocab_size(self) -> int:
+        return self.base_config.vocab_size
+
+    @vocab_size.setter
+    def vocab_size(self, size: int) -> None:
+        self.base_config.vocab_size = size  # as `resize_token_embeddings` does
+
+    @property
+    def max_position_embeddings(self) -> int:
+        """Recurrent models read texts of any length."""
+        return ANY_LENGTH
 
     @property
     def recurrence_config(self) -> MechanismConfig:

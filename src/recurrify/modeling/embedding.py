@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from recurrify.errors import UserError
 from recurrify.families import family_of
-from recurrify.mechanisms.base import NoRecurrence
+from recurrify.mechanisms.config import NoRecurrence
 from recurrify.modeling.heads import add_recurrence
 from recurrify.modeling.model import RecurrentPreTrainedModel
 from recurrify.modeling.task_heads import flat_windows

@@ -19,8 +19,8 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
     MODEL_MAPPING_NAMES,
 )
-from transformers.utils import can_return_tuple
 
+from recurrify.after_import import after_import
 from recurrify.attention.config import RSAConfig
 from recurrify.errors import UserError
 from recurrify.families import check_attention, family_of
@@ -28,6 +28,8 @@ from recurrify.mechanisms.choose import best_settings
 from recurrify.mechanisms.config import MechanismConfig
 from recurrify.mechanisms.registry import ensure_registered, recurrence_config
 from recurrify.mechanisms.rsa import RSARecurrenceConfig
+from recurrify.modeling.adapters import check_no_adapters, give_peft_defaults
+from recurrify.modeling.arguments import STANDARD, check_standard_arguments, takes_standard_arguments
 from recurrify.modeling.config import RecurrentConfig
 from recurrify.modeling.generation import RecurrentCache, one_step
 from recurrify.modeling.model import RecurrentOutput, RecurrentPreTrainedModel
@@ -41,6 +43,23 @@ from recurrify.state import State
 from recurrify.vocabulary import check_ids
 
 
+class Backbone:
+    """A decoder without its head, as TRL calls it to score long texts in parts."""
+
+    _tp_plan = _pp_plan = None  # transformers looks for plans of distribution here
+
+    def __init__(self, model: "RecurrentForCausalLM") -> None:
+        self.model = model
+
+    def __call__(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, use_cache: bool | None = None, **standard: Any
+    ) -> RecurrentOutput:
+        check_standard_arguments(standard, attention_mask)
+        run = self.model.forward_windows(input_ids, attention_mask, None, None, keep_hidden=True)
+        assert run.windows.hidden is not None
+        return RecurrentOutput(last_hidden_state=run.packed.collect(run.windows.hidden), state=run.windows.state)
+
+
 class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):
     """A decoder that predicts the next token, window after window."""
 
@@ -51,7 +70,12 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):
         if base is not None and base.generation_config is not None:
             self.generation_config = base.generation_config
 
-    @can_return_tuple
+    @property
+    def base_model(self) -> Backbone:
+        """The hidden states of a text, without logits."""
+        return Backbone(self)
+
+    @takes_standard_arguments
     def forward(
         self,
         input_ids: Tensor,
@@ -107,7 +131,14 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):
         """transformers' `generate`; with `state` it continues where an earlier call stopped."""
         if state is not None:
             kwargs["past_key_values"] = RecurrentCache(state.detach(), seen=0)
+        kwargs["prefill_chunk_size"] = None  # a prompt is read in windows anyway
         return super().generate(inputs, *args, **kwargs)
+
+    def init_continuous_batching(self, *_: Any, **__: Any) -> Any:
+        raise UserError(
+            "`generate_batch` (continuous batching) is not supported: it keeps keys and values of whole texts; use "
+            "`generate` with a padded batch."
+        )
 
     def prepare_inputs_for_generation(
         self,
@@ -115,7 +146,7 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):
         past_key_values: Any = None,
         attention_mask: Tensor | None = None,
         use_cache: bool | None = True,
-        **_: Any,
+        **others: Any,
     ) -> dict[str, Any]:
         cache = past_key_values if isinstance(past_key_values, RecurrentCache) else None
         return {
@@ -124,6 +155,7 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):
             "past_key_values": cache,
             "use_cache": use_cache,
             "logits_to_keep": 1,
+            **{name: others[name] for name in STANDARD if name in others},
             # `generate` would take an output of this name for a cache of its own and feed it back.
             "return_state": False,
         }
@@ -134,7 +166,7 @@ class RecurrentForMaskedLM(RecurrentPreTrainedModel):
 
     auto_base = AutoModelForMaskedLM
 
-    @can_return_tuple
+    @takes_standard_arguments
     def forward(
         self,
         input_ids: Tensor,
@@ -160,7 +192,7 @@ class RecurrentModel(RecurrentPreTrainedModel):
 
     auto_base = AutoModel
 
-    @can_return_tuple
+    @takes_standard_arguments
     def forward(
         self,
         input_ids: Tensor,
@@ -206,6 +238,7 @@ def add_recurrence(model: PreTrainedModel, config: MechanismConfig | RSAConfig |
         model = model.base
     if isinstance(model, RecurrentPreTrainedModel):
         raise UserError("This model is recurrent already: pass its base, `model.base`, to add something else.")
+    check_no_adapters(model)
     if not isinstance(model, PreTrainedModel):
         raise UserError(f"`model` must be a transformers PreTrainedModel: got {type(model).__name__}.")
     family = family_of(model.config)
@@ -250,5 +283,8 @@ def _task_of(model: PreTrainedModel, causal: bool) -> type[RecurrentPreTrainedMo
 def register_with_transformers() -> None:
     """Let AutoConfig and the Auto models know recurrent models; runs once recurrify and transformers are imported."""
     AutoConfig.register(RecurrentConfig.model_type, RecurrentConfig, exist_ok=True)
-    for kind, _ in _TASKS:
+    for kind, names in _TASKS:
         kind.auto_base.register(RecurrentConfig, kind, exist_ok=True)
+        # Trainer's label smoothing, pipelines and others look for a class's name among these.
+        names[RecurrentConfig.model_type] = kind.__name__
+    after_import("peft", give_peft_defaults)

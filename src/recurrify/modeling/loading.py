@@ -118,8 +118,11 @@ def resolve_name(name: str) -> tuple[str, dict[str, Any]]:
         if not path.is_file():
             raise UserError(f"There is no file {name!r}: check the path.")
         return str(path.parent), {"gguf_file": path.name}
+    if path.is_dir():
+        _must_be_regular(path)
     if path.is_dir() and not (path / "config.json").is_file():
         if (path / "model" / "config.json").is_file():  # the folder of a training run
+            _must_be_regular(path / "model")
             _must_be_pretrained(name, path / "model")
             return str(path / "model"), {}
         check_has_model(name)
@@ -135,6 +138,13 @@ def resolve_name(name: str) -> tuple[str, dict[str, Any]]:
                 f"{way_out}; {NEEDS_NO_NETWORK}."
             )
     return name, {}
+
+
+def _must_be_regular(folder: Path) -> None:
+    """Raise UserError for pipes and devices, which transformers would read without end."""
+    for file in folder.iterdir():
+        if file.exists() and not (file.is_file() or file.is_dir()):
+            raise UserError(f"{str(file)!r} is not a regular file: remove it, or give another model.")
 
 
 TAKEN_BY = {

@@ -4,7 +4,7 @@ Shapes: B rows, N input columns, P packed columns, K width, V vocabulary.
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,15 +19,16 @@ from recurrify.context import Past, WindowContext, WindowJob
 from recurrify.errors import UserError
 from recurrify.families import attach, check_fits, checkpoints_layers, family_of, plain_head, run_backbone
 from recurrify.mechanisms.config import MechanismConfig
-from recurrify.mechanisms.registry import build_mechanism
+from recurrify.modeling.arguments import check_shapes
 from recurrify.modeling.config import RecurrentConfig
+from recurrify.modeling.rows import overwrite, past_of, row_mask
 from recurrify.modeling.saving import SavingMixin, versions_of
 from recurrify.packing import Packed, open_windows, pack
 from recurrify.speed.head_loss import IGNORE, summed_losses
 from recurrify.speed.products import product_dtype
 from recurrify.state import State
 from recurrify.vocabulary import check_ids
-from recurrify.windows import Window, completed, schedule
+from recurrify.windows import completed, schedule
 
 FEW_LOGITS = 2**24
 """Up to so many logits, 64 MiB in float32, are kept for the backward pass instead of being recomputed."""
@@ -79,6 +80,7 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
     supports_gradient_checkpointing = True
     accepts_loss_kwargs = True
     _supports_sdpa = True
+    _supports_context_parallel = False
     # Running statistics move in steps too small for half precision.
     _keep_in_fp32_modules_strict = ["running_mean", "running_variance"]  # noqa: RUF012 - transformers' own form
     auto_base: Any = None
@@ -88,12 +90,13 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         super().__init__(config)
         self._comes_trained = base is not None
         if base is None:
-            base = self.auto_base.from_config(config.text_config)
+            base = self.auto_base.from_config(config.base_config)
         self.base = base
+        config.base_config = base.config
         self.family = family_of(base.config)
         self.recurrence: MechanismConfig = config.recurrence_config
         layers = len(self.family.layers_of(base))
-        self.mechanism = build_mechanism(self.recurrence, layers, base.config.hidden_size)
+        self.mechanism = self.recurrence.build(layers, base.config.hidden_size)
         if self.mechanism is not None:
             self.mechanism.fit(base)
             if outside := [layer for layer in self.mechanism.slots() if not 0 <= layer < layers]:
@@ -114,7 +117,8 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         self.graphs_generation = False
         """Set by `recurrify.speed.graph_generation`."""
         attach(base)
-        if self._comes_trained and self.mechanism is not None and not config.added_only and not _is_empty(base):
+        can_compute = base.device.type != "meta"
+        if self._comes_trained and self.mechanism is not None and not config.added_only and can_compute:
             self.mechanism.start(base)
         self.post_init()
 
@@ -159,8 +163,10 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         self.set_recurrence(checkpoint=False)
 
     @property
-    def is_gradient_checkpointing(self) -> bool:
+    def is_activation_checkpointing(self) -> bool:
         return self.recurrence.checkpoint
+
+    is_gradient_checkpointing = is_activation_checkpointing  # its name before transformers 5.20
 
     def get_input_embeddings(self) -> torch.nn.Module:
         return self.base.get_input_embeddings()
@@ -208,20 +214,37 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
                 whole = bool(done.finished.all())  # then there is nothing to pick, which would wait for the device
                 rows = done.summary if whole else done.summary[done.finished.to(done.summary.device)]
                 summaries.append(rows.detach())
-        if self.training and torch.is_grad_enabled() and summaries and self.mechanism is not None:
-            self.mechanism.learn_statistics(summaries)
+        if self.training and torch.is_grad_enabled() and summaries:
+            self.learn_statistics(summaries)
         joined = torch.cat(outputs, dim=1) if outputs else None
         if late and joined is not None and targets is not None:
             if summed and joined.device.type == "cpu" and self.makes_gradients_at_once(joined):
                 joined = self.summed_losses(joined, targets)  # in parts that the cache of a CPU holds
             else:
                 joined = token_losses(self.family.head(self.base, joined), targets)
+        if joined is not None and self._shares_gradients():
+            joined = joined + self._no_part()
         tokens, lengths = open_windows(packed, self.recurrence.window, self.recurrence.overlap)
         return WindowsRun(
             hidden=joined if keep_hidden else None,
             losses=None if keep_hidden else joined,
-            state=State(memory, live, tokens, torch.tensor(lengths)),
+            state=State(memory, live, tokens, torch.tensor(lengths), self.recurrence.mechanism),
         )
+
+    @staticmethod
+    def _shares_gradients() -> bool:
+        return torch.is_grad_enabled() and torch.distributed.is_available() and torch.distributed.is_initialized()
+
+    def _no_part(self) -> Tensor | float:
+        """Zero, with a gradient of zero for the memory's weights: processes that share gradients wait for those of all
+        weights, but a memory that no window reads has none."""
+        return sum(weight.flatten()[:0].sum() for weight in self.added_parameters().values() if weight.requires_grad)
+
+    def learn_statistics(self, summaries: list[Tensor]) -> None:
+        """Give the mechanism the summaries of finished windows, unless it is frozen: then it is not saved with what is
+        trained, such as adapters."""
+        if self.mechanism is not None and any(weight.requires_grad for weight in self.mechanism.parameters()):
+            self.mechanism.learn_statistics(summaries)
 
     def each_window(
         self,
@@ -253,12 +276,12 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
                 first=span.first - span.start,
                 writes=bool(finished.any()),
                 summed=summed,
-                mask=None if self.family.causal else _row_mask(packed, span),
+                mask=None if self.family.causal else row_mask(packed, span),
                 token_types=None if token_types is None else token_types[:, span.start : span.stop],
             )
             output, written, summary = self._run_job(job, memory, live, statistics, compiles)
             if written is not None:
-                memory = _overwrite(memory, written, finished)
+                memory = overwrite(memory, written, finished)
                 live = live | finished  # not in place: a checkpointed window keeps the old one for its second run
             yield WindowDone(output, memory, live, summary, finished)
 
@@ -396,13 +419,18 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
     ) -> ForwardRun:
         """Pack the input behind the state and run it. With `shift`, labels name the inputs themselves and are
         moved to the real token before each; otherwise they are already at the predicting position."""
-        _check_shapes(input_ids, attention_mask, labels)
+        check_shapes(input_ids, attention_mask, labels)
         if state is None:
             state = State.fresh(len(input_ids), input_ids.device)
         if state.rows != len(input_ids):
             raise UserError(
                 f"`state` has {state.rows} rows, but `input_ids` has {len(input_ids)}: "
                 "pick rows with state.select, or start new documents with state=None."
+            )
+        if state.memory is not None and state.mechanism not in (None, self.recurrence.mechanism):
+            raise UserError(
+                f"`state` was written by the mechanism {state.mechanism!r}, but this model has "
+                f"{self.recurrence.mechanism!r}: start new documents with state=None."
             )
         if attention_mask is not None:
             attention_mask = attention_mask[:, -input_ids.shape[1] :]
@@ -430,12 +458,13 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         logits_to_keep: int,
         return_losses: bool,
         return_state: bool = True,
+        head: Callable[[Any, Tensor], Tensor] | None = None,
     ) -> RecurrentOutput:
-        """Logits where hidden states were kept, and the loss where there are labels."""
+        """Logits where hidden states were kept, and the loss where there are labels; `head` is the family's."""
         packed, targets, run = forward
         logits = losses = loss = None
         if run.hidden is not None:
-            logits = self.family.head(self.base, packed.collect(run.hidden, logits_to_keep))
+            logits = (head or self.family.head)(self.base, packed.collect(run.hidden, logits_to_keep))
         if targets is not None:
             aligned = packed.collect(targets, blank=IGNORE)
             if logits is not None:
@@ -462,13 +491,6 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         return asked if asked is not None else not (labelled and self.training)
 
 
-def past_of(memory: Tensor | None, live: Tensor, device: torch.device) -> Past:
-    """The memory, and on the device the rows that have it. A memory without live rows is ignored."""
-    if memory is None or not bool(live.any()):
-        return Past(None, None)
-    return Past(memory, None if bool(live.all()) else live.to(device))
-
-
 def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
     """(B, N) cross entropies in float32 or better, 0 where the target is to be ignored."""
     logits = logits.flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32))
@@ -479,46 +501,3 @@ def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
 def shift_left(labels: Tensor) -> Tensor:
     """Labels that name each input's own token, to labels that name the token after it."""
     return F.pad(labels[:, 1:], (0, 1), value=IGNORE)
-
-
-def _check_shapes(input_ids: Tensor, attention_mask: Tensor | None, labels: Tensor | None) -> None:
-    shape = tuple(input_ids.shape)
-    if input_ids.ndim != 2 or 0 in shape:
-        raise UserError(
-            f"`input_ids` must be (rows, tokens) with at least one row and at least one token: got {shape}."
-        )
-    if labels is not None and labels.shape != input_ids.shape:
-        raise UserError(
-            f"`labels` (or `targets`) must have the shape of `input_ids`, {shape}: got {tuple(labels.shape)}."
-        )
-    if attention_mask is not None and (
-        attention_mask.ndim != 2 or len(attention_mask) != shape[0] or attention_mask.shape[1] < shape[1]
-    ):
-        raise UserError(
-            f"`attention_mask` must be (rows, tokens) like `input_ids`, {shape}: got {tuple(attention_mask.shape)}."
-        )
-
-
-def _is_empty(base: PreTrainedModel) -> bool:
-    """Whether the weights are on the meta device, where nothing can be computed."""
-    return next(base.parameters()).device.type == "meta"
-
-
-def _row_mask(packed: Packed, span: Window) -> Tensor | None:
-    """Which positions of a window are real in each row: for attention that looks both ways."""
-    lengths = torch.tensor(packed.lengths)
-    if int(lengths.min()) >= span.stop:
-        return None
-    # A row that has already ended keeps one position: softmax over nothing is not a number.
-    inside = (lengths - span.start).clamp(min=1)
-    positions = torch.arange(span.stop - span.start)
-    return (positions[None] < inside[:, None]).long().to(packed.tokens.device)
-
-
-def _overwrite(memory: Tensor | None, written: Tensor, finished: Tensor) -> Tensor:
-    """Take the new memory in rows that finished the window, keep the old one in the others."""
-    if bool(finished.all()):
-        return written
-    old = torch.zeros_like(written) if memory is None else memory.to(written.dtype)
-    rows = finished.to(written.device).view(-1, *[1] * (written.ndim - 1))
-    return torch.where(rows, written, old)

@@ -3,27 +3,54 @@
 import json
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import HfApi
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers.utils.hub import cached_file
 
 from recurrify.errors import UserError
+from recurrify.modeling.card import CARD, write_beside
 from recurrify.modeling.config import RecurrentConfig
 
 WEIGHTS = "model.safetensors"
+HUB_ARGUMENTS = (
+    "push_to_hub",
+    "repo_id",
+    "commit_message",
+    "commit_description",
+    "private",
+    "token",
+    "revision",
+    "create_pr",
+)
 
 
 class SavingMixin:
     """`save_pretrained` and `from_pretrained` of a recurrent model."""
 
-    def save_pretrained(self, save_directory: str | os.PathLike, added_only: bool = False, **kwargs: Any) -> None:
-        """Save the model; with `added_only` just the weights that recurrence added, a small part of it, to be put
-        on top of the unchanged base model again when loading."""
+    def save_pretrained(
+        self,
+        save_directory: str | os.PathLike,
+        added_only: bool = False,
+        about: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Save the model, a page about it, and a module by which tools load it that do not import recurrify.
+
+        Args:
+            save_directory: The folder. A README.md that is there already stays.
+            added_only: Save just the weights that recurrence added, a small part, to be put on top of the unchanged
+                base model again when loading.
+            about: For the page: `data`, what the model was trained on, and `results`, numbers by name.
+            kwargs: As in transformers.
+        """
         target = Path(save_directory)
+        push = {name: kwargs.pop(name) for name in HUB_ARGUMENTS if name in kwargs}
         config: RecurrentConfig = self.config  # type: ignore[attr-defined]
         if added_only:
             if not self.added_parameters():  # type: ignore[attr-defined]
@@ -44,14 +71,15 @@ class SavingMixin:
                 )
             weights = kwargs.pop("state_dict", None) or self.state_dict()  # type: ignore[attr-defined]
             kwargs["state_dict"] = {k: v for k, v in weights.items() if k.startswith("mechanism.")}
-        if kwargs.get("push_to_hub"):
-            kwargs.setdefault("repo_id", target.name)
         harm = "earlier files are unchanged"
         try:
             target.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=target, prefix=".saving-") as folder:
                 config.added_only = added_only
                 super().save_pretrained(folder, **kwargs)  # type: ignore[misc]
+                write_beside(self, Path(folder), push.get("repo_id") or target.name, about or {})
+                if (target / CARD).is_file():
+                    (Path(folder) / CARD).unlink()
                 # Nothing already there is touched before everything new is safely written.
                 harm = "the folder may now hold old and new files together: save again"
                 _move_over(Path(folder), target)
@@ -61,6 +89,25 @@ class SavingMixin:
             ) from error
         finally:
             config.added_only = False
+        if push.pop("push_to_hub", False):
+            _upload(target, push.pop("repo_id", target.name), **push)
+
+    def push_to_hub(self, repo_id: str, max_shard_size: int | str = "50GB", **kwargs: Any) -> str:
+        """Save the model to a repository of the hub, with the page and the module; a README.md that is there stays.
+
+        Args:
+            repo_id: The repository; it is created if there is none.
+            max_shard_size: The largest size of a file.
+            kwargs: `commit_message`, `commit_description`, `private`, `token`, `revision` and `create_pr`, as in
+                transformers.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(folder, max_shard_size=max_shard_size, repo_id=repo_id)
+            return _upload(Path(folder), repo_id, **kwargs)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
+        """Nothing to copy when it is saved: `auto_map` in its config leads to this package."""
 
     def _base_has_changed(self) -> bool:
         """Whether weights of the base have been written to since it got a memory; copies of a model do not know."""
@@ -134,6 +181,16 @@ def load_base(auto: Any, source: Any, **kwargs: Any) -> Any:
     if missing:
         raise _damaged(str(source), f"{len(missing)} tensors are missing, such as {missing[0]!r}")
     return model
+
+
+def _upload(
+    folder: Path, repo_id: str, *, private: bool | None = None, token: bool | str | None = None, **commit: Any
+) -> str:
+    api = HfApi(token=token)
+    repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+    known = api.file_exists(repo_id, CARD, revision=commit.get("revision"))
+    found = api.upload_folder(repo_id=repo_id, folder_path=folder, ignore_patterns=[CARD] if known else None, **commit)
+    return str(found)
 
 
 def _move_over(new: Path, target: Path) -> None:

@@ -5,6 +5,7 @@ answerers, as windows made beforehand (examples, windows, tokens) that each begi
 or with the question. Shapes: E examples or rows, W windows, T tokens of a window, N tokens, K width.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +20,10 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers.loss.loss_utils import ForSequenceClassificationLoss
-from transformers.utils import ModelOutput, can_return_tuple
+from transformers.utils import ModelOutput
 
 from recurrify.errors import UserError
+from recurrify.modeling.arguments import takes_standard_arguments
 from recurrify.modeling.config import RecurrentConfig
 from recurrify.modeling.model import IGNORE, ForwardRun, RecurrentOutput, RecurrentPreTrainedModel, token_losses
 from recurrify.state import State
@@ -39,13 +41,15 @@ def labels_of(config: PretrainedConfig) -> dict[str, Any]:
 class TaskModel(RecurrentPreTrainedModel):
     """What the heads that are trained for one task share."""
 
-    def save_pretrained(self, save_directory: Any, added_only: bool = False, **kwargs: Any) -> None:
+    def save_pretrained(
+        self, save_directory: Any, added_only: bool = False, about: Mapping[str, Any] | None = None, **kwargs: Any
+    ) -> None:
         if added_only:
             raise UserError(
                 f"The head of a {type(self).__name__} is trained along, so the added weights alone would not bring it "
                 "back: save the whole model."
             )
-        super().save_pretrained(save_directory, **kwargs)
+        super().save_pretrained(save_directory, about=about, **kwargs)
 
 
 class RecurrentForTokenClassification(TaskModel):
@@ -53,7 +57,7 @@ class RecurrentForTokenClassification(TaskModel):
 
     auto_base = AutoModelForTokenClassification
 
-    @can_return_tuple
+    @takes_standard_arguments
     def forward(
         self,
         input_ids: Tensor,
@@ -64,17 +68,10 @@ class RecurrentForTokenClassification(TaskModel):
         num_items_in_batch: Tensor | int | None = None,
     ) -> RecurrentOutput:
         """`labels` (rows, tokens) are classes, -100 where nothing is scored; `state` is an earlier call's."""
-        packed, targets, run = self.forward_windows(
+        run = self.forward_windows(
             input_ids, attention_mask, state, labels, keep_hidden=True, token_type_ids=token_type_ids
         )
-        assert run.hidden is not None
-        logits = self.family.tagger(self.base, packed.collect(run.hidden))
-        loss = None
-        if targets is not None:
-            aligned = packed.collect(targets, blank=IGNORE)
-            scored = (aligned != IGNORE).sum() if num_items_in_batch is None else num_items_in_batch
-            loss = token_losses(logits, aligned).sum() / scored
-        return RecurrentOutput(loss=loss, logits=logits, state=run.state)
+        return self.head_output(run, num_items_in_batch, 0, return_losses=False, head=self.family.tagger)
 
 
 class RecurrentForSequenceClassification(TaskModel):
@@ -88,7 +85,7 @@ class RecurrentForSequenceClassification(TaskModel):
     auto_base = AutoModelForSequenceClassification
     accepts_loss_kwargs = False
 
-    @can_return_tuple
+    @takes_standard_arguments
     def forward(
         self,
         input_ids: Tensor,
@@ -178,7 +175,7 @@ class RecurrentForQuestionAnswering(TaskModel):
         super().__init__(config, base)
         self.answer_kind = nn.Linear(self.base.config.hidden_size, len(ANSWER_KINDS))
 
-    @can_return_tuple
+    @takes_standard_arguments
     def forward(
         self,
         input_ids: Tensor,

@@ -11,11 +11,10 @@ from recurrify.errors import UserError
 from recurrify.pages import numbers
 
 if TYPE_CHECKING:
-    from recurrify.pages.charts import bar_chart, chart, heat_chart, line_chart, write_picture
+    from recurrify.pages.charts import bar_chart, chart, line_chart, write_picture
     from recurrify.pages.page import (
         Block,
         Chart,
-        Code,
         Column,
         Columns,
         Fold,
@@ -27,22 +26,13 @@ if TYPE_CHECKING:
         Terms,
         Text,
         Verdict,
-        records_table,
         render_page,
         write_page,
     )
 
-_HOMES = {
-    "page": (
-        *("Block", "Chart", "Code", "Column", "Columns", "Fold", "Link", "Listing", "Page", "Section", "Table"),
-        *("Terms", "Text", "Verdict", "records_table", "render_page", "write_page"),
-    ),
-    "charts": ("bar_chart", "chart", "heat_chart", "line_chart", "write_picture"),
-}
 __all__ = [
     "Block",
     "Chart",
-    "Code",
     "Column",
     "Columns",
     "Fold",
@@ -56,27 +46,22 @@ __all__ = [
     "Verdict",
     "bar_chart",
     "chart",
-    "heat_chart",
     "line_chart",
     "numbers",
-    "records_table",
     "render_page",
     "write_page",
     "write_picture",
 ]
 
 
-def _load(name: str) -> Any:
-    """Altair takes a second to import: names are imported when they are first used."""
-    home = next((home for home, names in _HOMES.items() if name in names), None)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        value = globals()[name] = getattr(import_module(f"{__name__}.{home}"), name)
-    except ModuleNotFoundError as error:
-        raise UserError(f'Pages need the package {error.name!r}: run `pip install "recurrify[pages]"`.') from error
-    return value
-
-
 if not TYPE_CHECKING:
-    __getattr__ = _load
+
+    def __getattr__(name: str) -> Any:
+        """Altair takes a second to import: names are imported when they are first used."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        home = "charts" if name in ("bar_chart", "chart", "line_chart", "write_picture") else "page"
+        try:
+            return getattr(import_module(f"{__name__}.{home}"), name)
+        except ModuleNotFoundError as error:
+            raise UserError(f'Pages need the package {error.name!r}: run `pip install "recurrify[pages]"`.') from error

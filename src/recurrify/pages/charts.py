@@ -12,7 +12,8 @@ from recurrify.pages.page import Chart, themes
 from recurrify.results import write_whole
 
 PICTURE_WIDTH = 460
-DASHES = [[1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [4, 4], [10, 3]]
+DASHES = [[1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [10, 3]]
+"""One fewer than there are colours, so that thirty lines look different."""
 
 
 def chart(
@@ -51,7 +52,6 @@ def line_chart(
     levels: Mapping[str, float] | None = None,
     marks: Mapping[str, float] | None = None,
     tip: str | None = None,
-    label: str | None = None,
     points: bool = False,
     x_title: str | None = None,
     y_title: str | None = None,
@@ -74,8 +74,7 @@ def line_chart(
         levels: Named horizontal lines, such as chance.
         marks: Named vertical lines.
         tip: Key of a text that heads the tooltip.
-        label: Key of a text that is drawn next to each point.
-        points: Draw points even where nobody hovers.
+        points: Draw points even without hover.
         x_ticks: Where the x axis has ticks, if not chosen by the chart.
         x_scale, y_scale: "linear", "log" or "symlog".
         x_format, y_format: d3 formats of axes and tooltips, such as ".1%" or "~s".
@@ -83,12 +82,12 @@ def line_chart(
     kept = [dict(one) for one in records if _number(one.get(x)) and _number(one.get(y))]
     names = list(dict.fromkeys(str(one[series]) for one in kept)) if series else []
     ticks = alt.Axis(format=x_format, values=list(x_ticks)) if x_ticks else alt.Axis(format=x_format)
-    x_axis = alt.X(x, type="quantitative", title=x_title or x, scale=_scale(x_scale), axis=ticks)
+    x_axis = alt.X(x, type="quantitative", title=x_title or x, scale=_scale(x_scale, points), axis=ticks)
     y_axis = alt.Y(
         y,
         type="quantitative",
         title=y_title or y,
-        scale=_scale(y_scale, zero=y_from_zero),
+        scale=_scale(y_scale, points, zero=y_from_zero),
         axis=alt.Axis(format=y_format),
     )
     tips = [alt.Tooltip(x, type="quantitative", title=x_title or x, format=x_format)]
@@ -97,8 +96,16 @@ def line_chart(
         tips.append(alt.Tooltip(end, type="quantitative", title=name, format=y_format))
     base = alt.Chart(alt.Data(values=kept)).encode(x=x_axis, y=y_axis)
     if series:
+        short = len(names) > 4 and max(map(len, names)) <= 20
         legend = alt.Legend(
-            orient="top", direction="vertical", title=None, labelLimit=320, symbolType="stroke", symbolOpacity=1
+            orient="top",
+            direction="vertical",
+            columns=2 if short else 1,
+            title=None,
+            labelLimit=320,
+            symbolType="stroke",
+            symbolSize=350,
+            symbolOpacity=1,
         )
         tips.insert(0, alt.Tooltip(series, type="nominal"))
         base = base.encode(color=alt.Color(series, type="nominal", scale=alt.Scale(domain=names), legend=legend))
@@ -116,14 +123,15 @@ def line_chart(
     hover = alt.selection_point(on="pointerover", nearest=True, empty=False, clear="pointerout")
     seen = alt.condition(hover, alt.value(1.0), alt.value(1.0 if points else 0.0))
     layers.append(base.mark_point(filled=True, size=55).encode(opacity=seen, tooltip=tips).add_params(hover))
-    if label:
-        layers.append(base.mark_text(align="left", dx=7, dy=-7).encode(text=alt.Text(label, type="nominal")))
     layers += _rules(levels or {}, "y") + _rules(marks or {}, "x")
     return chart(alt.layer(*layers), title=title, description=description, caption=caption, height=height)
 
 
-def _scale(kind: str, zero: bool = False) -> alt.Scale:
-    return alt.Scale(type=kind, zero=zero, nice=kind == "linear") if kind == "linear" else alt.Scale(type=kind)
+def _scale(kind: str, points: bool, zero: bool = False) -> alt.Scale:
+    if kind != "linear":
+        return alt.Scale(type=kind)
+    # Points on an axis would be cut in half.
+    return alt.Scale(zero=zero, nice=True, padding=8 if points and not zero else 0)
 
 
 def _rules(levels: Mapping[str, float], axis: str) -> list[Any]:
@@ -145,71 +153,27 @@ def bar_chart(
     y: str,
     title: str,
     interval: tuple[str, str] | None = None,
-    highlight: str | None = None,
     x_title: str | None = None,
     x_format: str = ",~r",
-    tips: Mapping[str, str] | None = None,
     description: str = "",
     caption: str = "",
 ) -> Chart:
-    """Horizontal bars in the order of the records, one per `y`, with whiskers for `interval`.
-
-    `highlight` is a key: bars where it is true have the first colour, others the second. `tips` maps more
-    keys to titles in the tooltip.
-    """
+    """Horizontal bars in the order of the records, one per `y`, with whiskers for `interval`."""
     kept = [dict(one) for one in records if _number(one.get(x))]
     order = [str(one[y]) for one in kept]
     shown = [alt.Tooltip(y, type="nominal", title=""), alt.Tooltip(x, type="quantitative", format=x_format)]
-    shown += [alt.Tooltip(key, type="nominal", title=name) for key, name in (tips or {}).items()]
     base = alt.Chart(alt.Data(values=kept)).encode(
         y=alt.Y(y, type="nominal", sort=order, title=None, axis=alt.Axis(labelLimit=170, ticks=False, domain=False)),
         x=alt.X(x, type="quantitative", title=x_title or x, axis=alt.Axis(format=x_format)),
         tooltip=shown,
     )
-    bars = base.mark_bar(height={"band": 0.62})
-    if highlight:
-        bars = bars.encode(
-            color=alt.Color(highlight, type="nominal", legend=None, scale=alt.Scale(domain=[True, False]))
-        )
-    layers: list[Any] = [bars]
+    layers: list[Any] = [base.mark_bar(height={"band": 0.62})]
     if interval:
         low, high = alt.X(interval[0], type="quantitative", title=x_title or x), alt.X2(interval[1])
         layers.append(base.mark_rule(strokeWidth=2).encode(x=low, x2=high))
     return chart(
         alt.layer(*layers), title=title, description=description, caption=caption, height=44 * max(len(kept), 1) + 10
     )
-
-
-def heat_chart(
-    records: Sequence[Mapping[str, Any]],
-    *,
-    x: str,
-    y: str,
-    value: str,
-    title: str,
-    x_title: str | None = None,
-    y_title: str | None = None,
-    value_format: str = ",~r",
-    description: str = "",
-    caption: str = "",
-    height: int = 240,
-) -> Chart:
-    """A map of `value` over two ordinal keys: the stronger the colour, the larger the value."""
-    spec = (
-        alt.Chart(alt.Data(values=[dict(one) for one in records if _number(one.get(value))]))
-        .mark_rect()
-        .encode(
-            x=alt.X(x, type="ordinal", title=x_title or x, axis=alt.Axis(labelOverlap=True, labelAngle=0)),
-            y=alt.Y(y, type="ordinal", title=y_title or y, sort="descending"),
-            color=alt.Color(value, type="quantitative", title=None, legend=alt.Legend(format=value_format)),
-            tooltip=[
-                alt.Tooltip(x, type="ordinal", title=x_title or x),
-                alt.Tooltip(y, type="ordinal", title=y_title or y),
-                alt.Tooltip(value, type="quantitative", format=value_format),
-            ],
-        )
-    )
-    return chart(spec, title=title, description=description, caption=caption, height=height)
 
 
 def _number(value: Any) -> bool:
@@ -245,7 +209,7 @@ def chart_config(theme: Mapping[str, Any]) -> dict[str, Any]:
         "text": {"color": muted, "fontSize": 11},
         "mark": {"color": series[0]},
         "bar": {"color": series[0]},
-        "range": {"category": series, "ramp": [theme["panel"], series[0]], "heatmap": [theme["panel"], series[0]]},
+        "range": {"category": series},
     }
 
 

@@ -37,8 +37,8 @@ def write_evaluation_page(result: Mapping[str, Any], path: str | Path) -> None:
     """
     rows = result.get("rows") or []
     tables = [score_table("Scores", rows)]
-    if (gains := gain_table(result.get("gains") or [])) is not None:
-        tables.append(gains)
+    if result.get("gains"):
+        tables.append(gain_table(result["gains"]))
     blocks = [
         *(Text(str(note), "warning") for note in result.get("notes") or []),
         Section("Scores and cost", tables),
@@ -53,40 +53,35 @@ def row_label(row: Mapping[str, Any]) -> str:
     """What a row's model is called, with its windows."""
     if row.get("label"):
         return str(row["label"])
-    overlap = f", overlap {row['overlap']}" if row.get("overlap") else ""
-    return f"{row.get('model')}, windows of {row.get('window')}{overlap}"
+    return _with_overlap(f"{row.get('series') or row.get('model')}, windows of {row.get('window')}", row)
+
+
+def _with_overlap(name: str, row: Mapping[str, Any]) -> str:
+    return f"{name}, overlap {row['overlap']}" if row.get("overlap") else name
 
 
 def score_table(caption: str, rows: Sequence[Mapping[str, Any]], unit: str = "token") -> Table:
     """Perplexities, bits and FLOPs of each row, with the interval of the perplexity per `unit`."""
-    columns: list[str | Column] = ["model", Column("window", numbers.count), Column("overlap", numbers.count)]
-    columns += SCORES.values()
+    columns: list[str | Column] = ["model", *SCORES.values()]
     columns.append(Column(f"95 % interval, per {unit}", numbers.perplexity_range))
     key = f"perplexity_per_{unit}_interval"
     found = [
-        [
-            str(row.get("label") or row.get("model")),
-            *(numbers.finite(row.get(name)) for name in ("window", "overlap", *SCORES)),
-            numbers.finite_pair(row.get(key)),
-        ]
+        [row_label(row), *(numbers.finite(row.get(name)) for name in SCORES), numbers.finite_pair(row.get(key))]
         for row in rows
     ]
     return Table(caption, columns, found)
 
 
-def gain_table(gains: Sequence[Mapping[str, Any]]) -> Table | None:
-    """Who is compared with whom, with intervals; None where nothing is."""
+def gain_table(gains: Sequence[Mapping[str, Any]]) -> Table:
+    """Who is compared with whom, with intervals."""
     found = [(entry, gain) for entry in gains if (gain := Gain.of(entry)) is not None]
-    if not found:
-        return None
-    columns: list[str | Column] = ["model", "compared with", Column("overlap", numbers.count)]
+    columns: list[str | Column] = ["model", "compared with"]
     columns += [Column("gain", lambda value: numbers.percent(value, signed=True))]
     columns += [Column("95 % interval", lambda ends: numbers.percent_range(ends, signed=True)), "unit", "verdict"]
     rows = [
         [
-            str(entry.get("label") or entry.get("model") or "memory"),
-            str(entry.get("against_label") or entry.get("against") or "plain"),
-            entry.get("overlap"),
+            str(entry.get("label") or _with_overlap(str(entry["model"]), entry)),
+            str(entry.get("against_label") or entry["against"]),
             gain.relative,
             gain.interval,
             f"per {gain.unit}",
@@ -142,10 +137,11 @@ def _verdict(result: Mapping[str, Any]) -> Verdict:
         facts = [("compared with", against)]
         facts.append(("cost", extra_cost(mine.get("full_flops_per_token"), theirs.get("full_flops_per_token"))))
         for name, row in ((str(entry.get("model")), mine), (against, theirs)):
-            facts.append((f"{name}, per {gain.unit}", numbers.perplexity(row.get(f"perplexity_per_{gain.unit}"))))
+            value = row.get(gain.measure.replace(" ", "_"))
+            facts.append((f"{name}, {gain.measure}", numbers.perplexity(value)))
         sentence = gain.sentence(str(entry.get("label") or entry.get("model")), against)
         return Verdict(sentence, gain.number, gain.interval_text, facts, gain.tone)
-    if len(rows) >= 1:
+    if rows:
         best = min(rows, key=lambda row: numbers.finite(row.get("perplexity_per_token")) or float("inf"))
         sentence = f"Perplexity per token of {row_label(best)}" + (", the lowest of all." if len(rows) > 1 else ".")
         ends = numbers.perplexity_range(numbers.finite_pair(best.get("perplexity_per_token_interval")))

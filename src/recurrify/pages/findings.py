@@ -23,7 +23,7 @@ class Gain:
         if relative is None:
             return None
         noise = entry.get("within_noise")
-        # Without an interval a gain cannot be told from noise.
+        # Without an interval a gain may be noise.
         within = interval is None or interval[0] <= 0 <= interval[1] if noise is None else bool(noise)
         return cls(relative, interval, within, str(entry.get("unit") or "token"))
 
@@ -50,12 +50,16 @@ class Gain:
         ends = sorted((abs(low), abs(high)))
         return f"95 % interval: {numbers.percent_range((ends[0], ends[1]))}"
 
+    @property
+    def measure(self) -> str:
+        return "bits per character" if self.unit == "character" else f"perplexity per {self.unit}"
+
     def sentence(self, subject: str, against: str) -> str:
         """`subject` and `against` name the two readings, such as "The memory" and "plain windows of 300"."""
         if self.within_noise:
-            return f"{subject}: no clear difference in perplexity per {self.unit} compared with {against}."
+            return f"{subject}: no clear difference in {self.measure} compared with {against}."
         verb = "lowers" if self.relative > 0 else "raises"
-        return f"{subject} {verb} perplexity per {self.unit} compared with {against}."
+        return f"{subject} {verb} {self.measure} compared with {against}."
 
 
 def extra_cost(flops: Any, other: Any) -> str:

@@ -9,14 +9,12 @@ from statistics import fmean
 from typing import Any, ClassVar
 
 from recurrify.pages import numbers
-from recurrify.pages.charts import heat_chart, line_chart
+from recurrify.pages.charts import line_chart
 from recurrify.pages.findings import Gain
 from recurrify.pages.page import (
     Block,
     Chart,
     Column,
-    Columns,
-    Fold,
     Link,
     Page,
     Section,
@@ -30,8 +28,6 @@ from recurrify.results import save_result
 PAGE_FILE, NUMBERS_FILE = "index.html", "inspection.json"
 NOTABLE = 0.1
 """Nats from which the losses of a token are said to differ."""
-COLUMNS = 64
-"""A map has at most so many columns."""
 WITHOUT_MEMORY = "This model runs in plain windows and carries nothing from one to the next."
 Result = Mapping[str, Any]
 
@@ -220,24 +216,20 @@ def _attention(result: Result) -> list[Block]:
         {"position": place + 1, "share": even_share(slots, place + 1), "attention": "if attention were even"}
         for place in places
     ]
-    means = f"Mean over {_windows(attention['windows'])} with a memory and all heads."
-    charts = [
-        line_chart(
-            records,
-            x="position",
-            y="share",
-            series="attention",
-            title="Share of attention on the memory",
-            x_title="position in the window",
-            y_title="share of attention",
-            y_format=".3~%",
-            y_from_zero=True,
-            description=_ends(known),
-            caption=means,
-        )
-    ]
-    if len(layers) > 1:
-        charts.append(_layer_map(layers, mass))
+    first, last = numbers.percent(known[0][1]), numbers.percent(known[-1][1])
+    chart = line_chart(
+        records,
+        x="position",
+        y="share",
+        series="attention",
+        title="Share of attention on the memory",
+        x_title="position in the window",
+        y_title="share of attention",
+        y_format=".3~%",
+        y_from_zero=True,
+        description=f"{first} at the first position, {last} at the last.",
+        caption=f"Mean over {_windows(attention['windows'])} with a memory and all heads.",
+    )
     rows = []
     for layer, count, row in zip(layers, slots, mass, strict=True):
         even = fmean(even_share([count], place + 1) for place in places)
@@ -245,30 +237,7 @@ def _attention(result: Result) -> list[Block]:
     columns: list[str | Column] = ["layer", Column("slots", numbers.count)]
     columns += [Column(name, numbers.percent) for name in ("mean", "first position", "last position", "if even")]
     table = Table("Share of attention on the memory, by layer", columns, rows)
-    return [Columns(charts), Fold("Table: by layer", [table])]
-
-
-def _ends(known: Sequence[tuple[int, float]]) -> str:
-    return f"{numbers.percent(known[0][1])} at the first position, {numbers.percent(known[-1][1])} at the last."
-
-
-def _layer_map(layers: Sequence[int], mass: Sequence[Sequence[Any]]) -> Chart:
-    records = [
-        {"position": first + 1, "layer": layer, "share": value}
-        for layer, row in zip(layers, mass, strict=True)
-        for first, value in columns_of(mass, row)
-    ]
-    return heat_chart(
-        records,
-        x="position",
-        y="layer",
-        value="share",
-        title="By layer and position",
-        x_title="position in the window",
-        value_format=".2~%",
-        height=min(90 + 14 * len(layers), 420),
-        caption="The stronger the colour, the more attention is on the memory.",
-    )
+    return [chart, table]
 
 
 def _why_no_slots(result: Result) -> str:
@@ -313,7 +282,7 @@ def _gradients(result: Result) -> list[Block]:
         description="; ".join(f"{back} back: {value:.3g}" for back, value in enumerate(mean)),
         caption=note,
     )
-    return [Text(_gradient_sentence(mean)), Columns([chart, table])]
+    return [Text(_gradient_sentence(mean)), chart, table]
 
 
 def _small_share(share: float) -> str:
@@ -365,11 +334,3 @@ def mean_by_position(mass: Sequence[Sequence[Any]]) -> list[tuple[int, float]]:
 def even_share(slots: Sequence[int], seen: int) -> float:
     """The share of even attention that `slots` get from a token that sees `seen` of its window: mean over layers."""
     return fmean(count / (count + seen) for count in slots)
-
-
-def columns_of(mass: Sequence[Sequence[Any]], row: Sequence[Any]) -> list[tuple[int, float]]:
-    """The first position and the mean of at most 64 groups of a row's positions."""
-    known = [position for position, _ in mean_by_position(mass)]
-    size = max(1, -(-len(known) // COLUMNS))
-    groups = [known[first : first + size] for first in range(0, len(known), size)]
-    return [(group[0], fmean(row[position] for position in group)) for group in groups]

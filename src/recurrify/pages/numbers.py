@@ -1,7 +1,7 @@
 """How numbers are written everywhere in a report. What is missing or not finite is a dash, never a crash."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 MISSING = "–"
@@ -13,11 +13,6 @@ def finite(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return float(value)
-
-
-def is_at_the_edge(chosen: float | None, tried: Collection[float]) -> bool:
-    """Whether what was chosen is the least or the most of several: something beyond it might be better."""
-    return len(tried) > 1 and chosen in (min(tried), max(tried))
 
 
 def finite_pair(value: Any) -> tuple[float, float] | None:
@@ -53,14 +48,6 @@ def _sign(value: float, digits: str, signed: bool) -> str:
     if not any(digit in "123456789" for digit in digits):
         return digits
     return f"{'−' if value < 0 else '+' if signed else ''}{digits}"
-
-
-def rate(value: float | None) -> str:
-    """A learning rate as people write it: 3e-4."""
-    if value is None:
-        return MISSING
-    mantissa, _, exponent = f"{value:.3e}".partition("e")
-    return f"{float(mantissa):g}e{int(exponent)}" if value else "0"
 
 
 def p_value(value: float | None) -> str:

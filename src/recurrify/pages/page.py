@@ -37,17 +37,8 @@ class Link:
     """A link, as a cell of a table or a part of a text."""
 
     text: str
-    target: str | None
-    """Relative to the page; None where the file does not exist."""
-    name: str = ""
-    """The full name, where the text is short."""
-
-
-@dataclass(frozen=True)
-class Code:
-    """A command or a name in a fixed-width font, as a part of a text."""
-
-    text: str
+    target: str
+    """Relative to the page."""
 
 
 class Block:
@@ -60,15 +51,15 @@ class Block:
 
 @dataclass(frozen=True)
 class Text(Block):
-    """A paragraph: plain text, or parts of which some are links or code."""
+    """A paragraph: plain text, or parts of which some are links."""
 
     template: ClassVar[str] = "text.html.j2"
-    content: str | Sequence[str | Link | Code]
+    content: str | Sequence[str | Link]
     kind: str = ""
     """"note" for small print, "warning" for what the reader must not miss."""
 
     @property
-    def parts(self) -> Sequence[str | Link | Code]:
+    def parts(self) -> Sequence[str | Link]:
         return [self.content] if isinstance(self.content, str) else self.content
 
 
@@ -96,7 +87,6 @@ class Section(Block):
     template: ClassVar[str] = "section.html.j2"
     title: str
     blocks: Sequence[Block]
-    anchor: str = ""
 
 
 @dataclass(frozen=True)
@@ -132,10 +122,15 @@ class Cell:
     shown: Any
     order: float | None
 
+    @property
+    def long(self) -> bool:
+        """Whether it is a sentence, which needs a wide column."""
+        return len(str(getattr(self.shown, "text", self.shown))) > 50
+
 
 @dataclass(frozen=True)
 class Table(Block):
-    """A sortable table that scrolls in a box of its own.
+    """A sortable table that scrolls in a box of its own; folded on a page that opens with a chart.
 
     `columns` holds titles (columns of words) and `Column`s; a row holds a value for each: text, a number, the two ends
     of an interval, a `Link`, or None for what is missing.
@@ -181,11 +176,6 @@ def _shown(value: Any, column: Column) -> Any:
 def _order(value: Any) -> float | None:
     first = value[0] if isinstance(value, tuple | list) and value else value
     return numbers.finite(first)
-
-
-def records_table(caption: str, records: Iterable[Mapping[str, Any]], columns: Mapping[str, str | Column]) -> Table:
-    """A table of records; `columns` maps their keys to titles or columns."""
-    return Table(caption, list(columns.values()), [[record.get(key) for key in columns] for record in records])
 
 
 @dataclass(frozen=True)
@@ -277,13 +267,13 @@ def _environment(package: str) -> jinja2.Environment:
     )
     environment.globals.update(render=_render, themes=themes(), chart_configs=_chart_configs, vega=vega_bundle)
     environment.filters["unbroken"] = unbroken
-    environment.tests.update(link=lambda value: isinstance(value, Link), code=lambda value: isinstance(value, Code))
+    environment.tests["link"] = lambda value: isinstance(value, Link)
     return environment
 
 
-def _render(block: Block) -> Markup:
+def _render(block: Block, folded: bool = True) -> Markup:
     # The template escapes what the block holds.
-    return Markup(_environment(block.package).get_template(block.template).render(block=block))
+    return Markup(_environment(block.package).get_template(block.template).render(block=block, folded=folded))
 
 
 def _printable(value: Any) -> Any:

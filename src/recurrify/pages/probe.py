@@ -1,11 +1,9 @@
 """The page of `recurrify probe`: what a model still recalls, and how far back, compared with chance and guessing."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
-from recurrify.data.probes import symbol_probe
 from recurrify.errors import UserError
 from recurrify.pages import numbers
 from recurrify.pages.charts import line_chart, write_picture
@@ -14,8 +12,6 @@ from recurrify.pages.page import Chart, Column, Fold, Page, Section, Table, Term
 
 PAGE, PICTURE = "index.html", "probe.png"
 TITLE = "recurrify probe"
-ROWS_SHOWN = 12
-"""Longer tables are folded."""
 TERMS = [
     ("distance", "windows between the statement and the question; 1 is the next window."),
     ("accuracy", "how often the right candidate is the most likely one, with its 95 % interval."),
@@ -58,24 +54,20 @@ def _by_task(results: Sequence[Result]) -> list[tuple[str, Asked, Entries]]:
     tasks: dict[Asked, Entries] = {}
     for name, result in zip(_names(results), results, strict=True):
         for scores in result.get("tasks") or []:
-            tasks.setdefault(_asked(scores, result), []).append((name, scores, result))
+            tasks.setdefault(_asked(scores), []).append((name, scores, result))
     return [(title, *found) for title, found in zip(_titles(list(tasks)), tasks.items(), strict=True)]
 
 
-def _asked(scores: Mapping[str, Any], result: Result) -> Asked:
-    """Older results hold a task's settings only among their own, and no level of guessing."""
-    task, config = str(scores.get("task")), facts(facts(result.get("provenance")).get("config"))
-    form = str(scores.get("form") or ("symbols" if "task_settings" in config else "text"))
-    settings, guess = facts(scores.get("settings", config.get("task_settings"))), numbers.finite(scores.get("guess"))
-    if form == "symbols" and guess is None:
-        try:
-            probe = symbol_probe(task, **settings)
-        except UserError:
-            pass  # a task that is no longer known has no level of guessing
-        else:
-            settings, guess = asdict(cast(Any, probe)), probe.guess_level
-    pairs = tuple(sorted((str(name), str(value)) for name, value in settings.items()))
-    return Asked(task, form, str(scores.get("asks") or ""), numbers.finite(scores.get("chance")), guess, pairs)
+def _asked(scores: Mapping[str, Any]) -> Asked:
+    settings = facts(scores.get("settings")).items()
+    return Asked(
+        task=str(scores.get("task")),
+        form=str(scores.get("form") or ""),
+        asks=str(scores.get("asks") or ""),
+        chance=numbers.finite(scores.get("chance")),
+        guess=numbers.finite(scores.get("guess")),
+        settings=tuple(sorted((str(name), str(value)) for name, value in settings)),
+    )
 
 
 def _titles(tasks: Sequence[Asked]) -> list[str]:
@@ -215,17 +207,12 @@ def write_probe_page(results: Sequence[Result], folder: Path) -> None:
     first = next((place for place, task in enumerate(tasks) if farthest_recall([task])), 0)
     write_picture(charts, folder / PICTURE)
     blocks = [
-        Section(title, [Text(asked.asks), *([charts[place]] if place != first else []), _folded(title, asked, found)])
+        Section(title, [Text(asked.asks), *([charts[place]] if place != first else []), _table(title, asked, found)])
         for place, (title, asked, found) in enumerate(tasks)
     ]
     ends = [Section("Models", [_models(results)]), Fold("What the numbers mean", [Terms(TERMS)])]
     provenance = facts(results[0].get("provenance")) if len(results) == 1 else {}
     write_page(folder / PAGE, Page(TITLE, probe_verdict(results), [*blocks, *ends], charts[first], provenance))
-
-
-def _folded(title: str, asked: Asked, found: Entries) -> Fold | Table:
-    table = _table(title, asked, found)
-    return table if len(table.rows) <= ROWS_SHOWN else Fold(f"Table: {table.caption}", [table])
 
 
 def _described(task: str, found: Entries) -> str:

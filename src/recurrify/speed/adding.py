@@ -1,8 +1,8 @@
 # mypy: disallow-untyped-defs=False
-"""16-bit numbers added to 32-bit ones where they lie, in Triton: torch's own sum of two types is far from bandwidth.
+"""Add 16-bit numbers to 32-bit numbers in place, in Triton: torch's addition of two types is far below bandwidth.
 
-Imports Triton where it is installed, so import it where it is needed only. Nothing here waits for the device or asks
-for memory.
+Imports Triton if it is installed, so import this module only where it is needed. Nothing here waits for the device or
+allocates memory.
 """
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from recurrify.attention.kernels import TRITON_INSTALLED
 
 BLOCK, WARPS = 512, 4
-"""Numbers that a program adds, and its warps."""
+"""Numbers and warps per program."""
 HALVES = (torch.bfloat16, torch.float16)
 
 if TRITON_INSTALLED:
@@ -19,10 +19,10 @@ if TRITON_INSTALLED:
     import triton.language as tl
 
     NEIGHBOURS = tl.constexpr(4)
-    """Numbers that a thread takes at once: 16 bytes of the total. With as many bytes of the part it would take twice as
-    many, and the two had to be brought together across threads."""
+    """Numbers per thread: 16 bytes of the total. With 16 bytes of the part, numbers would have to move between
+    threads."""
 
-    # Sizes differ from weight to weight; compiling a kernel for each kind would stall training.
+    # Sizes differ between weights; a kernel per size would stall training.
     @triton.jit(do_not_specialize=["size"])
     def add_kernel(total, part, size, BLOCK: tl.constexpr):
         first = tl.program_id(0).to(tl.int64) * BLOCK
@@ -39,7 +39,7 @@ if TRITON_INSTALLED:
 
 
 def add_into(total: Tensor, part: Tensor) -> None:
-    """total += part, of the same shape; autograd does not get to know."""
+    """total += part, of the same shape, without autograd."""
     if not kernel_runs(total, part):
         total.add_(part)
     elif total.numel() > 0:
@@ -48,7 +48,7 @@ def add_into(total: Tensor, part: Tensor) -> None:
 
 
 def kernel_runs(total: Tensor, part: Tensor) -> bool:
-    """Whether the kernel takes them: 16 bits into 32, on one GPU, in the same order in memory and without gaps."""
+    """Whether the kernel supports them: 16 bits into 32, on one GPU, same memory layout without gaps."""
     return (
         TRITON_INSTALLED
         and total.is_cuda
@@ -60,10 +60,10 @@ def kernel_runs(total: Tensor, part: Tensor) -> bool:
 
 
 def in_same_order(one: Tensor, other: Tensor) -> bool:
-    """Whether both fill their memory without gaps, neighbours of one where the neighbours of the other are."""
+    """Whether both tensors have the same dense memory layout."""
     if one.shape != other.shape:
         return False
-    # Of a single number no stride is ever taken.
+    # Strides of dimensions of size 1 do not matter.
     strides = [
         (stride, theirs, size)
         for stride, theirs, size in zip(one.stride(), other.stride(), one.shape, strict=True)

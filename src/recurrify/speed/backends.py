@@ -1,8 +1,8 @@
 """Which of PyTorch's attention kernels training may use.
 
-On Hopper GPUs cuDNN's is the fastest, and since torch 2.11 the default. With a mask, in 16 bits, where a length leaves
-64 modulo 128, gradients of queries whose scores are all very low come out as no numbers (PyTorch issue 196678): a run
-then ends after hours, at random. Where attention is causal and has no mask it may be used.
+On Hopper GPUs cuDNN's kernel is the fastest, and the default since torch 2.11. With a mask, in 16 bits, and a length of
+64 modulo 128, it returns NaN gradients for queries whose scores are all very low (PyTorch issue 196678), which ends a
+run at random after hours. It is used only for causal attention without a mask.
 """
 
 from collections.abc import Iterable, Iterator
@@ -15,21 +15,21 @@ from torch.nn import functional
 from recurrify.speed.products import product_dtype
 
 TILE = 128
-"""Keys that its kernels take at once."""
+"""Keys per block of its kernels."""
 FLASH_SIZE = 192
-"""The largest heads of which flash attention makes gradients on every device that has it."""
+"""The largest head size whose gradients flash attention computes on all devices."""
 FLASH_DEVICES = (8, 0)
-"""The compute capability that it needs."""
+"""The compute capability that flash attention needs."""
 
 
 def leave_out_cudnn() -> None:
-    """Keep cuDNN's attention out of this process; PyTorch's other kernels take over."""
+    """Disable cuDNN's attention in this process; PyTorch uses its other kernels."""
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 @contextmanager
 def with_cudnn(used: bool = True) -> Iterator[None]:
-    """Meanwhile cuDNN's attention may be chosen; not `used`, all stays as it is."""
+    """Allow cuDNN's attention inside the context; if not `used`, nothing changes."""
     before = torch.backends.cuda.cudnn_sdp_enabled()
     torch.backends.cuda.enable_cudnn_sdp(before or used)
     try:
@@ -39,20 +39,19 @@ def with_cudnn(used: bool = True) -> Iterator[None]:
 
 
 def cudnn_is_safe(lengths: Iterable[int]) -> bool:
-    """For causal attention without mask and dropout, over so many positions: half a tile is left alone even so."""
+    """Whether causal attention without mask and dropout is safe for these lengths; half a tile is avoided even here."""
     return all(length % TILE != TILE // 2 for length in lengths)
 
 
 def attend_to_earlier(query: Tensor, key: Tensor, value: Tensor, scale: float | None, dropout: float) -> Tensor:
-    """Attention of queries (rows, heads, N, size) to more keys than there are queries: to all that stand before their
-    own, and causally to those."""
-    if key.shape[1] < query.shape[1]:  # heads that share theirs
+    """Attention of queries (rows, heads, N, size) to their own N keys causally, and to all keys before those."""
+    if key.shape[1] < query.shape[1]:  # grouped-query attention
         key, value = (part.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for part in (key, value))
     dtype = product_dtype(query)  # as fused attention does under autocast
     query, key, value = (part.to(dtype) for part in (query, key, value))
     if _suits_flash(query, value) and flash_is_there(query.device.index):
-        # Without a mask, for which torch has no quick kernel: this one's diagonal ends where queries and keys do, as
-        # `torch.nn.attention.bias.causal_lower_right` relies on.
+        # Called directly because torch has no fast kernel for a mask: this one aligns the diagonal with the last query
+        # and key, like `torch.nn.attention.bias.causal_lower_right`.
         flash = torch.ops.aten._scaled_dot_product_flash_attention
         attended: Tensor = flash(query, key, value, dropout, is_causal=True, return_debug_mask=False, scale=scale)[0]
         return attended
@@ -67,9 +66,9 @@ def _suits_flash(query: Tensor, value: Tensor) -> bool:
     return query.is_cuda and half and size == value.shape[-1] and size % 8 == 0 and size <= FLASH_SIZE
 
 
-@torch.compiler.assume_constant_result  # the compiler cannot look into what torch answers here
+@torch.compiler.assume_constant_result  # the compiler cannot trace these calls
 def flash_is_there(device: int | None) -> bool:
-    """Whether that GPU has flash attention whose diagonal ends where queries and keys do: AMD's begins with them."""
+    """Whether the GPU's flash attention aligns the diagonal with the last query and key; AMD's aligns the first."""
     return (
         torch.backends.cuda.flash_sdp_enabled()
         and torch.backends.cuda.is_flash_attention_available()

@@ -1,4 +1,4 @@
-"""What everything that runs as CUDA graphs shares: warm-up, capture, the device's clock, and an optimiser that can be
+"""Shared by everything that runs as CUDA graphs: warm-up, capture, device timing, and an optimizer that can be
 captured."""
 
 import gc
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 Found = TypeVar("Found")
 WARM_UPS = 3
-"""Calls before a capture: the first ones compile and choose kernels, which a graph cannot hold."""
+"""Calls before a capture: the first ones compile and select kernels, which cannot be captured."""
 
 
 def capturable_optimizer(
@@ -22,9 +22,9 @@ def capturable_optimizer(
     apart: Sequence[nn.Parameter] = (),
     apart_rate: float | None = None,
 ) -> torch.optim.Optimizer:
-    """Adam, or AdamW where weights decay; on a CUDA device it reads its learning rate from there.
+    """Adam, or AdamW with weight decay; on a CUDA device the learning rate is a tensor there.
 
-    With an `apart_rate` the parameters `apart`, which are among the others, learn at that rate instead.
+    With `apart_rate`, the parameters `apart`, a subset of `parameters`, use that learning rate.
     """
     on_cuda = device.type == "cuda"
 
@@ -41,7 +41,7 @@ def capturable_optimizer(
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """The learning rate of all, and in the same proportion as before of those with a rate of their own."""
+    """Set the learning rate of all groups; groups with a rate of their own keep their ratio to it."""
     for group in optimizer.param_groups:
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(rate * group["times"])
@@ -50,7 +50,7 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 def on_side_stream(step: Callable[[], Found]) -> Found:
-    """Run a step as it has to be run before the first capture."""
+    """Run a step on a side stream, as torch requires before the first capture."""
     side = _side_stream(torch.cuda.current_device())
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -60,12 +60,12 @@ def on_side_stream(step: Callable[[], Found]) -> Found:
 
 
 def capture(step: Callable[[], None], pool: Any = None) -> Callable[[], None]:
-    """Record all that a step launches, without running it; what comes back launches it all at once.
+    """Record everything that a step launches, without running it; the returned function launches all of it.
 
-    The step finds its inputs and leaves its results in tensors that stay where they are. Graphs with one `pool` share
-    memory: what one leaves there lasts until another is launched.
+    The step reads and writes tensors at fixed addresses. Graphs with the same `pool` share memory: results of one are
+    valid until another is launched.
     """
-    gc.collect()  # garbage that goes while capturing might wait for the device, which would end the capture
+    gc.collect()  # freeing garbage during a capture may synchronize, which ends the capture
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool, stream=_side_stream(torch.cuda.current_device())):
         step()
@@ -74,7 +74,7 @@ def capture(step: Callable[[], None], pool: Any = None) -> Callable[[], None]:
 
 
 def as_graph(step: Callable[[], Any], calls: int = 1) -> Callable[[], None]:
-    """`calls` of `step` captured once, to be replayed without Python."""
+    """Capture `calls` calls of `step` as one graph."""
     for _ in range(WARM_UPS):
         on_side_stream(step)
 
@@ -86,7 +86,7 @@ def as_graph(step: Callable[[], Any], calls: int = 1) -> Callable[[], None]:
 
 
 def device_seconds(work: Callable[[], Any], calls: int = 1) -> float:
-    """Of one of several calls in a row, by the device's own clock."""
+    """Seconds per call, measured with device events."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
     for _ in range(calls):
@@ -98,5 +98,5 @@ def device_seconds(work: Callable[[], Any], calls: int = 1) -> float:
 
 @cache
 def _side_stream(device: int) -> torch.cuda.Stream:
-    """One for warm-up and capture: every stream keeps memory of its own, and libraries their workspace."""
+    """One stream for warm-up and capture: every stream caches memory and library workspaces of its own."""
     return torch.cuda.Stream(device)

@@ -1,13 +1,13 @@
 # mypy: disallow-untyped-defs=False
 """Cross entropies of logits together with their gradients, in Triton: one read and one write of device memory.
 
-Imports Triton, so import it where it is needed only. Nothing here waits for the device.
+Imports Triton, so import this module only where it is needed. Nothing here waits for the device.
 
-One program has a row. It goes over the row for its largest logit and the sum of the powers, then once more, from the
-end to the start, for the errors: few rows are under way at a time, so a cache still holds most of what it read last.
-Every lane keeps a maximum and a sum of its own until the row ends, for lanes that meet have to wait for each other.
+One program handles one row. It reads the row once for the largest logit and the sum of exponentials, and again, from
+the end to the start, for the gradients: few rows are active at a time, so the cache still holds what was read last.
+Every thread keeps its own maximum and sum until the row ends, because reductions across threads have to wait.
 
-Shapes: R rows, V logits of each, of which the first are the vocabulary and the others filler that nothing counts.
+Shapes: R rows, V logits each: the vocabulary, then padding that is ignored.
 """
 
 import torch
@@ -16,17 +16,17 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK, WARPS = 8192, 32
-"""Logits that a program takes at a time, and its warps: the quickest that `tools/tune_head.py` found on an H200, where
-two rows are under way on each multiprocessor."""
+"""Logits per step of a program, and its warps: the fastest setting on an H200, with two rows active per
+multiprocessor."""
 FIRST_READ = "evict_last"
-"""How long caches shall hold what the second pass will read; empty: as long as anything else."""
+"""Eviction policy of the first read, so that the second pass finds the row in the cache."""
 IGNORE = -100
 """The target of rows that have no loss."""
 LANES_OF_WARP, LOAD_BYTES = 32, 16
-"""Threads of a warp, and what one of them can load at once."""
+"""Threads per warp, and bytes per load of a thread."""
 LOG2_E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-3.4028234663852886e38)
-"""Not above any logit, and finite: the difference of two infinities is no number."""
+"""Not above any logit, and finite: the difference of two infinities is NaN."""
 
 
 @triton.jit
@@ -58,7 +58,7 @@ def _softmax(logits, highest, log2_total):
 
 @triton.jit
 def _seen(highest, total, logits):
-    """Each lane's maximum, and the sum of its powers in parts of the maximum's, after more logits."""
+    """Each thread's maximum and its sum of exponentials relative to that maximum, after more logits."""
     above = tl.maximum(highest, tl.max(tl.max(logits, axis=2), axis=1))
     more = tl.sum(tl.sum(_powers(logits, above[:, None, None]), axis=2), axis=1)
     return above, total * _powers(highest, above) + more
@@ -69,7 +69,7 @@ def _summary(
     logits, VOCABULARY: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr,
     NEIGHBOURS: tl.constexpr, FIRST_READ: tl.constexpr,
 ):  # fmt: skip
-    """The largest logit of a row, and the sum of all powers in parts of its own."""
+    """The largest logit of a row, and the sum of exponentials relative to it."""
     TILE: tl.constexpr = LANES * NEIGHBOURS
     FULL: tl.constexpr = VOCABULARY // BLOCK * BLOCK
     highest = tl.full((LANES,), LOWEST, tl.float32)
@@ -90,7 +90,7 @@ def _write_softmax(
     logits, errors, highest, log2_total, VOCABULARY: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
     LANES: tl.constexpr, NEIGHBOURS: tl.constexpr,
 ):  # fmt: skip
-    """And zeros behind the vocabulary."""
+    """Write the softmax, and zeros in the padding."""
     TILE: tl.constexpr = LANES * NEIGHBOURS
     FULL: tl.constexpr = VOCABULARY // BLOCK * BLOCK
     for start in range(FULL, WIDTH, TILE):
@@ -117,7 +117,7 @@ def errors_kernel(
     logits, row_stride, targets, losses, errors, IGNORE: tl.constexpr, VOCABULARY: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK: tl.constexpr, LANES: tl.constexpr, NEIGHBOURS: tl.constexpr, FIRST_READ: tl.constexpr,
 ):  # fmt: skip
-    """A row's loss, and its errors, which may take the logits' place: softmax − 1 at the target, softmax elsewhere."""
+    """A row's loss and gradients (softmax − 1 at the target, softmax elsewhere), which may overwrite the logits."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * row_stride
     errors += row * WIDTH
@@ -129,11 +129,11 @@ def errors_kernel(
         known = (target >= 0) & (target < VOCABULARY)
         own = tl.load(logits + target, mask=known, other=float("nan")).to(tl.float32)
         highest, total = _summary(logits, VOCABULARY, WIDTH, BLOCK, LANES, NEIGHBOURS, FIRST_READ)
-        tl.debug_barrier()  # before all threads have read, none may write
+        tl.debug_barrier()  # all threads must have read before any writes
         tl.store(losses + row, tl.log(total) + (highest - own))
         log2_total = tl.log2(total)
         _write_softmax(logits, errors, highest, log2_total, VOCABULARY, WIDTH, BLOCK, LANES, NEIGHBOURS)
-        # The target's error is written a second time, behind a barrier: cheaper than a comparison in every column.
+        # The target's gradient is written again after a barrier: cheaper than a comparison in every column.
         tl.debug_barrier()
         error = _softmax(own, highest, log2_total) - 1.0
         tl.store(errors + target, error.to(errors.dtype.element_ty), mask=known)
@@ -144,7 +144,7 @@ def _new_results(logits_RV: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _launch(logits_RV: Tensor, targets_R: Tensor, vocabulary: int, losses_R: Tensor, errors_RV: Tensor) -> None:
-    assert logits_RV.stride(1) == 1, "the logits of a row lie side by side"
+    assert logits_RV.stride(1) == 1, "the logits of a row must be contiguous"
     rows, width = logits_RV.shape
     if rows > 0:
         with torch.cuda.device_of(logits_RV):
@@ -176,18 +176,18 @@ def _(logits: Tensor, targets: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]
 
 
 def losses_and_errors(logits_RV: Tensor, targets_R: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
-    """(R,) cross entropies in float32, and the gradient of their sum by the logits, (R, V) and of their type.
+    """(R,) cross entropies in float32, and the gradient of their sum with respect to the logits, (R, V) in their dtype.
 
-    Both are 0 in rows whose target is IGNORE, and columns from `vocabulary` on have no part in either. Logits have at
-    most 32 bits, and those of a row lie side by side. A target that is no token makes its loss not a number.
+    Both are 0 in rows whose target is IGNORE; columns from `vocabulary` on are ignored. Logits have at most 32 bits and
+    contiguous rows. A target outside the vocabulary gives a loss of NaN.
     """
     losses_R, errors_RV = (_op if torch.compiler.is_compiling() else _to_new_memory)(logits_RV, targets_R, vocabulary)
     return losses_R, errors_RV
 
 
 def turn_into_errors(logits_RV: Tensor, targets_R: Tensor, vocabulary: int) -> Tensor:
-    """The same losses; the errors take the place of the logits, which lie without gaps. Not for torch.compile."""
-    assert logits_RV.is_contiguous(), "errors have no gaps between rows"
+    """The same losses; overwrites the contiguous logits with their gradients. Not for torch.compile."""
+    assert logits_RV.is_contiguous(), "the logits must be contiguous"
     losses_R = logits_RV.new_empty(len(logits_RV), dtype=torch.float32)
     _launch(logits_RV, targets_R, vocabulary, losses_R, logits_RV)
     return losses_R

@@ -1,5 +1,5 @@
-"""GELU by tanh as few operations, in training and in captured generation: transformers writes it out in eight, each of
-which is a kernel and keeps a tensor."""
+"""GELU (tanh) with few operations, in training and in captured generation: transformers uses eight, each of which is a
+kernel and saves a tensor."""
 
 import math
 from typing import Any
@@ -16,7 +16,7 @@ TWICE_STEEPNESS, CUBIC = 2 * math.sqrt(2 / math.pi), 0.044715
 
 
 class QuickInTraining(nn.Module):
-    """Outside of training the base stays what it is, to the bit, unless it is to be quick `always`."""
+    """Outside of training the base's own GELU runs, bit by bit, unless `always` is set."""
 
     def __init__(self, written_out: nn.Module) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class QuickInTraining(nn.Module):
 
 class _BySigmoid(torch.autograd.Function):
     """(1 + tanh x) / 2 is the sigmoid of 2x, and a CPU's sigmoid is several times as fast as its tanh. The slope is
-    made at once, while the sigmoid is there: torch's own computes the tanh a second time for it."""
+    computed together with the output; torch's GELU computes the tanh a second time for it."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor) -> Tensor:

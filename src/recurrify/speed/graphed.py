@@ -1,10 +1,10 @@
 """Whole training steps as CUDA graphs: all windows of a batch, forward and backward, launched at once.
 
-A window is some hundred kernels, and twenty windows go one after another: launching them one by one takes several times
-as long as they run. A graph is captured once for a number of windows and then replayed. Only what training repeats is
-captured: batches of the usual number of rows that begin their documents. Rows may end early: what is filled up after
-them is not scored, and nothing that is looks ahead. Everything else runs as it is, and is compiled once there has been
-much of it. Checkpointed steps are captured by the window, in `graphed_windows`.
+A window launches some hundred kernels, and twenty windows run one after another: launching them takes several times as
+long as running them. A graph is captured once per number of windows and then replayed. Only steps that training repeats
+are captured: batches of the usual number of rows that start at the beginning of their documents. Shorter rows are
+padded; padding is not scored, and causal attention never sees it. All other steps run eagerly, and are compiled after
+`WORTH_COMPILING` of them. Checkpointed steps are captured window by window, in `graphed_windows`.
 """
 
 import warnings
@@ -37,14 +37,13 @@ from recurrify.state import State
 from recurrify.windows import Window, completed, schedule
 
 WARM_UPS = 3
-"""Steps before a capture: the first ones compile and choose kernels, which a graph cannot hold."""
+"""Steps before a capture: the first ones compile and select kernels, which cannot be captured."""
 WORTH_COMPILING = 100
-"""After so many other steps these are compiled. Graphs have no use for what is compiled for them, which takes as long
-as hundreds of steps do."""
+"""Steps that are not captured are compiled after this many of them: compiling takes as long as hundreds of steps."""
 KEPT_OF_MODEL = 2
-"""Times its weights: what these and their gradients take."""
+"""Size of the weights and their gradients, in multiples of the weights."""
 MOST_GRAPHS = 16
-"""Each takes memory, besides what all share."""
+"""Each graph takes memory of its own, besides the shared pool."""
 NOT_CAPTURED = "Training steps could not be captured as CUDA graphs"
 
 
@@ -54,14 +53,14 @@ def graph_steps(model: Any, rows: int | None = None, memory_budget: float = 1.0)
     Between a step's forward and its backward pass there must be no other step of the same model, and the state that
     such a step returns carries no gradient. `rows` and `memory_budget` are as in `compile_windows`.
     """
-    # Uncompiled, some models look at the values of their masks, which a graph cannot wait for.
+    # Eager code of some models reads values of their masks on the host, which cannot be captured.
     compile_windows(model, rows, memory_budget)
     if model.graphed_steps is None:
         model.graphed_steps = GraphedSteps(model)
 
 
 class GraphedSteps:
-    """The shapes of batch that a model's training repeats, each captured when it comes first."""
+    """Captured steps by batch shape; each is captured at its first use."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -71,19 +70,19 @@ class GraphedSteps:
         self.weights: dict[torch.dtype | None, ParameterAliases] = {}
         self.clock = Clock()
         self.refused = False
-        """Whether a step could not be captured: then all run compiled."""
+        """Whether a capture failed: then all steps run compiled."""
         self.others = 0
-        """Training steps that could be compiled and were not replayed."""
+        """Number of training steps that were not replayed."""
 
     def compiles_others(self) -> bool:
-        """Whether steps that are not replayed are compiled: uncompiled, they would know no memory budget."""
+        """Whether steps that are not replayed are compiled; eager steps ignore the memory budget."""
         return self.refused or self.others > WORTH_COMPILING or self.model.compiled_window.memory_budget < 1
 
     def takes(self, packed: Packed, state: State, summed: bool = False) -> bool:
-        """Whether this batch is replayed; counts those that are not."""
+        """Whether this batch is replayed; counts batches that are not."""
         if not self._is_training_step(packed):
             return False
-        taken = self._begins_texts(packed, state) and self._has_room(packed, summed)
+        taken = self._begins_texts(packed, state) and self._has_graph(packed, summed)
         self.others += not taken
         return taken
 
@@ -99,14 +98,14 @@ class GraphedSteps:
         return any(weight.requires_grad for weight in model.parameters())
 
     def _begins_texts(self, packed: Packed, state: State) -> bool:
-        """And has more than one window: a single one may have nothing to learn from."""
+        """Whether all rows start a document and there is more than one window: one window may have no gradient."""
         fresh = not (bool(state.live.any()) or bool(state.lengths.any()))
         return fresh and packed.tokens.shape[1] > self.model.recurrence.window
 
-    def _has_room(self, packed: Packed, summed: bool) -> bool:
-        """Whether there is a graph for it, or may be one."""
+    def _has_graph(self, packed: Packed, summed: bool) -> bool:
+        """Whether there is a graph for this batch, or one may be captured."""
         built = as_built(self.model)
-        if built != self.built:  # weights have moved or were exchanged, others are trained, dropout was switched
+        if built != self.built:  # weights were replaced, or other ones are trained, or dropout changed
             self.steps.clear()
             self.weights.clear()
             self.built = built
@@ -117,7 +116,7 @@ class GraphedSteps:
         return self._key(packed, summed) in self.steps or len(self.steps) < MOST_GRAPHS
 
     def _forget_former_most(self) -> None:
-        """From now on batches that were filled up to that number, and no further, are filled up to a rounder one."""
+        """Drop graphs of the former largest number of windows: such batches are now padded to a rounded number."""
         most = self.most_windows
         if round_up(most) != most:
             self.steps = {key: step for key, step in self.steps.items() if not (key.filled_up and key.windows == most)}
@@ -138,8 +137,8 @@ class GraphedSteps:
         return key._replace(filled_up=set(packed.lengths) != {key.width(windows)})
 
     def _may_keep(self, shape: torch.Size, half: torch.dtype | None) -> bool:
-        """Whether the gradients of a text's hidden states are few beside the model: a longer one runs its head twice,
-        so that memory does not grow with it."""
+        """Whether the gradients of the hidden states are small compared with the model. For longer texts the head runs
+        twice, so that memory does not grow with the length."""
         width = self.model.base.config.hidden_size
         model = sum(weight.numel() * weight.element_size() for weight in self.model.parameters())
         return shape.numel() * width * (half or self.model.dtype).itemsize <= KEPT_OF_MODEL * model
@@ -169,7 +168,7 @@ class GraphedSteps:
 
     def _give_up(self, error: RuntimeError) -> None:
         self.refused = True
-        self.clock.tick()  # its warm-up has written over what a step that waits for its backward pass needs
+        self.clock.tick()  # the warm-up overwrote what a pending backward pass needs
         self.steps.clear()
         self.weights.clear()
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -205,8 +204,8 @@ class GraphedSteps:
         return self.model.mechanism.statistics() if self.model.mechanism is not None else ()
 
     def _window(self, first: int, scores: bool = True) -> Callable[[WindowInputs], WindowOutputs]:
-        """With losses or, for a head of its own, with hidden states."""
-        model = self.model  # and not `self`: graphs that hold their holder outlive it until garbage is collected
+        """Runs a window; returns losses or, if a separate head scores them, hidden states."""
+        model = self.model  # not `self`: a reference cycle would keep graphs until garbage collection
 
         def run(inputs: WindowInputs) -> WindowOutputs:
             tokens, targets, memory, statistics = inputs
@@ -216,29 +215,29 @@ class GraphedSteps:
         return run
 
     def _after(self, packed: Packed, state: State, found: "Found") -> State:
-        """The state behind each row's own end; what windows taught counts only where a row filled them."""
-        recurrence, mechanism, device = self.model.recurrence, self.model.mechanism, packed.tokens.device
+        """The state at the end of each row; only windows that a row fills update statistics."""
+        recurrence, device = self.model.recurrence, packed.tokens.device
         filled = torch.tensor([completed(one, recurrence.window, recurrence.overlap) for one in packed.lengths])
         memory, live = None, state.live
         if found.memories is not None and bool(filled.any()):
             last = (filled - 1).clamp(min=0, max=len(found.memories) - 1).to(device)
             memory = found.memories[last, torch.arange(len(last), device=device)]
             live = filled > 0
-        if found.summaries is not None and mechanism is not None and bool(filled.any()):
+        if found.summaries is not None and bool(filled.any()):
             taught = (torch.arange(len(found.summaries))[:, None] < filled[None]).flatten().nonzero()[:, 0]
-            mechanism.learn_statistics([found.summaries.flatten(0, 1)[taught.to(device)]])
+            self.model.learn_statistics([found.summaries.flatten(0, 1)[taught.to(device)]])
         tokens, lengths = open_windows(packed, recurrence.window, recurrence.overlap)
-        return State(memory, live, tokens, torch.tensor(lengths))
+        return State(memory, live, tokens, torch.tensor(lengths), recurrence.mechanism)
 
 
 class Key(NamedTuple):
-    """What a graph holds for."""
+    """What a graph is valid for."""
 
     rows: int
     windows: int | None
-    """None where each window is a graph: then any number will do."""
+    """None if each window is a graph: then any number of windows works."""
     filled_up: bool
-    """Whether rows end before the last window does, so that the memory behind every window may be asked for."""
+    """Whether rows end before the last window, so that the memory after every window may be needed."""
     precision: torch.dtype | None
     recurrence: Any
     """The model's `MechanismConfig`."""
@@ -254,17 +253,16 @@ class Key(NamedTuple):
 
 
 def round_up(windows: int) -> int:
-    """The next number that takes three binary digits, so that few shapes serve all: at most a quarter is filler."""
+    """Round up to three significant binary digits, so that few shapes are captured; at most a quarter is padding."""
     unit = 1 << max(windows.bit_length() - 3, 0)
     return -(-windows // unit) * unit
 
 
 def as_built(model: torch.nn.Module) -> tuple[Any, ...]:
-    """What a graph takes for granted: where weights and buffers lie, which of them learn, which parts are training,
-    and what these drop."""
+    """What a graph depends on: addresses of weights and buffers, which of them are trained, training modes, dropout."""
     weights = [(id(one), one.data_ptr(), one.requires_grad) for one in model.parameters()]
     buffers = [one.data_ptr() for one in model.buffers()]
-    # Some models have a number instead of a module that drops.
+    # Some models store the dropout rate as a number instead of a module.
     dropped = [one.p for one in model.modules() if isinstance(one, torch.nn.Dropout)] + [
         value
         for module in model.modules()
@@ -280,30 +278,30 @@ class Found(NamedTuple):
     memories: Tensor | None
     """(W, B, …): the memory behind each window, or (1, B, …), behind the last."""
     summaries: Tensor | None
-    """(W, B, …): what statistics are learned from."""
+    """(W, B, …): input of the running statistics."""
     tops: Sequence[Tensor] = ()
-    """(B, scored, K) of each window: hidden states that a head of its own has scored."""
+    """(B, scored, K) per window: hidden states that a separate head scored."""
     top_gradients: Sequence[Tensor] = ()
-    """Of the losses' sum by them."""
+    """Gradient of the summed losses with respect to `tops`."""
 
 
 Run = Callable[[Tensor, Tensor], Found]
 
 
 def whole_rows(model: Any, weights: ParameterAliases, packed: Packed, state: State, key: Key, head: Head | None) -> Run:
-    """All windows of full rows, with their losses or, where there is one, with a head of its own."""
+    """Run all windows of full rows; the losses come from the windows or from `head`."""
 
     def run(tokens: Tensor, targets: Tensor) -> Found:
         full = packed._replace(tokens=tokens, lengths=[tokens.shape[1]] * len(tokens))
         memories, summaries, losses, tops, gradients = [], [], [], [], []
-        room = None if head is None else head.room(len(tokens) * key.recurrence.window)
+        workspace = None if head is None else head.workspace(len(tokens) * key.recurrence.window)
         weights.tap()
         wanted = targets if head is None else None
         for one, span in zip(model.each_window(full, state, wanted, compiles=True), key.spans(), strict=True):
             losses.append(one.output)
             if head is not None:
                 tops.append(one.output)
-                losses[-1], gradient = head.score(one.output.detach(), targets[:, span.first : span.stop], room)
+                losses[-1], gradient = head.score(one.output.detach(), targets[:, span.first : span.stop], workspace)
                 gradients.append(gradient)
             if one.memory is not None:
                 memories.append(one.memory)
@@ -323,22 +321,22 @@ def whole_rows(model: Any, weights: ParameterAliases, packed: Packed, state: Sta
 
 @contextmanager
 def capturing(model: torch.nn.Module, tokens: Tensor, clock: Clock) -> Iterator[None]:
-    """What a capture needs around it; buffers and random numbers are afterwards what they were."""
+    """Context of a capture; restores buffers and the random generator."""
     if clock.memory is None:
         clock.memory = torch.cuda.graph_pool_handle()
     half = torch.is_autocast_enabled("cuda")
-    # A cached cast of a weight would be captured once and never be repeated.
+    # A cached cast of a weight would be captured once and never repeated.
     cast = torch.autocast("cuda", torch.get_autocast_dtype("cuda"), enabled=half, cache_enabled=False)
     before = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    # What steps took that ran as they are lies idle in another stream's store.
+    # Memory of earlier eager steps is cached for another stream.
     torch.cuda.empty_cache()
     with cast, torch.cuda.device(tokens.device), unmoved(generator_of(tokens)), warnings.catch_warnings():
-        # Older compilers look for the gradients of all that they read, and a tap's are elsewhere.
+        # Some torch versions read `.grad` of tensors that are not leaves.
         warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor that is not a leaf")
         yield
     for buffer, value in before:
         buffer.copy_(value)
-    # And what the warm-up took, as much again as the graphs have.
+    # Memory of the warm-up, as much as the graphs use.
     torch.cuda.empty_cache()
 
 
@@ -359,7 +357,7 @@ class GraphedStep:
         self.forward = capture(self._pass_forward, clock.memory)
         self.back = capture(self._pass_back, clock.memory)
         self.reached = set(weights.reached) | (set() if head is None else head.reached)
-        # Graphs know where these lie; held here, no other graph could use their memory.
+        # Keep only what callers read: other graphs may reuse the remaining memory.
         self.found = self.found._replace(losses=self.found.losses.detach(), tops=(), top_gradients=())
 
     def _pass_forward(self) -> None:
@@ -377,8 +375,8 @@ class GraphedStep:
             parts = incoming.split([top.shape[1] for top in self.found.tops], dim=1)
             scored = zip(self.found.tops, self.found.top_gradients, parts, strict=True)
             ends = [(top, (gradient * part[..., None]).to(top.dtype)) for top, gradient, part in scored]
-        ends = [one for one in ends if one[0].requires_grad]  # a first window of a frozen base learns nothing
-        # Asked for so that the pass goes there; what arrives is added up on the way.
+        ends = [one for one in ends if one[0].requires_grad]  # the first window of a frozen base has no gradient
+        # The gradients of the leaves are summed by the taps; they are requested so that the pass reaches them.
         torch.autograd.grad([end for end, _ in ends], self.weights.leaves, [one for _, one in ends], allow_unused=True)
 
     def replay(self, tokens: Tensor, targets: Tensor) -> Tensor:
@@ -387,7 +385,7 @@ class GraphedStep:
 
 
 class _Replay(torch.autograd.Function):
-    """The graphs as one operation: what it returns is the caller's own, for the next replay writes over the rest."""
+    """The graphs as one autograd operation; returns copies, because the next replay overwrites the graph's tensors."""
 
     @staticmethod
     def forward(ctx: Any, step: GraphedStep, tokens: Tensor, targets: Tensor, *_: Tensor) -> Tensor:
@@ -406,7 +404,7 @@ class _Replay(torch.autograd.Function):
                 "A training step ran before the backward pass of the one before it, or that pass was repeated: call "
                 "backward once after each step, or leave out `graph_steps`."
             )
-        step.clock.tick()  # it may write over what it has read: there is no second pass
+        step.clock.tick()  # the graph may overwrite its inputs: no second backward pass
         step.incoming.copy_(incoming)
         step.back()
         return (None, None, None, *step.weights.gradients(step.reached))

@@ -1,8 +1,7 @@
-"""Generation's step as a CUDA graph: a token is some hundred small kernels, whose launching takes longer than they do.
+"""One generation step as a CUDA graph: launching its hundred small kernels takes longer than running them.
 
-Keys and values lie in buffers of one fixed size, so the same graph serves every place of every window. What it reads
-and writes stays where it was: the newest tokens, their places, and a copy of the memory, updated when a window is
-full.
+Keys and values are in buffers of fixed size, so one graph serves every position of every window. It reads and writes
+fixed tensors: the newest tokens, their positions, and a copy of the memory, which is updated when a window is full.
 """
 
 from collections.abc import Callable
@@ -16,16 +15,16 @@ from recurrify.speed.gelu import QuickInTraining
 from recurrify.state import State
 
 STEPS_BEFORE = 4
-"""Ordinary steps before a capture: who wants a few tokens only should not wait for one."""
+"""Eager steps before a capture, so that generating a few tokens does not wait for one."""
 WARM_UPS = 2
 
 Decode = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-"""From tokens (B, 1), their places in the window (B,) and the memory to the hidden states (B, 1, K)."""
+"""Maps tokens (B, 1), their positions in the window (B,) and the memory to hidden states (B, 1, K)."""
 
 
 def graph_generation(model: Any) -> None:
-    """Let a recurrent model on a CUDA device generate by CUDA graphs, with GELU as one kernel, rounded once: the same
-    tokens except for ties within rounding."""
+    """Let a recurrent model on a CUDA device generate with CUDA graphs and GELU as one kernel. Tokens are the same
+    except for ties within rounding."""
     model.graphs_generation = True
     for module in model.modules():
         if isinstance(module, QuickInTraining):
@@ -33,14 +32,14 @@ def graph_generation(model: Any) -> None:
 
 
 class DecodingGraphs:
-    """The graphs of one text that is being generated: before there is a memory, and with one."""
+    """The graphs of one generated text: without a memory (first window) and with one."""
 
     def __init__(self) -> None:
         self.steps = {False: 0, True: 0}
         self.graphs: dict[bool, DecodingGraph] = {}
 
     def take(self, model: Any, state: State, tokens: Tensor, decode: Decode) -> Tensor | None:
-        """What `decode` gives for the newest tokens of all rows, replayed; None where this step has to run as it is."""
+        """The replayed result of `decode` for the newest tokens; None if this step must run eagerly."""
         remembers = bool(state.live.any())
         if not can_capture(model, tokens) or remembers != bool(state.live.all()):
             return None
@@ -53,7 +52,7 @@ class DecodingGraphs:
 
 
 def can_capture(model: Any, tokens: Tensor) -> bool:
-    """Not if a mechanism changes attention: for that, places are read on the host."""
+    """Not if a mechanism changes attention: it reads positions on the host."""
     mixes = model.mechanism is not None and model.mechanism.changes_attention
     plain = not torch.is_grad_enabled() and not torch.is_autocast_enabled(tokens.device.type)
     return bool(model.graphs_generation and tokens.is_cuda and plain and not mixes)
@@ -77,10 +76,10 @@ class DecodingGraph:
 
 
 def captured(function: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
-    """The function's kernels as a graph: calling it runs them again and gives the tensor that they write."""
+    """Capture the function's kernels; calling the result runs them again and returns the tensor that they write."""
     written: list[Tensor] = []
     with torch.cuda.device(device):
-        for _ in range(WARM_UPS):  # the newest keys and values are written again, the same ones
+        for _ in range(WARM_UPS):  # writes the same newest keys and values again
             on_side_stream(function)
         replay = capture(lambda: written.append(function()))
 

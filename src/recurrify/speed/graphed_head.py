@@ -1,8 +1,8 @@
-"""The head of captured training steps, apart from the windows below it.
+"""The head of captured training steps, separate from the windows below it.
 
-Where all losses weigh alike, its gradients are made with them: that of its weights is added up over all windows before
-anybody knows the losses' weight, and is multiplied by it once. Windows with and without checkpointing then have the
-same rest, which is compiled once for both.
+If all losses have the same weight, gradients are computed together with the losses: the gradient of the head's weights
+is summed over all windows and multiplied by that weight once. The windows below then compile to the same code with and
+without checkpointing.
 """
 
 from typing import Any, NamedTuple
@@ -15,61 +15,61 @@ from recurrify.speed.head_loss import ALIGNED, turn_into_errors
 from recurrify.speed.parameter_aliases import ParameterAliases, add_half
 
 LOGITS_AT_ONCE = 2**29
-"""More rows go in parts: products have long been as quick as they get."""
+"""More rows are computed in parts; larger products are not faster."""
 
 
-class Room(NamedTuple):
-    """Memory that a head works in: taken before the windows run, or what these leave for the backward pass would settle
-    in it between two of its visits, and each visit would take new memory."""
+class Workspace(NamedTuple):
+    """Memory of a head, allocated before the windows run: otherwise what windows save for the backward pass would
+    occupy it between two calls, and each call would allocate again."""
 
     weight: Tensor
-    """(V, K), the vocabulary filled up."""
+    """(V, K), the vocabulary padded."""
     logits: Tensor
-    """(R, V), and later their errors."""
+    """(R, V) logits, later overwritten by their gradients."""
     gradient: Tensor | None
-    """(V, K), where the weights learn."""
+    """(V, K), if the weights are trained."""
 
 
 class Head:
-    """For a model whose head is a linear map; products in `half` precision, or as its weights are."""
+    """A linear head; products in `half` precision, or in that of its weights."""
 
     def __init__(self, model: Any, weights: ParameterAliases, half: torch.dtype | None) -> None:
-        """To be made while the weights are in their place."""
+        """Create it while the parameter aliases are in place."""
         self.head_weight, self.half = model.head_weight, half
         place = weights.places.get(id(self._weight()))
         self.sum: Tensor | None = None if place is None else weights.sums[place]
-        """Where the gradient of its weights is added up, if they are trained."""
+        """Sum of the gradients of its weights, if they are trained."""
         self.reached: set[int] = set() if place is None else {place}
 
     def _weight(self) -> Tensor:
-        """Its alias, while weights are captured."""
+        """The head's weight, or its alias during a capture."""
         weight: Tensor | None = self.head_weight()
         assert weight is not None
         return weight
 
     @torch.no_grad()
-    def room(self, rows: int) -> Room:
+    def workspace(self, rows: int) -> Workspace:
         weight = self._weight().detach()
         weight = F.pad(weight.to(self.half or weight.dtype), (0, 0, 0, -len(weight) % ALIGNED))
         parts = -(-rows * len(weight) // LOGITS_AT_ONCE)
         logits = weight.new_empty(-(-rows // parts), len(weight))
-        return Room(weight, logits, None if self.sum is None else torch.empty_like(weight))
+        return Workspace(weight, logits, None if self.sum is None else torch.empty_like(weight))
 
     @torch.no_grad()
-    def score(self, hidden: Tensor, targets: Tensor, room: Room | None = None) -> tuple[Tensor, Tensor]:
-        """From hidden states (B, N, K) and targets (B, N): the losses, and the gradient of their sum by the hidden
-        states. That by the weights is added to its sum."""
-        room = room or self.room(targets.numel())
-        rows = hidden.flatten(0, 1).to(room.weight.dtype)
+    def score(self, hidden: Tensor, targets: Tensor, workspace: Workspace | None = None) -> tuple[Tensor, Tensor]:
+        """Losses (B, N) of hidden states (B, N, K), and the gradient of their sum with respect to the hidden states.
+        The gradient of the weights is added to its sum."""
+        workspace = workspace or self.workspace(targets.numel())
+        rows = hidden.flatten(0, 1).to(workspace.weight.dtype)
         losses, hidden_gradient = [], torch.empty_like(rows)
-        at_once = len(room.logits)
+        at_once = len(workspace.logits)
         for some, wanted, gradient in zip(
             rows.split(at_once), targets.flatten().split(at_once), hidden_gradient.split(at_once), strict=True
         ):
-            errors = torch.mm(some, room.weight.T, out=room.logits[: len(some)])
+            errors = torch.mm(some, workspace.weight.T, out=workspace.logits[: len(some)])
             losses.append(turn_into_errors(errors, wanted, len(self._weight())))
-            torch.mm(errors, room.weight, out=gradient)
-            if self.sum is not None and room.gradient is not None:
-                torch.mm(errors.T, some, out=room.gradient)
-                add_half(self.sum, room.gradient[: len(self.sum)])
+            torch.mm(errors, workspace.weight, out=gradient)
+            if self.sum is not None and workspace.gradient is not None:
+                torch.mm(errors.T, some, out=workspace.gradient)
+                add_half(self.sum, workspace.gradient[: len(self.sum)])
         return torch.cat(losses).view_as(targets), hidden_gradient.view_as(hidden)

@@ -1,11 +1,12 @@
 """Checkpointed training steps as CUDA graphs: texts of any length in the memory of one window.
 
-Two kinds of window are captured, the first of a text and those behind it, each twice: its forward pass, and its forward
-pass once more with the backward pass. A step replays the one along the text and the other back again; from the first to
-the second it keeps nothing of a window but the memory before it. The gradients of the weights add up in one place.
+Two kinds of window are captured: the first window of a text, and the windows after it. Each kind has two graphs: the
+forward pass, and the forward pass again with the backward pass. A step replays the first graph along the text and the
+second one backwards; between them it keeps only the memory before each window. Gradients of the weights are summed in
+one place.
 
-The head, a large part of a small model, does not run twice where all losses weigh alike: its gradients are made with
-the losses, and what a window then keeps, too, is the gradient of its hidden states, in half precision if they are.
+The head is a large part of a small model. If all losses have the same weight, it runs once: its gradients are computed
+with the losses, and each window also keeps the gradient of its hidden states.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,11 +24,11 @@ from recurrify.speed.parameter_aliases import ParameterAliases
 from recurrify.windows import Window, schedule
 
 WARM_UPS = 2
-"""Passes before a capture: the first ones compile and choose kernels, which a graph cannot hold."""
+"""Passes before a capture: the first ones compile and select kernels, which cannot be captured."""
 
 
 class Clock:
-    """Graphs of one model share their memory: what a pass leaves there lasts until the next one."""
+    """Counts passes. Graphs of one model share a memory pool: results of a pass are valid until the next pass."""
 
     def __init__(self) -> None:
         self.passes = 0
@@ -42,7 +43,7 @@ class WindowInputs(NamedTuple):
     tokens: Tensor
     """(B, window)."""
     targets: Tensor
-    """(B, scored): of the tokens that no window before has scored."""
+    """(B, scored): targets of the tokens that no earlier window scored."""
     memory: Tensor | None
     statistics: tuple[Tensor, ...]
 
@@ -62,7 +63,7 @@ RunWindow = Callable[[WindowInputs], WindowOutputs]
 
 
 class WindowGraphs:
-    """One kind of window, and the tensors that its graphs read and write."""
+    """The graphs of one kind of window, and the tensors that they read and write."""
 
     def __init__(
         self, run: RunWindow, head: Head | None, inputs: WindowInputs, weights: ParameterAliases, pool: Any
@@ -71,7 +72,7 @@ class WindowGraphs:
         memory = None if inputs.memory is None else inputs.memory.detach().clone().requires_grad_()
         self.inputs = inputs._replace(tokens=inputs.tokens.clone(), targets=inputs.targets.clone(), memory=memory)
         self.top_gradient: Tensor | None = None
-        """Of the losses' sum by the hidden states, where there is a head."""
+        """Gradient of the summed losses with respect to the hidden states, if there is a head."""
         on_side(inputs.tokens, self._pass_forward)
         self.incoming = torch.zeros_like(self.outputs.top if head is None else self.top)
         self.incoming_memory = None if self.outputs.memory is None else torch.zeros_like(self.outputs.memory)
@@ -83,7 +84,7 @@ class WindowGraphs:
         self.reached = set(weights.reached)
 
     def _pass_forward(self) -> None:
-        # With gradients in view, though none are asked for: what is compiled for that has the same random numbers.
+        # Gradients are enabled although none are computed: the same compiled code draws the same random numbers.
         with torch.enable_grad():
             self.weights.tap()
             found = self.run(self.inputs)
@@ -101,16 +102,16 @@ class WindowGraphs:
             ends = [(found.top, self.incoming)]
             if found.memory is not None and self.incoming_memory is not None:
                 ends.append((found.memory, self.incoming_memory))
-            ends = [one for one in ends if one[0].requires_grad]  # a first window of a frozen base learns nothing
-            # The weights are asked for so that the pass goes there; what arrives is added up on the way.
+            ends = [one for one in ends if one[0].requires_grad]  # the first window of a frozen base has no gradient
+            # The taps sum the weights' gradients; they are requested so that the pass reaches them.
             *_, reached = torch.autograd.grad(
                 [end for end, _ in ends], [*self.weights.leaves, *memory], [one for _, one in ends], allow_unused=True
             )
         self.memory_gradient = reached if memory else None
 
     def replay_forward(self, inputs: WindowInputs) -> tuple[WindowOutputs, Tensor | None]:
-        """Losses, memory and summary, and the gradient by the hidden states where there is a head. What comes back is
-        the caller's own: the next replay writes over the rest."""
+        """Losses, memory and summary, and the gradient of the hidden states if there is a head. These are copies: the
+        next replay overwrites the graph's tensors."""
         self._read(inputs)
         self.forward()
         return self.outputs.each(Tensor.clone), None if self.top_gradient is None else self.top_gradient.clone()
@@ -118,7 +119,7 @@ class WindowGraphs:
     def replay_back(
         self, inputs: WindowInputs, top_gradient: Tensor | None, incoming: Tensor, incoming_memory: Tensor | None
     ) -> Tensor | None:
-        """Adds to the sums; gives the gradient of the memory before the window."""
+        """Add to the summed gradients; return the gradient of the memory before the window."""
         self._read(inputs)
         if top_gradient is None:
             self.incoming.copy_(incoming)
@@ -156,7 +157,7 @@ def generator_of(tokens: Tensor) -> torch.Generator:
 
 @contextmanager
 def unmoved(generator: torch.Generator) -> Iterator[None]:
-    """Random numbers continue afterwards where they were."""
+    """Restore the generator's state afterwards."""
     state = generator.get_state()
     try:
         yield
@@ -165,7 +166,7 @@ def unmoved(generator: torch.Generator) -> Iterator[None]:
 
 
 class CheckpointedStep:
-    """A training step over any number of windows; `window` and `overlap` say where they lie."""
+    """A training step over any number of windows."""
 
     def __init__(
         self,
@@ -178,7 +179,7 @@ class CheckpointedStep:
         clock: Clock,
         head: Head | None = None,
     ) -> None:
-        """`runs` are a first window and a later one; `inputs` a text of two windows at least."""
+        """`runs`: the first window and a later window; `inputs`: a text of at least two windows."""
         self.head = head
         self.window, self.overlap, self.bptt_windows, self.clock = window, overlap, bptt_windows, clock
         self.statistics = tuple(one.clone() for one in inputs.statistics)
@@ -197,7 +198,7 @@ class CheckpointedStep:
         )
 
     def replay(self, tokens: Tensor, targets: Tensor, statistics: tuple[Tensor, ...]) -> Tensor:
-        """(B, P) losses; what else the windows leave behind lies in `memories` and `summaries`, a list entry each."""
+        """(B, P) losses. The windows' memories and summaries are in `memories` and `summaries`."""
         for mine, now in zip(self.statistics, statistics, strict=True):
             mine.copy_(now)
         losses: Tensor = _Replay.apply(self, tokens, targets, *self.weights.weights)
@@ -229,7 +230,7 @@ class CheckpointedStep:
         return torch.cat(losses, dim=1), kept._replace(head_gradient=None if head_sum is None else head_sum.clone())
 
     def back(self, kept: "Kept", incoming: Tensor) -> list[Tensor | None]:
-        """The gradients of the weights; None for those that no window uses, which an optimiser then leaves alone."""
+        """The gradients of the weights; None for weights that no window uses, which the optimizer then skips."""
         self.clock.tick()
         reached = self.first.reached | self.later.reached
         torch._foreach_zero_(self.weights.sums)
@@ -256,7 +257,7 @@ class CheckpointedStep:
 
 
 class Kept(NamedTuple):
-    """From a step's forward pass for its backward pass."""
+    """What the forward pass saves for the backward pass."""
 
     tokens: Tensor
     targets: Tensor
@@ -264,15 +265,15 @@ class Kept(NamedTuple):
     memories: list[Tensor | None]
     """Before each window."""
     random: list[Tensor]
-    """The generator's state before each window, so that the second pass drops what the first one did."""
+    """The generator's state before each window, so that both passes use the same dropout."""
     top_gradients: list[Tensor | None]
-    """Of the sum of a window's losses by its hidden states, where there is a head."""
+    """Per window: gradient of the summed losses with respect to the hidden states, if there is a head."""
     head_gradient: Tensor | None = None
-    """Of the sum of all losses by the head's weights, where there is a head and they are trained."""
+    """Gradient of the summed losses with respect to the head's weights, if they are trained."""
 
 
 class _Replay(torch.autograd.Function):
-    """A step as one operation."""
+    """A step as one autograd operation."""
 
     @staticmethod
     def forward(ctx: Any, step: CheckpointedStep, tokens: Tensor, targets: Tensor, *_: Tensor) -> Tensor:

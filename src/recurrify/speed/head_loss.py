@@ -1,8 +1,8 @@
-"""A language model's head and its loss in one, for training: gradients are made together with the losses.
+"""A language model's head and its loss in one step, for training: gradients are computed together with the losses.
 
-Logits of a large vocabulary outweigh everything else that a step keeps. Here they live for a moment: what is kept for
-the backward pass are the gradients of the hidden states and of the head's weights, which no pass has to compute a
-second time. The price is that all losses must weigh alike in what is differentiated, as they do in a sum or a mean.
+The logits of a large vocabulary need more memory than everything else that a step keeps. Here they are temporary: only
+the gradients of the hidden states and of the head's weights are kept for the backward pass. This requires that all
+losses have the same weight, as in a sum or a mean.
 
 Shapes: R rows of hidden states, K width, V vocabulary.
 """
@@ -19,17 +19,17 @@ from recurrify.speed.products import product_dtype
 
 IGNORE = -100
 ALIGNED = 64
-"""A vocabulary is filled up to a multiple of so many: matrix units are slow where rows begin at odd places."""
+"""The vocabulary is padded to a multiple of this: matrix units are slow on unaligned rows."""
 LOGITS_AT_ONCE = 2**26
-"""As they are, operations make several copies of the logits; compiled, they are fused, and all rows go at once."""
+"""Eager operations copy the logits several times; compiled code is fused and takes all rows at once."""
 LOGITS_IN_CACHE = 2**18
-"""A CPU is quickest where its cache holds them from one operation to the next."""
+"""A CPU is fastest if its cache holds the logits between operations."""
 
 
 def summed_losses(hidden_RK: Tensor, weight_VK: Tensor, targets_R: Tensor) -> Tensor:
-    """(R,) cross entropies in float32 or better, 0 where the target is to be ignored.
+    """(R,) cross entropies in float32 or better, 0 where the target is ignored.
 
-    Only for losses that are added up: the gradients of the weights are those of one weight for all of them.
+    Only for losses that are summed or averaged: gradients assume the same weight for all of them.
     """
     half = product_dtype(hidden_RK)
     plain_cpu = is_plain_cpu(hidden_RK)
@@ -41,7 +41,7 @@ def summed_losses(hidden_RK: Tensor, weight_VK: Tensor, targets_R: Tensor) -> Te
 
 
 def is_plain_cpu(hidden: Tensor) -> bool:
-    """Whether operations run on a CPU, one after the other as they are written."""
+    """Whether operations run eagerly on a CPU."""
     return hidden.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
@@ -76,35 +76,35 @@ class _SummedLosses(torch.autograd.Function):
 def losses_and_gradients(
     hidden_RK: Tensor, weight_VK: Tensor, targets_R: Tensor, half: torch.dtype, rows: int, aligned: int, learns: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """(R,) losses, and the gradients of their sum by the hidden states and, if it `learns`, by the weights.
+    """(R,) losses, and the gradients of their sum with respect to the hidden states and, if `learns`, the weights.
 
-    So many `rows` at once, products in `half`, the vocabulary filled up to a multiple of `aligned`.
+    `rows` at a time, products in `half`, the vocabulary padded to a multiple of `aligned`.
     """
     weight = F.pad(weight_VK.to(half), (0, 0, 0, -len(weight_VK) % aligned))
     losses, hidden_gradients, weight_gradient = [], [], None
-    for start in range(0, max(len(hidden_RK), 1), max(rows, 1)):  # none at all are one part, too
+    for start in range(0, max(len(hidden_RK), 1), max(rows, 1)):  # zero rows are one part, too
         hidden = hidden_RK[start : start + rows].to(half)
         loss, error = losses_and_errors(hidden, weight, len(weight_VK), targets_R[start : start + rows])
         losses.append(loss)
         hidden_gradients.append(error @ weight)
         if learns:
             part = (error.T @ hidden)[: len(weight_VK)]
-            # More than one part adds up in 32 bits.
+            # Several parts are summed in 32 bits.
             weight_gradient = part if weight_gradient is None else weight_gradient.to(loss.dtype) + part
     return torch.cat(losses), torch.cat(hidden_gradients), weight_gradient
 
 
 def weight_of_losses(incoming: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """What comes in for each loss, and the weight that all of them have in common."""
+    """The incoming gradient of each loss, and the weight that all losses share."""
     scored = targets != IGNORE
-    # The gradients of ignored losses mean nothing, and are infinite if a mean was taken over no loss at all.
+    # Gradients of ignored losses are undefined, and infinite for a mean over no loss.
     incoming = incoming.where(scored, 0)
     return incoming, incoming.sum() / scored.sum().clamp(min=1)
 
 
 def losses_and_errors(hidden_RK: Tensor, weight: Tensor, vocabulary: int, targets_R: Tensor) -> tuple[Tensor, Tensor]:
-    """(R,), and the gradient of their sum by the logits (R, V), filled up with zeros, in the precision of the hidden
-    states."""
+    """(R,) losses, and the gradient of their sum with respect to the logits (R, V), zero in the padding, in the
+    precision of the hidden states."""
     logits = hidden_RK @ weight.T
     if kernel_takes(logits):
         from recurrify.speed import cross_entropy  # imports Triton, which may not be there
@@ -114,7 +114,7 @@ def losses_and_errors(hidden_RK: Tensor, weight: Tensor, vocabulary: int, target
 
 
 def turn_into_errors(logits: Tensor, targets_R: Tensor, vocabulary: int) -> Tensor:
-    """(R,) losses; the errors take the place of the logits."""
+    """(R,) losses; overwrites the logits with their gradients."""
     if kernel_takes(logits):
         from recurrify.speed import cross_entropy  # imports Triton, which may not be there
 
@@ -125,7 +125,7 @@ def turn_into_errors(logits: Tensor, targets_R: Tensor, vocabulary: int) -> Tens
 
 
 def plain_losses_and_errors(logits: Tensor, targets_R: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
-    """Without a kernel of ours."""
+    """`losses_and_errors` in plain PyTorch."""
     dtype, logits = logits.dtype, logits.to(torch.promote_types(logits.dtype, torch.float32))
     token = torch.arange(logits.shape[1], device=logits.device)
     if logits.shape[1] > vocabulary:
@@ -134,13 +134,13 @@ def plain_losses_and_errors(logits: Tensor, targets_R: Tensor, vocabulary: int) 
     target_R = targets_R.where(scored_R, 0)
     highest = logits.amax(dim=-1, keepdim=True)
     found = logits.gather(1, target_R[:, None])
-    if is_plain_cpu(logits):  # one power of each, and the fewest passes over the logits where none are fused
+    if is_plain_cpu(logits):  # few passes over the logits, because none are fused
         errors = (logits - highest).exp_()
         total = errors.sum(dim=-1, keepdim=True)
         errors.mul_(scored_R[:, None] / total)
         errors.scatter_add_(1, target_R[:, None], -scored_R[:, None].to(errors.dtype))
     else:
-        # Spelled out, and not `logsumexp`: in this form torch's compiler finds both sums of a row in one pass over it.
+        # Not `logsumexp`: in this form torch's compiler computes both sums of a row in one pass.
         powers = (logits - highest).exp()
         total = powers.sum(dim=-1, keepdim=True)
         errors = (powers / total - (token == target_R[:, None]).to(logits.dtype)) * scored_R[:, None]
@@ -149,6 +149,6 @@ def plain_losses_and_errors(logits: Tensor, targets_R: Tensor, vocabulary: int) 
 
 
 def kernel_takes(logits: Tensor) -> bool:
-    """Not those of an odd vocabulary: rows would begin at places from which a GPU reads one logit at a time."""
+    """Only aligned rows: a GPU reads unaligned rows one logit at a time."""
     usable = kernels.TRITON_INSTALLED and logits.dtype in kernels.KERNEL_TYPES
     return usable and logits.is_cuda and logits.shape[1] % ALIGNED == 0

@@ -1,8 +1,8 @@
 """Aliases of a model's weights while its training steps are captured as CUDA graphs.
 
 They share the weights' memory, or hold them in half precision: under autocast every window would cast all matrices
-again, and their gradients back. Each window reads the aliases through a tap of its own, by which its gradients are
-added up in one place, in the weights' own precision.
+again, and their gradients back. Each window reads the aliases through its own tap, which sums gradients in one place,
+in the weights' precision.
 
 The aliases are put into `module._parameters`, as `torch.func.functional_call` does. That function itself does not fit:
 it swaps parameters for one call of a module, while here they change between the windows of one call.
@@ -23,7 +23,7 @@ def trained(model: nn.Module) -> list[nn.Parameter]:
 
 
 class ParameterAliases:
-    """For all trained weights of a model, and for all that autocast would cast to `half` precision.
+    """Aliases of all trained weights of a model, and of all weights that autocast would cast to `half` precision.
 
     While a loss of an earlier step is alive, its weights refer to the stream of that step, on which a capture must not
     wait: therefore weights that stay the same get an alias, too. A graph only knows addresses, so that it works on the
@@ -42,7 +42,7 @@ class ParameterAliases:
         self.leaves = [others[weight] for weight in self.weights]
         self.sums = [torch.zeros_like(weight, requires_grad=False) for weight in self.weights]
         self.reached: set[int] = set()
-        """Which weights any window has had a gradient for."""
+        """Indices of weights that received a gradient."""
         self.spots = [
             (module, name, weight, others[weight])
             for module in model.modules()
@@ -53,7 +53,7 @@ class ParameterAliases:
 
     @contextmanager
     def in_place(self) -> Iterator["ParameterAliases"]:
-        """In the place of the weights, until the end."""
+        """Replace the weights by their aliases inside the context."""
         try:
             for module, name, _, other in self.spots:
                 module._parameters[name] = other
@@ -69,7 +69,7 @@ class ParameterAliases:
             torch._foreach_copy_(self.halves, self.cast)
 
     def tap(self) -> None:
-        """From now on the model reads through a new tap: to be called before every window."""
+        """Let the model read through a new tap; call it before every window."""
         tapped = _Tap.apply(self, *self.leaves)
         for module, name, weight, _ in self.spots:
             if id(weight) in self.places:
@@ -77,18 +77,18 @@ class ParameterAliases:
 
     @torch.no_grad()
     def add(self, gradients: Sequence[Tensor | None]) -> None:
-        """Of one window, one for each trained weight."""
+        """Add the gradients of one window, one per trained weight."""
         found = [(place, one) for place, one in enumerate(gradients) if one is not None]
         self.reached |= {place for place, _ in found}
         alike = [(self.sums[place], one) for place, one in found if one.dtype == self.sums[place].dtype]
         if alike:
             torch._foreach_add_([total for total, _ in alike], [one for _, one in alike])
-        for place, one in found:  # torch would cast these first if they came as a list
+        for place, one in found:  # `_foreach_add_` would cast these first
             if one.dtype != self.sums[place].dtype:
                 add_half(self.sums[place], one)
 
     def gradients(self, reached: set[int]) -> list[Tensor | None]:
-        """Copies; None for weights that no window uses, which an optimiser then skips."""
+        """Copies of the sums; None for weights that no window uses, which the optimizer then skips."""
         found: list[Tensor | None] = [None] * len(self.sums)
         places = sorted(reached)
         if places:
@@ -99,14 +99,14 @@ class ParameterAliases:
 
 
 def add_half(total: Tensor, part: Tensor) -> None:
-    """total += part, whose numbers have fewer bits."""
+    """total += part, which has a smaller dtype."""
     from recurrify.speed.adding import add_into  # imports Triton, which training alone needs
 
     add_into(total, part)
 
 
 def matrices(model: nn.Module) -> list[nn.Parameter]:
-    """The weights of a base's linear layers that nothing else uses, such as an embedding that is tied to one."""
+    """The weights of the base's linear layers that no other module shares (such as tied embeddings)."""
     uses: dict[nn.Parameter, int] = {}
     found = []
     for module in model.modules():
@@ -120,7 +120,7 @@ def matrices(model: nn.Module) -> list[nn.Parameter]:
 
 
 class _Tap(torch.autograd.Function):
-    """Weights as they are; their gradients go where all windows' gradients are added up, and no further."""
+    """Returns the weights; adds their gradients to the sums of all windows and passes none on."""
 
     @staticmethod
     def forward(ctx: Any, aliases: ParameterAliases, *leaves: Tensor) -> tuple[Tensor, ...]:

@@ -18,7 +18,7 @@ ON_ARM = platform.machine().lower() in ("aarch64", "arm64")
 
 @contextmanager
 def quick_products() -> Iterator[None]:
-    """Until the end, for the whole process, by the BLAS that torch was built with; elsewhere nothing changes."""
+    """On ARM, use torch's BLAS instead of oneDNN for the whole process inside the context."""
     onednn: Any = torch.backends.mkldnn
     before = onednn.enabled
     onednn.enabled = before and not ON_ARM
@@ -29,6 +29,6 @@ def quick_products() -> Iterator[None]:
 
 
 def product_dtype(factor: Tensor) -> torch.dtype:
-    """In which matrix products of it are computed."""
+    """The dtype in which matrix products of `factor` are computed."""
     kind = factor.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else factor.dtype

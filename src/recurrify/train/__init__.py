@@ -7,13 +7,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from recurrify.train.answer import answer_evaluate, answer_train, read_questions, train_answerer
+    from recurrify.train.answer import answer_evaluate, answer_train
     from recurrify.train.callbacks import seconds_trained
-    from recurrify.train.checkpoints import last_whole_checkpoint
-    from recurrify.train.classify import classify_train, train_classifier
+    from recurrify.train.checkpoints import last_whole_checkpoint, write_checksums
     from recurrify.train.finetune import train, train_run
     from recurrify.train.loop import (
-        RecurrentTrainer,
         TrainOutcome,
         Validate,
         ValidatingTrainer,
@@ -22,27 +20,13 @@ if TYPE_CHECKING:
         uses_bf16,
         uses_compile,
     )
-    from recurrify.train.run_folder import (
-        check_vocabulary,
-        count_parameters,
-        earlier_result,
-        explain_full_disk,
-        made_with,
-    )
-    from recurrify.train.settings import (
-        SCHEDULES,
-        AnswerSettings,
-        ClassifySettings,
-        TrainerSettings,
-        TrainSettings,
-    )
+    from recurrify.train.run_folder import earlier_result, explain_full_disk
+    from recurrify.train.settings import AnswerSettings, ClassifySettings, TrainerSettings, TrainSettings
 
-_HOMES = ("settings", "checkpoints", "callbacks", "loop", "run_folder", "finetune", "answer", "classify")
+_HOMES = ("settings", "callbacks", "checkpoints", "loop", "run_folder", "finetune", "answer")
 __all__ = [
-    "SCHEDULES",
     "AnswerSettings",
     "ClassifySettings",
-    "RecurrentTrainer",
     "TrainOutcome",
     "TrainSettings",
     "TrainerSettings",
@@ -50,23 +34,17 @@ __all__ = [
     "ValidatingTrainer",
     "answer_evaluate",
     "answer_train",
-    "check_vocabulary",
-    "classify_train",
-    "count_parameters",
     "earlier_result",
     "explain_full_disk",
     "last_whole_checkpoint",
-    "made_with",
-    "read_questions",
     "run_to_end",
     "seconds_trained",
     "train",
-    "train_answerer",
-    "train_classifier",
     "train_run",
     "trainer_arguments",
     "uses_bf16",
     "uses_compile",
+    "write_checksums",
 ]
 
 

@@ -6,7 +6,6 @@ import random
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,16 +30,14 @@ from recurrify.evaluate.flops import memory_cost
 from recurrify.modeling.task_heads import RecurrentForQuestionAnswering
 from recurrify.modeling.task_loading import PAPERS_ANSWERING, load_task_model
 from recurrify.results import provenance, write_whole
-from recurrify.train.loop import RecurrentTrainer, TrainOutcome, run_task, task_arguments, uses_bf16
+from recurrify.train.loop import TrainOutcome, train_examples, uses_bf16
 from recurrify.train.run_folder import (
     begin_run,
     check_vocabulary,
+    complete_run,
     count_parameters,
     earlier_result,
-    full_disk_explained,
-    run_result,
-    save_run,
-    weights_checksum,
+    recorded,
 )
 from recurrify.train.settings import AnswerSettings
 
@@ -51,19 +48,14 @@ def answer_train(
     settings: AnswerSettings, say: Say, show_progress: bool = True, progress_label: str = ""
 ) -> dict[str, Any]:
     """Train as the settings say, then answer `settings.test`; model, answers and result are left in `settings.out`."""
-    out, started = Path(settings.out), time.time()
+    started = time.time()
     set_seed(settings.seed)
     wanted = settings.recurrence or PAPERS_ANSWERING
     model, tokenizer = load_task_model(settings.model, RecurrentForQuestionAnswering, wanted)
     asked = read_questions(settings.data, say)
     test = read_questions(settings.test, say) if settings.test is not None else None
-    settings = replace(
-        settings,
-        recurrence=model.recurrence.to_dict(),
-        data_checksum=checksum(asked.questions),
-        held_out_checksum=None if test is None else checksum(test.questions),
-        model_checksum=weights_checksum(model),
-    )
+    held_out = None if test is None else checksum(test.questions)
+    settings = recorded(settings, model, checksum(asked.questions), held_out)
     earlier = earlier_result(settings, say)
     if earlier is not None:
         return earlier
@@ -75,47 +67,26 @@ def answer_train(
         f"{settings.model}: {parameters['base']:,} parameters, {parameters['added']:,} added by "
         f"{model.recurrence.mechanism!r}; {len(learnable):,} questions in windows of {model.recurrence.window}"
     )
-    with full_disk_explained(settings.out):
-        outcome = train_answerer(model, learnable, settings, tokenizer, show_progress, progress_label)
-    handled = {"asked": len(asked.questions), "trained_on": len(learnable), "handled": dict(counts)}
-    if not outcome.finished:
-        say(f"stopped and saved after {outcome.steps:,} steps: run the same command to resume")
-        return run_result("answer-train", settings, model, outcome, started, questions=handled)
-    scores: dict[str, Any] = {}
-    if test is not None:
-        answers, scores["test"] = answer_questions(
-            model, tokenizer, test, say, settings.longest_answer, bf16=uses_bf16(settings.precision)
-        )
-        if is_first():
-            write_predictions(answers, test.style, out / PREDICTIONS_FILE)
-    result = run_result("answer-train", settings, model, outcome, started, questions=handled, **scores)
-    save_run(model, tokenizer, result, out)
-    return result
-
-
-def train_answerer(
-    model: RecurrentForQuestionAnswering,
-    questions: Sequence[WindowedQuestion],
-    settings: AnswerSettings,
-    tokenizer: Any = None,
-    show_progress: bool = True,
-    progress_label: str = "",
-) -> TrainOutcome:
-    """Train `model` in place, resuming from the newest intact checkpoint in `settings.out`."""
     if settings.freeze_base:
         model.base.base_model.requires_grad_(False)
     pad = getattr(tokenizer, "pad_token_id", None) or 0
-    trainer = RecurrentTrainer(
-        model=model,
-        args=task_arguments(settings, len(questions)),
-        train_dataset=list(questions),
-        data_collator=partial(collate_questions, pad_token_id=pad, window=model.recurrence.window),
-        processing_class=tokenizer,
-        validate=None,
-        added_learning_rate=settings.added_learning_rate,
-    )
-    tokens = sum(len(window) for question in questions for window in question.windows)
-    return run_task(trainer, settings, tokens, len(questions), show_progress, progress_label)
+    collate = partial(collate_questions, pad_token_id=pad, window=model.recurrence.window)
+    tokens = sum(len(window) for question in learnable for window in question.windows)
+
+    def fit() -> TrainOutcome:
+        return train_examples(model, learnable, collate, settings, tokens, tokenizer, show_progress, progress_label)
+
+    def scores() -> dict[str, Any]:
+        if test is None:
+            return {}
+        bf16 = uses_bf16(settings.precision)
+        answers, found = answer_questions(model, tokenizer, test, say, settings.longest_answer, bf16=bf16)
+        if is_first():
+            write_predictions(answers, test.style, Path(settings.out) / PREDICTIONS_FILE)
+        return {"test": found}
+
+    handled = {"asked": len(asked.questions), "trained_on": len(learnable), "handled": dict(counts)}
+    return complete_run("answer-train", settings, model, tokenizer, say, started, fit, scores, questions=handled)
 
 
 def answer_evaluate(

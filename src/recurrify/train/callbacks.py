@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -14,6 +15,11 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from recurrify.console import heartbeat, say, time_left
 from recurrify.errors import UserError
 from recurrify.interrupts import Interrupt
+from recurrify.train.checkpoints import remove_old_checkpoints, write_checksums
+
+
+class StoppedValidation(Exception):  # noqa: N818 - not an error
+    """A signal ended a validation: the step is saved, and validated when the run resumes."""
 
 
 class StopEarly(TrainerCallback, Interrupt):
@@ -39,6 +45,12 @@ class StopEarly(TrainerCallback, Interrupt):
             control.should_save = control.should_training_stop = True
         return control
 
+    def check_validation(self, args: TrainingArguments) -> None:
+        """Raise `StoppedValidation` after a signal; called often while all processes validate."""
+        (self.interrupted,) = _any_process((self.heard,), args)
+        if self.interrupted:
+            raise StoppedValidation
+
 
 def _any_process(flags: Sequence[bool], args: TrainingArguments) -> list[bool]:
     """Each flag, set if it is set in any of the processes that train together."""
@@ -50,7 +62,15 @@ def _any_process(flags: Sequence[bool], args: TrainingArguments) -> list[bool]:
 
 
 class EndInOrder(TrainerCallback):
-    """Validate and save the last step, whatever the interval."""
+    """Validate and save the last step, whatever the interval; finish each checkpoint before an old one is removed."""
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if args.world_size > 1:
+            torch.distributed.barrier()  # each process has a file in it
+        if state.is_world_process_zero:
+            folder = Path(str(args.output_dir))
+            write_checksums(folder / f"checkpoint-{state.global_step}")
+            remove_old_checkpoints(folder)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -113,6 +133,7 @@ class ShowProgress(TrainerCallback):
         self.bar: Progress | None = None
         self.started, self.first_step = 0.0, 0
         self.text, self.loss, self.valid = "preparing the first step", "", ""
+        self.validated = 0
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.started, self.first_step = time.monotonic(), state.global_step
@@ -155,6 +176,13 @@ class ShowProgress(TrainerCallback):
         if logs and "loss" in logs:
             self.loss = f"  loss {logs['loss']:.3f}"
 
+    def show_validation(self, state: TrainerState, tokens: int) -> None:
+        """Show that so many more tokens of the validation are done."""
+        self.validated += tokens
+        self.text = f"step {state.global_step}/{state.max_steps}{self.loss}  validating: {self.validated:,} tokens"
+        if self.bar is not None:
+            self.bar.update(self.bar.tasks[0].id, text=self.text)
+
     def on_evaluate(
         self,
         args: TrainingArguments,
@@ -163,6 +191,7 @@ class ShowProgress(TrainerCallback):
         metrics: dict[str, float] | None = None,
         **_: Any,
     ) -> None:
+        self.validated = 0
         if metrics and "eval_loss" in metrics:
             self.valid = f"  valid {metrics['eval_loss']:.3f}"
 

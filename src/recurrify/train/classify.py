@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from torch.utils.data import Sampler
 from transformers import AutoConfig, set_seed
 
 from recurrify.console import is_first, progress_bar
-from recurrify.data.labelled import LabelledTexts, hold_out, joined_checksum, load_labelled, shortened
+from recurrify.data.labelled import LabelledTexts, hold_out, load_labelled, shortened
 from recurrify.data.labelled_windows import GroupedByLength, collate_texts, tokenize_texts
 from recurrify.data.texts import Say
 from recurrify.errors import UserError
@@ -30,16 +30,14 @@ from recurrify.modeling.loading import resolve_name
 from recurrify.modeling.task_heads import RecurrentForSequenceClassification
 from recurrify.modeling.task_loading import load_task_model
 from recurrify.results import check_overwrites_nothing, provenance, write_whole
-from recurrify.train.loop import RecurrentTrainer, TrainOutcome, run_task, task_arguments, uses_bf16
+from recurrify.train.loop import RecurrentTrainer, TrainOutcome, train_examples, uses_bf16
 from recurrify.train.run_folder import (
     begin_run,
     check_vocabulary,
+    complete_run,
     count_parameters,
     earlier_result,
-    full_disk_explained,
-    run_result,
-    save_run,
-    weights_checksum,
+    recorded,
 )
 from recurrify.train.settings import ClassifySettings
 from recurrify.windows import schedule
@@ -96,12 +94,8 @@ def classify_train(
     classifier = load_classifier(settings.model, settings.recurrence, classes)
     model = classifier.model
     _set_language_weight(classifier, settings.language_weight)
-    settings = replace(
-        settings,
-        recurrence=model.recurrence.to_dict(),
-        data_checksum=given.checksum() if settings.test is None else joined_checksum(given, test),
-        model_checksum=weights_checksum(model),
-    )
+    held_out = None if settings.test is None else test.checksum()
+    settings = recorded(settings, model, given.checksum(), held_out)
     earlier = earlier_result(settings, say)
     if earlier is not None:
         return earlier
@@ -113,27 +107,31 @@ def classify_train(
         f"{model.recurrence.mechanism!r}; {len(tokens):,} texts, {windows_per_text(model, tokens):.1f} windows of "
         f"{model.recurrence.window} tokens each"
     )
-    labels = texts.numbers(classifier.classes)
-    with full_disk_explained(settings.out):
-        outcome = train_classifier(model, tokens, labels, settings, classifier.tokenizer, show_progress, progress_label)
-    found: dict[str, Any] = {
-        "classes": classifier.classes,
-        "texts": {
-            "trained_on": texts.counts,
-            "tested_on": test.counts,
-            "tested_and_trained_on": seen,
-            "empty": len(given.empty),
-        },
+    if settings.freeze_base:
+        for name, parameter in model.base.base_model.named_parameters():
+            parameter.requires_grad_(name.startswith("pooler."))  # a pooler belongs to the new head
+    labels = texts.numbers(classifier.classes).tolist()
+    examples = [{"input_ids": ids, "labels": label} for ids, label in zip(tokens, labels, strict=True)]
+    collate = partial(collate_texts, pad_token_id=classifier.tokenizer.pad_token_id)
+
+    def fit() -> TrainOutcome:
+        total, tokenizer = sum(map(len, tokens)), classifier.tokenizer
+        shown = (show_progress, progress_label)
+        return train_examples(model, examples, collate, settings, total, tokenizer, *shown, kind=ClassifierTrainer)
+
+    def scores() -> dict[str, Any]:
+        bf16 = uses_bf16(settings.precision)
+        found, _ = score_texts(classifier, test, settings.batch, bf16, show_progress and is_first())
+        return {"test": {**found, "data": "a tenth, held out" if settings.test is None else settings.test}}
+
+    counts = {
+        "trained_on": texts.counts,
+        "tested_on": test.counts,
+        "tested_and_trained_on": seen,
+        "empty": len(given.empty),
     }
-    if not outcome.finished:
-        say(f"stopped and saved after {outcome.steps:,} steps: run the same command to resume")
-        return run_result("classify-train", settings, model, outcome, started, **found)
-    bf16 = uses_bf16(settings.precision)
-    found["test"], _ = score_texts(classifier, test, settings.batch, bf16, show_progress and is_first())
-    found["test"]["data"] = "a tenth, held out" if settings.test is None else settings.test
-    result = run_result("classify-train", settings, model, outcome, started, **found)
-    save_run(model, classifier.tokenizer, result, Path(settings.out))
-    return result
+    facts = {"classes": classifier.classes, "texts": counts}
+    return complete_run("classify-train", settings, model, classifier.tokenizer, say, started, fit, scores, **facts)
 
 
 class ClassifierTrainer(RecurrentTrainer):
@@ -144,31 +142,6 @@ class ClassifierTrainer(RecurrentTrainer):
         return GroupedByLength(
             [len(text["input_ids"]) for text in texts], self.args.per_device_train_batch_size, self.args.seed
         )
-
-
-def train_classifier(
-    model: RecurrentForSequenceClassification,
-    tokens: Sequence[np.ndarray],
-    labels: np.ndarray,
-    settings: ClassifySettings,
-    tokenizer: Any,
-    show_progress: bool = True,
-    progress_label: str = "",
-) -> TrainOutcome:
-    """Train `model` in place, resuming from the newest intact checkpoint in `settings.out`."""
-    if settings.freeze_base:
-        for name, parameter in model.base.base_model.named_parameters():
-            parameter.requires_grad_(name.startswith("pooler."))  # a pooler belongs to the new head
-    trainer = ClassifierTrainer(
-        model=model,
-        args=task_arguments(settings, len(tokens)),
-        train_dataset=[{"input_ids": ids, "labels": label} for ids, label in zip(tokens, labels.tolist(), strict=True)],
-        data_collator=partial(collate_texts, pad_token_id=tokenizer.pad_token_id),
-        processing_class=tokenizer,
-        validate=None,
-        added_learning_rate=settings.added_learning_rate,
-    )
-    return run_task(trainer, settings, sum(map(len, tokens)), len(tokens), show_progress, progress_label)
 
 
 def classify_evaluate(

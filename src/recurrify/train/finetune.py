@@ -2,10 +2,9 @@
 
 import math
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from transformers import EarlyStoppingCallback, TrainerState, TrainingArguments, set_seed
@@ -35,13 +34,11 @@ from recurrify.train.loop import (
 from recurrify.train.run_folder import (
     begin_run,
     check_vocabulary,
+    complete_run,
     count_parameters,
     earlier_result,
-    full_disk_explained,
     own_gpu,
-    run_result,
-    save_run,
-    weights_checksum,
+    recorded,
 )
 from recurrify.train.settings import TrainSettings
 
@@ -50,21 +47,14 @@ def train_run(
     settings: TrainSettings, say: Say, show_progress: bool = True, progress_label: str = ""
 ) -> dict[str, Any]:
     """Train as the settings say, and leave model and result in `settings.out`; resumes a run that stopped there."""
-    out, started = Path(settings.out), time.time()
+    started = time.time()
     set_seed(settings.seed)
     with busy(f"loading {settings.model}") if show_progress and not progress_label else nullcontext():
         model, tokenizer = load_model(settings.model, settings.recurrence, device=own_gpu())
     texts, text_sum = read_text(settings.data, "train", tokenizer, say, settings.text_field)
     source, split = (settings.valid, "all") if settings.valid else (settings.data, "valid")
     valid_texts, valid_sum = read_text(source, split, tokenizer, say, settings.text_field, settings.valid_tokens)
-    # The record has every setting of the model, those left to defaults included.
-    settings = replace(
-        settings,
-        recurrence=model.recurrence.to_dict(),
-        data_checksum=text_sum,
-        held_out_checksum=valid_sum,
-        model_checksum=weights_checksum(model),
-    )
+    settings = recorded(settings, model, text_sum, valid_sum)
     earlier = earlier_result(settings, say)
     if earlier is not None:
         return earlier
@@ -73,22 +63,20 @@ def train_run(
     sequences = TrainingSequences(texts, window=recurrence.window, overlap=recurrence.overlap, windows=settings.windows)
     begin_run(settings)
 
-    def validate(model: RecurrentForCausalLM) -> dict[str, float]:
-        found = evaluate_documents(model, valid_texts, rows=max(8, settings.batch), bf16=uses_bf16(settings.precision))
+    def validate(model: RecurrentForCausalLM, advance: Callable[[int], None]) -> dict[str, float]:
+        rows, half = max(8, settings.batch), uses_bf16(settings.precision)
+        found = evaluate_documents(model, valid_texts, rows=rows, bf16=half, progress=advance)
         return {"loss": found.total_nll / int(found.tokens.sum()), "perplexity_per_word": found.perplexity_per_word}
 
     say(
         f"{settings.model}: {count_parameters(model)['base']:,} parameters; windows of {recurrence.window}, overlap "
         f"{recurrence.overlap}, {settings.windows} in a sequence; {memory_cost(model)}"
     )
-    with full_disk_explained(settings.out):
-        outcome = train(model, sequences, settings, validate, tokenizer, show_progress, progress_label)
-    result = run_result("train", settings, model, outcome, started)
-    if outcome.finished:
-        save_run(model, tokenizer, result, out)
-    else:
-        say(f"stopped and saved after {outcome.tokens:,} tokens: run the same command to resume")
-    return result
+
+    def fit() -> TrainOutcome:
+        return train(model, sequences, settings, validate, tokenizer, show_progress, progress_label)
+
+    return complete_run("train", settings, model, tokenizer, say, started, fit)
 
 
 def train(
@@ -160,7 +148,6 @@ def training_arguments(settings: TrainSettings, sequences: TrainingSequences, va
         interval,
         lr_scheduler_type=settings.schedule,
         train_sampling_strategy="group_by_length" if settings.group_by_length else "random",
-        save_total_limit=2,
         restore_callback_states_from_checkpoint=True,  # a resumed run keeps the patience it had left
         ddp_find_unused_parameters=True,  # a batch of one-window texts gives the memory no gradients
         **(validation if validates else {}),

@@ -4,6 +4,7 @@ import importlib.util
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from transformers import Trainer, TrainerCallback, TrainerState, TrainingArgumen
 from transformers.integrations import is_tensorboard_available
 from transformers.trainer_callback import PrinterCallback
 
+from recurrify.console import busy, is_first
 from recurrify.data.sequences import IGNORED
 from recurrify.errors import UserError
 from recurrify.speed.backends import leave_out_cudnn
@@ -27,12 +29,15 @@ from recurrify.train.callbacks import (
     ShowProgress,
     StopEarly,
     StopOnNonFinite,
+    StoppedValidation,
     non_finite,
+    seconds_trained,
 )
-from recurrify.train.checkpoints import last_whole_checkpoint
+from recurrify.train.checkpoints import STATE_FILE, best_checkpoint, last_whole_checkpoint, write_checksums
 from recurrify.train.settings import TrainerSettings
 
-Validate = Callable[[Any], Mapping[str, float]]
+Validate = Callable[[Any, Callable[[int], None]], Mapping[str, float]]
+"""The scores of a model; it reports the tokens of each forward pass to its second argument, which may end it."""
 MOST_CHECKPOINTS = 10
 """Written during a run on examples; only the newest is kept."""
 
@@ -64,6 +69,8 @@ class ValidatingTrainer(Trainer):
         self.validate = validate
         self.compiles = compiles
         self.quick: Any = None
+        self.advance: Callable[[int], None] = lambda tokens: None
+        """Called during validation with the tokens of each forward pass; `StoppedValidation` ends it."""
 
     def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
         if self.compiles:
@@ -88,11 +95,19 @@ class ValidatingTrainer(Trainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        assert self.validate is not None
-        metrics = {f"{metric_key_prefix}_{name}": value for name, value in self.validate(self.model).items()}
+        try:
+            metrics = self.validation_metrics(metric_key_prefix)
+        except StoppedValidation:
+            self.control.should_save = self.control.should_training_stop = True
+            return {f"{metric_key_prefix}_loss": math.inf}  # never the best
         self.log(dict(metrics))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
+
+    def validation_metrics(self, prefix: str = "eval") -> dict[str, float]:
+        """The scores of the model on the validation data."""
+        assert self.validate is not None
+        return {f"{prefix}_{name}": value for name, value in self.validate(self.model, self.advance).items()}
 
 
 class RecurrentTrainer(ValidatingTrainer):
@@ -235,13 +250,12 @@ def task_arguments(settings: Any, examples: int) -> TrainingArguments:
         steps,
         max(min(updates, steps), math.ceil(steps / MOST_CHECKPOINTS)),
         lr_scheduler_type=settings.schedule,
-        save_total_limit=1,
         ddp_find_unused_parameters=True,  # a batch of one-window examples gives the memory no gradients
     )
 
 
 def run_to_end(
-    trainer: Trainer,
+    trainer: ValidatingTrainer,
     settings: TrainerSettings,
     tokens_of: Callable[[int], int],
     *,
@@ -267,17 +281,28 @@ def run_to_end(
     trainer.remove_callback(PrinterCallback)
     for callback in (*first, CountSeconds(), EndInOrder(), *([progress] if show_progress else []), stop, *last):
         trainer.add_callback(callback)
-    resume = last_whole_checkpoint(Path(settings.out))
-    if resume is not None:
-        state = TrainerState.load_from_json(str(resume / "trainer_state.json"))
-        if state.global_step >= trainer.args.max_steps or is_over(state):
-            # Stopped between the last step and the saving of the model; Trainer would take one step more.
-            best = resume.with_name(f"checkpoint-{state.best_global_step}")
-            load_weights(trainer.model, (best if best.is_dir() else resume) / "model.safetensors", strict=False)
-            return TrainOutcome(True, state.global_step, _tokens(state, tokens_of), state.log_history)
+
+    def advance(tokens: int) -> None:
+        stop.check_validation(trainer.args)
+        progress.show_validation(trainer.state, tokens)
+
+    trainer.advance = advance
+    with trainer.args.main_process_first(local=False):  # it removes damaged checkpoints
+        resume = last_whole_checkpoint(Path(settings.out))
     try:
         with stop.listening():
+            if resume is not None:
+                state = TrainerState.load_from_json(str(resume / STATE_FILE))
+                if _was_not_validated(state, trainer.args):
+                    with busy(f"validating step {state.global_step}") if show_progress else nullcontext():
+                        _validate_saved(trainer, state, resume)
+                if state.global_step >= trainer.args.max_steps or is_over(state):
+                    # Stopped between the last step and the saving of the model; Trainer would take one step more.
+                    load_weights(trainer.model, best_checkpoint(resume) / "model.safetensors", strict=False)
+                    return TrainOutcome(True, state.global_step, _tokens(state, tokens_of), state.log_history)
             trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+    except StoppedValidation:  # of the checkpoint that the run resumes from, which stays as it is
+        trainer.state = state
     finally:
         progress.close()
     return TrainOutcome(
@@ -289,16 +314,61 @@ def run_to_end(
     )
 
 
+def _was_not_validated(state: TrainerState, args: TrainingArguments) -> bool:
+    """Whether a signal ended the validation of a saved step."""
+    due = args.eval_strategy != "no" and (
+        state.global_step % args.eval_steps == 0 or state.global_step >= args.max_steps
+    )
+    return due and not any("eval_loss" in one and one["step"] == state.global_step for one in state.log_history)
+
+
+def _validate_saved(trainer: ValidatingTrainer, state: TrainerState, checkpoint: Path) -> None:
+    """Validate a checkpoint, and write into its state what Trainer would have written at this step."""
+    load_weights(trainer.model, checkpoint / "model.safetensors", strict=False)
+    metrics = trainer.validation_metrics()
+    entry = {**metrics, "epoch": state.epoch, "step": state.global_step, "seconds": seconds_trained(state.log_history)}
+    state.log_history.append(entry)
+    is_best = metrics["eval_loss"] < (math.inf if state.best_metric is None else state.best_metric)
+    if is_best and trainer.args.metric_for_best_model is not None:
+        state.best_metric, state.best_global_step = metrics["eval_loss"], state.global_step
+        state.best_model_checkpoint = str(checkpoint)
+    patience: Any = state.stateful_callbacks.get("EarlyStoppingCallback")
+    if patience is not None:
+        counter = patience["attributes"]["early_stopping_patience_counter"]
+        patience["attributes"]["early_stopping_patience_counter"] = 0 if is_best else counter + 1
+    if is_first():
+        state.save_to_json(str(checkpoint / STATE_FILE))
+        write_checksums(checkpoint)
+    trainer.accelerator.wait_for_everyone()
+
+
 def _tokens(state: TrainerState, tokens_of: Callable[[int], int]) -> int:
     """The tokens that the trainer counted, or the average of its steps."""
     return state.num_input_tokens_seen or tokens_of(state.global_step)
 
 
-def run_task(
-    trainer: RecurrentTrainer, settings: Any, tokens: int, examples: int, show_progress: bool, progress_label: str
+def train_examples(
+    model: Any,
+    examples: Sequence[Any],
+    collate: Callable[[Any], dict[str, Tensor]],
+    settings: Any,
+    tokens: int,
+    tokenizer: Any,
+    show_progress: bool,
+    progress_label: str,
+    kind: type[RecurrentTrainer] = RecurrentTrainer,
 ) -> TrainOutcome:
-    """Train on examples that have so many `tokens` together."""
-    per_step = round(tokens / examples) * settings.batch * settings.accumulate * trainer.args.world_size
+    """Train on examples that have so many `tokens` together, resuming from the newest intact checkpoint."""
+    trainer = kind(
+        model=model,
+        args=task_arguments(settings, len(examples)),
+        train_dataset=examples,
+        data_collator=collate,
+        processing_class=tokenizer,
+        validate=None,
+        added_learning_rate=settings.added_learning_rate,
+    )
+    per_step = round(tokens / len(examples)) * settings.batch * settings.accumulate * trainer.args.world_size
     return run_to_end(
         trainer,
         settings,

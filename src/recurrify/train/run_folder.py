@@ -3,49 +3,69 @@
 import errno
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 
 from recurrify.console import is_first
 from recurrify.data.texts import Say
 from recurrify.errors import UserError
 from recurrify.evaluate.flops import memory_cost
+from recurrify.modeling.loading import own_memory
 from recurrify.records import CONFIG_FILE, MODEL_FOLDER, RESULT_FILE, RUN_FILE, RunRecord
 from recurrify.results import load_result, provenance, save_result, write_whole
 from recurrify.train.callbacks import seconds_trained
-from recurrify.train.checkpoints import last_whole_checkpoint
+from recurrify.train.checkpoints import checkpoints, last_whole_checkpoint, step_of
 from recurrify.train.loop import TrainOutcome
-from recurrify.train.settings import TrainerSettings
+from recurrify.train.settings import MemorySettings, TrainerSettings
 
+Settings = TypeVar("Settings", bound=MemorySettings)
 LEGS_FILE = "legs.json"
 """One entry for each time a run was started or resumed, until its result has them."""
 WRITTEN = (RESULT_FILE, MODEL_FOLDER, "training.safetensors", "checkpoint-*")
 """What runs leave in their folder."""
+LEFTOVERS = (".*.tmp", ".saving-*", f"{MODEL_FOLDER}/.*.tmp", f"{MODEL_FOLDER}/.saving-*")
+"""What killed processes leave of files that they were writing."""
 
 
-def last_step(out: Path) -> int | None:
-    """The step of the newest intact checkpoint."""
-    checkpoint = last_whole_checkpoint(out)
-    return None if checkpoint is None else int(checkpoint.name.split("-")[1])
+def recorded(settings: Settings, model: Any, data_checksum: str, held_out_checksum: str | None) -> Settings:
+    """The settings as the record of a run has them: with every setting of the model, and checksums of all inputs."""
+    return replace(
+        settings,
+        recurrence=model.recurrence.to_dict(),
+        data_checksum=data_checksum,
+        held_out_checksum=held_out_checksum,
+        model_checksum=_weights_checksum(model, with_memory=bool(own_memory(settings.model))),
+    )
 
 
-def earlier_result(
-    settings: RunRecord,
-    say: Say,
-    saved_step: Callable[[Path], int | None] = last_step,
-    also_written: Sequence[str] = (),
-) -> dict[str, Any] | None:
+def _weights_checksum(model: Any, with_memory: bool) -> str:
+    """A checksum of the weights that a run starts from, quick and the same on every device.
+
+    A new memory may look at what the base computes, which differs between devices, so it does not count.
+    """
+    weights = list(model.base.parameters())
+    if with_memory:
+        weights += model.added_parameters().values()
+    total = 0
+    for number, parameter in enumerate(weights, 1):
+        total ^= (number * int(torch.hash_tensor(parameter.detach()).item())) & (2**64 - 1)
+    return f"{total:016x}"
+
+
+def earlier_result(settings: RunRecord, say: Say, also_written: Sequence[str] = ()) -> dict[str, Any] | None:
     """The result of a finished run in the folder `settings.out`; None if there is something to train.
 
     Args:
         settings: The settings of the run.
         say: Prints a line.
-        saved_step: The step from which a stopped run resumes.
         also_written: Names of files that only this kind of run leaves.
 
     Raises:
@@ -68,9 +88,10 @@ def earlier_result(
             )
         say(f"{settings.out} is finished: nothing to do (choose another --out to train again).")
         return load_result(out / RESULT_FILE)
-    step = saved_step(out)
-    where = "from the start: there is no intact checkpoint" if step is None else f"from step {step}"
-    say(f"resuming the run in {settings.out} {where}")
+    if is_first():
+        last = last_whole_checkpoint(out)
+        where = "from the start: there is no intact checkpoint" if last is None else f"from step {step_of(last)}"
+        say(f"resuming the run in {settings.out} {where}")
     return None
 
 
@@ -102,15 +123,39 @@ def _is_empty_folder(path: Path) -> bool:
 
 
 def begin_run(settings: TrainerSettings) -> None:
-    """Write the run's record, before anything else, and the entry of this start; removes unfinished checkpoints."""
+    """Write the run's record, before anything else, and the entry of this start; removes leftovers of killed starts."""
     out = Path(settings.out)
     if not is_first():
         return
     settings.write()
-    first_step = last_step(out) or 0
+    for leftover in (path for pattern in LEFTOVERS for path in out.glob(pattern)):
+        shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+    first_step = max(map(step_of, checkpoints(out)), default=0)  # `earlier_result` has removed those that are damaged
     earlier = load_result(out / LEGS_FILE)["legs"] if first_step and (out / LEGS_FILE).is_file() else []
     leg = {"first_step": first_step, **made_with(provenance({}))}
     write_whole(out / LEGS_FILE, (json.dumps({"legs": [*earlier, leg]}, indent=1) + "\n").encode())
+
+
+def complete_run(
+    kind: str,
+    settings: TrainerSettings,
+    model: Any,
+    tokenizer: Any,
+    say: Say,
+    started: float,
+    fit: Callable[[], TrainOutcome],
+    scores: Callable[[], dict[str, Any]] = dict,
+    **facts: Any,
+) -> dict[str, Any]:
+    """Train with `fit`; if the run is finished, add `scores` and save model and result. Returns the result."""
+    with full_disk_explained(settings.out):
+        outcome = fit()
+        if not outcome.finished:
+            say(f"stopped and saved after {outcome.steps:,} steps: run the same command to resume")
+            return run_result(kind, settings, model, outcome, started, **facts)
+        result = run_result(kind, settings, model, outcome, started, **facts, **scores())
+        save_run(model, tokenizer, result, Path(settings.out))
+    return result
 
 
 def made_with(origin: Mapping[str, Any]) -> dict[str, str]:
@@ -161,11 +206,20 @@ def save_run(model: Any, tokenizer: Any, result: Mapping[str, Any], out: Path) -
     """Save the model and then the result, which marks the run as finished."""
     if not is_first():
         return
-    with full_disk_explained(str(out)):
-        model.save_pretrained(out / MODEL_FOLDER)
-        tokenizer.save_pretrained(out / MODEL_FOLDER)
+    model.save_pretrained(out / MODEL_FOLDER, about=_about(result))
+    tokenizer.save_pretrained(out / MODEL_FOLDER)
     save_result(out / RESULT_FILE, result)
     (out / LEGS_FILE).unlink(missing_ok=True)
+
+
+def _about(result: Mapping[str, Any]) -> dict[str, Any]:
+    """For the page beside the model: the name of the data without the folders above it, and the last validation."""
+    data = result["provenance"]["config"].get("data")
+    scores: dict[str, float] = {}
+    for entry in result["history"]:
+        numbers = {name: value for name, value in entry.items() if isinstance(value, int | float)}
+        scores |= {name: value for name, value in numbers.items() if name in ("eval_loss", "eval_perplexity_per_word")}
+    return {"data": Path(data).name if data else None, "results": scores}
 
 
 @contextmanager
@@ -173,16 +227,19 @@ def full_disk_explained(out: str) -> Iterator[None]:
     """Turn the errors of a full or read-only disk into a sentence."""
     try:
         yield
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, SafetensorError) as error:
         raise explain_full_disk(error, out) from error
 
 
+TORCH_CANNOT_WRITE = ("PytorchStreamWriter", "inline_container.cc", "iostream error", os.strerror(errno.ENOSPC))
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)
+
+
 def explain_full_disk(error: Exception, out: str) -> Exception:
-    """A `UserError` for a full or read-only disk, which torch reports as a RuntimeError; other errors as they are."""
+    """A `UserError` if a file could not be written, which torch reports as a RuntimeError; other errors as they are."""
     text = str(error)
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-        pass
-    elif not ("No space left" in text or "PytorchStreamWriter" in text):
+    written = isinstance(error, SafetensorError) or any(words in text for words in TORCH_CANNOT_WRITE)
+    if not written and getattr(error, "errno", None) not in FULL_DISK:
         return error
     return UserError(
         f"Could not write to {out!r} ({text.splitlines()[0]}): free some space and run the same command again to "
@@ -194,14 +251,6 @@ def count_parameters(model: Any) -> dict[str, int]:
     """Parameters of the base model and of the memory."""
     added = sum(parameter.numel() for parameter in model.added_parameters().values())
     return {"base": sum(p.numel() for p in model.base.parameters()), "added": added}
-
-
-def weights_checksum(model: Any) -> str:
-    """A checksum of the weights of a model's base, quick and the same on every device."""
-    total = 0
-    for number, parameter in enumerate(model.base.base_model.parameters(), 1):
-        total ^= (number * int(torch.hash_tensor(parameter.detach()).item())) & (2**64 - 1)
-    return f"{total:016x}"
 
 
 def check_vocabulary(model: Any, texts: Iterable[Any], name: str) -> None:

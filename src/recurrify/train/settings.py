@@ -1,12 +1,12 @@
 """The settings of every training run on Hugging Face's Trainer. Nothing here imports torch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from recurrify.errors import UserError
 from recurrify.records import BUDGET, RunRecord
-from recurrify.settings import check_choice, check_settings, setting
+from recurrify.settings import setting
 from recurrify.train.memories import BEST, learns
 
 SCHEDULES = ("constant_with_warmup", "linear", "cosine")
@@ -21,6 +21,10 @@ class TrainerSettings(RunRecord):
     """The settings that all runs on Hugging Face's Trainer share."""
 
     may_differ: ClassVar[tuple[str, ...]] = ("max_minutes", "out", "report_to")
+    input_names: ClassVar[Mapping[str, str]] = {
+        "data_checksum": "the training data",
+        "held_out_checksum": "the validation or test data",
+    }
 
     batch: int = setting(8, at_least=1, panel=TRAINING, basic=True)
     """Sequences per step and device."""
@@ -42,25 +46,12 @@ class TrainerSettings(RunRecord):
     """Where curves go: tensorboard, wandb or none."""
     data_checksum: str | None = setting(None, recorded=True, option=False)
     """SHA-256 of the training data."""
+    held_out_checksum: str | None = setting(None, recorded=True, option=False)
+    """SHA-256 of the validation or test data."""
 
     def warmup(self, steps: int) -> int:
         """The warm-up of a run of this many steps."""
         return self.warmup_steps if self.warmup_steps is not None else min(WARMUP_STEPS, int(WARMUP_SHARE * steps))
-
-    def check(self, at_least: Mapping[str, float], positive: Sequence[str]) -> None:
-        """Check the declared settings, and more of them by name."""
-        check_settings(self)
-        for name, least in at_least.items():
-            if not getattr(self, name) >= least:
-                raise UserError(f"`{name}` must be at least {least}: got {getattr(self, name)}.")
-        for name in positive:
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise UserError(f"`{name}` must be a positive number: got {value}.")
-
-    def check_choice(self, name: str, *known: str) -> None:
-        """Raise `UserError` unless a setting is one of `known`."""
-        check_choice(name, getattr(self, name), *known)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +59,7 @@ class MemorySettings(TrainerSettings):
     """The settings of runs that train a model with a memory."""
 
     input_names: ClassVar[Mapping[str, str]] = {
-        "data_checksum": "the training data",
-        "held_out_checksum": "the validation or test data",
+        **TrainerSettings.input_names,
         "model_checksum": "the weights of the base model",
     }
 
@@ -87,8 +77,6 @@ class MemorySettings(TrainerSettings):
     """Passes over the training data."""
     schedule: str = setting("linear", choices=SCHEDULES, option=False)
     """Learning rate after the warm-up: constant_with_warmup, linear or cosine."""
-    held_out_checksum: str | None = setting(None, recorded=True, option=False)
-    """SHA-256 of the validation or test data."""
     model_checksum: str | None = setting(None, recorded=True, option=False)
     """Checksum of the base model's weights."""
 

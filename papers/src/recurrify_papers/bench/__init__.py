@@ -1,1 +1,1 @@
-"""Speed and memory of recurrify beside transformers, a naive loop and other packages."""
+"""Speed and memory of recurrify compared with transformers, a naive loop and other packages."""

@@ -1,66 +1,51 @@
-"""`recurrify bench`: parts that each measure groups of rows, saved as they finish and skipped when they are there."""
+"""`recurrify bench`: parts that each measure groups of rows. Every group is saved as soon as it is measured."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch.utils.benchmark import Timer
 
-from recurrify import UserError
-from recurrify.results import load_result, provenance, save_result
+from recurrify.console import say
+from recurrify.results import provenance, save_result
 from recurrify_papers.bench.sizes import Size
-from recurrify_papers.bench.timing import OUT_OF_TIME, Row
-
-Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
-IDENTITY = ("batch", "tokens", "documents", "prompt", "packages")
-"""What names a group of a part."""
+from recurrify_papers.bench.timing import Row
 
 
 class Part(NamedTuple):
     purpose: str
     function: str
-    """`module:function` below this package; yields groups."""
+    """`module:function` in this package; takes a `Bench` and yields groups."""
 
 
 PARTS = {
-    "training": Part("training steps beside transformers", "training:measure_training"),
+    "training": Part("training steps compared with transformers", "training:measure_training"),
     "lengths": Part("memory and speed of a step by the length of a sequence", "training:measure_lengths"),
     "generation": Part("time per generated token by the length of the text", "inference:measure_generation"),
     "reading": Part("scoring documents", "inference:measure_reading"),
-    "naive": Part("the paper's carry beside a naive loop", "training:measure_naive"),
-    "peers": Part("training beside other packages", "peers:measure_peers"),
+    "naive": Part("the paper's carry compared with a naive loop", "training:measure_naive"),
+    "peers": Part("training compared with other packages", "peers:measure_peers"),
 }
 
 
 @dataclass
 class Bench:
-    """What every part is given."""
+    """What is measured."""
 
     size: Size
     device: torch.device
     memories: tuple[str, ...]
     modes: tuple[str, ...]
     batches: tuple[int, ...]
-    say: Callable[[str], None]
-    progress: Progress
-    deadline: float | None = None
-    """By `time.monotonic()`."""
     ceiling: float | None = None
     """Measured FLOP/s of matrix products."""
-    groups: list[Row] = field(default_factory=list)
-    """What the current part has measured."""
-
-    def has(self, **identity: Any) -> bool:
-        """Whether this group is measured, or there is no time left for it."""
-        measured = any(all(group.get(key) == value for key, value in identity.items()) for group in self.groups)
-        return measured or (self.deadline is not None and time.monotonic() > self.deadline)
 
     def share(self, flops_per_second: float | None) -> float | None:
+        """The share of the ceiling."""
         return None if flops_per_second is None or not self.ceiling else flops_per_second / self.ceiling
 
 
@@ -75,8 +60,8 @@ def measure_ceiling(size: Size, device: torch.device) -> float:
     return best
 
 
-def run_bench(bench: Bench, parts: Sequence[str], out: Path, again: bool = False) -> list[str]:
-    """Measure what is missing; return the names of failed checks. Raises UserError for results of another machine."""
+def run_bench(bench: Bench, parts: Sequence[str], out: Path) -> list[str]:
+    """Measure these parts, replacing their earlier results in `out`; return the names of failed checks."""
     config = {
         "size": bench.size.name,
         "device": torch.cuda.get_device_name(bench.device) if bench.device.type == "cuda" else "cpu",
@@ -84,47 +69,27 @@ def run_bench(bench: Bench, parts: Sequence[str], out: Path, again: bool = False
         "modes": list(bench.modes),
     }
     torch.set_float32_matmul_precision("high")
-    bench.say("measuring the fastest matrix product")
+    say("measuring the fastest matrix product")
     bench.ceiling = measure_ceiling(bench.size, bench.device)
     failed: list[str] = []
     for name in parts:
-        path = out / f"{name}.json"
-        bench.groups = [] if again else _earlier(path, config)
-        bench.say(f"{name}: {PARTS[name].purpose}")
-        started = time.time()
+        say(f"{name}: {PARTS[name].purpose}")
+        started, groups = time.time(), []
         for group in _measure(bench, name):
-            bench.groups.append(group)
+            groups.append(group)
             result = {
                 "kind": "bench",
                 "part": name,
                 "ceiling_flops_per_second": bench.ceiling,
-                "groups": bench.groups,
+                "groups": groups,
                 "provenance": provenance(config, seed=0, started=started),
             }
-            save_result(path, result)
-        failed += [check["name"] for group in bench.groups for check in group["checks"] if not check["passed"]]
+            save_result(out / f"{name}.json", result)
+        failed += [check["name"] for group in groups for check in group["checks"] if not check["passed"]]
     return failed
 
 
 def _measure(bench: Bench, name: str) -> Iterator[Row]:
     module, _, function = PARTS[name].function.partition(":")
     groups: Iterator[Row] = getattr(import_module(f"recurrify_papers.bench.{module}"), function)(bench)
-    for group in groups:
-        if all(row["problem"] == OUT_OF_TIME for row in group["rows"]):
-            return
-        yield group
-
-
-def _earlier(path: Path, config: dict[str, Any]) -> list[Row]:
-    """Groups of an unfinished run of the same command."""
-    if not path.exists():
-        return []
-    result = load_result(path)
-    held = (result.get("provenance") or {}).get("config") or {}
-    for key, value in config.items():
-        if held.get(key) != value:
-            raise UserError(
-                f"{path} was measured with {key} {held.get(key)}, not {value}: choose another --out, or add --again."
-            )
-    groups: list[Row] = result["groups"]
-    return [group for group in groups if not any(row["problem"] == OUT_OF_TIME for row in group["rows"])]
+    return groups

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from recurrify_papers.bench.models import PASSES_BEFORE_GRAPHS, Stepper, random_tokens
+from recurrify_papers.bench.models import Stepper, random_tokens
 from recurrify_papers.bench.sizes import Size
 from recurrify_papers.bench.timing import Row
 
@@ -53,7 +53,7 @@ def distinct_windows(ids: Tensor, window: int) -> Tensor:
 
 @contextmanager
 def random_memory(model: nn.Module) -> Iterator[None]:
-    """Meanwhile the memory depends strongly on its window: its initial weights would hide errors."""
+    """Give the memory large random weights for a while: its initial ones would hide errors."""
     before = _copy(model)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -72,7 +72,7 @@ def observe(stepper: Stepper, ids: Tensor, inside_windows: bool = False) -> Obse
     model, rows = stepper.model, stepper.rows_of(ids)
     with random_memory(model):
         before = _copy(model)
-        for _ in range(PASSES_BEFORE_GRAPHS):
+        for _ in range(stepper.passes):
             model.zero_grad(set_to_none=True)
             model.load_state_dict(before)  # running statistics move with every pass
             loss = stepper.backward(rows, inside_windows=inside_windows)

@@ -67,6 +67,8 @@ class Stepper:
     """A model, its optimizer, and one way to compute its loss."""
 
     modes: tuple[str, ...] = ("eager", "compiled")
+    passes = 1
+    """Passes of one shape after which a step runs as it is timed."""
 
     def __init__(self, name: str, model: nn.Module, device: torch.device, flops_per_token: float) -> None:
         self.name, self.model, self.device = name, model.train(), device
@@ -95,7 +97,7 @@ class Stepper:
         return loss.detach()
 
     def step(self, ids: Tensor, rows: int) -> None:
-        """One update, with so many rows at once."""
+        """One update, with `rows` rows at once."""
         self.optimizer.zero_grad(set_to_none=True)
         for part in self.rows_of(ids).split(rows):
             self.backward(part, part.numel() / ids.numel())
@@ -104,7 +106,7 @@ class Stepper:
 
 
 class Transformers(Stepper):
-    """The unmodified model: every window is a row of its own. With `length`, one window holds so many tokens."""
+    """The unmodified model: every window is a row of its own. With `length`, a window has that length."""
 
     def __init__(self, size: Size, device: torch.device, length: int | None = None) -> None:
         model = base_model(size, device, positions=length)
@@ -136,6 +138,7 @@ class Recurrent(Stepper):
 
     def prepare(self, mode: str, checkpoint: bool, rows: int) -> None:
         self.mode = mode
+        self.passes = PASSES_BEFORE_GRAPHS if mode == "graphs" else 1
         self.recurrent.set_recurrence(checkpoint=checkpoint)
         self.recurrent.compiled_window = self.recurrent.graphed_steps = None
         if mode == "compiled":
@@ -161,7 +164,7 @@ class Recurrent(Stepper):
         """Run until graphs are captured; the weights do not change."""
         if self.mode != "graphs":
             return
-        for _ in range(PASSES_BEFORE_GRAPHS):
+        for _ in range(self.passes):
             self.backward(rows)
         self.optimizer.zero_grad(set_to_none=True)
         if not (self.recurrent.graphed_steps and self.recurrent.graphed_steps.steps):
@@ -169,7 +172,7 @@ class Recurrent(Stepper):
 
 
 class NaiveLoop(Stepper):
-    """The paper's carry as one would write it first: all hidden states kept, pooled at the end, all logits at once."""
+    """The paper's carry without optimizations: all hidden states kept, pooled at the end, all logits at once."""
 
     modes = ("eager",)
 

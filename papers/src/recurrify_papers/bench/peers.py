@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import set_seed
 
+from recurrify.console import say
 from recurrify.speed import with_cudnn
 from recurrify_papers.bench.bench import Bench
 from recurrify_papers.bench.models import Recurrent, Stepper, random_tokens
@@ -98,12 +99,12 @@ class PeerStepper(Stepper):
 
 
 def measure_peers(bench: Bench) -> Iterator[Row]:
-    """Uncompiled, with everybody's own defaults."""
+    """Uncompiled, with the defaults of each package."""
     installed = [peer for peer in PEERS if find_spec(peer.module) is not None]
     missing = [peer.package for peer in PEERS if peer not in installed]
     if missing:
-        bench.say(f"not installed, not measured: {', '.join(missing)} (pip install {' '.join(missing)})")
-    if not installed or bench.has(packages=[peer.package for peer in installed]):
+        say(f"not installed, not measured: {', '.join(missing)} (pip install {' '.join(missing)})")
+    if not installed:
         return
     size, device = bench.size, bench.device
     ids = random_tokens(size, BATCH, size.windows * size.window, device)
@@ -111,7 +112,7 @@ def measure_peers(bench: Bench) -> Iterator[Row]:
     steppers: list[Stepper] = [carry]
     steppers += [_stepper(peer, size, device, layer_weights(carry.recurrent.base)) for peer in installed]
     entrants = [Entrant(one.name, partial(one.step, ids, BATCH)) for one in steppers]
-    timings = interleave(entrants, size.rounds, device, bench.deadline)
+    timings = interleave(entrants, size.rounds, device)
     rows = [
         {
             "model": one.name,
@@ -122,7 +123,7 @@ def measure_peers(bench: Bench) -> Iterator[Row]:
         for one, timing in zip(steppers, timings, strict=True)
     ]
     ratios = [one for row in rows[1:] for one in ratio(f"carry / {row['model']}", rows[0]["seconds"], row["seconds"])]
-    yield {"packages": [peer.package for peer in installed], "rows": rows, "ratios": ratios, "checks": []}
+    yield {"rows": rows, "ratios": ratios, "checks": []}
 
 
 def _stepper(peer: Peer, size: Size, device: torch.device, target: int) -> Stepper:

@@ -2,7 +2,6 @@
 
 import gc
 import statistics
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,7 +11,7 @@ import torch
 from torch.utils.benchmark import Timer
 
 Row = dict[str, Any]
-OUT_OF_TIME, OUT_OF_MEMORY, WRONG = "out of time", "out of memory", "wrong results"
+OUT_OF_MEMORY, WRONG = "out of memory", "wrong results"
 
 
 class NotMeasuredError(Exception):
@@ -45,15 +44,11 @@ class Timing:
         return amount / statistics.median(self.seconds) if self.seconds else None
 
 
-def interleave(
-    entrants: Sequence[Entrant], rounds: int, device: torch.device, deadline: float | None = None
-) -> list[Timing]:
+def interleave(entrants: Sequence[Entrant], rounds: int, device: torch.device) -> list[Timing]:
     """Time all entrants in turns. One that fails for an expected reason keeps that reason as its problem."""
     timings = [Timing() for _ in entrants]
     for _ in range(rounds):
         for entrant, timing in zip(entrants, timings, strict=True):
-            if timing.problem is None and deadline is not None and time.monotonic() > deadline:
-                timing.problem = OUT_OF_TIME
             if timing.problem is None:
                 timing.problem = attempt(partial(_turn, entrant, timing, device), device)
                 entrant.release()

@@ -1,10 +1,11 @@
-"""Training: steps of every memory in every mode beside transformers; and one long sequence by its length."""
+"""Training: steps of every memory in every mode compared with transformers, and one long sequence by its length."""
 
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+from recurrify.console import progress_bar, say
 from recurrify_papers.bench.bench import Bench
 from recurrify_papers.bench.checks import WINDOWS, Observed, compare, distinct_windows, observe
 from recurrify_papers.bench.models import NaiveLoop, Recurrent, Stepper, Transformers, random_tokens
@@ -20,16 +21,15 @@ def measure_training(bench: Bench) -> Iterator[Row]:
     steppers: list[Stepper] = [Transformers(size, device)]
     steppers += [Recurrent(size, memory, device) for memory in bench.memories]
     for batch in bench.batches:
-        if not bench.has(batch=batch):
-            torch._dynamo.reset()  # or every step would look through what was compiled for other batches
-            ids = random_tokens(size, batch, size.windows * size.window, device)
-            yield {"batch": batch, **_measure(bench, _variants(bench, steppers), ids)}
+        torch._dynamo.reset()  # otherwise every step would search what was compiled for other batches
+        ids = random_tokens(size, batch, size.windows * size.window, device)
+        yield {"batch": batch, **_measure(bench, _variants(bench, steppers), ids)}
 
 
 def measure_naive(bench: Bench) -> Iterator[Row]:
-    """The paper's carry beside the loop that one would write first (GPT-2's shape)."""
+    """The paper's carry compared with a loop without optimizations (GPT-2's shape)."""
     size = bench.size
-    if size.family != "gpt2" or bench.has(batch=4):
+    if size.family != "gpt2":
         return
     ids = random_tokens(size, 4, size.windows * size.window, bench.device)
     ours, naive = Recurrent(size, "carry", bench.device), NaiveLoop(size, bench.device)
@@ -45,10 +45,9 @@ def measure_lengths(bench: Bench) -> Iterator[Row]:
     carry = Recurrent(bench.size, "carry", bench.device)
     for windows in bench.size.lengths:
         length = windows * bench.size.window
-        if not bench.has(tokens=length):
-            whole = Transformers(bench.size, bench.device, length)
-            variants: list[Variant] = [(carry, ours, True), (carry, ours, False), (whole, theirs, False)]
-            yield {"tokens": length, **_measure(bench, variants, random_tokens(bench.size, 1, length, bench.device))}
+        whole = Transformers(bench.size, bench.device, length)
+        variants: list[Variant] = [(carry, ours, True), (carry, ours, False), (whole, theirs, False)]
+        yield {"tokens": length, **_measure(bench, variants, random_tokens(bench.size, 1, length, bench.device))}
 
 
 def _variants(bench: Bench, steppers: list[Stepper]) -> list[Variant]:
@@ -65,13 +64,13 @@ def _variants(bench: Bench, steppers: list[Stepper]) -> list[Variant]:
 def _measure(bench: Bench, variants: list[Variant], ids: torch.Tensor) -> dict[str, Any]:
     checks: list[Row] = []
     problems: dict[str, str | None] = {}
-    with bench.progress(f"check {len(ids)} x {ids.shape[1]}", len(variants)) as advance:
+    with progress_bar(f"check {len(ids)} x {ids.shape[1]}", len(variants)) as advance:
         for variant in variants:
             problems[name_of(variant)] = _check(bench, variant, ids, checks)
             advance(1)
     rows_at_once = {name_of(variant): _rows(bench, variant[0], ids) for variant in variants}
     entrants = [_entrant(variant, ids, rows_at_once, problems[name_of(variant)]) for variant in variants]
-    timings = interleave(entrants, bench.size.rounds, bench.device, bench.deadline)
+    timings = interleave(entrants, bench.size.rounds, bench.device)
     rows = []
     for (stepper, mode, checkpoint), timing in zip(variants, timings, strict=True):
         rate = timing.rate(ids.numel())
@@ -111,7 +110,7 @@ def _check(bench: Bench, variant: Variant, ids: torch.Tensor, checks: list[Row])
         stepper.prepare(mode, checkpoint, len(few))
         checks.append(compare(name_of(variant), expected, observe(stepper, few), bench.device))
         if not checks[-1]["passed"]:
-            bench.say(f"{name_of(variant)}: wrong results, not timed")
+            say(f"{name_of(variant)}: wrong results, not timed")
             raise NotMeasuredError(WRONG)
 
     problem = attempt(check, bench.device)

@@ -2,11 +2,10 @@
 
 from typing import Any
 
-from recurrify_papers.beyond.matching import matched_entries, matched_runs
-from recurrify_papers.beyond.memories import OURS, PAPERS, Memories, memory_rows, untouched
-from recurrify_papers.experiment import Chart, Experiment, Headline, Table
-from recurrify_papers.plan import Entry, Plan
-from recurrify_papers.runner import Results, Run
+from recurrify_papers.beyond.matching import Comparison
+from recurrify_papers.beyond.memories import OURS, PAPERS, Memories, untouched
+from recurrify_papers.experiment import Chart, Experiment, Headline
+from recurrify_papers.plan import Entry, Plan, against_first
 from recurrify_papers.sizes import Size
 
 CORPORA = ("books", "wiki")
@@ -17,16 +16,14 @@ def mechanism_entries(plan: Plan, corpus: str) -> list[Entry]:
     size, memories = plan.size, Memories(plan)
     own = memories.own
     seeded = ("plain", PAPERS, *own["seeded"], *(own["mechanisms"] if own["all_seeds"] else ()))
-    bare: Entry | None = None
     found = []
     for name in ("plain", *memories.names()):
         seeds = size.seeds if name in seeded else size.seeds[:1]
         trained = memories.trained(corpus, name, seeds)
         for overlap in sorted({0, *size.overlaps, *size.plain_overlaps}) if name == "plain" else (0,):
             plain = name == "plain"
-            more: dict[str, Any] = {"overlap": overlap, "against": bare, "control": not plain, "rival": plain}
+            more: dict[str, Any] = {"overlap": overlap, "control": not plain, "rival": plain}
             found.append(memories.entry(corpus, name, trained, **more))
-            bare = bare or found[0]
     window = own["longer_window"]
     training = {**size.training, **memories.training(corpus)}
     windows = max(1, round(training["windows"] * size.window / window))
@@ -34,50 +31,28 @@ def mechanism_entries(plan: Plan, corpus: str) -> list[Entry]:
         trained = memories.trained(corpus, name, size.seeds[:1], window=window, windows=windows)
         plain = name == "plain"
         longer: dict[str, Any] = {"label": f"{name}-w{window}", "window": window, "control": not plain, "rival": plain}
-        found.append(memories.entry(corpus, name, trained, against=bare, **longer))
-    return found
+        found.append(memories.entry(corpus, name, trained, **longer))
+    return against_first(found)
 
 
 def untrained_entries(plan: Plan, corpus: str) -> list[Entry]:
     """Some mechanisms as they start: the base is not trained."""
     memories, size = Memories(plan), plan.size
-    bare: Entry | None = None
     found = []
     for name in memories.names(memories.own["untrained"]):
         settings = untouched({**size.training, **memories.training(corpus)})
-        label = f"{name}-untrained"
+        label, plain = f"{name}-untrained", name == "plain"
         trained = memories.trained(corpus, name, size.seeds[:1], label=label, **settings)
-        plain = name == "plain"
-        found.append(memories.entry(corpus, name, trained, label=label, against=bare, control=not plain, rival=plain))
-        bare = bare or found[0]
-    return found
+        found.append(memories.entry(corpus, name, trained, label=label, control=not plain, rival=plain))
+    return against_first(found)
 
 
-def mechanism_runs(size: Size) -> list[Run]:
-    """Trainings, scores and controls."""
+def comparison(size: Size) -> Comparison:
+    """Trained memories are compared among themselves, and so are untrained ones, on each corpus."""
     plan = Plan(size)
-    for corpus in CORPORA:
-        entries = plan.scored(mechanism_entries(plan, corpus))
-        plan.scored(untrained_entries(plan, corpus))
-        matched_runs(plan, entries, Memories(plan).known)
-    return list(plan.runs.values())
-
-
-def mechanism_table(size: Size, results: Results) -> Table:
-    """Rows by corpus; trained memories and untrained ones are compared among themselves."""
-    from recurrify_papers.rows import perplexity_table, rival_rows
-
-    results, table, plan = dict(results), Table(), Plan(size)
-    for corpus in CORPORA:
-        entries = mechanism_entries(plan, corpus)
-        entries += matched_entries(matched_runs(plan, entries, Memories(plan).known), entries, results)
-        for part in (entries, untrained_entries(plan, corpus)):
-            made = perplexity_table(part, results)
-            table.rows += made.rows
-            table.rows += [row for entry in part for row in memory_rows(entry, results)]
-            table.rows += rival_rows(part, results, PAPERS, size.window)
-            table.missing += made.missing
-    return table
+    trained = [mechanism_entries(plan, corpus) for corpus in CORPORA]
+    untrained = [untrained_entries(plan, corpus) for corpus in CORPORA]
+    return Comparison(plan, Memories(plan).known, trained, untrained)
 
 
 EXPERIMENTS = (
@@ -85,8 +60,8 @@ EXPERIMENTS = (
         name="mechanisms",
         title="Every mechanism at several sizes: perplexity against all FLOPs",
         source=OURS,
-        runs=mechanism_runs,
-        table=mechanism_table,
+        runs=lambda size: comparison(size).runs(),
+        table=lambda size, results: comparison(size).table(results),
         text=(
             "Each memory is compared with plain windows at the largest overlap that costs no more, and with itself "
             "when windows read the memories of other documents (gain by memory)."

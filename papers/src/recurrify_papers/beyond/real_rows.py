@@ -4,7 +4,6 @@ import copy
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -177,21 +176,9 @@ def score(
         "added_parameters": cost.added_parameters,
         **{metric: found.metric(metric) for metric in METRICS},
         "interval": interval(found, METRIC),
-        "loss_by_position": by_position(found),
-        "loss_by_window": found.loss_by_window[:32],
         "documents": {"nll": found.nll.tolist()},
     }
     return Scored(row, found)
-
-
-def by_position(found: Evaluation) -> list[list[float]]:
-    """Mean losses of stretches of the window that double in length: [first position, loss] each."""
-    stretches = []
-    for start, stop in pairwise([0, *(2**power for power in range(2, 14))]):
-        losses = [loss for loss in found.loss_by_position[start:stop] if loss is not None]
-        if losses:
-            stretches.append([start, float(np.mean(losses))])
-    return stretches
 
 
 def gain(than: Scored, memory: Scored) -> dict[str, Any]:

@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from recurrify_papers.beyond.matching import matched_entries, matched_runs
-from recurrify_papers.beyond.memories import OURS, family, memory_rows, memory_tokens, untouched
-from recurrify_papers.experiment import Chart, Experiment, Headline, Table
-from recurrify_papers.plan import Entry, Plan
-from recurrify_papers.runner import Results, Run
+from recurrify_papers.beyond.matching import Comparison
+from recurrify_papers.beyond.memories import OURS, family, memory_tokens, untouched
+from recurrify_papers.experiment import Chart, Experiment, Headline
+from recurrify_papers.plan import Entry, Plan, against_first, model_of
+from recurrify_papers.runner import Run
 from recurrify_papers.sizes import CARRY, PLAIN, Settings, Size, tail
 
 SINKS = 4
@@ -74,7 +74,7 @@ def base_of(plan: Plan, outer: Size) -> Any:
         return model
     settings = {"like": outer.base, "window": plan.size.window}
     function = "recurrify_papers.beyond.rotary_base:make_base"
-    return {"run": plan.add(Run(name="rotary-base", function=function, settings=settings))}
+    return model_of(plan.add(Run(name="rotary-base", function=function, settings=settings)))
 
 
 def rotary_entries(plan: Plan, outer: Size, trained: bool) -> list[Entry]:
@@ -90,7 +90,6 @@ def rotary_entries(plan: Plan, outer: Size, trained: bool) -> list[Entry]:
         more = {"label": f"{slug}-{label}{name}", "recurrence": known[name], "base": base, **more}
         return plan.train("books", kind, seed=seed, rate=rate, **more)
 
-    bare: Entry | None = None
     found = []
     for name, recurrence in known.items():
         rival = recurrence["mechanism"] in ("none", "kv")
@@ -104,47 +103,27 @@ def rotary_entries(plan: Plan, outer: Size, trained: bool) -> list[Entry]:
         else:
             continue
         overlaps = sorted({0, *size.overlaps, *size.plain_overlaps}) if name == "plain" else [0]
-        for overlap in (overlap for overlap in overlaps if overlap < size.window):
-            entry = Entry(
+        found += [
+            Entry(
                 label=name if trained else f"{name}-untrained",
                 model=family(recurrence),
                 dataset="books",
                 trained=runs,
                 window=size.window,
                 overlap=overlap,
-                against=bare,
                 rival=rival,
             )
-            bare = bare or entry
-            found.append(entry)
-    return found
+            for overlap in overlaps
+            if overlap < size.window
+        ]
+    return against_first(found)
 
 
-def rotary_runs(size: Size) -> list[Run]:
-    """Trainings and scores."""
+def comparison(size: Size) -> Comparison:
+    """Everything fine-tuned, and what needs no training."""
     plan = rotary_plan(size)
-    entries = plan.scored(rotary_entries(plan, size, trained=True))
-    matched_runs(plan, entries, mechanisms(size, plan.size.window), base_of(plan, size))
-    plan.scored(rotary_entries(plan, size, trained=False))
-    return list(plan.runs.values())
-
-
-def rotary_table(size: Size, results: Results) -> Table:
-    """Rows, and how memories compare with cheaper rivals."""
-    from recurrify_papers.rows import perplexity_table, rival_rows
-
-    results, plan, table = dict(results), rotary_plan(size), Table()
-    for trained in (True, False):
-        entries = rotary_entries(plan, size, trained)
-        if trained:
-            known = mechanisms(size, plan.size.window)
-            entries += matched_entries(matched_runs(plan, entries, known, base_of(plan, size)), entries, results)
-        made = perplexity_table(entries, results)
-        table.rows += made.rows + [row for entry in entries for row in memory_rows(entry, results)]
-        table.missing += made.missing
-        if trained:
-            table.rows += rival_rows(entries, results, "carry-1", plan.size.window)
-    return table
+    trained, untrained = (rotary_entries(plan, size, trained) for trained in (True, False))
+    return Comparison(plan, mechanisms(size, plan.size.window), [trained], [untrained], base_of(plan, size))
 
 
 EXPERIMENTS = (
@@ -152,8 +131,8 @@ EXPERIMENTS = (
         name="rotary",
         title="Whether recurrence pays on a model with rotary positions",
         source=OURS,
-        runs=rotary_runs,
-        table=rotary_table,
+        runs=lambda size: comparison(size).runs(),
+        table=lambda size, results: comparison(size).table(results),
         differences=("The papers' models have absolute positions; model, mechanisms and budgets are ours.",),
         headlines=(
             Headline(

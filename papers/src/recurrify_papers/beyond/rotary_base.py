@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from recurrify import load_model
 from recurrify.results import provenance
-from recurrify_papers.finetune import OUT
+from recurrify_papers.plan import MODEL
 from recurrify_papers.runner import Say
 
 
@@ -28,6 +28,6 @@ def make_base(settings: dict[str, Any], folder: Path, say: Say) -> dict[str, Any
         pad_token_id=tokenizer.pad_token_id,
     )
     torch.manual_seed(0)
-    tokenizer.save_pretrained(folder / OUT / "model")
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder / OUT / "model")
+    tokenizer.save_pretrained(folder / MODEL)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder / MODEL)
     return {"kind": "model", "provenance": provenance(settings)}

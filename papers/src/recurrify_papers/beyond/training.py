@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from recurrify_papers.beyond.memories import OURS, PAPERS, Memories, family, memory_rows, untouched
+from recurrify_papers.declare import perplexity_experiment
 from recurrify_papers.experiment import Chart, Headline, Row, Table
-from recurrify_papers.plan import LABELS, Entry, Plan
+from recurrify_papers.plan import LABELS, Entry, Plan, against_first, model_of
 from recurrify_papers.runner import Results
 from recurrify_papers.sizes import Size
-from recurrify_papers.thesis.convergence import validation_curve
-from recurrify_papers.yoshida2020.tables import perplexity_experiment
+from recurrify_papers.thesis.convergence import Curve, curve_of, validation_curve
 
 WARM_UP_SHARE = 10
 """A warm-up takes at most one step in so many of a run."""
@@ -101,18 +101,17 @@ def token_entries(plan: Plan) -> list[Entry]:
     for tokens in sorted(own["counts"]):
         settings = {"max_tokens": tokens, "epochs": 1000.0, "schedule": "cosine", "patience": 0}
         settings |= {"warmup_steps": _warm_up(size, training, tokens), "valid_every": max(1, tokens // 4)}
-        plain: Entry | None = None
+        long = tokens > own["seeded"]
+        entries = []
         for name in ("plain", PAPERS, memories.own["ours"]):
-            long = tokens > own["seeded"]
             trained: dict[int, Sequence[str]] = {}
             for seed in size.seeds[:1] if long else size.seeds:
                 trained[seed] = tuple(
                     memories.train("books", name, seed, times=times, label=_counted(name, tokens, times), **settings)
                     for times in (own["times"] if long else (1.0,))
                 )
-            entry = memories.entry("books", name, trained, against=plain, at=float(tokens))
-            plain = plain or entry
-            found.append(entry)
+            entries.append(memories.entry("books", name, trained, at=float(tokens)))
+        found += against_first(entries)
     return found
 
 
@@ -175,31 +174,26 @@ def stages(memories: Memories, name: str, seed: int) -> list[str]:
             "batch": max(1, training["batch"] * training["windows"] // windows),  # the same tokens per step
         }
         if runs:
-            settings["base"] = {"run": runs[-1]}
+            settings["base"] = model_of(runs[-1])
         runs.append(memories.train("books", mechanism, seed, **settings, **changes))
     return runs
 
 
 def start_entries(plan: Plan) -> list[Entry]:
     """The last stage of each start, on validation."""
-    memories = Memories(plan)
-    plain: Entry | None = None
-    found = []
-    for name, (kind, about, _) in starts(memories).items():
-        trained = {seed: (stages(memories, name, seed)[-1],) for seed in plan.size.seeds}
-        entry = Entry(
+    memories, size = Memories(plan), plan.size
+    return against_first(
+        Entry(
             label=name,
             model=kind,
             dataset="books",
-            trained=trained,
-            window=plan.size.window,
+            trained={seed: (stages(memories, name, seed)[-1],) for seed in size.seeds},
+            window=size.window,
             splits=("valid",),
-            against=plain,
             note=about,
         )
-        plain = plain or entry
-        found.append(entry)
-    return found
+        for name, (kind, about, _) in starts(memories).items()
+    )
 
 
 def start_table(size: Size, results: Results) -> Table:
@@ -213,15 +207,12 @@ def start_table(size: Size, results: Results) -> Table:
         runs = stages(memories, name, size.seeds[0])
         if not all(run in results for run in runs):
             continue
-        x: list[float] = []
-        y: list[float] = []
+        curve: Curve = []
         before = 0
         for run in runs:
-            for tokens, loss in validation_curve(results[run]):
-                x.append(before + tokens)
-                y.append(loss)
+            curve += [(before + tokens, loss) for tokens, loss in validation_curve(results[run])]
             before += results[run]["tokens"]
-        table.curves.append({"name": name, "x_label": "training tokens", "y_label": "validation loss", "x": x, "y": y})
+        table.curves.append(curve_of(name, curve))
     return table
 
 
@@ -242,7 +233,7 @@ def unfamiliar_entries(plan: Plan) -> list[Entry]:
     found = []
     for long in (False, True):
         for about, (word, base) in bases.items():
-            plain: Entry | None = None
+            entries = []
             for kind in ("plain", "carry"):
                 tried = {
                     rate: plan.train("books", kind, seed=seed, label=f"{word}-usual-{kind}", rate=rate, base=base)
@@ -254,11 +245,8 @@ def unfamiliar_entries(plan: Plan) -> list[Entry]:
                     names = (plan.train("books", kind, seed=seed, rate=plan.best_rate(tried), base=base, **more),)
                 label = f"{LABELS[kind]}; {about}" + (", two epochs" if long else "")
                 trained = {seed: names}
-                entry = Entry(
-                    label=label, model=kind, dataset="books", trained=trained, window=size.window, against=plain
-                )
-                plain = plain or entry
-                found.append(entry)
+                entries.append(Entry(label=label, model=kind, dataset="books", trained=trained, window=size.window))
+            found += against_first(entries)
     return found
 
 

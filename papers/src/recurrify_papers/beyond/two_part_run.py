@@ -24,8 +24,13 @@ def two_part_run(settings: dict[str, Any], folder: Path, say: Say) -> dict[str, 
     model = train_on_two_parts(recurrence, task, settings["seed"], settings["steps"], settings["batch"])
     metrics = score_on_two_parts(model, task, settings["documents"])
     say(f"{folder.name}: accuracy {metrics['accuracy']:.3f} (chance {1 / task.labels:.3f})")
+    notes = {"accuracy": f"chance {1 / task.labels:g}"}
+    numbers = [
+        {"metric": metric, "value": value, "split": "test", "note": notes.get(metric)}
+        for metric, value in metrics.items()
+    ]
     origin = provenance({**settings, "task": task._asdict()}, seed=settings["seed"])
-    return {"kind": "two-part", "chance": 1 / task.labels, "metrics": metrics, "provenance": origin}
+    return {"kind": "two-part", "numbers": numbers, "provenance": origin}
 
 
 def train_on_two_parts(

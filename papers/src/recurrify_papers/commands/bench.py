@@ -1,16 +1,15 @@
-"""`recurrify bench`: speed and memory beside transformers, a naive loop and other packages."""
+"""`recurrify bench`: speed and memory compared with transformers, a naive loop and other packages."""
 
-import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from recurrify import UserError
-from recurrify.console import err_console, progress_bar, say, show_table
+from recurrify.console import err_console, show_table
 
 SIZES = "auto, tiny, small, gpt2, smollm2, llama-1b"
-Names = Annotated[str | None, typer.Option(help="Comma-separated; default: plain, carry and the base's kept keys.")]
+Names = Annotated[str | None, typer.Option(help="Comma-separated; default: plain, carry, and kv or lookback.")]
 Modes = Annotated[str | None, typer.Option(help="eager, compiled, graphs; default: all on a GPU, eager on a CPU.")]
 
 
@@ -20,55 +19,35 @@ def bench_command(
         typer.Argument(help="training, lengths, generation, reading, naive, peers; default: all of them."),
     ] = None,
     size: Annotated[str, typer.Option(help=f"Shape of the model: {SIZES}.")] = "auto",
-    out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("runs/bench"),
+    out: Annotated[Path, typer.Option(help="Folder of the results; a part's earlier result is replaced.")] = Path(
+        "runs/bench"
+    ),
     memories: Names = None,
     modes: Modes = None,
     batches: Annotated[str | None, typer.Option(help="Sequences of an update, comma-separated.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    again: Annotated[bool, typer.Option("--again", help="Measure again what is in the folder.")] = False,
-    max_minutes: Annotated[float | None, typer.Option(help="Stop after so many minutes; run again to resume.")] = None,
     page: Annotated[bool, typer.Option("--page", help="Only write the page of what is in the folder.")] = False,
 ) -> None:
     """Measure training, generation and reading; every mode is checked against the eager one before it is timed.
 
     Ratios are medians over interleaved repeats of one run.
     """
-    from recurrify_papers.bench.page import bench_tables, load_parts, write_bench_page
+    from recurrify_papers.bench.results import bench_tables, load_parts
 
-    failed: list[str] = []
-    if not page:
-        failed = _run(
-            parts=parts or [],
-            size=size,
-            out=out,
-            memories=_names(memories),
-            modes=_names(modes),
-            batches=_names(batches),
-            device=device,
-            again=again,
-            max_minutes=max_minutes,
-        )
+    failed = [] if page else _run(parts or [], size, out, _names(memories), _names(modes), _names(batches), device)
     found = load_parts(out)
     for table in bench_tables(found):
-        show_table(table.caption, table.header, table.texts, text_columns=1)
-    typer.echo(f"page: {write_bench_page(found, out)}")
+        show_table(table.caption, table.header, table.rows, text_columns=1)
+    _write_page(out, found)
     if failed:
         err_console.print(f"Wrong results, not timed: {'; '.join(failed)}.", style="red", markup=False)
         raise typer.Exit(1)
 
 
 def _run(
-    *,
-    parts: list[str],
-    size: str,
-    out: Path,
-    memories: list[str],
-    modes: list[str],
-    batches: list[str],
-    device: str,
-    again: bool,
-    max_minutes: float | None,
+    parts: list[str], size: str, out: Path, memories: list[str], modes: list[str], batches: list[str], device: str
 ) -> list[str]:
+    """Measure; returns the names of failed checks."""
     from recurrify.data import pick_device
     from recurrify_papers.bench.bench import PARTS, Bench, run_bench
     from recurrify_papers.bench.models import MODES
@@ -92,12 +71,19 @@ def _run(
         memories=tuple(dict.fromkeys(("plain", *memories))) if memories else ("plain", "carry", known[-1]),
         modes=tuple(modes) or (MODES if where.type == "cuda" else ("eager",)),
         batches=tuple(map(int, batches)) or shape.batches,
-        say=say,
-        progress=progress_bar,
-        deadline=None if max_minutes is None else time.monotonic() + 60 * max_minutes,
     )
-    return run_bench(bench, parts or list(PARTS), out, again)
+    return run_bench(bench, parts or list(PARTS), out)
 
 
-def _names(given: str | None) -> list[Any]:
+def _write_page(out: Path, found: dict[str, dict[str, object]]) -> None:
+    """Where the packages for pages are missing, only the page is missing: the results are saved before."""
+    try:
+        from recurrify_papers.bench.page import write_bench_page
+    except UserError as error:
+        err_console.print(f"The results are in {out}, without a page. {error}", markup=False, soft_wrap=True)
+    else:
+        typer.echo(f"page: {write_bench_page(found, out)}")
+
+
+def _names(given: str | None) -> list[str]:
     return [part.strip() for part in (given or "").split(",") if part.strip()]

@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 
 from recurrify import UserError
+from recurrify.cli import examples
 from recurrify.console import out_console, say
 from recurrify_papers.experiment import chosen_experiments, experiments, run_experiments
 from recurrify_papers.runner import Resources
@@ -45,7 +46,12 @@ def list_command() -> None:
         out_console.print(f"--size {size.name}: {size.purpose}", markup=False, highlight=False, soft_wrap=True)
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "recurrify experiment run table2 --size tiny",
+        "recurrify experiment run table1 table2 --size small --books novels/ --wiki enwik8:enwik8 --jobs 4",
+    )
+)
 def run(
     names: Names,
     size: SizeName = "tiny",
@@ -70,7 +76,12 @@ def run(
         typer.echo(str(path))
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "recurrify experiment status table2 --size tiny",
+        "recurrify experiment status all --size small",
+    )
+)
 def status(
     names: Names,
     size: SizeName = "tiny",
@@ -90,7 +101,12 @@ def status(
         typer.echo(f"{one.name}: {done} of {len(runs)} runs are finished")
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "recurrify experiment report --root papers/results --out runs/report",
+        "recurrify experiment report --name table2",
+    )
+)
 def report(
     root: Root = ROOT,
     out: Annotated[Path | None, typer.Option(help="Folder of the pages; default: the folder of results.")] = None,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from recurrify import UserError
+from recurrify.cli import examples
 from recurrify.console import say, show_table
 from recurrify.records import LOCK_FILE
 from recurrify.results import check_overwrites_nothing, load_result, provenance, save_result, write_whole
@@ -53,7 +54,12 @@ def with_settings(command: Any) -> Any:
     return command
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "recurrify forecast train --data load.csv --horizon 24",
+        "recurrify forecast train --data load.csv --model rsa-informer --out runs/load",
+    )
+)
 @with_settings
 def train(
     data: Data, out: OutFolder = None, max_minutes: Minutes = None, device: Device = "auto", **options: Any
@@ -152,7 +158,12 @@ def _evaluated(
     typer.echo(f"model: {run / 'model'}, result: {path}, page: {page}")
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "recurrify forecast evaluate runs/load",
+        "recurrify forecast evaluate runs/load --data later.csv --out later.json",
+    )
+)
 def evaluate(
     run: Run,
     data: OtherData = None,
@@ -189,7 +200,12 @@ def _run_data(run: Path, data: Path | None) -> tuple[ForecastSettings, "Series"]
     return settings, series
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "recurrify forecast predict runs/load --out next.csv",
+        "recurrify forecast predict runs/load --data later.csv --out next.csv --level 0.8",
+    )
+)
 def predict(
     run: Run,
     out: Annotated[Path, typer.Option(help="The forecast as a CSV file.")],
@@ -207,7 +223,12 @@ def predict(
     typer.echo(f"{len(table)} rows from {dates.iloc[0]} to {dates.iloc[-1]}: {out}")
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "recurrify forecast table1",
+        "recurrify forecast table1 --data ETT/ --only ETTh1-24 --seeds 1",
+    )
+)
 def table1(
     data: Annotated[Path | None, typer.Option(help="Folder with ETTh1.csv, ETTh2.csv, ETTm1.csv and WTH.csv.")] = None,
     out: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("runs/table1"),

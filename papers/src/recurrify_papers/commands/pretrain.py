@@ -6,7 +6,7 @@ from typing import Any
 import typer
 
 from recurrify.cli import settings_command
-from recurrify.console import is_first, perplexity_level, say
+from recurrify.console import is_first, say
 from recurrify.run_lock import run_lock
 from recurrify_papers.pretrain.settings import PretrainSettings
 
@@ -27,13 +27,9 @@ def pretrain_command(given: dict[str, Any]) -> None:
     settings = PretrainSettings(**given)
     with run_lock(settings.out):
         result = pretrain(settings, say)
-    found = result["validation"]
-    if is_first() and found["loss_per_token"] is not None:
-        text = f"loss {found['loss_per_token']:.4f} per predicted token"
-        if settings.objective == "clm":
-            level = perplexity_level(found["perplexity_per_word"], 2)
-            text += f", perplexity {level} per word, {found['bits_per_character']:.4f} bits per character"
-        typer.echo(f"validation: {text}")
+    loss = result["validation"]["loss_per_token"]
+    if is_first() and loss is not None:
+        typer.echo(f"validation: loss {loss:.4f} per predicted token")
     if not result["finished"]:
         raise typer.Exit(130 if result["interrupted"] else 0)
     if is_first():

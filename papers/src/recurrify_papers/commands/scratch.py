@@ -14,9 +14,6 @@ from recurrify.run_lock import run_lock
 from recurrify.settings import check_choice
 from recurrify_papers.scratch.settings import ARCHITECTURES, ScratchSettings
 
-EVAL = "eval."
-"""Prefix of settings that differ in validation and test."""
-
 app = typer.Typer(
     help="Language models trained from scratch: Transformer-XL, the Block-Recurrent Transformer, RSA, LSTM, GRU.",
     no_args_is_help=True,
@@ -45,10 +42,7 @@ def train_command(given: dict[str, Any]) -> None:
         check_source(source)
     from recurrify_papers.scratch.run import train_scratch
 
-    own = {name: value for name, value in given["settings"].items() if not name.startswith(EVAL)}
-    evaluated = {name.removeprefix(EVAL): given["settings"][name] for name in given["settings"] if name not in own}
-    typed = {"settings": _typed(given["arch"], own), "eval_settings": _typed(given["arch"], evaluated)}
-    settings = ScratchSettings(**given | typed)
+    settings = ScratchSettings(**given)
     with run_lock(settings.out):
         result = train_scratch(settings, say)
     if not result["finished"]:
@@ -56,14 +50,6 @@ def train_command(given: dict[str, Any]) -> None:
     for part in ("validation", "test"):
         typer.echo(f"{part}: {_scored(result[part], result['unit'])}")
     typer.echo(f"model: {Path(settings.out) / 'model'}")
-
-
-def _typed(arch: str, values: dict[str, Any]) -> dict[str, Any]:
-    """Settings of the architecture in their types, from text or from YAML."""
-    from recurrify_papers.models.language import parse_settings
-
-    listed = {name: ",".join(map(str, value)) if isinstance(value, list) else value for name, value in values.items()}
-    return parse_settings(arch, [f"{name}={value}" for name, value in listed.items()])
 
 
 @app.command(name="evaluate")
@@ -74,7 +60,7 @@ def evaluate_command(
     text_field: options.TextField = "text",
     rows: Annotated[int | None, typer.Option(min=1, help="Batch rows (default: as in training).")] = None,
     length: Annotated[int | None, typer.Option(min=1, help="Symbols of a segment (default: the run's).")] = None,
-    symbols: Annotated[int | None, typer.Option(min=2, help="Score only the first so many symbols.")] = None,
+    symbols: Annotated[int | None, typer.Option(min=2, help="Score only the first this many symbols.")] = None,
     device: options.Device = "auto",
     out: options.ResultFile = None,
 ) -> None:
@@ -106,13 +92,14 @@ def evaluate_command(
 
 
 def _scored(found: dict[str, Any], unit: str) -> str:
-    """A score per symbol, and per character and byte where these differ and are known."""
-    own = f"{found['bits_per_symbol']:.4f}"
-    per = {name: found[f"bits_per_{name}"] for name in ("character", "byte") if name != unit}
-    more = [f"{bits:.4f} per {name}" for name, bits in per.items() if bits is not None and f"{bits:.4f}" != own]
-    spelt = f" ({', '.join(more)})" if more else ""
+    """A score per symbol, and per byte where symbols are not bytes."""
+    known = unit != "byte" and found["bits_per_byte"] is not None
+    per_byte = f" ({found['bits_per_byte']:.4f} per byte)" if known else ""
     perplexity = found["perplexity_per_symbol"]
-    return f"{own} bits per {unit}{spelt}, perplexity {perplexity:.3f}, {found['symbols']:,} {unit}s scored"
+    return (
+        f"{found['bits_per_symbol']:.4f} bits per {unit}{per_byte}, perplexity {perplexity:.3f}, "
+        f"{found['symbols']:,} {unit}s scored"
+    )
 
 
 @app.command(name="report")
@@ -120,9 +107,9 @@ def report_command(
     runs: Annotated[list[Path], typer.Argument(help="Folders of `scratch train`, or folders that contain several.")],
     out: Annotated[Path, typer.Option(help="Folder of the page.")] = Path("runs/scratch-report"),
 ) -> None:
-    """Compare runs on one page: curves against steps and time, final scores and published ones.
+    """Compare runs on one page: curves against steps and time, and final scores.
 
-    Runs on the same text are in one table; those that differ only in their seed are one row.
+    Runs on the same text are in one table.
     """
     from recurrify_papers.scratch.report import PAGE, write_report
 

@@ -17,7 +17,7 @@ S states, P positions of an unfinished block, L layers, V vocabulary; 2 stands f
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -45,7 +45,7 @@ DISTANCE_BUCKETS, LAST_BUCKET_DISTANCE = 32, 128
 """As in T5: every distance below 16 has its own bias, larger ones share biases, and all from 128 on share one."""
 BIAS_SCALE = 32.0
 """Factor of the biases in the table. Only biases of 5 and more separate near from far, and Adam's steps are as long as
-the learning rate: at 2.5e-4 the model would ignore positions for 20,000 steps (LOG.md). The published optimizer,
+the learning rate: at 2.5e-4 the model would ignore positions for 20,000 steps. The published optimizer,
 Adafactor, moves a weight by a share of its size, a hundredth or more."""
 
 
@@ -62,12 +62,6 @@ class BlockRecurrentConfig(DecoderConfig):
     blocks or more."""
     states: int = 512
     """State vectors."""
-    recurrent_layer: int | None = None
-    """The layer with the states, counted from 1; None: five sixths of the way up, as the paper's 10th of 12."""
-    gate: Literal["fixed", "lstm"] = "fixed"
-    """How states are updated: with a learned, constant share of the old state, or with the gates of an LSTM."""
-    skip: bool = True
-    """Leave out the feed-forward part of the states and its gate, the paper's best cell."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -79,13 +73,6 @@ class BlockRecurrentConfig(DecoderConfig):
                 f"`target_length`, a run's --length, must be two or more whole blocks, or the states never learn what "
                 f"to write: got target_length={self.target_length}, block={self.block}; {self._ways_out()}."
             )
-        if self.recurrent_layer is not None and not 1 <= self.recurrent_layer <= self.layers:
-            raise UserError(
-                f"`recurrent_layer` must be one of the layers: got recurrent_layer={self.recurrent_layer}, "
-                f"layers={self.layers}."
-            )
-        if self.gate not in ("fixed", "lstm"):
-            raise UserError(f"`gate` must be fixed or lstm: got {self.gate!r}.")
 
     def _ways_out(self) -> str:
         """Options of the command line that fit together."""
@@ -100,8 +87,8 @@ class BlockRecurrentConfig(DecoderConfig):
 
     @property
     def recurrent_index(self) -> int:
-        """The recurrent layer, counted from 0."""
-        return (self.recurrent_layer or max(1, round(self.layers * 5 / 6))) - 1
+        """The layer with the states, counted from 0: five sixths of the way up, as the paper's 10th of 12."""
+        return max(1, round(self.layers * 5 / 6)) - 1
 
 
 class BlockRecurrentState(NamedTuple):
@@ -219,27 +206,23 @@ class WindowLayer(nn.Module):
 
 
 class Gate(nn.Module):
-    """Updates the states with z = W x + b: g · state + (1 − g) · z with a learned g for each channel ("fixed"), or
-    f · state + i · tanh z with forget and input gates that depend on x ("lstm")."""
+    """Updates the states with z = W x + b: g · state + (1 − g) · z, with a learned g for each channel."""
 
-    def __init__(self, kind: str, inputs: int, width: int) -> None:
+    def __init__(self, inputs: int, width: int) -> None:
         super().__init__()
         self.candidate = nn.Linear(inputs, width)
-        self.logit = nn.Parameter(torch.empty(width)) if kind == "fixed" else None
-        self.input_forget = nn.Linear(inputs, 2 * width) if kind == "lstm" else None
+        self.logit = nn.Parameter(torch.empty(width))
 
     def forward(self, states_BSW: Tensor, inputs: Tensor) -> Tensor:
         candidate_BSW = self.candidate(inputs)
-        if self.input_forget is None:
-            assert self.logit is not None
-            return torch.lerp(candidate_BSW.to(states_BSW.dtype), states_BSW, torch.sigmoid(self.logit))
-        let_in, keep = self.input_forget(inputs).chunk(2, dim=-1)
-        # Biased to remember, as in the paper.
-        return torch.sigmoid(keep + 1) * states_BSW + torch.sigmoid(let_in - 1) * torch.tanh(candidate_BSW)
+        return torch.lerp(candidate_BSW.to(states_BSW.dtype), states_BSW, torch.sigmoid(self.logit))
 
 
 class StateCell(nn.Module):
-    """The horizontal direction: from the states of one block to those of the next."""
+    """The horizontal direction: from the states of one block to those of the next.
+
+    It is the paper's best cell, with a fixed gate and without a feed-forward part.
+    """
 
     def __init__(self, config: BlockRecurrentConfig) -> None:
         super().__init__()
@@ -250,10 +233,7 @@ class StateCell(nn.Module):
         self.norm = nn.LayerNorm(config.width)
         self.key_value = nn.Linear(config.width, 2 * inside, bias=False)
         self.queries = nn.Linear(config.width, 2 * inside, bias=False)
-        self.attention_gate = Gate(config.gate, 2 * inside, config.width)
-        self.inner_norm = None if config.skip else nn.LayerNorm(config.width)
-        self.inner = None if config.skip else nn.Linear(config.width, config.inner)
-        self.inner_gate = None if config.skip else Gate(config.gate, config.inner, config.width)
+        self.gate = Gate(2 * inside, config.width)
 
     def named(self, states_BSW: Tensor) -> Tensor:
         """The states, normalised and with their ids."""
@@ -272,12 +252,8 @@ class StateCell(nn.Module):
         from_states = functional.scaled_dot_product_attention(own_query, *own)
         from_tokens = functional.scaled_dot_product_attention(block_query, block_2BHND[0], block_2BHND[1])
         seen = torch.cat([join_heads(from_states), join_heads(from_tokens)], dim=-1)
-        states_BSW = self.attention_gate(states_BSW, seen)
-        if self.inner_gate is None:
-            return states_BSW
-        assert self.inner_norm is not None
-        assert self.inner is not None
-        return self.inner_gate(states_BSW, torch.relu(self.inner(self.inner_norm(states_BSW))))
+        updated_BSW: Tensor = self.gate(states_BSW, seen)
+        return updated_BSW
 
 
 class RecurrentLayer(nn.Module):
@@ -376,5 +352,5 @@ def _initialize(module: nn.Module) -> None:
     if isinstance(module, StateCell):
         # As large as the normalised states that they are added to.
         nn.init.normal_(module.ids)
-    if isinstance(module, Gate) and module.logit is not None:
+    if isinstance(module, Gate):
         nn.init.normal_(module.logit, std=GATE_STD)

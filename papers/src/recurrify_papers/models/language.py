@@ -4,11 +4,10 @@ A setting is a field of the model's configuration. Settings of its recurrence ar
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
@@ -16,7 +15,7 @@ from torch import nn
 
 from recurrify import RSAConfig, UserError
 from recurrify.results import write_whole
-from recurrify_papers.data.wikipedia import is_text8
+from recurrify.settings import check_choice, converted
 from recurrify_papers.models.block_recurrent import BlockRecurrentConfig, BlockRecurrentTransformer
 from recurrify_papers.models.recurrent import RecurrentLanguageConfig, RecurrentLanguageModel
 from recurrify_papers.models.transformer import Transformer, TransformerConfig
@@ -25,9 +24,7 @@ from recurrify_papers.models.transformer_xl import TransformerXL, TransformerXLC
 CONFIG_FILE, WEIGHTS_FILE, FORMAT = "config.json", "model.safetensors", "recurrify language model"
 RSA_PREFIX = "rsa."
 ENWIK8_RECURRENCE: Mapping[str, Any] = {"counts": (0, 0, 0, 0, 2, 2), "dilations": (3, 6, 9, 12)}
-"""The heads published for enwik8, the default for every text but text8."""
-TEXT8_DILATIONS = (6, 6, 12, 12)
-"""Where the heads published for text8 differ."""
+"""The heads published for enwik8, the default for every text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +44,7 @@ class Architecture:
 
     def settings(self) -> dict[str, Any]:
         """Name and type of everything that can be set."""
-        hidden = {"vocabulary", "rsa", *self.fixed} | ({"carry_recurrence"} if self.recurrence is None else set())
+        hidden = {"vocabulary", "rsa", *self.fixed}
         hints = get_type_hints(self.config)
         known = {entry.name: hints[entry.name] for entry in fields(self.config) if entry.name not in hidden}
         if self.recurrence is not None:
@@ -79,16 +76,15 @@ def language_model(arch: str, vocabulary: int, **settings: Any) -> nn.Module:
     Args:
         arch: A name of `ARCHITECTURES`.
         vocabulary: Number of symbols.
-        **settings: Settings that differ from the published ones, such as `layers=2` or `**{"rsa.dilations": (2, 4)}`.
+        **settings: Settings that differ from the published ones, such as `layers=2` or `**{"rsa.dilations": (2, 4)}`;
+            also as text, as in `checked_settings`.
 
     Raises:
         UserError: For unknown names and invalid values.
     """
-    architecture = _architecture(arch)
-    _check_type("vocabulary", vocabulary, int)
-    for name, value in settings.items():
-        _check_type(name, value, _setting_type(arch, name))
-    values: dict[str, Any] = {**architecture.defaults, **architecture.fixed, "vocabulary": vocabulary}
+    architecture, settings = _architecture(arch), checked_settings(arch, settings)
+    values: dict[str, Any] = {**architecture.defaults, **architecture.fixed}
+    values["vocabulary"] = converted("vocabulary", int, vocabulary)
     values |= {name: value for name, value in settings.items() if not name.startswith(RSA_PREFIX)}
     if architecture.recurrence is not None:
         heads = values.get("heads", architecture.config.heads)
@@ -120,10 +116,28 @@ def _recurrence(defaults: Mapping[str, Any], heads: int, chosen: Mapping[str, An
     return RSAConfig(heads=heads, **values)
 
 
-def text8_settings(data: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The dilations published for text8, if `data` is text8 and the settings have as many dilated heads."""
-    counts = settings.get(f"{RSA_PREFIX}counts", ENWIK8_RECURRENCE["counts"])
-    return {f"{RSA_PREFIX}dilations": TEXT8_DILATIONS} if is_text8(data) and sum(counts[3:]) == 4 else {}
+def checked_settings(arch: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of an architecture in the types of their fields.
+
+    Values may be text, as on a command line: `none` is None, and numbers of a list have commas between them.
+
+    Raises:
+        UserError: For unknown names and values of another type.
+    """
+    return {name: _converted(name, _setting_type(arch, name), value) for name, value in given.items()}
+
+
+def _converted(name: str, hint: Any, value: Any) -> Any:
+    if get_origin(hint) is Literal:
+        check_choice(name, value, *get_args(hint))
+        return value
+    if get_origin(hint) is tuple:
+        try:
+            parts = str(value).split(",") if isinstance(value, str | int) else value
+            return tuple(int(str(part)) for part in parts if part != "")
+        except (TypeError, ValueError) as error:
+            raise UserError(f"`{name}` must be whole numbers with commas between them: got {value!r}.") from error
+    return converted(name, hint, None if value == "none" else value)
 
 
 def count_parameters(model: nn.Module) -> int:
@@ -135,7 +149,7 @@ def remembered_positions(model: nn.Module) -> int | None:
     """How many positions before a segment its model sees; None where the configuration has no such number."""
     config: Any = model.config
     lengths = [getattr(config, name, None) for name in ("memory_length", "window")]
-    lengths.append(getattr(getattr(config, "carried", None), "truncation", None))
+    lengths.append(getattr(getattr(config, "rsa", None), "truncation", None))
     return max((length for length in lengths if length is not None), default=None)
 
 
@@ -202,66 +216,3 @@ def _setting_type(arch: str, name: str) -> Any:
         with_recurrence = [other for other, one in ARCHITECTURES.items() if one.recurrence is not None]
         raise UserError(f"{arch} has no recurrence, so no `{name}`: use one of {', '.join(with_recurrence)}.")
     raise UserError(f"{arch} has no setting `{name}`: it has {', '.join(known)}.")
-
-
-# ---- values of settings ----------------------------------------------------------------------------------
-
-WORDS = {int: "a whole number", float: "a number", bool: "true or false", NoneType: "none"}
-
-
-def parse_settings(arch: str, assignments: Iterable[str]) -> dict[str, Any]:
-    """From `name=value`, as on a command line, to settings of `language_model`; `none` is None, lists have commas."""
-    settings: dict[str, Any] = {}
-    for assignment in assignments:
-        name, equals, text = (part.strip() for part in assignment.partition("="))
-        hint = _setting_type(arch, name)
-        if not equals:
-            raise UserError(f"A setting must look like name=value: got {assignment!r}.")
-        if name in settings:
-            raise UserError(f"`{name}` must be set only once: got {assignment!r} after {name}={settings[name]}.")
-        settings[name] = _parse(text, hint)
-        _check_type(name, settings[name], hint)
-    return settings
-
-
-def _alternatives(hint: Any) -> tuple[Any, ...]:
-    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-
-
-def _parse(text: str, hint: Any) -> Any:
-    """The text as a value of a type, or the text itself, which then fails the check of its type."""
-    for one in _alternatives(hint):
-        try:
-            if one in (int, float):
-                return one(text)
-            if get_origin(one) is tuple:
-                return tuple(int(part) for part in text.split(",")) if text else ()
-        except ValueError:
-            continue
-        if one is bool and text.lower() in ("true", "false"):
-            return text.lower() == "true"
-        if one is NoneType and text.lower() == "none":
-            return None
-    return text
-
-
-def _check_type(name: str, value: Any, hint: Any) -> None:
-    if not any(_fits(value, one) for one in _alternatives(hint)):
-        kinds = " or ".join(_in_words(one) for one in _alternatives(hint))
-        raise UserError(f"`{name}` must be {kinds}: got {value!r}.")
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    if get_origin(hint) is Literal:
-        return value in get_args(hint)
-    if get_origin(hint) is tuple:
-        return isinstance(value, tuple | list) and all(_fits(one, int) for one in value)
-    if hint in (int, float) and isinstance(value, bool):
-        return False
-    return isinstance(value, int | float) if hint is float else isinstance(value, hint)
-
-
-def _in_words(hint: Any) -> str:
-    if get_origin(hint) is Literal:
-        return " or ".join(map(str, get_args(hint)))
-    return "whole numbers with commas between them" if get_origin(hint) is tuple else WORDS[hint]

@@ -27,9 +27,8 @@ def check_sizes(config: Any, *names: str) -> None:
     for name in names:
         if getattr(config, name) < 1:
             raise UserError(f"`{name}` must be at least 1: got {getattr(config, name)}.")
-    for name in ("dropout", "attention_dropout"):
-        if not 0 <= getattr(config, name, 0) < 1:
-            raise UserError(f"`{name}` must be at least 0 and below 1: got {getattr(config, name)}.")
+    if not 0 <= config.dropout < 1:
+        raise UserError(f"`dropout` must be at least 0 and below 1: got {config.dropout}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,10 +65,9 @@ class DecoderConfig:
             if self.width % self.heads:
                 raise UserError(
                     f"`heads` must divide `width` unless `head_width` is set: got width={self.width}, "
-                    f"heads={self.heads}; use heads={self._nearest_heads()}, or set "
-                    f"head_width={max(1, self.width // self.heads)}."
+                    f"heads={self.heads}; set head_width={max(1, self.width // self.heads)}, or change one of the two."
                 )
-            # Set for good, so that the saved configuration has the number.
+            # Stored, so that the saved configuration has the number.
             object.__setattr__(self, "head_width", self.width // self.heads)
         elif self.head_width < 1:
             raise UserError(f"`head_width` must be at least 1, or None for width / heads: got {self.head_width}.")
@@ -77,10 +75,6 @@ class DecoderConfig:
             raise UserError(
                 f"`rsa` must have as many heads as the model: got rsa.heads={self.rsa.heads}, heads={self.heads}."
             )
-
-    def _nearest_heads(self) -> int:
-        divisors = [number for number in range(1, self.width + 1) if self.width % number == 0]
-        return min(divisors, key=lambda number: abs(number - self.heads))
 
     @property
     def each_head(self) -> int:

@@ -25,17 +25,15 @@ class RecurrentLanguageConfig:
     vocabulary: int
     """Symbols."""
     cell: Literal["lstm", "gru"] = "lstm"
-    """The cell."""
+    """LSTM or GRU."""
     layers: int = 3
-    """Layers."""
+    """Stacked recurrent layers."""
     width: int = 1408
     """Width of the embeddings and of every layer."""
     dropout: float = 0.1
     """Dropout on the embeddings, between layers, and before the softmax; never from one position to the next."""
     target_length: int = 512
     """Positions of a training segment; the model itself takes any length."""
-    tied: bool = True
-    """Share the weights of softmax and embedding."""
 
     def __post_init__(self) -> None:
         check_sizes(self, "vocabulary", "layers", "width", "target_length")
@@ -53,7 +51,7 @@ class RecurrentLanguageState(NamedTuple):
 
 
 class RecurrentLanguageModel(nn.Module):
-    """Predicts the next symbol at each position."""
+    """Predicts the next symbol at each position; softmax and embedding share their weights."""
 
     def __init__(self, config: RecurrentLanguageConfig) -> None:
         super().__init__()
@@ -62,7 +60,6 @@ class RecurrentLanguageModel(nn.Module):
         between = config.dropout if config.layers > 1 else 0.0
         cell = nn.LSTM if config.cell == "lstm" else nn.GRU
         self.cell = cell(config.width, config.width, config.layers, batch_first=True, dropout=between)
-        self.output = None if config.tied else nn.Linear(config.width, config.vocabulary, bias=False)
         self.output_bias = nn.Parameter(torch.zeros(config.vocabulary))
         self.dropout = nn.Dropout(config.dropout)
         nn.init.uniform_(self.embedding.weight, -INITIAL_RANGE, INITIAL_RANGE)
@@ -84,6 +81,5 @@ class RecurrentLanguageModel(nn.Module):
             output_BQW, (hidden_LBW, cell_LBW) = self.cell(embedded_BQW, (hidden_LBW, cell_LBW))
         else:
             output_BQW, hidden_LBW = self.cell(embedded_BQW, hidden_LBW)
-        weight = self.embedding.weight if self.output is None else self.output.weight
-        logits_BQV = functional.linear(self.dropout(output_BQW), weight, self.output_bias)
+        logits_BQV = functional.linear(self.dropout(output_BQW), self.embedding.weight, self.output_bias)
         return LanguageOutput(logits_BQV, RecurrentLanguageState(hidden_LBW.detach(), cell_LBW.detach()))

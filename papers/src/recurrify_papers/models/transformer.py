@@ -1,7 +1,7 @@
 """A plain decoder (Vaswani et al., 2017) for language modelling, and the RSA transformer where `rsa` is set.
 
-Attention sees its own segment only. The recurrence of RSA may continue from segment to segment. Normalisation comes
-before each part. Positions are sines and cosines, so that segments may be longer than in training.
+Attention sees its own segment only. The recurrence of RSA continues from segment to segment. Normalisation comes before
+each part. Positions are sines and cosines, so that segments may be longer than in training.
 
 Shapes: B batch, Q positions of the segment, W width, H heads, D head width, L layers, V vocabulary; of a recurrence
 R heads, C numbers of carry, T positions of history.
@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurrify import RSAConfig
 from recurrify.attention import RecurrenceEncoding, ScanState, mix_recurrence
 from recurrify.vocabulary import embed
 from recurrify_papers.models.parts import (
@@ -33,17 +32,9 @@ from recurrify_papers.models.parts import (
 class TransformerConfig(DecoderConfig):
     """The defaults are as deep and wide as the published 14-layer Transformer-XL for characters."""
 
-    carry_recurrence: bool = True
-    """Continue the recurrence of RSA from one segment to the next."""
-
-    @property
-    def carried(self) -> RSAConfig | None:
-        """The recurrence that leaves a segment, if there is one."""
-        return self.rsa if self.carry_recurrence else None
-
 
 class TransformerState(NamedTuple):
-    """State between segments, without gradient; L is 0 in both where no recurrence is carried."""
+    """State between segments, without gradient; L is 0 in both without a recurrence."""
 
     carry: Tensor
     """State of the recurrence, (L, B, R, C, D); C is 0 with truncation."""
@@ -95,12 +86,12 @@ class Transformer(nn.Module):
         self.apply(initialize)
 
     def first_state(self, batch: int) -> TransformerState:
-        """The state before the first segment: zeros, or empty without a carried recurrence."""
+        """The state before the first segment: zeros, or empty without a recurrence."""
         layers, heads, slots = 0, 0, 0
-        if self.config.carried is not None:
-            layers, heads = self.config.layers, self.config.carried.rem_heads
+        if self.config.rsa is not None:
+            layers, heads = self.config.layers, self.config.rsa.rem_heads
             # Real and imaginary parts of as many interleaved recurrences as the largest dilation.
-            slots = 0 if self.config.carried.truncation else 2 * max(self.config.carried.dilations, default=1)
+            slots = 0 if self.config.rsa.truncation else 2 * max(self.config.rsa.dilations, default=1)
         new_zeros = self.embedding.weight.new_zeros
         return TransformerState(
             carry=new_zeros(layers, batch, heads, slots, self.config.each_head),
@@ -110,19 +101,19 @@ class Transformer(nn.Module):
     def forward(self, ids_BQ: Tensor, state: TransformerState | None = None) -> LanguageOutput:
         batch, queries = ids_BQ.shape
         state = self.first_state(batch) if state is None else state
-        carried = self.config.carried is not None
-        check_state(state.carry, self.config.layers if carried else 0, batch)
+        recurrent = self.config.rsa is not None
+        check_state(state.carry, self.config.layers if recurrent else 0, batch)
         # As in the original, embeddings are scaled to the size of the sines and cosines.
         embedded_BQW = embed(self.embedding, ids_BQ) * math.sqrt(self.config.width)
         places_Q = torch.arange(queries, device=ids_BQ.device)
         hidden_BQW = self.dropout(embedded_BQW + waves(places_Q, like=embedded_BQW))
         left = []
         for index, layer in enumerate(self.layers):
-            before = ScanState(state.carry[index].detach(), state.history[index].detach()) if carried else None
+            before = ScanState(state.carry[index].detach(), state.history[index].detach()) if recurrent else None
             hidden_BQW, after = layer(hidden_BQW, before)
             left.append(after)
         logits_BQV = functional.linear(self.dropout(self.norm(hidden_BQW)), self.embedding.weight, self.output_bias)
-        if not carried:
+        if not recurrent:
             return LanguageOutput(logits_BQV, self.first_state(batch))
         carry = torch.stack([after.carry.detach() for after in left])
         history = torch.stack([after.history.detach() for after in left])

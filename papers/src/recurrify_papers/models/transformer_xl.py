@@ -33,8 +33,6 @@ from recurrify_papers.models.parts import (
 class TransformerXLConfig(DecoderConfig):
     """The defaults are the published 14-layer model for characters."""
 
-    attention_dropout: float = 0.0
-    """Dropout on the attention weights; never on the recurrence of RSA."""
     memory_length: int = 512
     """Positions of each layer's input that are kept for the next segment."""
     same_length: bool = False
@@ -87,7 +85,6 @@ class RelativeAttention(nn.Module):
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__()
         self.head_width = config.each_head
-        self.attention_dropout = config.attention_dropout
         self.span = config.memory_length if config.same_length else None
         inside = config.all_heads
         self.query = nn.Linear(config.width, inside, bias=False)
@@ -106,18 +103,16 @@ class RelativeAttention(nn.Module):
         value_BHKD = split_heads(self.value(seen_BKW), self.head_width)
         position_key_HKD = split_heads(self.position_key(shared.waves)[None], self.head_width)[0]
 
-        dropout = self.attention_dropout if self.training else 0.0
-        fused = dropout == 0 and relative_kernels_run(query_BHQD, key_BHKD.shape[2])
         by_distance_BHQK = (query_BHQD + shared.position_bias[:, None]) @ position_key_HKD.transpose(-1, -2)
         query_BHQD = query_BHQD + shared.content_bias[:, None]
-        if fused:
+        if relative_kernels_run(query_BHQD, key_BHKD.shape[2]):
             attended_BHQD = relative_attention(query_BHQD, by_distance_BHQK, key_BHKD, value_BHKD, span=self.span)
         else:
             # The position term is the additive mask, so that fused kernels can do the rest.
             by_position_BHQK = align_distances(by_distance_BHQK) / math.sqrt(self.head_width)
             mask_BHQK = by_position_BHQK.masked_fill(shared.hidden_keys, -math.inf)
             attended_BHQD = functional.scaled_dot_product_attention(
-                query_BHQD, key_BHKD, value_BHKD, attn_mask=mask_BHQK.to(query_BHQD.dtype), dropout_p=dropout
+                query_BHQD, key_BHKD, value_BHKD, attn_mask=mask_BHQK.to(query_BHQD.dtype)
             )
         if self.encoding is not None:
             attended_BHQD = mix_recurrence(attended_BHQD, value_BHKD, self.encoding, causal=True).output

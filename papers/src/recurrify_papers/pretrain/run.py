@@ -3,7 +3,7 @@
 import hashlib
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, set_seed
 
-from recurrify import NoRecurrence, UserError, add_recurrence
+from recurrify import UserError
 from recurrify.console import is_first
 from recurrify.data import (
     Document,
@@ -26,21 +26,18 @@ from recurrify.data import (
     save_tokenizer,
     tokenize_cached,
 )
-from recurrify.evaluate import evaluate_documents
 from recurrify.records import RESULT_FILE
 from recurrify.results import provenance, save_result
-from recurrify.train import TrainOutcome, Validate, earlier_result, explain_full_disk, uses_bf16
+from recurrify.train import TrainOutcome, Validate, earlier_result, explain_full_disk, seconds_trained, uses_bf16
 from recurrify_papers.documents import read_documents
 from recurrify_papers.pretrain.objectives import IGNORED, Masked, collator_of
 from recurrify_papers.pretrain.settings import OBJECTIVES, PretrainSettings
-from recurrify_papers.pretrain.training import Pace, new_model, pretrain_model, tokens_per_second
+from recurrify_papers.pretrain.training import Pace, new_model, pretrain_model
 
 TOKENIZER_FOLDER = "tokenizer"
 
 
-def pretrain(
-    settings: PretrainSettings, say: Say, show_progress: bool = True, progress_label: str = ""
-) -> dict[str, Any]:
+def pretrain(settings: PretrainSettings, say: Say) -> dict[str, Any]:
     """Train a model and write it, with its result, to `settings.out`. A run that was stopped there resumes.
 
     Returns:
@@ -71,8 +68,8 @@ def pretrain(
             save_tokenizer(tokenizer, out / TOKENIZER_FOLDER)
     say(_describe(model, settings, rows, pace))
     try:
-        outcome = pretrain_model(model, rows, settings, collate, validate, show_progress, progress_label)
-        result = _result(settings, model, outcome, pace, started)
+        outcome = pretrain_model(model, rows, settings, collate, validate)
+        result = _result(settings, model, outcome, started)
         if not outcome.finished:
             say(f"stopped after {outcome.tokens:,} tokens: run the same command to resume from the checkpoint")
         elif is_first():
@@ -110,36 +107,15 @@ def _tokenizer(settings: PretrainSettings, sources: Sequence[Sequence[Document]]
 
 
 def _validation(settings: PretrainSettings, texts: Sequence[TokenizedDocument], tokenizer: Any) -> Validate:
-    """Losses of whole documents in plain windows, as `recurrify evaluate` reports them; for masked tokens and spans,
-    losses of sequences with the same choices each time."""
+    """The loss per predicted token of the validation sequences, with the same random choices each time."""
     half = uses_bf16(settings.precision)
-    if settings.objective != "clm":
-        return _restoring(settings, texts, tokenizer, half)
-    # A copy is evaluated: hooks on the layers of the model itself would make it compile again.
-    copy = add_recurrence(new_model(settings, len(tokenizer), _end(tokenizer)), NoRecurrence(window=settings.positions))
-
-    def validate(model: PreTrainedModel) -> dict[str, float]:
-        copy.base.load_state_dict(model.state_dict())
-        found = evaluate_documents(
-            copy.to(model.device), texts, rows=max(8, settings.batch), windows_per_call=1, bf16=half
-        )
-        return {
-            "loss": found.total_nll / int(found.tokens.sum()),
-            "perplexity_per_word": found.perplexity_per_word,
-            "bits_per_character": found.bits_per_character,
-        }
-
-    return validate
-
-
-def _restoring(settings: PretrainSettings, texts: Sequence[TokenizedDocument], tokenizer: Any, half: bool) -> Validate:
     try:
         rows = _rows(texts, tokenizer, settings)
     except UserError as error:
         raise UserError(f"For validation: {error}") from error
 
     @torch.no_grad()
-    def validate(model: PreTrainedModel) -> dict[str, float]:
+    def validate(model: PreTrainedModel, advance: Callable[[int], None]) -> dict[str, float]:
         collate = collator_of(settings.objective, tokenizer, seed=0)
         was_training = model.training
         model.eval()
@@ -151,6 +127,7 @@ def _restoring(settings: PretrainSettings, texts: Sequence[TokenizedDocument], t
             with torch.autocast(model.device.type, torch.bfloat16, enabled=half):
                 total += float(model(**batch).loss) * scored if scored else 0.0
             count += scored
+            advance(scored)
         model.train(was_training)
         return {"loss": total / max(count, 1)}
 
@@ -180,7 +157,7 @@ def _describe(model: PreTrainedModel, settings: PretrainSettings, rows: PackedRo
 
 
 def _result(
-    settings: PretrainSettings, model: PreTrainedModel, outcome: TrainOutcome, pace: Pace, started: float
+    settings: PretrainSettings, model: PreTrainedModel, outcome: TrainOutcome, started: float
 ) -> dict[str, Any]:
     last = next((entry for entry in reversed(outcome.history) if "eval_loss" in entry), {})
     return {
@@ -189,14 +166,10 @@ def _result(
         "interrupted": outcome.interrupted,
         "steps": outcome.steps,
         "tokens": outcome.tokens,
-        "tokens_per_second": tokens_per_second(outcome.history, pace),
+        "training_seconds": seconds_trained(outcome.history),
         "parameters": model.num_parameters(),
         "vocabulary": model.config.vocab_size,
-        "validation": {
-            "loss_per_token": last.get("eval_loss"),
-            "perplexity_per_word": last.get("eval_perplexity_per_word"),
-            "bits_per_character": last.get("eval_bits_per_character"),
-        },
+        "validation": {"loss_per_token": last.get("eval_loss")},
         "history": outcome.history,
         "provenance": provenance(
             settings.to_dict(), seed=settings.seed, data_checksum=settings.data_checksum, started=started

@@ -2,9 +2,8 @@
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +39,6 @@ from recurrify_papers.pretrain.settings import PretrainSettings
 
 LOWEST_RATE = 0.1
 """End of the cosine, as a share of the peak."""
-WARM_STEPS = 20
-"""Steps that do not count for the speed: compilation and first allocations."""
 
 Collate = Callable[[Any], dict[str, torch.Tensor]]
 
@@ -130,7 +127,7 @@ class Pace:
         return self.batches(steps) * self.tokens_per_batch
 
     def steps(self, tokens: float) -> int:
-        """The updates that come closest to so many tokens; at least one."""
+        """The number of updates closest to this many tokens; at least one."""
         return max(1, round(tokens / self.tokens_per_batch / self.batches_per_epoch * self.updates_per_epoch))
 
     def total_steps(self, settings: PretrainSettings) -> int:
@@ -164,26 +161,12 @@ class StopOnNonFinite(TrainerCallback):
         )
 
 
-def tokens_per_second(history: Sequence[Mapping[str, float]], pace: Pace) -> float | None:
-    """Speed of training alone, without warm-up, validation and saving; None after too few steps."""
-    pairs = [
-        (one, two)
-        for one, two in pairwise(history)
-        if "loss" in one and "loss" in two and one["step"] >= WARM_STEPS and "seconds" in one and "seconds" in two
-    ]
-    seconds = sum(two["seconds"] - one["seconds"] for one, two in pairs)
-    tokens = sum(pace.tokens(int(two["step"])) - pace.tokens(int(one["step"])) for one, two in pairs)
-    return tokens / seconds if seconds > 0 else None
-
-
 def pretrain_model(
     model: PreTrainedModel,
     rows: PackedRows,
     settings: PretrainSettings,
     collate: Collate,
     validate: Validate,
-    show_progress: bool = True,
-    progress_label: str = "",
 ) -> TrainOutcome:
     """Train `model` in place, resuming from the last checkpoint in `settings.out`."""
     pace = Pace.of(settings, len(rows))
@@ -216,13 +199,6 @@ def pretrain_model(
     if resumed is not None and isinstance(collate, RandomCollator):
         collate.batches = pace.batches(int(resumed.name.split("-")[1]))
     try:
-        return run_to_end(
-            trainer,
-            settings,
-            pace.tokens,
-            last=[StopOnNonFinite()],
-            show_progress=show_progress,
-            progress_label=progress_label,
-        )
+        return run_to_end(trainer, settings, pace.tokens, last=[StopOnNonFinite()])
     finally:
         model.config.use_cache = True  # Trainer turns it off

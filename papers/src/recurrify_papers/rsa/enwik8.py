@@ -4,16 +4,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from recurrify_papers.experiment import Experiment, Headline, Row, Table, mean_of
-from recurrify_papers.runner import Results, Run
-from recurrify_papers.sizes import Size
+from recurrify_papers.declare import number_experiment
+from recurrify_papers.experiment import Headline, Row
+from recurrify_papers.plan import Entry, Plan
+from recurrify_papers.runner import Run
 
+FUNCTION = "recurrify_papers.rsa.train:train_run"
 REPRODUCTION = "COMP6258 Reproducibility Challenge, Encoding Recurrence into Transformers (Coulson et al.), Table 2"
 PUBLISHED = {"xl": 1.26, "rsa-xl": 5.07, "brt": 1.29, "rsa-xl-small-256": 3.93, "rsa-xl-smallest": 3.93}
 """Bits per byte in the reproduction's Table 2."""
 OWN_RATE = 1e-2
-"""Learning rate of gates, decays and angles in models of ours: at the common rate all steps add up to 2.5, which is the
-most that a gate can move."""
+"""Learning rate of gates, decays and angles in our own models. At the common rate a gate can move by at most 2.5, the
+sum of all steps."""
 ALMOST_CLOSED = -3.0
 """Gate before the sigmoid: a twentieth of a head's output is recurrence."""
 PROTOCOL: dict[str, Any] = {
@@ -44,7 +46,7 @@ class Model:
 
 
 def protocol(own: Mapping[str, Any]) -> list[Model]:
-    """The three models of the reproduction, and an RSA-XL of ours whose gates start almost closed."""
+    """The three models of the reproduction, and our own RSA-XL with gates that start almost closed."""
     closed = Model("rsa-xl-closed", "rsa-xl", {"rsa.gate_start": ALMOST_CLOSED}, {"recurrence_learning_rate": OWN_RATE})
     return [*(Model(arch, arch) for arch in ("xl", "rsa-xl", "brt")), closed]
 
@@ -67,53 +69,31 @@ def small(own: Mapping[str, Any]) -> list[Model]:
     return [*found, *(Model(f"{arch}-smallest", arch, shape, training) for arch in ("xl", "rsa-xl"))]
 
 
-def model_runs(size: Size, models: Callable[[Mapping[str, Any]], list[Model]]) -> dict[tuple[str, int], Run]:
-    """By model and seed; all models with the first seed come first."""
+def model_entries(plan: Plan, models: Callable[[Mapping[str, Any]], list[Model]]) -> list[Entry]:
+    """Every model with every seed."""
+    size = plan.size
     own = size.own.get("rsa-enwik8", {})
-    found = {}
-    for seed in own.get("seeds", (0,)):
-        for model in models(own):
-            training = {name: own.get(name, value) for name, value in PROTOCOL.items()} | dict(model.training)
-            shape = {name: own.get(name, value) for name, value in SHAPE.items()} | dict(model.shape)
-            if model.arch == "brt":
-                shape |= {"window": training["length"], **{name: own.get(name, value) for name, value in BRT.items()}}
-            else:
-                shape["memory_length"] = training["length"]
+    found = []
+    for model in models(own):
+        training = {name: own.get(name, value) for name, value in PROTOCOL.items()} | dict(model.training)
+        shape = {name: own.get(name, value) for name, value in SHAPE.items()} | dict(model.shape)
+        if model.arch == "brt":
+            shape |= {"window": training["length"], **{name: own.get(name, value) for name, value in BRT.items()}}
+        else:
+            shape["memory_length"] = training["length"]
+        trained = {}
+        for seed in own.get("seeds", (0,)):
             data = size.source(size.thesis)
             settings = {"arch": model.arch, "data": data, "settings": shape, "seed": seed, **training}
-            function = "recurrify_papers.rsa.train:train_run"
-            found[model.name, seed] = Run(name=f"scratch-{model.name}-s{seed}", function=function, settings=settings)
+            run = Run(name=f"scratch-{model.name}-s{seed}", function=FUNCTION, settings=settings)
+            trained[seed] = (plan.add(run),)
+        found.append(Entry(label=model.name, model=model.arch, dataset="enwik8", trained=trained))
     return found
 
 
-def model_table(size: Size, results: Results, models: Callable[[Mapping[str, Any]], list[Model]]) -> Table:
-    """Bits per symbol of each model, and its curves."""
-    own, runs, table = size.own.get("rsa-enwik8", {}), model_runs(size, models), Table()
-    for model in models(own):
-        found = {
-            seed: results[run.name] for (name, seed), run in runs.items() if name == model.name and run.name in results
-        }
-        table.missing += [f"{name}, seed {seed}" for name, seed in runs if name == model.name and seed not in found]
-        if found:
-            add_model(table, model.name, model.arch, list(found.values()))
-    return table
-
-
-def add_model(table: Table, name: str, arch: str, found: list[dict[str, Any]]) -> None:
-    """The rows and curves of a model's seeds."""
-    first = found[0]
-    common: dict[str, Any] = {"label": name, "model": arch, "dataset": "enwik8", "seeds": len(found)}
-    for split, part in (("valid", "validation"), ("test", "test")):
-        value, spread = mean_of([one[part]["bits_per_symbol"] for one in found])
-        published = PUBLISHED.get(name) if split == "test" else None
-        metric = f"bits per {first['unit']}"
-        table.rows.append(Row(metric=metric, value=value, spread=spread, split=split, published=published, **common))
-    facts = {"parameters": first["parameters"], "symbols per second": first["tokens_per_second"]}
-    facts |= {"training seconds": first["training_seconds"], "training symbols": first["tokens"]}
-    table.rows += [Row(metric=metric, value=value, **common) for metric, value in facts.items() if value is not None]
-    points = first["history"]["training"]
-    axes = {"x_label": "step", "y_label": "training loss", "x": [one["step"] for one in points]}
-    table.curves.append({"name": name, **axes, "y": [round(one["loss"], 4) for one in points]})
+def published(row: Row) -> float | None:
+    """Bits per byte of the test part."""
+    return PUBLISHED.get(row.label) if row.split == "test" else None
 
 
 SCORING = (
@@ -125,12 +105,12 @@ SCHEDULE = (
     "start every gate's logit at 1, where here it is drawn between −3 and 3 as its authors write."
 )
 EXPERIMENTS = (
-    Experiment(
+    number_experiment(
+        lambda plan: model_entries(plan, protocol),
+        published,
         name="rsa-enwik8",
         title="Transformer-XL, RSA-XL and the Block-Recurrent Transformer by the protocol of their reproduction",
         source=f"{REPRODUCTION}; target and memory of 512, batch 22, Adam 2.5e-4 without warm-up",
-        runs=lambda size: list(model_runs(size, protocol).values()),
-        table=lambda size, results: model_table(size, results, protocol),
         headlines=(
             Headline(
                 label="rsa-xl",
@@ -150,12 +130,12 @@ EXPERIMENTS = (
             SCORING,
         ),
     ),
-    Experiment(
+    number_experiment(
+        lambda plan: model_entries(plan, small),
+        published,
         name="rsa-small",
         title="RSA-XL-Small, and the Transformer-XL of its size that the reproduction left out",
         source=f"{REPRODUCTION}, and section 3.2",
-        runs=lambda size: list(model_runs(size, small).values()),
-        table=lambda size, results: model_table(size, results, small),
         headlines=(
             Headline(
                 label="rsa-xl-small-256",

@@ -4,7 +4,6 @@ import math
 import shutil
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,7 @@ from recurrify_papers.scratch.symbols import SymbolData, SymbolStream, encode_pa
 from recurrify_papers.scratch.training import ScratchOutcome, fit
 
 
-def train_scratch(settings: ScratchSettings, say: Say, show_progress: bool = True) -> dict[str, Any]:
+def train_scratch(settings: ScratchSettings, say: Say) -> dict[str, Any]:
     """Train a model and write it, with its result, to `settings.out`. A run that was stopped there resumes.
 
     Returns:
@@ -47,7 +46,7 @@ def train_scratch(settings: ScratchSettings, say: Say, show_progress: bool = Tru
     uses_half(settings.precision, device)
     data = read_symbols(settings.symbols, settings.data, valid=settings.valid, text_field=settings.text_field, say=say)
     settings = replace(settings, data_checksum=data.checksum)
-    model = _new_model(settings, settings.settings, data.symbols.size).to(device)
+    model = _new_model(settings, settings.model_settings, data.symbols.size).to(device)
     evaluated = _evaluated_model(settings, model)
     streams_T = {part: torch.from_numpy(stream.ids).to(device) for part, stream in data.streams.items()}
     BatchRows(streams_T["train"], settings.batch, settings.length)  # fails if the text is too short
@@ -58,7 +57,7 @@ def train_scratch(settings: ScratchSettings, say: Say, show_progress: bool = Tru
     leave_out_cudnn()
     say(_describe(settings, model, data))
     try:
-        with matmul_context(settings.precision, device), _bar("training", settings.steps, show_progress) as tick:
+        with matmul_context(settings.precision, device), progress_bar("training", settings.steps) as tick:
             outcome = fit(
                 model,
                 streams_T["train"],
@@ -81,7 +80,7 @@ def train_scratch(settings: ScratchSettings, say: Say, show_progress: bool = Tru
         raise _explained(error, settings.out) from error
     for part, name in (("valid", "validation"), ("test", "test")):
         stream = _beginning(data.streams[part], settings.test_tokens, data.symbols.unit)
-        with _bar(f"scoring {name}", len(stream.ids) - 1, show_progress) as tick:
+        with progress_bar(f"scoring {name}", len(stream.ids) - 1) as tick:
             result[name] = _described(stream, *_score(evaluated, streams_T[part][: len(stream.ids)], settings, tick))
     result["provenance"] = provenance(
         settings.to_dict(), seed=settings.seed, data_checksum=data.checksum, started=started
@@ -90,37 +89,6 @@ def train_scratch(settings: ScratchSettings, say: Say, show_progress: bool = Tru
     for checkpoint in out.glob("checkpoint-*"):
         shutil.rmtree(checkpoint, ignore_errors=True)
     return result
-
-
-def score_stream(
-    model: nn.Module | str | Path,
-    stream: SymbolStream,
-    *,
-    batch: int = 1,
-    length: int = 512,
-    device: str = "auto",
-    precision: str = "auto",
-) -> Score:
-    """Score every symbol of a stream but the first.
-
-    Args:
-        model: A model, or the folder of a run or of its model.
-        stream: The stream, from `stream_for`.
-        batch: Batch rows.
-        length: Symbols of a segment.
-        device: auto, cpu, cuda or cuda:N.
-        precision: auto, bf16 or fp32.
-    """
-    where = pick_device(device)
-    loaded = model if isinstance(model, nn.Module) else load_language_model(_model_folder(model))
-    ids_T, half = torch.from_numpy(stream.ids).to(where), uses_half(precision, where)
-    with matmul_context(precision, where):
-        return score_rows(loaded.to(where).eval(), ids_T, batch, length, lambda: precision_context(half, where))
-
-
-def stream_for(run: str | Path, source: str, split: str = "test", *, text_field: str = "text") -> SymbolStream:
-    """A split of any source in the symbols of a run's model."""
-    return encode_part(load_symbols(_model_folder(run)), source, split, text_field=text_field)
 
 
 def is_scratch(name: str | Path) -> bool:
@@ -138,7 +106,6 @@ def score_run(
     length: int | None = None,
     symbols: int | None = None,
     device: str = "auto",
-    show_progress: bool = True,
 ) -> dict[str, Any]:
     """Score the model of a run on a text, in rows and segments as at the end of the run.
 
@@ -149,14 +116,16 @@ def score_run(
         text_field: Field of JSON lines or of a data set that holds the text.
         rows: Batch rows instead of the run's.
         length: Symbols of a segment instead of the run's.
-        symbols: Score only the first so many symbols.
+        symbols: Score only this many symbols, from the start.
         device: auto, cpu, cuda or cuda:N.
-        show_progress: Show a progress bar.
+
+    Returns:
+        The score: `bits_per_symbol`, `bits_per_byte`, `symbols` and more.
     """
     where, folder = pick_device(device), _model_folder(run)
-    model = load_language_model(folder).to(where)
-    arch, unit = architecture_name(model), load_symbols(folder).unit
-    stream = _beginning(stream_for(run, source, split, text_field=text_field), symbols, unit)
+    model, alphabet = load_language_model(folder).to(where), load_symbols(folder)
+    arch, unit = architecture_name(model), alphabet.unit
+    stream = _beginning(encode_part(alphabet, source, split, text_field=text_field), symbols, unit)
     settings = ScratchSettings.read(folder.parent) if folder.name == MODEL_FOLDER else None
     if settings is None:
         config: Any = model.config
@@ -167,7 +136,7 @@ def score_run(
         eval_length=length or settings.eval_length,
         precision="fp32" if settings.precision == "fp32" else "auto",
     )
-    with _bar(f"scoring {run}", len(stream.ids) - 1, show_progress) as tick:
+    with progress_bar(f"scoring {run}", len(stream.ids) - 1) as tick:
         ids_T = torch.from_numpy(stream.ids).to(where)
         scored = _score(_evaluated_model(settings, model), ids_T, settings, tick)
     return {"model": str(run), "arch": arch, "unit": unit, **_described(stream, *scored)}
@@ -183,14 +152,14 @@ def _evaluated_model(settings: ScratchSettings, model: nn.Module) -> nn.Module:
     if not settings.eval_settings:
         return model
     config: Any = model.config
-    other = _new_model(settings, settings.settings | settings.eval_settings, config.vocabulary)
+    other = _new_model(settings, settings.model_settings | settings.eval_settings, config.vocabulary)
     try:
         other.load_state_dict(model.state_dict(), assign=True)
     except RuntimeError as error:
         names = ", ".join(settings.eval_settings)
         raise UserError(
-            f"The `eval_settings` {names} need other weights than the trained ones: change only what works with the "
-            "same weights, such as the length of a memory."
+            f"The settings {names} after `eval.` need other weights than the trained ones: change only what works with "
+            "the same weights, such as the length of a memory."
         ) from error
     return other
 
@@ -212,14 +181,12 @@ def _score(
 
 
 def _described(stream: SymbolStream, score: Score, rows: int, length: int) -> dict[str, Any]:
-    """Bits per symbol, which papers on enwik8 call a character, and per character and byte."""
-    bits = score.nats / math.log(2)
+    """Bits per symbol, which papers on enwik8 call a character, and per byte."""
     return {
         "symbols": score.symbols,
         "loss": score.loss,
         "bits_per_symbol": score.bits_per_symbol,
-        "bits_per_character": bits / stream.characters if stream.characters else None,
-        "bits_per_byte": bits / stream.bytes if stream.bytes else None,
+        "bits_per_byte": score.nats / math.log(2) / stream.bytes if stream.bytes else None,
         "perplexity_per_symbol": score.perplexity,
         "rows": rows,
         "length": length,
@@ -227,28 +194,17 @@ def _described(stream: SymbolStream, score: Score, rows: int, length: int) -> di
 
 
 def _beginning(stream: SymbolStream, symbols: int | None, unit: str) -> SymbolStream:
-    """The first symbols. How many characters or bytes they spell is known only where each symbol is one."""
+    """The first symbols. How many bytes they spell is known only where each symbol is one."""
     if symbols is None or symbols >= len(stream.ids):
         return stream
-    spelt = {unit: symbols - 1}
-    return SymbolStream(stream.ids[:symbols], spelt.get("character", 0), spelt.get("byte", 0))
-
-
-def _bar(name: str, total: int, shown: bool) -> AbstractContextManager[Callable[[int], None]]:
-    return progress_bar(name, total) if shown else nullcontext(lambda done: None)
+    return SymbolStream(stream.ids[:symbols], symbols - 1 if unit == "byte" else 0)
 
 
 def _describe(settings: ScratchSettings, model: nn.Module, data: SymbolData) -> str:
-    config: Any = model.config
-    rsa = getattr(config, "rsa", None)
-    recurrence = ""
-    if rsa is not None:
-        dilations = f", dilations {', '.join(map(str, rsa.dilations))}" if rsa.dilations else ""
-        recurrence = f"recurrence in {rsa.rem_heads} of {rsa.heads} heads{dilations}; "
     sizes = ", ".join(f"{part} {len(stream.ids):,}" for part, stream in data.streams.items())
     return (
         f"{settings.arch}: {count_parameters(model):,} parameters; "
-        f"{data.symbols.size:,} different {data.symbols.unit}s, {sizes}; {recurrence}"
+        f"{data.symbols.size:,} different {data.symbols.unit}s, {sizes}; "
         f"{settings.batch} rows of {settings.length} in each of {settings.steps:,} steps"
     )
 

@@ -12,6 +12,8 @@ from recurrify.settings import setting
 ARCHITECTURES = ("xl", "rsa-xl", "brt", "rsa-brt", "lstm", "gru", "transformer", "rsa")
 WITH_RECURRENCE = tuple(name for name in ARCHITECTURES if name.startswith("rsa"))
 INPUT, BUDGET, TRAINING, EVALUATION = "Input and output", "Budget and validation", "Training", "Evaluation"
+EVAL = "eval."
+"""Prefix of settings that differ in validation and test."""
 POINTS_OF_THE_CURVE = 500
 SCORED_AT_ONCE = 4
 """Training steps whose symbols fit into the memory of one scoring step, which has no gradients."""
@@ -35,9 +37,7 @@ class ScratchSettings(RunRecord):
     symbols: str = setting("bytes", panel=INPUT, basic=True)
     """characters, bytes, all-bytes, bytes-without-newlines, or a tokenizer."""
     settings: dict[str, Any] = setting(factory=dict, option=False)  # noqa: RUF009
-    """Settings of the architecture. On text8, RSA gets the dilations published for text8 unless they are set."""
-    eval_settings: dict[str, Any] = setting(factory=dict, option=False, recorded=True)  # noqa: RUF009
-    """Settings that differ in validation and test, with the same weights: a longer memory."""
+    """Settings of the architecture; `eval.NAME` is one that differs in validation and test, with the same weights."""
     steps: int = setting(20_000, at_least=1, panel=BUDGET, basic=True)
     """Updates of the weights."""
     batch: int = setting(22, at_least=1, panel=TRAINING, basic=True)
@@ -63,7 +63,7 @@ class ScratchSettings(RunRecord):
     valid_every: int = setting(22_528_000, at_least=1, panel=BUDGET)
     """Training symbols between validations."""
     valid_tokens: int = setting(500_000, at_least=2, panel=BUDGET)
-    """Validate on the first so many symbols."""
+    """Validate on the first this many symbols."""
     test_tokens: int | None = setting(None, at_least=2, panel=EVALUATION)
     """Symbols of the validation and test part scored at the end; None: all."""
     precision: str = setting("auto", choices=("auto", "bf16", "fp32"), panel=TRAINING)
@@ -81,16 +81,28 @@ class ScratchSettings(RunRecord):
             raise UserError(
                 f"`recurrence_learning_rate` is for {', '.join(WITH_RECURRENCE)}: {self.arch} has no recurrence."
             )
-        if self.arch in WITH_RECURRENCE and self.data.startswith("text8"):
-            from recurrify_papers.models.language import text8_settings  # imports torch
+        checked: dict[str, Any] = {}
+        if self.settings:
+            from recurrify_papers.models.language import checked_settings  # imports torch
 
-            object.__setattr__(self, "settings", text8_settings(self.data, self.settings) | self.settings)
-        for name in ("settings", "eval_settings"):
-            if "target_length" in getattr(self, name):
-                option = "--length" if name == "settings" else "--eval-length"
-                raise UserError(f"`target_length` is the length of a segment: use {option}.")
-            # As JSON returns them: tuples become lists.
-            object.__setattr__(self, name, json.loads(json.dumps(getattr(self, name))))
+            for name, value in self.settings.items():
+                own = name.removeprefix(EVAL)
+                if own == "target_length":
+                    option = "--length" if name == own else "--eval-length"
+                    raise UserError(f"`target_length` is the length of a segment: use {option}.")
+                checked[name] = checked_settings(self.arch, {own: value})[own]
+        # As JSON returns them: tuples become lists.
+        object.__setattr__(self, "settings", json.loads(json.dumps(checked)))
+
+    @property
+    def model_settings(self) -> dict[str, Any]:
+        """Settings of the architecture in training."""
+        return {name: value for name, value in self.settings.items() if not name.startswith(EVAL)}
+
+    @property
+    def eval_settings(self) -> dict[str, Any]:
+        """Settings that differ in validation and test."""
+        return {name.removeprefix(EVAL): value for name, value in self.settings.items() if name.startswith(EVAL)}
 
     @property
     def symbols_per_step(self) -> int:

@@ -2,7 +2,7 @@
 
 The alphabet is that of the training part; `all-bytes` always has all 256 bytes. enwik8 and text8 are cut at 90 % and
 95 % of their bytes. The documents of any other source are joined with a newline, or with the tokenizer's end of text.
-`bytes-without-newlines` is how the code of Transformer-XL reads enwik8, although no paper says so: its 205 bytes become
+`bytes-without-newlines` is how the code of Transformer-XL reads enwik8, which no paper mentions: its 205 bytes become
 204, and newlines are neither read nor scored.
 """
 
@@ -48,10 +48,8 @@ class SymbolStream(NamedTuple):
 
     ids: np.ndarray
     """Symbol ids, in the smallest type that torch can slice."""
-    characters: int
-    """Characters that all symbols but the first spell; the first is never predicted."""
     bytes: int
-    """The same in UTF-8 bytes."""
+    """UTF-8 bytes that all symbols but the first spell; the first is never predicted."""
 
 
 class SymbolData(NamedTuple):
@@ -106,14 +104,11 @@ class Alphabet:
                 f"There is no symbol for {name}, {self.unit} {first:,} of {where}: it does not occur in the training "
                 "part. Train with --symbols all-bytes, which reads any text, or with a tokenizer."
             )
-        rest = codes[1:]
+        spelt = len(codes) - 1
         if self.kind == CHARACTERS:
             # UTF-8 has one byte, and one more from each of these code points on.
-            characters = len(rest)
-            size = len(rest) + sum(int((rest >= bound).sum()) for bound in (0x80, 0x800, 0x10000))
-        else:
-            characters, size = int(((rest & 0xC0) != 0x80).sum()), len(rest)
-        return SymbolStream(ids.astype(_smallest_type(self.size)), characters, size)
+            spelt += sum(int((codes[1:] >= bound).sum()) for bound in (0x80, 0x800, 0x10000))
+        return SymbolStream(ids.astype(_smallest_type(self.size)), spelt)
 
     def save(self, folder: Path) -> None:
         write_whole(folder / SYMBOLS_FILE, (json.dumps({"kind": self.kind, "values": self.values}) + "\n").encode())
@@ -139,11 +134,8 @@ class Tokens:
         end = self.tokenizer.eos_token_id
         ids = pack_documents(tokenized, self.tokenizer.sep_token_id if end is None else end, self.size)
         first = self.tokenizer.decode([int(ids[0])], clean_up_tokenization_spaces=False)
-        return SymbolStream(
-            ids.astype(_smallest_type(self.size)),
-            sum(document.characters for document in tokenized) - len(first),
-            sum(document.bytes for document in tokenized) - len(first.encode(errors="replace")),
-        )
+        spelt = sum(document.bytes for document in tokenized) - len(first.encode(errors="replace"))
+        return SymbolStream(ids.astype(_smallest_type(self.size)), spelt)
 
     def save(self, folder: Path) -> None:
         self.tokenizer.save_pretrained(folder)

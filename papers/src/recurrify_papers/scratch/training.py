@@ -23,7 +23,7 @@ from recurrify import UserError
 from recurrify.interrupts import Interrupt
 from recurrify.results import write_whole
 from recurrify.speed import quick_products
-from recurrify.train import last_whole_checkpoint
+from recurrify.train import last_whole_checkpoint, write_checksums
 from recurrify_papers.scratch.rows import BatchRows, Score
 from recurrify_papers.scratch.settings import ScratchSettings
 from recurrify_papers.scratch.stepping import Stepper
@@ -158,6 +158,7 @@ class Run:
         torch.save(random, path / "rng_state.pth")
         state = {"global_step": self.progress.step, "progress": asdict(self.progress)}
         write_whole(path / "trainer_state.json", json.dumps(state).encode())
+        write_checksums(path)
         for other in self.folder.glob("checkpoint-*"):
             if other != path:
                 shutil.rmtree(other, ignore_errors=True)

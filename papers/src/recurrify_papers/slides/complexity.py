@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from recurrify_papers.experiment import Chart, Experiment, Headline, Row, Table
-from recurrify_papers.runner import Results, Run
-from recurrify_papers.sizes import Size
+from recurrify_papers.declare import number_experiment
+from recurrify_papers.experiment import Chart, Headline, Row
+from recurrify_papers.plan import Entry, Plan
+from recurrify_papers.runner import Run
 from recurrify_papers.slides.lengths import SOURCE
 
 PARTS: dict[str, tuple[str, dict[str, int]]] = {
@@ -15,76 +16,61 @@ PARTS: dict[str, tuple[str, dict[str, int]]] = {
     "RSA scan": ("O(T·D)", {"T": 1, "D": 1}),
 }
 """By part: its complexity in the slides, and the exponents of T and D."""
-METRICS = {"seconds": "forward and backward time", "forward_seconds": "forward time", "peak_bytes": "memory"}
+SLOW = ("self-attention, its matrix stored", "self-attention, fused", "LSTM layer")
+LIGHT = ("RSA scan",)
+GRIDS: dict[str, dict[str, Any]] = {
+    "cpu": {
+        "lengths": (128, 256, 512, 1024, 2048, 4096, 8192, 16_384),
+        "longest_slow": 2048,
+        "widths": (64, 128, 256, 512, 1024),
+        "width": 128,
+        "length": 256,
+        "light_times": 8,
+        "repeats": 7,
+    },
+    "cuda": {
+        "lengths": (512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536),
+        "longest_slow": 16_384,
+        "widths": (128, 256, 512, 1024, 2048, 4096),
+        "width": 512,
+        "length": 4096,
+        "light_times": 16,
+        "repeats": 7,
+    },
+}
+"""Lengths at one width, widths at one length. Slow parts stop at `longest_slow`. Light parts take sequences
+`light_times` as long, so that more than their kernel launches is measured."""
 
 
-def _name(part: str, axis: str) -> str:
-    return f"complexity-{part.lower().replace(',', '').replace(' ', '-')}-{axis}"
-
-
-def complexity_runs(size: Size) -> list[Run]:
+def complexity_entries(plan: Plan) -> list[Entry]:
     """Each part along T and along D."""
-    function = "recurrify_papers.slides.measuring:complexity_run"
-    grid = dict(size.own.get("slides-complexity", {}))
-    return [
-        Run(name=_name(part, axis), function=function, settings={"part": part, "axis": axis, "grid": grid})
-        for part in PARTS
-        for axis in ("T", "D")
-    ]
-
-
-def complexity_table(size: Size, results: Results) -> Table:
-    """Measured exponents, with those of the slides as published values."""
-    table = Table()
-    for part in PARTS:
+    own = plan.size.own.get("slides-complexity", {})
+    grids = {device: {**grid, **own} for device, grid in GRIDS.items()}
+    found = []
+    for part, (order, _) in PARTS.items():
         for axis in ("T", "D"):
-            found = results.get(_name(part, axis))
-            if found is None:
-                table.missing.append(f"{part}, along {axis}")
-            else:
-                add_part(table, part, axis, found)
-    return table
+            name = f"complexity-{part.lower().replace(',', '').replace(' ', '-')}-{axis}"
+            settings = {"part": part, "axis": axis, "slow": part in SLOW, "light": part in LIGHT, "grids": grids}
+            function = "recurrify_papers.slides.measuring:complexity_run"
+            runs = {0: (plan.add(Run(name=name, function=function, settings=settings)),)}
+            found.append(Entry(label=part, model=part, dataset=f"along {axis}", trained=runs, note=order))
+    return found
 
 
-def add_part(table: Table, part: str, axis: str, found: dict[str, Any]) -> None:
-    """The exponents and points of one part along one axis."""
-    theory, exponents = PARTS[part]
-    common: dict[str, Any] = {
-        "label": part,
-        "model": part,
-        "dataset": f"along {axis}",
-        "published": float(exponents[axis]),
-    }
-    for name, title in METRICS.items():
-        fit = found["exponents"].get(name)
-        if fit is not None:
-            error, points = fit["standard_error"], fit["points"]
-            note = f"{theory}; standard error {error:.2f} over {points} sizes; {found['clock']} clock"
-            table.rows.append(Row(metric=f"exponent of {title}", value=fit["exponent"], note=note, **common))
-        elif name in found["too_few"]:
-            note = "too few sizes take several times as long as launching the kernels"
-            table.rows.append(Row(metric=f"exponent of {title}", value=None, note=note, **common))
-    table.rows.append(Row(metric="exponent of counted operations", value=found["counted_exponent"], **common))
-    x = [point[axis] for point in found["points"]]
-    y = [point["seconds"] for point in found["points"]]
-    axes = {"x_label": f"{axis} ({_fixed(found['at'])})", "y_label": "seconds, forward and backward"}
-    table.curves.append({"name": part, **axes, "x": x, "y": y, "log": True})
-    table.missing += found["lacking"]
-
-
-def _fixed(at: dict[str, int]) -> str:
-    return ", ".join(f"{name} = {value}" for name, value in at.items())
+def published(row: Row) -> float:
+    """The exponent in the slides."""
+    return float(PARTS[row.label][1][str(row.dataset).removeprefix("along ")])
 
 
 EXPERIMENTS = (
-    Experiment(
+    number_experiment(
+        complexity_entries,
+        published,
         name="slides-complexity",
         title="Time and memory against length and width, with their exponents",
         source=f"{SOURCE}, the table of complexities (orders of growth, no numbers)",
-        runs=complexity_runs,
-        table=complexity_table,
         text="An exponent is the slope of a line through the logarithms of the larger sizes, by least squares.",
-        differences=("The slides give orders of growth alone; sizes are those that fit the device.",),
+        differences=("The slides give only orders of growth; sizes are those that fit the device.",),
         headlines=(
             Headline(
                 label="self-attention, its matrix stored",

@@ -1,79 +1,25 @@
 """A small language model on a recurrent rule: trained on short sequences, scored at any length."""
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers import get_cosine_with_min_lr_schedule_with_warmup
 
-from recurrify import UserError
 from recurrify.data import pick_device
-from recurrify.results import load_result, provenance
+from recurrify.results import provenance
 from recurrify_papers.models.language import count_parameters, language_model
-from recurrify_papers.runner import RESULT_FILE, Say
-from recurrify_papers.slides.rule_tasks import IGNORED, RuleSequences, rule_stream, rule_task
+from recurrify_papers.runner import Say
+from recurrify_papers.slides.rule_tasks import IGNORED, STREAMS, RuleSequences, rule_task
 
 POSITIONS_AT_ONCE = 1 << 16
 """How many positions are scored together."""
-LAST_RATE = 0.05
-"""Where the learning rate ends, as a share of its maximum."""
-
-
-def rule_run(settings: dict[str, Any], folder: Path, say: Say) -> dict[str, Any]:
-    """Train a model on a rule and score it at every length."""
-    own = dict(settings)
-    lengths, valid, test = (own.pop(name) for name in ("lengths", "valid_sequences", "test_sequences"))
-    if isinstance(own["learning_rate"], dict):
-        own["learning_rate"] = _chosen_rate(own["learning_rate"]["best_of"], folder.parent)
-    training = RuleTraining(**own)
-    with one_thread():
-        model = train_on_rule(training, pick_device())
-        found = validate_rule(model, training, valid)
-        scores = {length: score_rule(model, training, length, test) for length in lengths}
-    longest = max(lengths)
-    at_longest = f"{scores[longest].accuracy:.3f} at {longest}"
-    say(f"{folder.name}: accuracy {found.accuracy:.3f} up to {training.length}, {at_longest}")
-    return {
-        "kind": "rule",
-        "parameters": count_parameters(model),
-        "valid": found._asdict(),
-        "test": {str(length): score._asdict() for length, score in scores.items()},
-        "levels": {str(length): _levels(training.task, length, training.length) for length in lengths},
-        "provenance": provenance(asdict(training), seed=training.seed),
-    }
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Use one core of a CPU: models this small lose time with more."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@cache
-def _levels(task: str, length: int, memory: int) -> dict[str, float]:
-    """What the best constant guess reaches, and a memory of the last symbols."""
-    rule = rule_task(task)
-    return {"chance": rule.chance_level(length), "short_memory": rule.short_memory_level(length, memory)}
-
-
-def _chosen_rate(tried: dict[str, float], runs: Path) -> float:
-    """The rate with the lowest validation loss; a loss that is not finite was saved as null."""
-    losses = {name: load_result(runs / name / RESULT_FILE)["valid"]["loss"] for name in tried}
-    known = {name: loss for name, loss in losses.items() if loss is not None}
-    if not known:
-        raise UserError("The loss is not finite at any learning rate.")
-    return tried[min(known, key=lambda name: known[name])]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,44 +33,75 @@ class RuleTraining:
     model: dict[str, Any] = field(default_factory=dict)
     """Settings of the architecture."""
     segment: int | None = None
-    """Positions read at a time, the state carried from each to the next without gradient; None: all."""
-    length: int = 40
+    """Positions read at a time, with the state carried to the next segment without gradient; None: all."""
+    length: int
     """The longest sequences of training."""
-    steps: int = 1500
-    """Updates of the weights."""
-    batch: int = 128
-    """Sequences in a step."""
-    learning_rate: float = 1e-3
-    """After a linear warm-up; a cosine decreases it again."""
+    steps: int
+    batch: int
+    learning_rate: float
+    """The maximum, after a linear warm-up; a cosine decreases it to a twentieth."""
     warmup: int = 50
     """Steps of the warm-up."""
-    clip: float = 1.0
-    """Gradient-norm clipping."""
-    seed: int = 0
+    seed: int
     """Of the initial weights and of the sequences: the same for every architecture."""
 
-    def __post_init__(self) -> None:
-        for name in ("length", "steps", "batch"):
-            if getattr(self, name) < 1:
-                raise UserError(f"`{name}` must be at least 1: got {getattr(self, name)}.")
-        if self.segment is not None and self.segment < 1:
-            raise UserError(f"`segment` must be at least 1, or None for whole sequences: got {self.segment}.")
-        if self.learning_rate <= 0:
-            raise UserError(f"`learning_rate` must be above 0: got {self.learning_rate}.")
-
-    def rate(self, step: int) -> float:
-        """The learning rate of a step, counted from 0."""
-        if step < self.warmup:
-            return self.learning_rate * (step + 1) / self.warmup
-        done = (step - self.warmup) / max(1, self.steps - self.warmup)
-        return self.learning_rate * (LAST_RATE + (1 - LAST_RATE) * (1 + math.cos(math.pi * done)) / 2)
+    def draw(self, part: str, *seeds: int) -> np.random.Generator:
+        """Where the sequences of a part are drawn from."""
+        return np.random.default_rng([STREAMS[part], self.seed, *seeds])
 
 
 class RuleScore(NamedTuple):
     loss: float
     """In nats, the mean over all answers that were due."""
     accuracy: float
-    answers: int
+
+
+def rule_run(settings: dict[str, Any], folder: Path, say: Say) -> dict[str, Any]:
+    """Train a model on a rule and score it at every length."""
+    own = dict(settings)
+    lengths, valid, test = (own.pop(name) for name in ("lengths", "valid_sequences", "test_sequences"))
+    training = RuleTraining(**own)
+    with one_thread():
+        model = train_on_rule(training, pick_device())
+        found = validate_rule(model, training, valid)
+        scores = {length: score_rule(model, training, length, test).accuracy for length in lengths}
+    longest = max(lengths)
+    say(f"{folder.name}: accuracy {found.accuracy:.3f} up to {training.length}, {scores[longest]:.3f} at {longest}")
+    parameters = count_parameters(model)
+    note = f"learning rate {training.learning_rate:g}; {parameters:,} parameters"
+    return {
+        "kind": "rule",
+        "parameters": parameters,
+        "loss": found.loss,
+        "numbers": [
+            {"metric": "accuracy", "at": float(length), "value": value, "note": note}
+            for length, value in scores.items()
+        ],
+        "provenance": provenance(asdict(training), seed=training.seed),
+    }
+
+
+def levels_run(settings: dict[str, Any], folder: Path, say: Say) -> dict[str, Any]:
+    """What the best constant guess and a short memory reach at every length."""
+    task, memory = rule_task(settings["task"]), settings["length"]
+    labels = {"chance": "best constant guess", "short_memory": f"best with the last {memory} symbols"}
+    numbers = [
+        {"label": labels[name], "model": labels[name], "metric": "accuracy", "at": float(length), "value": value}
+        for length in settings["lengths"]
+        for name, value in task.levels(length, memory)._asdict().items()
+    ]
+    return {"kind": "rule-levels", "numbers": numbers, "provenance": provenance(settings)}
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Use one core of a CPU: models this small are slower with more."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def train_on_rule(training: RuleTraining, device: torch.device) -> nn.Module:
@@ -134,23 +111,18 @@ def train_on_rule(training: RuleTraining, device: torch.device) -> nn.Module:
         torch.manual_seed(training.seed)
         model = language_model(training.arch, task.vocabulary, **training.model)
     model.to(device).train()
-    chance = rule_stream("train", training.seed)
-    drawn = task.draw_up_to(training.steps * training.batch, training.length, chance)
+    drawn = task.draw_up_to(training.steps * training.batch, training.length, training.draw("train"))
     inputs_NT, targets_NT = _on_device(drawn, device)
-    parameters = list(model.parameters())
-    optimizer = torch.optim.Adam(parameters, lr=training.learning_rate, fused=True)
-    for step in range(training.steps):
-        for group in optimizer.param_groups:
-            group["lr"] = training.rate(step)
-        rows = slice(step * training.batch, (step + 1) * training.batch)
-        logits_BTV = read_sequences(model, inputs_NT[rows].long(), training.segment)
-        loss = functional.cross_entropy(
-            logits_BTV.flatten(0, 1), targets_NT[rows].long().flatten(), ignore_index=IGNORED
-        )
+    optimizer = torch.optim.Adam(model.parameters(), lr=training.learning_rate, fused=True)
+    schedule = get_cosine_with_min_lr_schedule_with_warmup(optimizer, training.warmup, training.steps, min_lr_rate=0.05)
+    for inputs_BT, targets_BT in zip(inputs_NT.split(training.batch), targets_NT.split(training.batch), strict=True):
+        logits_BTV = read_sequences(model, inputs_BT.long(), training.segment)
+        loss = functional.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.long().flatten(), ignore_index=IGNORED)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        nn.utils.clip_grad_norm_(parameters, training.clip)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+        schedule.step()
     return model.eval()
 
 
@@ -160,38 +132,35 @@ def read_sequences(model: nn.Module, ids_BT: Tensor, segment: int | None) -> Ten
     for ids_BQ in ids_BT.split(segment or ids_BT.shape[1], dim=1):
         logits_BQV, state = model(ids_BQ, state)
         pieces.append(logits_BQV)
-    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
+    return torch.cat(pieces, dim=1)
 
 
 def validate_rule(model: nn.Module, training: RuleTraining, sequences: int) -> RuleScore:
-    """On sequences like those of training, from a stream of their own."""
-    drawn = rule_task(training.task).draw_up_to(sequences, training.length, rule_stream("valid", training.seed))
+    """Score sequences like those of training, from their own stream."""
+    drawn = rule_task(training.task).draw_up_to(sequences, training.length, training.draw("valid"))
     return _score(model, drawn, training.segment)
 
 
 def score_rule(model: nn.Module, training: RuleTraining, length: int, sequences: int) -> RuleScore:
-    """On test sequences of one length, by their last answer; in copying by all answers."""
+    """Score test sequences of one length by their last answer; in copying by all answers."""
     task = rule_task(training.task)
     # Each length has its own sequences: the shorter ones would otherwise be prefixes of the longer.
-    drawn = task.draw(sequences, length, rule_stream("test", training.seed, length))
-    return _score(model, RuleSequences(drawn.inputs, task.last_answers(drawn.targets)), training.segment)
+    drawn = task.draw(sequences, length, training.draw("test", length))
+    return _score(model, RuleSequences(drawn.inputs, task.scored(drawn.targets)), training.segment)
 
 
 @torch.no_grad()
 def _score(model: nn.Module, drawn: RuleSequences, segment: int | None) -> RuleScore:
-    device = next(model.parameters()).device
-    inputs_NT, targets_NT = _on_device(drawn, device)
+    inputs_NT, targets_NT = _on_device(drawn, next(model.parameters()).device)
     rows = max(1, POSITIONS_AT_ONCE // inputs_NT.shape[1])
-    losses = torch.zeros((), dtype=torch.float64, device=device)
-    right = torch.zeros((), dtype=torch.int64, device=device)
+    losses, right = [], []
     for inputs_BT, targets_BT in zip(inputs_NT.split(rows), targets_NT.split(rows), strict=True):
         due = targets_BT != IGNORED
         logits_AV = read_sequences(model, inputs_BT.long(), segment)[due]
         answers_A = targets_BT[due].long()
-        losses += functional.cross_entropy(logits_AV, answers_A, reduction="sum")
-        right += (logits_AV.argmax(-1) == answers_A).sum()
-    answers = int((targets_NT != IGNORED).sum())
-    return RuleScore(losses.item() / answers, right.item() / answers, answers)
+        losses.append(functional.cross_entropy(logits_AV, answers_A, reduction="none"))
+        right.append(logits_AV.argmax(-1) == answers_A)
+    return RuleScore(torch.cat(losses).double().mean().item(), torch.cat(right).double().mean().item())
 
 
 def _on_device(drawn: RuleSequences, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -13,12 +13,16 @@ from recurrify_papers.runner import Say
 
 def prediction_run(settings: dict[str, Any], folder: Path, say: Say) -> dict[str, Any]:
     """Predict the first tokens of each test document."""
-    model, tokenizer = trained_model(folder.parent / settings["run"])
+    model, tokenizer = trained_model(Path(settings["run"]))
     model = model.to(pick_device())
     documents, checksum = read_text(settings["data"], "test", tokenizer, say)
     half = model.device.type == "cuda" and uses_bf16("auto")
     most, classes = settings["tokens"], settings["classes"]
     found = collect_predictions(model, documents, tokens_per_document=most, classes=classes, rows=64, bf16=half)
     origin = provenance(settings, data_checksum=checksum)
-    metrics = prediction_metrics(found)
-    return {"kind": "prediction", "tokens": len(found.targets), "metrics": metrics, "provenance": origin}
+    note = f"{len(found.targets):,} tokens"
+    numbers = [
+        {"metric": metric, "value": value, "split": "test", "note": note}
+        for metric, value in prediction_metrics(found).items()
+    ]
+    return {"kind": "prediction", "numbers": numbers, "provenance": origin}

@@ -1,6 +1,7 @@
 """XLNet as a baseline: trained on the same text, tokens and schedule as a recurrent model."""
 
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,7 @@ def xlnet_run(settings: TrainSettings, say: Say, progress_label: str = "") -> di
         f"{memory.window}, memory {memory.memory}, {settings.windows} windows in a sequence"
     )
 
-    def validate(model: Any) -> dict[str, float]:
+    def validate(model: Any, advance: Callable[[int], None]) -> dict[str, float]:
         rows, half = max(8, settings.batch), uses_bf16(settings.precision)
         found = score_xlnet(model, valid, window=model.window, memory=model.memory, rows=rows, bf16=half)
         loss = found.total_nll / int(found.tokens.sum())

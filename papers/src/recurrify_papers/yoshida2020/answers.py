@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from recurrify_papers.experiment import Chart, Experiment, Headline, Row, Table
+from recurrify_papers.plan import Plan, model_of
 from recurrify_papers.runner import Results, Run
 from recurrify_papers.sizes import Size
 from recurrify_papers.yoshida2020.published import SOURCE, TABLE_3
@@ -31,85 +32,62 @@ SETTINGS: dict[str, Any] = {
 `made_up`: make so many questions and a tiny encoder instead; the first seed tries all `rates`."""
 
 
-def answer_runs(size: Size) -> list[Run]:
-    """The data, trainings of both kinds, and their scores on every test; none if there are no questions."""
-    own = SETTINGS | dict(size.own.get(NAME, {}))
+def planned(size: Size) -> tuple[Plan, dict[str, dict[str, list[str]]]]:
+    """The runs, and by test and kind the names of the scores, one for each seed; none if there are no questions."""
+    own, plan = SETTINGS | dict(size.own.get(NAME, {})), Plan(size)
     if not own["data"] and not own["made_up"]:
-        return []
+        return plan, {}
     functions = "recurrify_papers.yoshida2020.answer_runs"
-    runs: list[Run] = []
-    model: Any = own["model"]
-    data: Any = list(own["data"])
+    model, data = own["model"], list(own["data"])
     if own["made_up"]:
         made = Run(name="answers-made-up", function=f"{functions}:make_up", settings={"questions": own["made_up"]})
-        runs.append(made)
-        model, data = {"run": made.name}, {"run": made.name}
+        model, data = model_of(plan.add(made)), [{"run": made.name, "file": "questions.json"}]
     mixing = {"data": data, "distractors": own["distractors"], "questions": own["questions"], "seed": 0}
-    mixture = Run(
-        name="answers-data",
-        function="recurrify_papers.yoshida2020.question_mixture:mixture_run",
-        settings=mixing,
-        needs=tuple(run.name for run in runs),
-    )
-    runs.append(mixture)
-    training = {name: own[name] for name in ("window", "epochs", "batch", "warmup_steps")}
+    function = "recurrify_papers.yoshida2020.question_mixture:mixture_run"
+    mixture = plan.add(Run(name="answers-data", function=function, settings=mixing))
+    tests: dict[str, Any] = {"test": {"run": mixture, "file": "test.json"}}
+    tests |= {Path(path).stem: path for path in own["extra_tests"]}
+    scores: dict[str, dict[str, list[str]]] = {test: {kind: [] for kind in KINDS} for test in tests}
     for kind in KINDS:
-        common: dict[str, Any] = {"kind": kind, "model": model, "data": mixture.name, **training}
-        tried = {_name(kind, 0, rate): rate for rate in own["rates"]}
-        for name, rate in tried.items():
-            settings = {**common, "rate": rate, "seed": 0}
-            runs.append(Run(name=name, function=f"{functions}:train", settings=settings, needs=(mixture.name,)))
-        for seed in range(own["seeds"]):
-            if seed:
-                settings = {**common, "rate": {"best_of": tried}, "seed": seed}
-                needs = (mixture.name, *tried)
-                runs.append(Run(name=_name(kind, seed), function=f"{functions}:train", settings=settings, needs=needs))
-            of = list(tried) if seed == 0 else [_name(kind, seed)]
-            for test in ("test", *own["extra_tests"]):
-                settings = {"runs": of, "data": mixture.name, "test": test}
-                name = _score(kind, seed, test)
-                runs.append(Run(name=name, function=f"{functions}:score", settings=settings, needs=tuple(of)))
-    return runs
+        settings = {"kind": kind, "model": model}
+        settings |= {"data": {"run": mixture, "file": "train.json"}, "test": {"run": mixture, "file": "valid.json"}}
+        settings |= {name: own[name] for name in ("window", "epochs", "batch", "warmup_steps")}
+        trained = plan.tuned(f"answers-{kind}", f"{functions}:train", settings, own["rates"], range(own["seeds"]))
+        for seed, names in trained.items():
+            best = {"best_of": {name: {"run": name} for name in names}}
+            for test, path in tests.items():
+                name = f"answers-{kind}-s{seed}-on-{test}"
+                run = Run(name=name, function=f"{functions}:score", settings={"run": best, "test": path})
+                scores[test][kind].append(plan.add(run))
+    return plan, scores
 
 
-def _name(kind: str, seed: int, rate: float | None = None) -> str:
-    return f"answers-{kind}-s{seed}" + ("" if rate is None else f"-lr{rate:g}")
-
-
-def _score(kind: str, seed: int, test: str) -> str:
-    return f"answers-{kind}-s{seed}-on-{Path(test).stem}"
+def answer_runs(size: Size) -> list[Run]:
+    """The data, trainings of both kinds, and their scores on every test."""
+    return list(planned(size)[0].runs.values())
 
 
 def answer_table(size: Size, results: Results) -> Table:
     """Both kinds on every test, their difference, and how the learning rates were chosen."""
-    own = SETTINGS | dict(size.own.get(NAME, {}))
-    if not own["data"] and not own["made_up"]:
+    plan, scores = planned(size)
+    if not scores:
         return Table(missing=["no questions: pass --set table3.data='[\"FILE\"]' and --set table3.model=NAME"])
-    table = Table()
+    table = Table(missing=[name for name in plan.runs if name not in results])
     found: dict[str, dict[str, list[dict[str, Any]]]] = {}
-    for test in ("test", *own["extra_tests"]):
-        names = {kind: [_score(kind, seed, test) for seed in range(own["seeds"])] for kind in KINDS}
-        missing = [name for kinds in names.values() for name in kinds if name not in results]
-        table.missing += missing
-        if not missing:
-            label = Path(test).stem
-            found[label] = {kind: [results[name]["by_question"] for name in names[kind]] for kind in KINDS}
-    extra = list(found)[1:]
+    for test, kinds in scores.items():
+        if all(name in results for names in kinds.values() for name in names):
+            found[test] = {kind: [results[name]["by_question"] for name in names] for kind, names in kinds.items()}
+    extra = [test for test in found if test != "test"]
     if len(extra) > 1:
         found[TOGETHER] = {kind: _joined([found[name][kind] for name in extra]) for kind in KINDS}
-    for label, kinds in found.items():
-        table.rows += answer_rows(label, kinds, printed=label == "test")
-    for kind in KINDS:
-        for rate in own["rates"]:
-            one = results.get(_name(kind, 0, rate))
-            if one is not None:
-                common: dict[str, Any] = {
-                    "label": f"{kind}, learning rate",
-                    "model": kind,
-                    "split": "valid",
-                    "at": rate,
-                }
-                table.rows.append(Row(metric="f1", value=one["test"]["f1"], **common))
+    for test, both in found.items():
+        table.rows += answer_rows(test, both, printed=test == "test")
+    for run in plan.runs.values():
+        rate = run.settings.get("learning_rate")
+        if isinstance(rate, float) and run.name in results:
+            kind = run.name.split("-")[1]
+            place: dict[str, Any] = {"label": f"{kind}, learning rate", "model": kind, "split": "valid", "at": rate}
+            table.rows.append(Row(metric="f1", value=-results[run.name]["loss"], **place))
     return table
 
 

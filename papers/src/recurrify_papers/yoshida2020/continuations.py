@@ -29,7 +29,7 @@ class Context(NamedTuple):
 
 def continuations_run(settings: dict[str, Any], folder: Path, say: Say) -> dict[str, Any]:
     """Contexts of the validation books, and what a trained model writes after each."""
-    model, tokenizer = trained_model(folder.parent / settings["run"])
+    model, tokenizer = trained_model(Path(settings["run"]))
     tokens, checksum = read_text(settings["data"], "valid", tokenizer, say)
     contexts = sample_contexts(tokens, settings["contexts"], window=settings["window"])
     say(f"{folder.name}: continuing {len(contexts)} contexts")
@@ -50,26 +50,28 @@ def continuations_run(settings: dict[str, Any], folder: Path, say: Say) -> dict[
 def sample_contexts(documents: Sequence[NamedTokens], count: int, *, window: int = 300, seed: int = 0) -> list[Context]:
     """`count` contexts of exactly `window` tokens, in random order.
 
-    Documents give equally many, as far as their lengths allow. Within a document contexts may begin at any token, and
-    every layout is equally likely, but no token belongs to two contexts.
+    Each document is cut into contexts from a random token on, so that no token belongs to two of them; then `count` of
+    all contexts are drawn.
     """
     check_counts(count=count, window=window)
-    taken = window + 1
-    most = np.array([len(document.ids) // taken for document in documents], dtype=np.int64)
-    if most.sum() < count:
+    random, taken = np.random.default_rng(seed), window + 1
+    places: list[tuple[NamedTokens, int]] = []
+    for document in documents:
+        whole, rest = divmod(len(document.ids), taken)
+        first = int(random.integers(rest + 1))
+        places += [(document, first + number * taken) for number in range(whole)]
+    if len(places) < count:
         raise UserError(
-            f"{len(documents)} document(s) hold at most {most.sum()} contexts of {window} + 1 tokens that do not "
-            f"overlap: got count={count}; ask for fewer, or give more text."
+            f"{len(documents)} document(s) hold at most {len(places)} contexts of {window} + 1 tokens: "
+            f"got count={count}; ask for fewer, or give more text."
         )
-    random = np.random.default_rng(seed)
-    contexts: list[Context] = []
-    for document, share in zip(documents, _shares(most, count, random), strict=True):
-        ids = np.asarray(document.ids)
-        # Shrunk to one token each, contexts lie anywhere among the remaining tokens; then each moves the later ones.
-        shrunk = random.choice(len(ids) - share * window, share, replace=False)
-        for start in (np.sort(shrunk) + np.arange(share) * window).tolist():
-            contexts.append(Context(document.name, start, ids[start : start + window], int(ids[start + window])))
-    return [contexts[index] for index in random.permutation(count)]
+    chosen = (places[index] for index in random.permutation(len(places))[:count])
+    return [
+        Context(
+            document.name, start, np.asarray(document.ids[start : start + window]), int(document.ids[start + window])
+        )
+        for document, start in chosen
+    ]
 
 
 def continue_contexts(
@@ -116,16 +118,3 @@ def continue_contexts(
                 )
                 continuations.append(written[:, window + 1 :].cpu().numpy())
     return np.concatenate(continuations)
-
-
-def _shares(most: np.ndarray, count: int, random: np.random.Generator) -> list[int]:
-    """How many of `count` each document gives: equally many, but none more than it can hold."""
-    shares = np.zeros_like(most)
-    while (left := count - int(shares.sum())) > 0:
-        able = np.flatnonzero(shares < most)
-        each = left // len(able)
-        if each:
-            shares[able] = np.minimum(shares[able] + each, most[able])
-        else:
-            shares[random.permutation(able)[:left]] += 1
-    return [int(share) for share in shares]

@@ -34,7 +34,7 @@ TABLE_2: Perplexities = {
 """PG-19, windows of 300."""
 TABLE_3 = {"disjoint": {"f1": 48.17, "exact_match": 43.55}, "recurrent": {"f1": 49.12, "exact_match": 44.55}}
 """HotpotQA, distractor setting, development set."""
-TOPICS = {"plain": {"divergence": 0.5951}, "carry": {"divergence": 0.5331, "closer share": 0.60}}
+TOPIC_NUMBERS = {"plain": {"divergence": 0.5951}, "carry": {"divergence": 0.5331, "closer share": 0.60}}
 """Section 5.3.1; closer "at least 60 % of the time", p < 0.00001."""
 HYPERPARAMETERS = {
     "base model": "GPT-2 small (12 layers, 768 wide, 124 M parameters)",

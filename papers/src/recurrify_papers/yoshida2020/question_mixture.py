@@ -29,8 +29,6 @@ def mixture_run(settings: dict[str, Any], folder: Path, say: Say) -> dict[str, A
     """
     seed, distractors, most = settings["seed"], settings["distractors"], settings["questions"]
     files = settings["data"]
-    if isinstance(files, dict):  # made by another run
-        files = [str(folder.parent / files["run"] / "questions.json")]
     sources = [_read_source(path, most, seed, say) for path in files]
     try:
         made = _mixed(sources, distractors, seed)

@@ -1,38 +1,16 @@
 """Tables 1 and 2, figures 4 and 5, the choice of learning rates, and variants of the mechanism."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
+from recurrify_papers.declare import perplexity_experiment
 from recurrify_papers.experiment import Chart, Experiment, Headline, Row, Table
-from recurrify_papers.plan import KINDS, LABELS, VARIANTS, Entry, Plan
+from recurrify_papers.plan import KINDS, LABELS, VARIANTS, Entry, Plan, against_first
 from recurrify_papers.runner import Results, Run
 from recurrify_papers.sizes import Size
 from recurrify_papers.yoshida2020 import published
 from recurrify_papers.yoshida2020.published import SOURCE, Perplexities
-
-Entries = Callable[[Plan], Iterable[Entry]]
-
-
-def perplexity_experiment(
-    entries: Entries,
-    curves: bool = False,
-    table: Callable[[Size, Results], Table] | None = None,
-    **about: Any,
-) -> Experiment:
-    """An experiment whose table has a row for each entry; `table` replaces the usual one."""
-
-    def runs(size: Size) -> list[Run]:
-        plan = Plan(size)
-        plan.scored(entries(plan))
-        return list(plan.runs.values())
-
-    def usual_table(size: Size, results: Results) -> Table:
-        from recurrify_papers.rows import perplexity_table
-
-        return perplexity_table(entries(Plan(size)), results, curves)
-
-    return Experiment(runs=runs, table=table or usual_table, **about)
-
 
 # ---- tables 1 and 2: perplexity against overlap ----------------------------------------------------------
 
@@ -50,7 +28,6 @@ def overlap_entries(plan: Plan, corpus: str, printed: Perplexities, plain_alone:
     found = []
     for kind, overlap in [*rows, *(("plain", overlap) for overlap in plain_alone)]:
         seeds = size.seeds if overlap == 0 else size.seeds[:1]
-        # Plain windows gain nothing from more seeds of other rows, but other rows are compared with them.
         names = {seed: (plan.train(corpus, kind, overlap=overlap, seed=seed),) for seed in seeds}
         entry = Entry(
             label=LABELS[kind],
@@ -78,44 +55,33 @@ def window_entries(plan: Plan, overlaps: Iterable[int] = ()) -> list[Entry]:
     for window in size.window_sizes:
         # Sequences stay as long in tokens, so that every model sees as much before each token.
         windows = max(1, round(size.training["windows"] * size.window / window))
-        plain: Entry | None = None
-        more = [("plain", overlap) for overlap in overlaps if 0 < overlap < window]
-        for kind, overlap in [("plain", 0), ("carry", 0), *more]:
+        own = []
+        for kind in ("plain", "carry"):
             name = plan.train("books", kind, window=window, seed=size.seeds[0], windows=windows)
-            entry = Entry(
-                label=f"{LABELS[kind]}, window {window}",
-                model=kind,
-                dataset="books",
-                trained={size.seeds[0]: (name,)},
-                window=window,
-                overlap=overlap,
-                splits=("valid",),
-                against=plain if kind == "carry" else None,
+            trained = {size.seeds[0]: (name,)}
+            label = f"{LABELS[kind]}, window {window}"
+            own.append(
+                Entry(label=label, model=kind, dataset="books", trained=trained, window=window, splits=("valid",))
             )
-            plain = entry if plain is None else plain
-            found.append(entry)
+        found += against_first(own)
+        found += [replace(own[0], overlap=overlap) for overlap in overlaps if 0 < overlap < window]
     return found
 
 
 def variant_entries(plan: Plan) -> list[Entry]:
     """Every variant against plain windows of the same short length."""
-    plain: Entry | None = None
-    found = []
-    for name, settings in VARIANTS.items():
-        kind = settings.get("kind", "carry")
-        entry = Entry(
+    return against_first(
+        Entry(
             label=name,
-            model=kind,
+            model=settings.get("kind", "carry"),
             dataset="books",
             trained={0: (plan.variant(name),)},
             window=plan.size.window,
             splits=("valid",),
-            against=plain,
             note="candidate for the best mechanism" if name in plan.size.best_from else None,
         )
-        plain = entry if plain is None else plain
-        found.append(entry)
-    return found
+        for name, settings in VARIANTS.items()
+    )
 
 
 # ---- learning rates --------------------------------------------------------------------------------------
@@ -135,7 +101,7 @@ def rate_table(size: Size, results: Results) -> Table:
     for kind in KINDS:
         scores = {rate: results.get(f"{name}-valid-o0") for rate, name in plan.tuning(kind).items()}
         table.missing += [f"{kind}, {rate:g}" for rate, score in scores.items() if score is None]
-        losses = {rate: _loss(score) for rate, score in scores.items() if score is not None}
+        losses = {rate: score["loss"] for rate, score in scores.items() if score is not None}
         for rate, loss in losses.items():
             chosen = len(losses) == len(scores) and loss == min(losses.values())
             common: dict[str, Any] = {
@@ -147,11 +113,6 @@ def rate_table(size: Size, results: Results) -> Table:
             }
             table.rows.append(Row(metric="loss", value=loss, note="chosen" if chosen else None, **common))
     return table
-
-
-def _loss(score: dict[str, Any]) -> float:
-    documents = score["evaluation"]["documents"]
-    return float(sum(one["nll"] for one in documents) / sum(one["tokens"] for one in documents))
 
 
 def _gain_headline(model: str, sentence: str) -> Headline:

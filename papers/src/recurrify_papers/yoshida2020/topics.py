@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from scipy.special import rel_entr
-from scipy.stats import binomtest
+from scipy.stats import binomtest, bootstrap
 from sklearn.decomposition import LatentDirichletAllocation
 from sklearn.feature_extraction.text import CountVectorizer
 
@@ -15,6 +15,7 @@ from recurrify import UserError
 from recurrify.data import load_documents
 from recurrify.evaluate import check_counts
 from recurrify.results import load_result, provenance
+from recurrify_papers.plan import LABELS
 from recurrify_papers.runner import RESULT_FILE, Say
 
 WORDS_IN_NAME = 4
@@ -28,15 +29,35 @@ PASSES = 10
 
 
 def topics_run(settings: dict[str, Any], folder: Path, say: Say) -> dict[str, Any]:
-    """Fit topics on training books and compare the continuations of several models; name the topics of the first."""
+    """Fit topics on training books, compare the continuations of several models, and show the first ones."""
     documents = load_documents(settings["data"], "train")[: settings["texts"]]
     say(f"learning {settings['topics']} topics from {settings['data']}")
     model = fit_topics([document.text for document in documents], topics=settings["topics"])
-    found = {kind: load_result(folder.parent / name / RESULT_FILE) for kind, name in settings["runs"].items()}
+    found = {kind: load_result(Path(run) / RESULT_FILE) for kind, run in settings["runs"].items()}
     contexts = found["plain"]["contexts"]
     rows = compare_topics(model, contexts, {kind: texts["continuations"] for kind, texts in found.items()})
-    names = model.name_topics(contexts[: settings["named"]])
-    return {"kind": "topics", "rows": rows, "names": names, "provenance": provenance(settings)}
+    topics = model.name_topics(contexts[: settings["shown"]])
+    texts = [
+        {"context": contexts[index], "topic": topic}
+        | {LABELS[kind]: one["first_tokens"][index] + one["continuations"][index] for kind, one in found.items()}
+        for index, topic in enumerate(topics)
+    ]
+    numbers = [number for row in rows for number in numbers_of(row)]
+    return {"kind": "topics", "numbers": numbers, "examples": texts, "provenance": provenance(settings)}
+
+
+def numbers_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The numbers of one kind in the table."""
+    low, high = row["interval"] or (None, None)
+    found = [{"metric": "divergence", "value": row["divergence"], "low": low, "high": high}]
+    if row["closer_share"] is not None:
+        note = f"p = {row['p_value']:.2g}, {row['ties']} ties of {row['contexts']} contexts"
+        found.append({"metric": "closer share", "value": row["closer_share"], "note": note})
+    for name in ("divergence_nats", "distance", "without_words"):
+        found.append({"metric": name.replace("_", " "), "value": row[name]})
+    if row["with_words"]:
+        found.append({"metric": "divergence, texts with words", "value": row["with_words"]["divergence"]})
+    return [{"label": LABELS[row["kind"]], "model": row["kind"], "split": "valid", **number} for number in found]
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,9 +172,10 @@ def _interval(values: np.ndarray, seed: int) -> list[float] | None:
     """None with a single context: drawn again, it is always itself."""
     if len(values) == 1:
         return None
-    random = np.random.default_rng(seed)
-    means = [values[random.integers(0, len(values), len(values))].mean() for _ in range(BOOTSTRAP_SAMPLES)]
-    return [float(bound) for bound in np.quantile(means, [0.025, 0.975])]
+    drawn = bootstrap(
+        (values,), np.mean, n_resamples=BOOTSTRAP_SAMPLES, method="percentile", batch=100, random_state=seed
+    )
+    return [float(bound) for bound in drawn.confidence_interval]
 
 
 def _chunks(text: str, words: int | None) -> Iterator[str]:

@@ -43,7 +43,7 @@ function dataTable(spec) {
     return cell;
   })));
   const table = element("table", {}, element("thead", {}, element("tr", {}, ...heading)), element("tbody", {}, ...rows));
-  const box = element("div", { className: "scroll tall", tabIndex: 0 }, table);
+  const box = element("div", { className: "scroll", tabIndex: 0 }, table);
   box.setAttribute("role", "region");
   box.setAttribute("aria-label", "Numbers of this chart");
   return box;

@@ -1,0 +1,95 @@
+"""`recurrify advise`: which reading of your text is the best buy."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from recurrify.cli import options
+from recurrify.console import busy, out_console, perplexity_level, progress_bar, say
+from recurrify.errors import UserError
+from recurrify.results import check_overwrites_nothing, provenance
+
+
+def advise_command(
+    model: options.ModelArgument,
+    data: Annotated[str, typer.Argument(metavar="DATA", help=options.DATA_HELP)],
+    flops: Annotated[float | None, typer.Option(min=0, help="Budget: FLOPs per token, such as 3e8.")] = None,
+    state: Annotated[
+        float | None, typer.Option(min=0, help="Budget: MiB of state per text (window and memory).")
+    ] = None,
+    split: options.Split = "test",
+    text_field: options.TextField = "text",
+    pieces: Annotated[int, typer.Option(min=2, help="Pieces of text in the sample, of several documents if any.")] = 3,
+    tokens: Annotated[int, typer.Option(min=32, help="Tokens of each piece, at most.")] = 2000,
+    rows: options.Rows = 8,
+    device: options.Device = "auto",
+    out: options.ResultFile = None,
+    page: Annotated[Path | None, typer.Option(help="Write the readings as this HTML page.")] = None,
+) -> None:
+    """Measure longer windows, overlap and an untrained memory on a sample of your text, and recommend one of them.
+
+    All readings score the same tokens. Nothing is trained.
+    """
+    check_overwrites_nothing(out, data, model)
+    check_overwrites_nothing(page, data, model)
+    options.load_libraries()
+    from recurrify.cli.evaluate import write_results
+    from recurrify.data import check_source, checksum, load_documents, pick_device
+    from recurrify.evaluate.advise import advice_tokens, advise, candidate_memories, measure_readings, sample_pieces
+    from recurrify.modeling.loading import load_model
+    from recurrify.train.loop import uses_bf16
+
+    check_source(data)
+    where = pick_device(device)
+    with busy(f"loading {model}"):
+        loaded, tokenizer = load_model(model, device=where)
+    if loaded.mechanism is not None:
+        raise UserError(f"{model!r} has a memory already: give its base, or score it with `recurrify evaluate`.")
+    documents = load_documents(data, split, text_field=text_field, limit=10 * pieces)
+    texts = sample_pieces(documents, tokenizer, pieces, tokens)
+    say(f"{data} ({split}): {len(texts)} pieces, {sum(len(text.ids) for text in texts):,} tokens")
+    base = loaded.base.to(where)
+    memories = candidate_memories(base, texts)
+    with progress_bar("measuring", advice_tokens(base, texts, memories)) as advance:
+        bf16 = where.type == "cuda" and uses_bf16("auto")
+        readings = measure_readings(base, texts, memories, rows=rows, bf16=bf16, progress=advance)
+    _show(readings)
+    advice = advise(readings, flops, None if state is None else state * 2**20)
+    setting = advice.best.row.setting
+    command = f"recurrify add --model {model} --window {setting.window} --out with-memory"
+    if not advice.memory_pays:
+        command = f"recurrify evaluate {model} --data {data} --window {setting.window} --overlap {setting.overlap}"
+    longest = max(len(text.ids) for text in texts)
+    note = f"The sample's longest text has {longest:,} tokens: longer contexts were not measured."
+    for line in (*advice.sentences, note, f"Next: {command}"):
+        out_console.print(line, markup=False, highlight=False, soft_wrap=True)
+    gains = []
+    if advice.gain is not None and advice.rival is not None:
+        rival = advice.rival.row.setting
+        names = {"model": setting.role, "label": setting.label, "against": rival.role, "against_label": rival.label}
+        gains.append({**names, "unit": "token", **asdict(advice.gain)})
+    config = {"model": model, "data": data, "split": split, "flops": flops, "state": state}
+    config |= {"pieces": pieces, "tokens": tokens}
+    result = {
+        "kind": "advice",
+        "rows": [reading.to_dict() for reading in readings],
+        "gains": gains,
+        "notes": [*advice.sentences, note],
+        "command": command,
+        "provenance": provenance(config, data_checksum=checksum(documents)),
+    }
+    write_results(result, out, page)
+
+
+def _show(readings: Any) -> None:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("reading")
+    for header in ("ppl/token", "bits/char", "FLOPs/token", "state, MiB"):
+        table.add_column(header, justify="right", no_wrap=True)
+    for one in readings:
+        values = [perplexity_level(one.perplexity, 3), f"{one.row.evaluation.bits_per_character:.4f}"]
+        table.add_row(one.row.setting.label, *values, f"{one.flops:.3g}", f"{one.state_bytes / 2**20:.3g}")
+    out_console.print(table, soft_wrap=True)

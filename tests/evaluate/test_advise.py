@@ -1,0 +1,77 @@
+"""Advice: all readings score the same tokens, and a memory is recommended only where it clearly pays."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recurrify import UserError
+from recurrify.data import TokenizedDocument
+from recurrify.evaluate import Advice, Reading, advise, candidate_memories, evaluate_documents, measure_readings
+from recurrify.evaluate.advise import advice_tokens
+from recurrify.evaluate.comparison import ComparisonRow, ComparisonSetting, evaluation_of_parts
+from support.models import POSITIONS, text, tiny
+
+
+def reading(role: str, flops: float, loss: float, state: int = 1) -> Reading:
+    losses = np.random.default_rng(1).normal(loss, 0.01, 64)
+    evaluation = evaluation_of_parts(losses, ["word "] * 65, 8)
+    return Reading(ComparisonRow(ComparisonSetting(role, int(flops), 0, flops), evaluation, None), state)
+
+
+READINGS = [
+    reading("windows", 300, 3.4),
+    reading("memory", 320, 3.0, state=2),
+    reading("longer window", 325, 3.1, state=3),
+    reading("full context", 500, 2.8, state=9),
+]
+
+
+def said(advice: Advice) -> str:
+    return " ".join(advice.sentences)
+
+
+def test_without_a_budget_the_full_context_wins_and_the_price_of_the_memory_is_named() -> None:
+    advice = advise(READINGS)
+    assert not advice.memory_pays
+    assert "No memory is worth it: full context of 500 is best" in said(advice)
+    assert "With at most 320 FLOPs per token, the memory, windows of 320 is 9.5 % lower" in said(advice)
+
+
+@pytest.mark.parametrize("budget", [{"flops": 400.0}, {"state_bytes": 3.0}])
+def test_within_a_budget_the_memory_is_held_against_the_best_plain_reading(budget: dict[str, float]) -> None:
+    advice = advise(READINGS, **budget)
+    assert advice.memory_pays
+    assert advice.rival is READINGS[2]
+    assert "within this budget" in said(advice)
+    assert "than the best without a memory, plain windows of 325" in said(advice)
+
+
+def test_a_memory_within_noise_is_not_recommended() -> None:
+    same = [reading("windows", 300, 3.0), reading("memory", 320, 3.0)]
+    assert not advise(same).memory_pays
+    assert "not clearly different" in said(advise(same))
+
+
+def test_impossible_budget_raises() -> None:
+    with pytest.raises(UserError, match="the cheapest takes 300 FLOPs per token"):
+        advise(READINGS, flops=10)
+
+
+def test_readings_are_measured_once() -> None:
+    base: Any = tiny("llama")
+    texts = [
+        TokenizedDocument(str(length), text(1, length)[0].numpy(), length, length, length) for length in (200, 120)
+    ]
+    memories = candidate_memories(base, texts)
+    assert {config.mechanism for config in memories} == {"kv"}
+    scored: list[int] = []
+    found = measure_readings(base, texts, memories, progress=scored.append)
+    assert sum(scored) == advice_tokens(base, texts, memories)
+    assert [one.row.setting.role for one in found].count("memory") == 2
+    assert [one.flops for one in found] == sorted(one.flops for one in found)
+    (full,) = [one for one in found if one.row.setting.window == POSITIONS]
+    alone = evaluate_documents(base, texts, window=POSITIONS, overlap=0)
+    np.testing.assert_allclose(full.row.evaluation.nll, alone.nll, rtol=1e-5)
+    memory = next(one for one in found if one.row.setting.role == "memory")
+    assert memory.state_bytes > next(one for one in found if one.row.setting.role == "windows").state_bytes

@@ -1,0 +1,51 @@
+"""Settings of memories: every invalid value raises one sentence that names the setting, for all mechanisms."""
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from recurrify import UserError
+from recurrify.mechanisms import mechanism_config, mechanism_names
+from recurrify.settings import declaration
+from support.checks import config
+
+
+@pytest.mark.parametrize("mechanism", mechanism_names())
+def test_values_of_another_type_or_below_the_limit_raise(mechanism: str) -> None:
+    for entry in fields(mechanism_config(mechanism)):
+        for value in invalid_values(entry):
+            with pytest.raises(UserError, match=f"`{entry.name}`") as caught:
+                mechanism_config(mechanism)(**{entry.name: value})
+            assert str(caught.value).endswith(".")
+
+
+def invalid_values(entry: Any) -> list[Any]:
+    least = declaration(entry).at_least
+    found: list[Any] = [{"no": "such"}, float("nan"), float("inf"), "text"]
+    if least is not None:
+        found.append(least - 1 if isinstance(entry.default, int | None) else least - 0.5)
+    if isinstance(entry.default, int) and not isinstance(entry.default, bool):
+        found += [True, entry.default + 0.5]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"overlap": 8}, "smaller than `window`: got overlap=8, window=8"),
+        ({"window": 0}, "`window` must be at least 1 token: got window=0"),
+        ({"window": "8"}, "`window` must be a whole number: got window='8'"),
+        ({"bptt_windows": 0}, "`bptt_windows` must be a whole number of at least 1 or None: got bptt_windows=0"),
+        ({"pooling": "sum"}, "`pooling` must be 'mean' or 'max' or 'attention': got pooling='sum'"),
+        (
+            {"insert_layer": "top"},
+            "`insert_layer` must be a whole number of at least 1 or 'all': got insert_layer='top'",
+        ),
+        ({"standardize": "no"}, "`standardize` must be True or False: got standardize='no'"),
+        ({"mechanism": "compress", "fade": -0.1}, "`fade` must be a number of at least 0: got fade=-0.1"),
+    ],
+)
+def test_sentence(settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        config(**settings)
