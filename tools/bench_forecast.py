@@ -6,15 +6,13 @@ The port has what the published code does in each step: a data set that cuts win
 that stacks them, a copy of every batch to the device, ProbSparse attention that gathers a copy of the sampled keys for
 every query, new masks, and a look at the loss after each step. Model, sizes and optimiser are the same in all.
 
-Before the clock starts, the fused step is compared with the plain one: loss and gradients of one batch, and which
-queries ProbSparse's kernel chooses.
+Before the clock starts, the captured step is compared with the plain one: loss and gradients of one batch.
 """
 
 import argparse
 import math
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,17 +33,12 @@ from recurrify_papers.models.informer import SelfAttention
 
 LENGTHS = ((672, 288, 288), (168, 168, 336), (168, 168, 168), (96, 48, 48), (48, 48, 24))
 """Past, label and horizon: the longest of ETTm1, and ETTh1's own."""
-WAYS = {
-    "plain": ("plain", False, False),
-    "graph": ("graph", False, False),
-    "graph, kernel": ("graph", False, True),
-    "graph, kernel, fused": ("graph", True, True),
-}
-"""Of a step: its speed, whether pointwise parts are fused, and whether ProbSparse's kernel chooses the queries."""
+WAYS = ("plain", "graph")
+"""Of a step: the `speed` of its settings."""
 STILL = 1e-30
 """A learning rate that leaves all weights where they are."""
 LARGEST_DIFFERENCE = {"bf16": 3e-2, "auto": 1e-2}
-"""Between fused and plain gradients, of their size."""
+"""Between captured and plain gradients, of their size."""
 
 
 class PortedAttention(SelfAttention):
@@ -114,31 +107,19 @@ def ported_steps(settings: ForecastSettings, data: WindowedSeries) -> Callable[[
 
 
 def our_steps(settings: ForecastSettings, data: WindowedSeries, way: str) -> Callable[[int], None]:
-    """Every way is measured from the same weights; what it needs is compiled and captured in the first steps."""
-    speed, fused, kernel = WAYS[way]
-    step = Step(_model(settings, data).train(), data, replace(settings, speed=speed), fused)
+    """Every way is measured from the same weights; a graph is captured in the first steps."""
+    step = Step(_model(settings, data).train(), data, replace(settings, speed=way))
     batches = epoch_starts(data, settings, 0)
 
     def run(steps: int) -> None:
-        with nullcontext() if kernel else _without_kernel():
-            for number in range(steps):
-                step(batches[number % len(batches)])
+        for number in range(steps):
+            step(batches[number % len(batches)])
 
     return run
 
 
-class _without_kernel:  # noqa: N801, used as a statement
-    """ProbSparse's choice by plain PyTorch."""
-
-    def __enter__(self) -> None:
-        self.widths, prob_sparse.KERNEL_WIDTHS = prob_sparse.KERNEL_WIDTHS, ()
-
-    def __exit__(self, *_: object) -> None:
-        prob_sparse.KERNEL_WIDTHS = self.widths
-
-
 def seconds_of_a_step(run: Callable[[int], None], steps: int, rounds: int, device: str) -> float:
-    """The quickest round's mean, behind steps that compile and capture."""
+    """The mean of the quickest round, after the steps that capture."""
     run(STEPS_BEFORE_CAPTURE + 2)
     found = []
     for _ in range(rounds):
@@ -150,8 +131,8 @@ def seconds_of_a_step(run: Callable[[int], None], steps: int, rounds: int, devic
     return min(found)
 
 
-def check(settings: ForecastSettings, data: WindowedSeries) -> dict[str, float]:
-    """How far fused and captured gradients lie from plain ones, of their size, and how many choices differ.
+def gradients_apart(settings: ForecastSettings, data: WindowedSeries) -> float:
+    """How far captured gradients lie from plain ones, of their size.
 
     Without dropout and at weights that stay; with full attention, for where queries are chosen a rounding error may
     choose another one.
@@ -159,33 +140,16 @@ def check(settings: ForecastSettings, data: WindowedSeries) -> dict[str, float]:
     settings = replace(settings, dropout=0.0, learning_rate=STILL, model="rsa-transformer")
     starts_B = epoch_starts(data, settings, 0)[0]
     found = []
-    for speed, fused in (("plain", False), ("auto", True)):
-        step = Step(_model(settings, data).train(), data, replace(settings, speed=speed), fused)
+    for speed in ("plain", "auto"):
+        step = Step(_model(settings, data).train(), data, replace(settings, speed=speed))
         for _ in range(STEPS_BEFORE_CAPTURE + 2):
             loss = step(starts_B)
         gradients = [parameter.grad.flatten() for parameter in step.model.parameters() if parameter.grad is not None]
         found.append(torch.cat([loss.view(1), *gradients]).clone())
     apart = ((found[1] - found[0]).norm() / found[0].norm()).item()
     if not apart <= LARGEST_DIFFERENCE[settings.precision]:
-        raise SystemExit(f"fused and plain gradients differ by {apart:.2g} of their size: stopped")
-    return {"gradients_apart": apart, "other_choices": _other_choices(settings, data)}
-
-
-def _other_choices(settings: ForecastSettings, data: WindowedSeries) -> float:
-    """The share of queries that the kernel chooses and plain PyTorch in 32 bits does not."""
-    rows, width = data.past, settings.width // settings.heads
-    kind = torch.bfloat16 if settings.precision == "bf16" else torch.float32
-    query, key = (torch.randn(4, settings.heads, rows, width, device=settings.device).to(kind) for _ in range(2))
-    sample = prob_sparse.sample_keys(rows, rows, settings.factor, query.device, training=True)
-    count = prob_sparse.sparse_count(rows, settings.factor)
-    chosen = prob_sparse.choose_queries(query, key, sample, count)
-    with _without_kernel():
-        wanted = prob_sparse.choose_queries(query.float(), key.float(), sample, count)
-    both = (chosen.unsqueeze(-1) == wanted.unsqueeze(-2)).any(-1)
-    other = 1 - both.double().mean().item()
-    if other > 0.02:
-        raise SystemExit(f"the kernel chooses {other:.1%} other queries than plain PyTorch: stopped")
-    return other
+        raise SystemExit(f"captured and plain gradients differ by {apart:.2g} of their size: stopped")
+    return apart
 
 
 def _model(settings: ForecastSettings, data: WindowedSeries) -> nn.Module:
@@ -205,8 +169,8 @@ def measure(base: ForecastSettings, series: Series, asked: argparse.Namespace) -
     assert base.past and base.horizon  # noqa: PT018
     data = WindowedSeries(series, split, scaling, base.past, base.horizon, base.device)
     steps_of_epoch = len(epoch_starts(data, base, 0))
-    checked = check(base, data)
-    print(f"\n{base.past} → {base.horizon}: " + ", ".join(f"{name} {value:.2g}" for name, value in checked.items()))
+    apart = gradients_apart(base, data)
+    print(f"\n{base.past} → {base.horizon}: gradients apart {apart:.2g}")
     rows = []
     for model in asked.models.split(","):
         settings = replace(base, model=model)
@@ -215,9 +179,10 @@ def measure(base: ForecastSettings, series: Series, asked: argparse.Namespace) -
             run = ported_steps(settings, data) if way == "port" else our_steps(settings, data, way)
             seconds = seconds_of_a_step(run, asked.steps, asked.rounds, base.device)
             row = {"past": base.past, "label": base.label, "horizon": base.horizon, "model": model, "way": way}
-            rows.append(row | {"ms_per_step": 1000 * seconds, "s_per_epoch": steps_of_epoch * seconds} | checked)
-            times = f"{1000 * seconds:8.2f} ms a step {steps_of_epoch * seconds:8.2f} s an epoch"
-            print(f"  {model:<13} {way:<21} {times}", flush=True)
+            times = {"ms_per_step": 1000 * seconds, "s_per_epoch": steps_of_epoch * seconds}
+            rows.append(row | times | {"gradients_apart": apart})
+            shown = f"{1000 * seconds:8.2f} ms a step {steps_of_epoch * seconds:8.2f} s an epoch"
+            print(f"  {model:<13} {way:<6} {shown}", flush=True)
     return rows
 
 

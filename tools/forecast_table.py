@@ -1,78 +1,108 @@
-"""`recurrify forecast train --data FILE` with defaults against seasonal naive, AutoETS and NLinear on several files.
+"""`recurrify forecast train --data FILE` with no other option, compared with seasonal naive, NLinear and AutoETS.
 
     python tools/forecast_table.py papers/results/forecast_auto.json ETTh1.csv ETTh2.csv ETTm1.csv WTH.csv ...
 
-AutoETS is fitted to each window, so it is scored on `ETS_WINDOWS` windows spread evenly over the test part, and only
-for files with few columns; `auto` is scored on the same windows for comparison.
+Runs the command once per file and reads what it wrote. Files that the result already holds are skipped. AutoETS is
+fitted to each window, so it is scored on `ETS_WINDOWS` windows spread evenly over the test part, and only for files
+with few columns; the chosen model is scored on the same windows for comparison.
 """
 
 import argparse
+import resource
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
 from recurrify.results import load_result, provenance, save_result
-from recurrify_papers.forecast.candidates import AUTO_NETWORKS, AUTO_WINDOWS, resolved, statistical_model
-from recurrify_papers.forecast.forecaster import fit_series, rolling_test
-from recurrify_papers.forecast.reading import read_series
+from recurrify_papers.forecast import ForecastSettings, load_trained, read_series
+from recurrify_papers.forecast.candidates import resolved, statistical_model
+from recurrify_papers.forecast.forecaster import rolling_test
 from recurrify_papers.forecast.scoring import backtest, scores
-from recurrify_papers.forecast.settings import ForecastSettings
 
 ETS_WINDOWS, ETS_COLUMNS = 20, 4
 KEPT = ("mse", "mae", "mase", "smape", "windows")
 
 
-def measure(path: Path, max_minutes: float | None) -> dict[str, Any]:
-    """Scores of one file; `seconds` is what the command takes, before AutoETS is scored."""
-    started, cpu = time.time(), time.process_time()
+def measure(path: Path, run: Path) -> dict[str, Any]:
+    """Scores of one file, and the time of the command."""
+    started, before = time.time(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    command = [sys.executable, "-m", "recurrify", "forecast", "train", "--data", str(path), "--out", str(run)]
+    subprocess.run(command, check=True)
+    after, seconds = resource.getrusage(resource.RUSAGE_CHILDREN), time.time() - started
+    found, trained = load_result(run / "evaluation.json"), load_result(run / "result.json")
+    own, *others = found["scores"]
     series = read_series(path)
-    settings = ForecastSettings(out="", max_minutes=max_minutes)
-    fitted = fit_series(settings, series, print)
-    tested = rolling_test(fitted.trained, series, settings)
-    season, data = fitted.trained.season, tested.data
-    own = scores(tested.found, data, season, tested.half_widths)
-    limits = dict.fromkeys(AUTO_NETWORKS, AUTO_WINDOWS)
-    tests = {one.name: backtest(one.model, data, "test", limits.get(one.name)) for one in fitted.candidates}
-    found = {name: scores(one, data, season) for name, one in tests.items()}
-    rows = {name: {key: one[key] for key in KEPT} for name, one in found.items()}
-    result: dict[str, Any] = {
+    return {
         "data": series.name,
         "rows": len(series.dates),
         "columns": len(series.columns),
-        "horizon": data.horizon,
-        "chosen": fitted.trained.name,
+        "horizon": found["horizon"],
+        "chosen": found["model"],
         "auto": {key: own[key] for key in (*KEPT, "crps")},
-        "candidates": rows,
+        "candidates": {row["model"]: {key: row[key] for key in KEPT} for row in (own, *others)},
+        "valid_mse": {one["model"]: one["valid_mse"] for one in trained["candidates"]},
         "coverage": {str(one["level"]): one["held"] for one in own["coverage"]},
-        "seconds": round(time.time() - started, 1),
-        "cpu_seconds": round(time.process_time() - cpu, 1),
-    }
-    if data.channels <= ETS_COLUMNS:
-        known = replace(resolved(settings, series), model="ets")
-        few = backtest(statistical_model(known, fitted.data), data, "test", ETS_WINDOWS)
-        shared = np.isin(tested.found.first_rows, few.first_rows)
-        same = replace(tested.found, first_rows=few.first_rows, forecast=tested.found.forecast[shared],
-                       truth=tested.found.truth[shared])  # fmt: skip
-        for name, one in (("ets", few), ("auto_same_windows", same)):
-            result[name] = {key: scores(one, data, season)[key] for key in KEPT}
-    return result | {"checksum": series.checksum}
+        "seconds": round(seconds, 1),
+        "cpu_seconds": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 1),
+        "checksum": series.checksum,
+    } | (compared_with_ets(path, run) if len(series.columns) <= ETS_COLUMNS else {})
+
+
+def compared_with_ets(path: Path, run: Path) -> dict[str, Any]:
+    """AutoETS and the chosen model on the same windows."""
+    series, settings, trained = read_series(path), ForecastSettings(out=""), load_trained(run)
+    tested = rolling_test(trained, series, settings)
+    model = statistical_model(replace(resolved(settings, series), model="ets"), tested.data)
+    few = backtest(model, tested.data, "test", ETS_WINDOWS)
+    shared = np.isin(tested.found.first_rows, few.first_rows)
+    same = replace(few, forecast=tested.found.forecast[shared], truth=tested.found.truth[shared])
+    rows = {"ets": few, "auto_same_windows": same}
+    scored = {name: scores(one, tested.data, trained.season) for name, one in rows.items()}
+    return {name: {key: one[key] for key in KEPT} for name, one in scored.items()}
+
+
+def markdown(rows: list[dict[str, Any]]) -> str:
+    """The table of docs/reproductions/forecasting.md."""
+    header = ["data", "rows × columns", "horizon", "chosen", "auto", "seasonal naive", "NLinear"]
+    header += ["AutoETS (auto on the same windows)", "best candidate", "90 % intervals hold", "CPU seconds"]
+    lines = [header, ["---"] * len(header)]
+    for row in rows:
+        found = row["candidates"]
+        best = min(found, key=lambda name: found[name]["mse"])
+        parts = [_errors(row["auto"]), _errors(found["seasonal"]), _errors(found["nlinear"])]
+        ets = f"{_errors(row['ets'])} ({_errors(row['auto_same_windows'])})" if "ets" in row else "–"
+        held = f"{row['coverage']['0.9']:.1%}"
+        size = f"{row['rows']:,} × {row['columns']}"
+        ends = [f"{best} {found[best]['mse']:.3g}", held, f"{row['cpu_seconds']:.0f}"]
+        lines.append([row["data"], size, str(row["horizon"]), row["chosen"], *parts, ets, *ends])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _errors(row: dict[str, Any]) -> str:
+    return f"{row['mse']:.3g} / {row['mae']:.3g}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("out", type=Path)
     parser.add_argument("data", type=Path, nargs="+")
-    parser.add_argument("--max-minutes", type=float, help="budget of auto; default: that of the command")
     asked = parser.parse_args()
     rows = load_result(asked.out)["rows"] if asked.out.is_file() else []
     for path in asked.data:
-        row = measure(path, asked.max_minutes)
+        if path.name.split(".")[0] in [row["data"] for row in rows]:
+            continue
+        with TemporaryDirectory() as folder:
+            row = measure(path, Path(folder) / "run")
         print(row["data"], row["chosen"], row["auto"], row["coverage"], row["seconds"], row["cpu_seconds"], flush=True)
-        rows = [one for one in rows if one["data"] != row["data"]] + [row]
-        save_result(asked.out, {"rows": rows, "provenance": provenance({"max_minutes": asked.max_minutes})})
+        rows.append(row)
+        save_result(asked.out, {"rows": rows, "provenance": provenance({"data": [row["data"] for row in rows]})})
+    print(markdown(rows))
 
 
 if __name__ == "__main__":

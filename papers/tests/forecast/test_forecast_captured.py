@@ -1,4 +1,4 @@
-"""Training steps captured as one CUDA graph, with compiled parts inside, equal plain steps."""
+"""Training steps captured as one CUDA graph equal plain steps."""
 
 from dataclasses import replace
 
@@ -9,10 +9,7 @@ from recurrify_papers.forecast.candidates import new_network
 from recurrify_papers.forecast.data import Scaling, Split, WindowedSeries
 from recurrify_papers.forecast.settings import ForecastSettings
 from recurrify_papers.forecast.training import STEPS_BEFORE_CAPTURE, Step, Training, epoch_starts
-from recurrify_papers.models.informer import Activation, AddAndNorm
 
-# The compiler's tracer looks at the states' gradient; torch itself hides this warning where warnings are not errors.
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 SETTINGS = ForecastSettings(
@@ -27,39 +24,27 @@ def windows(series, device: str) -> WindowedSeries:
     return WindowedSeries(series, Split(120, 180, 240), Scaling.of(series, 120), 30, 6, device)
 
 
-def new_step(data: WindowedSeries, settings: ForecastSettings, fused: bool = True) -> Step:
+def new_step(data: WindowedSeries, settings: ForecastSettings) -> Step:
     torch.manual_seed(0)
     model = new_network(settings, 2, data.times_TF.shape[1]).to(settings.device)
-    return Step(model.train(), data, settings, fused)
-
-
-def parts(step: Step) -> list[bool]:
-    return [part.fused for part in step.model.modules() if isinstance(part, Activation | AddAndNorm)]
-
-
-def test_only_captured_steps_are_fused(wave_series):
-    data = windows(wave_series, "cpu")
-    for speed in ("auto", "plain", "compile"):
-        assert parts(new_step(data, replace(SETTINGS, device="cpu", speed=speed))) == [False] * 10
+    return Step(model.train(), data, settings)
 
 
 @pytest.mark.gpu
 @needs_gpu
 def test_captured_graph_takes_the_plain_steps(wave_series):
-    """To the same weights, and fused to the same losses: weights whose gradient is all rounding, as that of the keys'
-    bias, Adam moves by chance."""
     data = windows(wave_series, "cuda")
     settings = replace(SETTINGS, precision="fp32")
     losses, weights = [], []
-    for speed, fused in (("plain", False), ("graph", False), ("graph", True)):
-        step = new_step(data, replace(settings, speed=speed), fused)
+    for speed in ("plain", "graph"):
+        step = new_step(data, replace(settings, speed=speed))
         batches = torch.cat([epoch_starts(data, settings, epoch) for epoch in range(3)])
         losses.append(torch.stack([step(starts_B).clone() for starts_B in batches]))
         weights.append(step.model.state_dict())
+        assert (step.replay is not None) == (speed == "graph")
     for name, plain in weights[0].items():
         torch.testing.assert_close(weights[1][name], plain, rtol=1e-3, atol=1e-5, msg=name)
     torch.testing.assert_close(losses[1], losses[0], rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(losses[2], losses[0], rtol=2e-2, atol=1e-4)
 
 
 @pytest.mark.gpu
@@ -75,31 +60,6 @@ def test_resumed_captured_run_equals_an_uninterrupted_one(wave_series, tmp_path)
         progress = Training(model, data, replace(settings, epochs=epochs), folder).run()
         losses.append([one["train_mse"] for one in progress.history])
     assert losses[2] == pytest.approx(losses[0], rel=1e-2)
-
-
-@pytest.mark.gpu
-@needs_gpu
-@pytest.mark.parametrize("mix", [False, True], ids=["by row", "mixed"])
-@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 2e-3), ("bf16", 0.15)])
-def test_fused_and_captured_step_equals_the_plain_one(precision, tolerance, mix, wave_series):
-    """Loss and every gradient, at weights that stay where they are; full attention, for a choice has no tolerance."""
-    data = windows(wave_series, "cuda")
-    settings = replace(SETTINGS, precision=precision, mix=mix, learning_rate=STILL)
-    batches, found = epoch_starts(data, settings, 0), []
-    for speed, fused in (("plain", False), ("graph", False), ("graph", True)):
-        step = new_step(data, replace(settings, speed=speed), fused)
-        assert parts(step) == [fused] * 10
-        for starts_B in batches[: STEPS_BEFORE_CAPTURE + 2]:
-            loss = step(starts_B)
-        assert (step.replay is not None) == (speed == "graph")
-        found.append([loss.clone(), *(parameter.grad.clone() for parameter in step.model.parameters())])
-    whole = torch.stack([one.norm() for one in found[0]]).norm()
-    for others in found[1:]:
-        # On a CPU fused and plain differ by 0.003 of all gradients in bf16, and by 0.05 of the least exact one.
-        apart = torch.stack([(mine - theirs).norm() for mine, theirs in zip(others, found[0], strict=True)])
-        assert apart.norm() <= tolerance / 10 * whole
-        for distance, theirs in zip(apart, found[0], strict=True):
-            assert distance <= tolerance * theirs.norm() + 1e-3 * tolerance * whole
 
 
 @pytest.mark.gpu

@@ -57,8 +57,6 @@ def test_from_a_csv_to_a_forecast_and_a_page(run, tmp_path):
     table = pd.read_csv(tmp_path / "next.csv")
     assert list(table) == ["date", "a", "a_low", "a_high", "b", "b_low", "b_high"]
     assert len(table) == 6
-    forecast("plot", run, run / "evaluation.json", "--out", tmp_path / "both.html")
-    assert (tmp_path / "both.html").is_file()
 
 
 def test_finished_run_is_not_repeated(run, write_csv):
@@ -119,8 +117,6 @@ def test_existing_files_are_not_overwritten(run, write_csv, tmp_path):
         forecast("train", "--data", path, "--out", tmp_path)
     with pytest.raises(UserError, match="no forecaster"):
         forecast("evaluate", tmp_path / "nothing")
-    with pytest.raises(UserError, match="not a result"):
-        forecast("plot", run / "result.json")
     (tmp_path / "some.csv").unlink()
     with pytest.raises(UserError, match="pass the file with --data"):
         forecast("predict", run, "--out", tmp_path / "next.csv")

@@ -1,5 +1,7 @@
 """Messy files are repaired in the open, or rejected with one sentence."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -112,6 +114,10 @@ def test_long_format_becomes_one_column_per_series(write_csv, id_column):
         assert series.values[0].tolist() == [4.0, 34.0]  # all series have begun
     with pytest.raises(UserError, match="several rows for series"):
         read_series(pd.concat([frame, frame]), layout)
+    with pytest.raises(UserError, match="'s' of the DataFrame has its last value at 2022-01-20"):
+        read_series(frame[(frame[id_column] == "n") | (frame["ds"] < DAYS[20])], layout)
+    with pytest.raises(UserError, match="'promo' of the DataFrame differs between series"):
+        read_series(frame.assign(promo=np.arange(56.0)), replace(layout, known=["promo"]))
 
 
 def test_known_covariates_reach_beyond_the_last_value():
@@ -156,6 +162,8 @@ def test_unknown_names_raise(write_csv, tmp_path):
     ):
         with pytest.raises(UserError, match="'z'"):
             read_series(path, layout)
+    with pytest.raises(UserError, match="less than freq=D: pass --resample D"):
+        read_series(path, Layout(freq="D"))
     with pytest.raises(UserError, match="like h, 15min"):
         read_series(path, Layout(freq="soon"))
     with pytest.raises(UserError, match="cannot be read"):

@@ -1,4 +1,4 @@
-"""`recurrify forecast`: train, evaluate, predict and plot on any CSV with dates; and Table 1 of the RSA paper."""
+"""`recurrify forecast`: train, evaluate and predict on any CSV with dates; and Table 1 of the RSA paper."""
 
 import inspect
 import time
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from recurrify_papers.forecast.reading import Series
 
 app = typer.Typer(
-    help="Forecast time series from a CSV of your own: train, evaluate, predict, plot.",
+    help="Forecast time series from a CSV of your own: train, evaluate, predict.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
@@ -137,13 +137,13 @@ def _say_epoch(epoch: dict[str, Any]) -> None:
 
 
 def _evaluated(
-    run: Path, settings: ForecastSettings, series: "Series", path: Path, models: dict[str, Any], **how: Any
+    run: Path, settings: ForecastSettings, series: "Series", path: Path, models: dict[str, Any], unseen: bool = True
 ) -> None:
     """Score the run's model and the others on the test part; print a table, write the result and the page."""
     from recurrify_papers.forecast.evaluation import evaluate_run
     from recurrify_papers.forecast.page import verdict, write_page
 
-    result = evaluate_run(run, settings, series, models, **how)
+    result = evaluate_run(run, settings, series, models, unseen)
     save_result(path, result)
     header = ["model", "MSE", "MAE", "MASE", "sMAPE", "MAE, original units", "windows"]
     names = ("mse", "mae", "mase", "smape", "mae_original")
@@ -154,7 +154,7 @@ def _evaluated(
     held = ", ".join(f"{one['level']:.0%} interval {one['held']:.1%}" for one in own["coverage"])
     typer.echo(f"coverage: {held}")
     page = path.with_suffix(".html") if path.name != EVALUATION_FILE else path.with_name(PAGE_FILE)
-    write_page([result], page)
+    write_page(result, page)
     typer.echo(f"model: {run / 'model'}, result: {path}, page: {page}")
 
 
@@ -167,9 +167,6 @@ def _evaluated(
 def evaluate(
     run: Run,
     data: OtherData = None,
-    as_published: Annotated[
-        bool, typer.Option(help="Leave out windows that do not fill a batch of 32, as Informer's code does.")
-    ] = False,
     other_series: Annotated[
         bool, typer.Option(help="The file is of another place: score it on the dates of the training, too.")
     ] = False,
@@ -181,13 +178,9 @@ def evaluate(
 
     settings, series = _run_data(run, data)
     check_overwrites_nothing(out, data, run, settings.data)
-    name = (
-        EVALUATION_FILE
-        if data is None and not as_published
-        else f"evaluation-{series.name}{'-as-published' * as_published}.json"
-    )
+    name = EVALUATION_FILE if data is None else f"evaluation-{series.name}.json"
     settings = replace(settings, device=str(pick_device(device)), speed="auto")
-    _evaluated(run, settings, series, out or run / name, {}, as_published=as_published, unseen=not other_series)
+    _evaluated(run, settings, series, out or run / name, {}, unseen=not other_series)
 
 
 def _run_data(run: Path, data: Path | None) -> tuple[ForecastSettings, "Series"]:
@@ -228,34 +221,6 @@ def predict(
     write_whole(out, table.to_csv(index=False, lineterminator="\n").encode("utf-8"))
     dates = table[series.date_column]
     typer.echo(f"{len(table)} rows from {dates.iloc[0]} to {dates.iloc[-1]}: {out}")
-
-
-@app.command(
-    epilog=examples(
-        "recurrify forecast plot runs/load",
-        "recurrify forecast plot runs/load runs/other --out both.html",
-    )
-)
-def plot(
-    runs: Annotated[list[Path], typer.Argument(help="Runs, or results of `evaluate`.")],
-    out: Annotated[Path | None, typer.Option(help="The page [default: in the first run's folder].")] = None,
-) -> None:
-    """Write one page for one or several runs: verdict, forecasts with intervals, errors by horizon."""
-    from recurrify_papers.forecast.page import write_page
-
-    check_overwrites_nothing(out, *runs, content=b"<")
-    results = []
-    for run in runs:
-        path = run / EVALUATION_FILE if run.is_dir() else run
-        if not path.is_file():
-            raise UserError(f"There is no result at {path}: run `recurrify forecast evaluate {run}` first.")
-        result = load_result(path)
-        if not isinstance(result.get("scores"), list):
-            raise UserError(f"{path} is not a result of `recurrify forecast evaluate`.")
-        results.append(result | {"name": run.name if run.is_dir() else run.stem})
-    page = out or (runs[0] if runs[0].is_dir() else runs[0].parent) / PAGE_FILE
-    write_page(results, page)
-    typer.echo(f"page: {page}")
 
 
 @app.command(

@@ -17,12 +17,14 @@ from recurrify import RSAConfig, UserError
 from recurrify.console import progress_bar
 from recurrify_papers.forecast.data import WindowedSeries, default_horizon, split_rows, usual_season
 from recurrify_papers.forecast.reading import Series
-from recurrify_papers.forecast.scoring import SLOW_WINDOWS, Backtest, backtest, mean_squared_error
-from recurrify_papers.forecast.settings import NAIVE, RIDGE, STATISTICAL, ForecastSettings
+from recurrify_papers.forecast.scoring import SLOW_WINDOWS, Backtest, backtest, joined, mean_squared_error
+from recurrify_papers.forecast.settings import NAIVE, NETWORKS, RIDGE, STATISTICAL, ForecastSettings
 from recurrify_papers.forecast.training import Progress, Training, Watch, precision_context
 from recurrify_papers.models.forecasters import (
     LinearConfig,
     LinearForecaster,
+    MixerConfig,
+    MixerForecaster,
     RecurrentConfig,
     RecurrentForecaster,
     RidgeConfig,
@@ -39,6 +41,7 @@ CLASSES: dict[str, tuple[Any, Any]] = {
     "informer": (InformerConfig, Informer),
     "recurrent": (RecurrentConfig, RecurrentForecaster),
     "linear": (LinearConfig, LinearForecaster),
+    "mixer": (MixerConfig, MixerForecaster),
     "ridge": (RidgeConfig, RidgeForecaster),
     "statistical": (StatisticalConfig, StatisticalForecaster),
     "seasonal": (SeasonalConfig, SeasonalNaive),
@@ -47,7 +50,9 @@ CLASSES: dict[str, tuple[Any, Any]] = {
 FIRST_DILATION = 3
 DEFAULT_PAST = 96
 AUTO_MINUTES = 1.0
-AUTO_NETWORKS = ("rsa-informer", "informer")
+AUTO_NETWORKS = ("tsmixer", "rsa-informer", "informer")
+EXTRAS = {"tsmixer": ("neuralforecast", "neural")} | dict.fromkeys(STATISTICAL, ("statsforecast", "forecast"))
+"""The package that a model needs, and the extra that installs it."""
 AUTO_WINDOWS = 400
 """Windows on which `auto` scores networks, spread evenly."""
 AUTO_NETWORK: dict[str, Any] = {
@@ -78,6 +83,8 @@ FIT_WINDOWS, TRIED_WINDOWS, MOST_GROUPS = 6000, 400, 64
 class Candidate:
     name: str
     model: nn.Module
+    validated: nn.Module
+    """The model before it was fitted to validation, too."""
     valid: Backtest
     seconds: float
     progress: Progress | None = None
@@ -121,6 +128,10 @@ def new_network(settings: ForecastSettings, channels: int, time_features: int) -
     shape = {"channels": channels, "time_features": time_features, "width": settings.width, "dropout": settings.dropout}
     if settings.model == "linear":
         return LinearForecaster(LinearConfig(**lengths))
+    if settings.model == "tsmixer":
+        check_installed(settings.model)
+        own = {"channels": channels, "width": settings.width, "dropout": settings.dropout}
+        return MixerForecaster(MixerConfig(layers=settings.encoder_layers, **lengths, **own))  # type: ignore[arg-type]
     if settings.model in ("lstm", "gru"):
         return RecurrentForecaster(
             RecurrentConfig(cell=settings.model, layers=settings.encoder_layers, **lengths, **shape)  # type: ignore[arg-type]
@@ -146,6 +157,17 @@ def new_network(settings: ForecastSettings, channels: int, time_features: int) -
         **shape,  # type: ignore[arg-type]
     )
     return Informer(config)
+
+
+def is_installed(model: str) -> bool:
+    return model not in EXTRAS or importlib.util.find_spec(EXTRAS[model][0]) is not None
+
+
+def check_installed(model: str) -> None:
+    """Raises `UserError` if the package of a model is missing."""
+    if not is_installed(model):
+        package, extra = EXTRAS[model]
+        raise UserError(f'`model={model}` needs {package}: pip install "recurrify-papers[{extra}]".')
 
 
 def described(model: nn.Module) -> dict[str, Any]:
@@ -180,24 +202,12 @@ def fit_ridge(settings: ForecastSettings, data: WindowedSeries) -> RidgeForecast
         pasts = pasts[-1:]  # its inputs of one past are not part of those of a longer one
     known = len(data.series.known.columns)
     config = RidgeConfig(past=pasts[-1], horizon=data.horizon, kind=settings.model, known=known)
-    gram_CDD, cross_CDP = _moments(RidgeForecaster(config), data.with_past(config.past))
+    moments = _moments(config, data)
     best: tuple[float, RidgeForecaster] | None = None
     for past in pasts:
-        kept = slice(pasts[-1] - past, None)  # the inputs end with the latest rows
         for groups in {1, data.channels if data.channels <= MOST_GROUPS else 1}:
-            gram, cross = gram_CDD[:, kept, kept], cross_CDP[:, kept]
-            if groups == 1:
-                gram, cross = gram.sum(0, keepdim=True), cross.sum(0, keepdim=True)
-            size = gram.diagonal(dim1=1, dim2=2)
             for penalty in PENALTIES:
-                weight = size.mean(1, keepdim=True) * penalty * torch.ones_like(size)
-                weight[:, -1] = 1e-8  # the bias
-                model = RidgeForecaster(replace(config, past=past, groups=groups)).to(data.values_TC.device)
-                penalised = (gram + torch.diag_embed(weight)).cpu().numpy()
-                solved = [
-                    solve(one, own, assume_a="pos") for one, own in zip(penalised, cross.cpu().numpy(), strict=True)
-                ]
-                model.weight_GDP.copy_(torch.tensor(np.stack(solved)))
+                model = _solved(replace(config, past=past, groups=groups, penalty=penalty), *moments)
                 error = mean_squared_error(model, data.with_past(past), "valid", TRIED_WINDOWS)
                 if best is None or error < best[0]:
                     best = error, model
@@ -205,10 +215,35 @@ def fit_ridge(settings: ForecastSettings, data: WindowedSeries) -> RidgeForecast
     return best[1]
 
 
-def _moments(model: RidgeForecaster, data: WindowedSeries) -> tuple[torch.Tensor, torch.Tensor]:
+@torch.inference_mode()
+def refitted(model: nn.Module, data: WindowedSeries) -> nn.Module:
+    """For a short file, ridge regression fitted to training and validation; any other model as it is."""
+    if not (data.is_short and isinstance(model, RidgeForecaster)):
+        return model
+    return _solved(model.config, *_moments(model.config, data.with_validation()))
+
+
+def _solved(config: RidgeConfig, gram_CDD: torch.Tensor, cross_CDP: torch.Tensor) -> RidgeForecaster:
+    """From moments of this past or a longer one."""
+    kept = slice(gram_CDD.shape[-1] - config.inputs, None)  # the inputs end with the latest rows
+    gram, cross = gram_CDD[:, kept, kept], cross_CDP[:, kept]
+    if config.groups == 1:
+        gram, cross = gram.sum(0, keepdim=True), cross.sum(0, keepdim=True)
+    size = gram.diagonal(dim1=1, dim2=2)
+    weight = size.mean(1, keepdim=True) * config.penalty * torch.ones_like(size)
+    weight[:, -1] = 1e-8  # the bias
+    penalised = (gram + torch.diag_embed(weight)).cpu().numpy()
+    solved = [solve(one, own, assume_a="pos") for one, own in zip(penalised, cross.cpu().numpy(), strict=True)]
+    model = RidgeForecaster(config).to(gram.device)
+    model.weight_GDP.copy_(torch.tensor(np.stack(solved)))
+    return model
+
+
+def _moments(config: RidgeConfig, data: WindowedSeries) -> tuple[torch.Tensor, torch.Tensor]:
     """(C, D, D) and (C, D, P): products of the inputs with themselves and with the truth, summed over windows."""
+    model, data = RidgeForecaster(config), data.with_past(config.past)
     data.check("train")
-    size, device = model.config.inputs, data.values_TC.device
+    size, device = config.inputs, data.values_TC.device
     gram = torch.zeros(data.channels, size, size, dtype=torch.float64, device=device)
     cross = torch.zeros(data.channels, size, data.horizon, dtype=torch.float64, device=device)
     for starts_B in data.starts("train", FIT_WINDOWS).split(512):
@@ -221,8 +256,7 @@ def _moments(model: RidgeForecaster, data: WindowedSeries) -> tuple[torch.Tensor
 
 
 def statistical_model(settings: ForecastSettings, data: WindowedSeries) -> StatisticalForecaster:
-    if importlib.util.find_spec("statsforecast") is None:
-        raise UserError(f'`model={settings.model}` needs statsforecast: pip install "recurrify-papers[forecast]".')
+    check_installed(settings.model)
     assert settings.season
     assert settings.horizon
     config = StatisticalConfig(
@@ -248,28 +282,40 @@ def train_candidate(
 ) -> Candidate:
     """Fit one model; the same seed gives the same model. With a folder, a network's training is saved and resumed."""
     started, progress, is_finished = time.monotonic(), None, True
-    model: nn.Module
-    if settings.model in NAIVE:
-        model = naive_model(settings)
-    elif settings.model in RIDGE:
-        model = fit_ridge(settings, data)
-    elif settings.model in STATISTICAL:
-        model = statistical_model(settings, data)
-    else:
-        assert settings.past is not None
-        data = data.with_past(settings.past)
-        data.check("train")
-        data.check("valid")
-        torch.manual_seed(settings.seed)
-        model = new_network(settings, data.channels, data.times_TF.shape[1]).to(settings.device)
-        training = Training(model, data, settings, folder)
-        bar = progress_bar("training", settings.epochs * training.steps_per_epoch) if shows_bar else nullcontext()
-        with bar as tick:
-            progress = training.run(watch, tick)
+    if settings.model in NETWORKS:
+        model, progress = _train_network(settings, data, folder, watch, shows_bar)
         is_finished = progress.stops(settings)
-    with precision_context(settings):
-        valid = backtest(model, data, "valid", windows)
-    return Candidate(settings.model, model, valid, time.monotonic() - started, progress, is_finished)
+        with precision_context(settings):
+            valid = backtest(model, data, "valid", windows)
+    else:
+        found = []
+        for fold in data.folds():
+            model = _fitted(settings, fold)
+            found.append(backtest(model, fold, "valid"))
+        valid = joined(found)
+    final = refitted(model, data)
+    return Candidate(settings.model, final, model, valid, time.monotonic() - started, progress, is_finished)
+
+
+def _fitted(settings: ForecastSettings, data: WindowedSeries) -> nn.Module:
+    if settings.model in RIDGE:
+        return fit_ridge(settings, data)
+    return naive_model(settings) if settings.model in NAIVE else statistical_model(settings, data)
+
+
+def _train_network(
+    settings: ForecastSettings, data: WindowedSeries, folder: Path | None, watch: Watch | None, shows_bar: bool
+) -> tuple[nn.Module, Progress]:
+    assert settings.past is not None
+    data = data.with_past(settings.past)
+    data.check("train")
+    data.check("valid")
+    torch.manual_seed(settings.seed)
+    model = new_network(settings, data.channels, data.times_TF.shape[1]).to(settings.device)
+    training = Training(model, data, settings, folder)
+    bar = progress_bar("training", settings.epochs * training.steps_per_epoch) if shows_bar else nullcontext()
+    with bar as tick:
+        return model, training.run(watch, tick)
 
 
 def train_candidates(settings: ForecastSettings, data: WindowedSeries, say: Say) -> Iterator[Candidate]:
@@ -279,7 +325,7 @@ def train_candidates(settings: ForecastSettings, data: WindowedSeries, say: Say)
     for name in (*NAIVE, *RIDGE):
         yield train_candidate(replace(settings, model=name), data)
     spent = 0.0
-    for name in STATISTICAL if importlib.util.find_spec("statsforecast") else ():
+    for name in filter(is_installed, STATISTICAL):
         if (settings.season or 1) > LONGEST_SEASON.get(name, settings.season or 1):
             say(f"{name}: left out, a season of {settings.season} takes it minutes; choose it with --model {name}")
             continue
@@ -293,7 +339,8 @@ def train_candidates(settings: ForecastSettings, data: WindowedSeries, say: Say)
         spent += expected
         yield train_candidate(replace(settings, model=name), data)
     network = replace(settings, **AUTO_NETWORK)
-    networks = AUTO_NETWORKS if len(data.with_past(network.past or 1).starts("train")) >= FEWEST_NETWORK_WINDOWS else ()
+    is_enough = len(data.with_past(network.past or 1).starts("train")) >= FEWEST_NETWORK_WINDOWS
+    networks = list(filter(is_installed, AUTO_NETWORKS)) if is_enough else []
     for index, name in enumerate(networks):
         minutes = (deadline - time.monotonic()) / (len(networks) - index) / 60
         if minutes < 0.05:
@@ -312,7 +359,8 @@ def _expected_seconds(model: StatisticalForecaster, data: WindowedSeries) -> flo
         seconds = time.monotonic() - started
         if seconds > 5:
             break
-    return seconds * data.channels * 2 * min(SLOW_WINDOWS, len(data.starts("valid")))
+    windows = [min(SLOW_WINDOWS, len(one.starts("valid"))) for one in (*data.folds(), data)]
+    return seconds * data.channels * sum(windows)
 
 
 def best_of(candidates: list[Candidate]) -> Candidate:

@@ -25,6 +25,8 @@ LONG = 1000
 MINUTE, HOUR, DAY, WEEK, MONTH = (pd.Timedelta(one) for one in ("1min", "1h", "1D", "7D", "28D"))
 LONGEST_DEFAULT = 96
 """Rows of a forecast by default."""
+LEAST_SPREAD = 0.1
+"""Of the rows before a forecast, in scaled units; intervals get no narrower where a series rests."""
 LARGEST_SCALED = 1e15
 """Errors are squared and summed in float32, which ends near 3e38."""
 
@@ -133,6 +135,14 @@ def _moments(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return values.mean(axis=0), np.where((np.ptp(values, axis=0) == 0) | (spread == 0), 1.0, spread)
 
 
+def spread_before(values_TC: np.ndarray, first_rows: np.ndarray, rows: int) -> np.ndarray:
+    """(N, 1, C): the standard deviation of the `rows` rows before each of the first rows; 1 if `rows` is 0."""
+    if not rows:
+        return np.ones((len(first_rows), 1, values_TC.shape[1]), dtype=values_TC.dtype)
+    before_NCR = np.lib.stride_tricks.sliding_window_view(values_TC, rows, axis=0)[first_rows - rows]
+    return np.sqrt(before_NCR.var(axis=-1) + LEAST_SPREAD**2)[:, None]
+
+
 class Batch(NamedTuple):
     past: Tensor
     """(B, L, C)."""
@@ -165,12 +175,28 @@ class WindowedSeries:
         self.values_TC = torch.tensor(scaling.apply(series), dtype=torch.float32, device=device)
         self.times_TF = torch.tensor(all_times(series, series.dates, scaling), device=device)
         self.offsets = torch.arange(past + horizon, device=device)
+        season = max(usual_season(series), horizon)
+        self.spread_rows = min(season, split.train_end) if self.is_short else 0
 
     def with_past(self, past: int) -> "WindowedSeries":
         """The same series in windows with another past; the forecasts of validation and test stay at the same rows."""
         other = copy.copy(self)
         other.past, other.offsets = past, torch.arange(past + self.horizon, device=self.offsets.device)
         return other
+
+    def with_validation(self) -> "WindowedSeries":
+        """The same series with training and validation as one training part."""
+        other = copy.copy(self)
+        other.split = Split(self.split.valid_end, self.split.valid_end, self.split.test_end)
+        return other
+
+    def folds(self) -> list["WindowedSeries"]:
+        """A short file is validated on an earlier part, too: one odd year must not choose the model."""
+        train_end, valid_end, _ = self.split
+        earlier = copy.copy(self)
+        earlier.split = Split(2 * train_end - valid_end, train_end, valid_end)
+        needed = 2 * max(usual_season(self.series), self.horizon) + self.horizon
+        return [earlier, self] if self.is_short and earlier.split.train_end >= needed else [self]
 
     def check(self, part: Part) -> None:
         """Raise `UserError` if a part has no window."""
@@ -185,6 +211,10 @@ class WindowedSeries:
     @property
     def channels(self) -> int:
         return self.values_TC.shape[1]
+
+    @property
+    def is_short(self) -> bool:
+        return len(self.series.dates) < LONG
 
     @property
     def train_values(self) -> np.ndarray:

@@ -23,11 +23,10 @@ def evaluate_run(
     series: Series,
     models: Mapping[str, nn.Module] | None = None,
     unseen: bool = True,
-    as_published: bool = False,
 ) -> dict[str, Any]:
     """Scores on the test part, the chosen model first; `models` are other candidates by name."""
     started, trained = time.time(), load_trained(run)
-    tested = rolling_test(trained, series, settings, unseen, as_published=as_published)
+    tested = rolling_test(trained, series, settings, unseen)
     data = tested.data
     rows = [{"model": trained.name} | scores(tested.found, data, trained.season, tested.half_widths)]
     known = replace(settings, season=trained.season, horizon=trained.horizon)
@@ -35,14 +34,13 @@ def evaluate_run(
     for name, model in (others | dict(models or {})).items():
         if name != trained.name:
             windows = AUTO_WINDOWS if name in AUTO_NETWORKS else None
-            found = backtest(model, data, "test", windows, as_published)
+            found = backtest(model, data, "test", windows)
             rows.append({"model": name} | scores(found, data, trained.season))
     return {
         "model": trained.name,
         "data": series.name,
         "columns": list(trained.columns),
         "own_data": settings.data_checksum in (None, series.checksum),
-        "as_published": as_published,
         "first_date": str(series.dates[data.split.valid_end]),
         "last_date": str(series.dates[data.split.test_end - 1]),
         "frequency": series.frequency,

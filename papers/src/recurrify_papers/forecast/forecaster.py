@@ -27,16 +27,16 @@ from recurrify_papers.forecast.candidates import (
     train_candidate,
     train_candidates,
 )
-from recurrify_papers.forecast.data import Scaling, Split, WindowedSeries, all_times, split_rows
+from recurrify_papers.forecast.data import Scaling, Split, WindowedSeries, all_times, split_rows, spread_before
 from recurrify_papers.forecast.reading import Layout, Series, Source, read_series
 from recurrify_papers.forecast.scoring import LEVELS, Backtest, backtest, calibrated, rolling_intervals, scores
 from recurrify_papers.forecast.settings import ForecastSettings
 from recurrify_papers.forecast.training import Watch, precision_context
 
 CONFIG_FILE, WEIGHTS_FILE, MODEL_FOLDER = "config.json", "model.safetensors", "model"
-FORMAT = "recurrify forecaster 2"
-SHOWN_WINDOWS, SHOWN_COLUMNS, SHOWN_LEVEL = 4, 40, 0.9
-"""Windows and columns whose forecasts are part of an evaluation."""
+FORMAT = "recurrify forecaster 3"
+SHOWN_WINDOWS, SHOWN_FORECASTS, SHOWN_LEVEL = 4, 160, 0.9
+"""Windows of each column whose forecasts are part of an evaluation; with many columns one is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +46,8 @@ class Trained:
     name: str
     """Of the model."""
     model: nn.Module
+    validated: nn.Module
+    """The model before it was fitted to validation, too: its errors there calibrate intervals."""
     columns: tuple[str, ...]
     known: tuple[str, ...]
     frequency: str
@@ -54,6 +56,8 @@ class Trained:
     scaling: Scaling
     half_widths: np.ndarray
     """(V, P, C): of the intervals for forecasts after the end of the file, in scaled units."""
+    spread_rows: int
+    """Of a short file: `half_widths` are multiples of the spread of so many rows before the forecast."""
     valid_end: str
     """Date of the last validation row: later ones were not used to choose anything."""
 
@@ -105,12 +109,13 @@ def fit_series(
     with precision_context(settings):
         latest = backtest(chosen.model, data, "test")
     kept = len(chosen.valid.first_rows)
-    errors = np.concatenate([chosen.valid.errors, latest.errors])[-kept:]
+    errors = np.concatenate([one.errors / one.spread for one in (chosen.valid, latest)])[-kept:]
     assert settings.season
     assert settings.horizon
     trained = Trained(
         name=chosen.name,
         model=chosen.model,
+        validated=chosen.validated,
         columns=series.columns,
         known=tuple(series.known.columns),
         frequency=series.frequency,
@@ -118,6 +123,7 @@ def fit_series(
         horizon=settings.horizon,
         scaling=data.scaling,
         half_widths=calibrated(errors),
+        spread_rows=data.spread_rows,
         valid_end=str(series.dates[data.split.valid_end - 1]),
     )
     return Fitted(trained, data, chosen, candidates)
@@ -131,11 +137,13 @@ def save_trained(trained: Trained, folder: str | Path) -> None:
         "name": trained.name,
         "model": described(trained.model),
         **{
-            name: getattr(trained, name) for name in ("columns", "known", "frequency", "season", "horizon", "valid_end")
+            name: getattr(trained, name)
+            for name in ("columns", "known", "frequency", "season", "horizon", "valid_end", "spread_rows")
         },
         "scaling": {entry.name: getattr(trained.scaling, entry.name).tolist() for entry in fields(Scaling)},
     }
-    tensors = {f"model.{name}": value for name, value in trained.model.state_dict().items()}
+    models = {"model": trained.model, "validated": trained.validated}
+    tensors = {f"{one}.{name}": value.clone() for one in models for name, value in models[one].state_dict().items()}
     tensors["half_widths"] = torch.tensor(trained.half_widths)
     write_whole(folder / WEIGHTS_FILE, save({name: value.cpu().contiguous() for name, value in tensors.items()}))
     write_whole(folder / CONFIG_FILE, (json.dumps(config, indent=2) + "\n").encode())
@@ -156,11 +164,15 @@ def load_trained(path: str | Path) -> Trained:
             raise ValueError("another version of recurrify wrote it: train it again")
         tensors = load_file(folder / WEIGHTS_FILE)
         half_widths = tensors.pop("half_widths").numpy()
-        model = rebuilt(config.pop("model"))
-        model.load_state_dict({name.removeprefix("model."): value for name, value in tensors.items()})
+        description = config.pop("model")
+        models: dict[str, Any] = {}
+        for one in ("model", "validated"):
+            models[one] = rebuilt(description).eval()
+            mine = {name: value for name, value in tensors.items() if name.startswith(f"{one}.")}
+            models[one].load_state_dict({name.removeprefix(f"{one}."): value for name, value in mine.items()})
         scaling = Scaling(**{name: np.array(values) for name, values in config.pop("scaling").items()})
         config |= {name: tuple(config[name]) for name in ("columns", "known")}
-        return Trained(model=model.eval(), half_widths=half_widths, scaling=scaling, **config)
+        return Trained(**models, half_widths=half_widths, scaling=scaling, **config)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
         raise UserError(f"The forecaster in {str(folder)!r} cannot be loaded: {error}.") from error
 
@@ -196,12 +208,13 @@ def forecast_after(trained: Trained, series: Series, level: float = 0.9) -> pd.D
     past: int = trained.model.config.past  # type: ignore[union-attr, assignment]
     device = next(iter(trained.model.state_dict().values()), torch.zeros(())).device
     times = all_times(series, series.dates[-past:].append(later), trained.scaling)
-    values_LC = trained.scaling.apply(series)[-past:]
-    inputs = [
-        torch.tensor(one, dtype=torch.float32, device=device)[None] for one in (values_LC, times[:past], times[past:])
-    ]
+    values_TC = trained.scaling.apply(series)
+    parts = values_TC[-past:], times[:past], times[past:]
+    inputs = [torch.tensor(one, dtype=torch.float32, device=device)[None] for one in parts]
     center = trained.scaling.undo(trained.model(*inputs)[0].double().cpu().numpy())
-    half = trained.half_widths[place] * trained.scaling.spread
+    rows = len(values_TC)
+    spread_C = spread_before(values_TC, np.array([rows]), min(trained.spread_rows, rows))[0, 0]
+    half = trained.half_widths[place] * spread_C * trained.scaling.spread
     # Models compute in float32: digits beyond a millionth of the spread are noise.
     digits = [min(300, 6 - math.floor(math.log10(spread))) for spread in trained.scaling.spread]
     ends = {"": center, "_low": center - half, "_high": center + half}
@@ -234,7 +247,7 @@ class Tested:
 
 
 def rolling_test(
-    trained: Trained, series: Series, settings: ForecastSettings, unseen: bool = True, **how: Any
+    trained: Trained, series: Series, settings: ForecastSettings, unseen: bool = True, windows: int | None = None
 ) -> Tested:
     """Backtest on the test part; `unseen` leaves out dates that the training used."""
     series = matching(trained, series)
@@ -243,10 +256,10 @@ def rolling_test(
         seen = int((series.dates <= pd.Timestamp(trained.valid_end)).sum())
         split = Split(split.train_end, max(split.valid_end, seen), split.test_end)
     past: int = trained.model.config.past  # type: ignore[union-attr, assignment]
-    model = trained.model.to(settings.device)
     data = WindowedSeries(series, split, trained.scaling, past, trained.horizon, settings.device)
     with precision_context(settings):
-        earlier, later = backtest(model, data, "valid"), backtest(model, data, "test", **how)
+        earlier = backtest(trained.validated.to(settings.device), data, "valid")
+        later = backtest(trained.model.to(settings.device), data, "test", windows)
     return Tested(data, later, rolling_intervals(earlier, later))
 
 
@@ -271,12 +284,13 @@ def shown_windows(tested: Tested) -> list[dict[str, Any]]:
     found, series, horizon = tested.found, tested.data.series, tested.data.horizon
     half = tested.half_widths[level_index(SHOWN_LEVEL)]
     undo, shown = tested.data.scaling.undo, []
-    for index in np.unique(np.linspace(0, len(found.first_rows) - 1, SHOWN_WINDOWS).round().astype(int)):
+    count = max(1, min(SHOWN_WINDOWS, SHOWN_FORECASTS // len(series.columns)))
+    for index in np.unique(np.linspace(len(found.first_rows) - 1, 0, count).round().astype(int)):
         first = int(found.first_rows[index])
         before = max(0, first - 2 * horizon)
         center, width = found.forecast[index], half[index]
         ends = {"forecast": undo(center), "low": undo(center - width), "high": undo(center + width)}
-        for column, name in enumerate(series.columns[:SHOWN_COLUMNS]):
+        for column, name in enumerate(series.columns):
             shown.append(
                 {
                     "column": name,

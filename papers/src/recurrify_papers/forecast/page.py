@@ -1,6 +1,6 @@
 """The page of a forecast: the verdict, forecasts with intervals, errors by horizon, and scores."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,38 +35,31 @@ def _change(result: Mapping[str, Any]) -> float | None:
     return None if baseline is None or not baseline["mse"] else 1 - own["mse"] / baseline["mse"]
 
 
-def write_page(results: Sequence[Mapping[str, Any]], path: str | Path) -> None:
-    """One page for one or several evaluations; the first one has the verdict."""
-    first = results[0]
-    own, change = first["scores"][0], _change(first)
+def write_page(result: Mapping[str, Any], path: str | Path) -> None:
+    own, change = result["scores"][0], _change(result)
     held = next(one for one in own["coverage"] if one["level"] == 0.9)
     facts = [("MASE", f"{own['mase']:.2f}"), ("MAE, original units", f"{own['mae_original']:.4g}")]
     facts += [("90 % intervals hold", f"{held['held']:.1%}"), ("windows", f"{own['windows']:,}")]
     answer = Verdict(
-        verdict(first),
+        verdict(result),
         number="" if change is None else f"{change:+.0%}".replace("+", "−") if change > 0 else f"+{-change:.0%}",
         interval="MSE compared with seasonal naive",
         facts=facts,
         tone="" if change is None else "better" if change > 0 else "worse",
     )
-    blocks: list[Block] = []
-    for result in results:
-        if len(results) > 1:
-            blocks.append(Text(f"{result.get('name', result['data'])}: {verdict(result)}"))
-            blocks.append(forecast_chart(result, result.get("name", result["data"])))
-        blocks += [horizon_chart(result), score_table(result)]
-        if len(result["columns"]) > 1:
-            blocks.append(Fold("Scores by column", [column_table(result)]))
-        if result["gates"]:
-            rows = [[layer, gate] for layer, gate in result["gates"].items()]
-            blocks.append(Table("Share of the recurrence (gates)", ["layer", Column("gate", numbers.fixed)], rows))
-        blocks += [Text(f"Repaired: {repair}.", "note") for repair in result["repairs"]]
+    blocks: list[Block] = [horizon_chart(result), score_table(result)]
+    if len(result["columns"]) > 1:
+        blocks.append(Fold("Scores by column", [column_table(result)]))
+    if result["gates"]:
+        rows = [[layer, gate] for layer, gate in result["gates"].items()]
+        blocks.append(Table("Share of the recurrence (gates)", ["layer", Column("gate", numbers.fixed)], rows))
+    blocks += [Text(f"Repaired: {repair}.", "note") for repair in result["repairs"]]
     blocks.append(Fold("What the words mean", [Terms(TERMS)]))
-    title = f"Forecast of {first['data']}: {first['horizon']} steps of {first['frequency']}"
-    write_file(path, Page(title, answer, blocks, forecast_chart(first, "Forecasts"), first["provenance"]))
+    title = f"Forecast of {result['data']}: {result['horizon']} steps of {result['frequency']}"
+    write_file(path, Page(title, answer, blocks, forecast_chart(result), result["provenance"]))
 
 
-def forecast_chart(result: Mapping[str, Any], title: str) -> Chart:
+def forecast_chart(result: Mapping[str, Any]) -> Chart:
     """Truth, forecast and interval over dates; the series and the forecast are chosen in two menus."""
     records = []
     for window in result["windows"]:
@@ -101,7 +94,7 @@ def forecast_chart(result: Mapping[str, Any], title: str) -> Chart:
     ]
     return chart(
         alt.layer(*layers).add_params(*menus).to_dict(),
-        title=title,
+        title="Forecasts",
         description="Truth and forecast over dates, with the 90 % interval as a band.",
         caption="The band is the 90 % interval. Point at a date for its values.",
         height=300,

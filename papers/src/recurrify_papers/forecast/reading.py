@@ -110,7 +110,7 @@ def read_series(source: Source, layout: Layout | None = None) -> Series:
     frame.index = known.index = dates
     if id_column is not None:
         frame = _wide(name, frame, table[id_column].astype(str).to_numpy(), layout.resample is not None)
-        known = known[~known.index.duplicated()]
+        known = _shared(name, known)
     if layout.resample is not None:
         frame, known = (one.resample(_offset("resample", layout.resample)).mean() for one in (frame, known))
         repairs.append(f"rows were averaged to one per {layout.resample}")
@@ -316,6 +316,15 @@ def _wide(name: str, frame: pd.DataFrame, ids: np.ndarray, averages: bool) -> pd
     return wide.set_axis([str(one) if single else f"{one} {column}" for column, one in wide.columns], axis=1)
 
 
+def _shared(name: str, known: pd.DataFrame) -> pd.DataFrame:
+    """The known covariates of a long file, one row per date."""
+    counts = known.groupby(level=0).nunique().max()
+    if (counts > 1).any():
+        column = counts.idxmax()
+        raise UserError(f"{column!r} of {name} differs between series at one date: known covariates must be the same.")
+    return known[~known.index.duplicated()]
+
+
 def _in_order(name: str, frame: pd.DataFrame, repairs: list[str]) -> pd.DataFrame:
     if not frame.index.is_monotonic_increasing:
         frame = frame.sort_index(kind="stable")
@@ -366,6 +375,8 @@ def _regular(name: str, frame: pd.DataFrame, freq: str | None, repairs: list[str
         grid = pd.date_range(dates[0], dates[-1], freq=one)
         if dates.isin(grid).all() and len(grid) > 2:
             grids.append((len(grid), one, grid))
+    if not grids and freq is not None and dates[1] < dates[0] + to_offset(freq):
+        raise UserError(f"The rows of {name} are {_words(step)} apart, less than freq={freq}: pass --resample {freq}.")
     if not grids:
         off = dates[~dates.isin(pd.date_range(dates[0], dates[-1], freq=freq or step))]
         rule = freq or to_offset(step).freqstr
@@ -405,6 +416,12 @@ def _filled(name: str, frame: pd.DataFrame, is_long: bool, repairs: list[str]) -
         raise UserError(f"{name} has {len(frame)} dates at which all series have values: train them separately.")
     missing = frame.isna()
     for column, share in missing.mean().items():
+        last = frame[column].last_valid_index()
+        if share > MOST_FILLED and missing[column].sum() == missing.loc[last:, column].sum():
+            raise UserError(
+                f"The column {column!r} of {name} has its last value at {last}, before others: leave it out, or end "
+                "the file there."
+            )
         if share > MOST_FILLED:
             raise UserError(
                 f"The column {column!r} of {name} lacks {share:.0%} of its values: at most {MOST_FILLED:.0%} are "

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from recurrify import UserError
-from recurrify_papers.forecast.data import Batch, Part, WindowedSeries
+from recurrify_papers.forecast.data import Batch, Part, WindowedSeries, spread_before
 
 LEVELS = (0.5, 0.8, 0.9, 0.95)
 QUANTILES = sorted([0.5, *((1 - level) / 2 for level in LEVELS), *((1 + level) / 2 for level in LEVELS)])
@@ -21,9 +20,10 @@ MOST_NUMBERS = 2**24
 """Forecast numbers kept at once; with more, fewer windows are scored, spread evenly."""
 SLOW_WINDOWS = 40
 """Windows scored for models that are fitted to each window."""
-PUBLISHED_BATCH = 32
 RECALIBRATIONS = 64
 """In a backtest, how often intervals are calibrated again on the latest errors."""
+ENOUGH_ERRORS = 2000
+"""For one calibration; errors of windows that lie side by side are much alike."""
 
 
 def call(model: nn.Module, batch: Batch) -> Tensor:
@@ -52,10 +52,18 @@ class Backtest:
     forecast: np.ndarray
     """(N, P, C)."""
     truth: np.ndarray
+    spread: np.ndarray
+    """(N, 1, C): of the rows before each forecast. Intervals are calibrated on errors divided by it."""
 
     @property
     def errors(self) -> np.ndarray:
         return np.abs(self.forecast - self.truth)
+
+
+def joined(parts: Sequence[Backtest]) -> Backtest:
+    """One backtest after the other, in order of time."""
+    columns = zip(*((one.first_rows, one.forecast, one.truth, one.spread) for one in parts), strict=True)
+    return Backtest(*map(np.concatenate, columns))
 
 
 def is_slow(model: nn.Module) -> bool:
@@ -63,25 +71,19 @@ def is_slow(model: nn.Module) -> bool:
 
 
 @torch.inference_mode()
-def backtest(
-    model: nn.Module, data: WindowedSeries, part: Part, windows: int | None = None, as_published: bool = False
-) -> Backtest:
-    """Forecast every window of a part, or `windows` of them spread evenly.
-
-    `as_published` leaves out the last windows that do not fill a batch of 32, as Informer's code does.
-    """
+def backtest(model: nn.Module, data: WindowedSeries, part: Part, windows: int | None = None) -> Backtest:
+    """Forecast every window of a part, or `windows` of them spread evenly."""
     model.eval()
     data = data.with_past(model.config.past)  # type: ignore[arg-type, union-attr]
     data.check(part)
     most = SLOW_WINDOWS if is_slow(model) else max(1, MOST_NUMBERS // (data.horizon * data.channels))
     starts = data.starts(part, min(windows or most, most))
-    if as_published:
-        starts = starts[: len(starts) // PUBLISHED_BATCH * PUBLISHED_BATCH]
-        if not len(starts):
-            raise UserError(f"The {part} part has fewer than {PUBLISHED_BATCH} windows: none is scored as published.")
     found = [(call(model, batch), batch.future) for batch in map(data.batch, starts.split(EVALUATION_BATCH))]
     forecast, truth = (torch.cat(parts).cpu().numpy() for parts in zip(*found, strict=True))
-    return Backtest(starts.cpu().numpy() + data.past, forecast, truth)
+    first_rows = starts.cpu().numpy() + data.past
+    return Backtest(
+        first_rows, forecast, truth, spread_before(data.values_TC.cpu().numpy(), first_rows, data.spread_rows)
+    )
 
 
 def calibrated(errors_NPC: np.ndarray, levels: Sequence[float] = LEVELS) -> np.ndarray:
@@ -101,7 +103,8 @@ def rolling_intervals(earlier: Backtest, later: Backtest, levels: Sequence[float
     intervals have held more or less than their level so far, the level is corrected by the difference.
     """
     first_rows = np.concatenate([earlier.first_rows, later.first_rows])
-    errors = np.concatenate([earlier.errors, later.errors])
+    later_errors = later.errors / later.spread
+    errors = np.concatenate([earlier.errors / earlier.spread, later_errors])
     horizon, kept = errors.shape[1], len(earlier.first_rows)
     blocks = np.array_split(np.arange(len(later.first_rows)), min(RECALIBRATIONS, len(later.first_rows)))
     half_VNPC = np.zeros((len(levels), *later.forecast.shape), dtype=errors.dtype)
@@ -110,10 +113,11 @@ def rolling_intervals(earlier: Backtest, later: Backtest, levels: Sequence[float
         wanted = np.array(levels)
         seen = slice(max(0, known - 2 * kept), max(0, known - kept))  # of the later forecasts
         if seen.stop >= kept // 4 and seen.stop:
-            wanted = wanted * 2 - (later.errors[seen] <= half_VNPC[:, seen]).mean(axis=(1, 2, 3))
-        half_VPC = calibrated(errors[max(0, known - kept) : known], np.clip(wanted, 0.01, 0.999))
+            wanted = wanted * 2 - (later_errors[seen] <= half_VNPC[:, seen]).mean(axis=(1, 2, 3))
+        latest = slice(max(0, known - kept), known, max(1, kept // ENOUGH_ERRORS))
+        half_VPC = calibrated(errors[latest], np.clip(wanted, 0.01, 0.999))
         half_VNPC[:, block] = half_VPC[:, None]
-    return half_VNPC
+    return half_VNPC * later.spread
 
 
 def scores(

@@ -10,7 +10,7 @@ from recurrify.records import RunRecord
 NAIVE = ("last-value", "seasonal")
 RIDGE = ("nlinear", "dlinear")
 STATISTICAL = {"ets": "AutoETS", "theta": "AutoTheta", "arima": "AutoARIMA"}
-NETWORKS = ("rsa-informer", "informer", "rsa-transformer", "transformer", "lstm", "gru", "linear")
+NETWORKS = ("rsa-informer", "informer", "rsa-transformer", "transformer", "lstm", "gru", "linear", "tsmixer")
 MODELS = ("auto", *NAIVE, *RIDGE, *STATISTICAL, *NETWORKS)
 LARGEST_SEED = 2**32 - 1
 RECURRENCE_LEARNING_RATE = 3e-2

@@ -17,18 +17,17 @@ import torch
 from torch import Tensor, nn
 
 from recurrify import UserError
-from recurrify.attention import TRITON_INSTALLED, recurrence_parameters
+from recurrify.attention import recurrence_parameters
 from recurrify.interrupts import Interrupt
 from recurrify.results import write_whole
 from recurrify.speed import capturable_optimizer, capture, compile_function, leave_out_cudnn, on_side_stream, set_rate
 from recurrify_papers.forecast.data import WindowedSeries
 from recurrify_papers.forecast.scoring import mean_squared_error
 from recurrify_papers.forecast.settings import ForecastSettings
-from recurrify_papers.models.informer import Informer
 
 STATE_FILE = "training.pt"
 STEPS_BEFORE_CAPTURE = 3
-"""Eager steps before a CUDA graph is captured: libraries and allocator settle, pointwise parts are compiled."""
+"""Eager steps before a CUDA graph is captured: libraries and the allocator settle."""
 STEPS_BETWEEN_LOOKS = 50
 """At the clock on CUDA, where each look waits for the device."""
 LARGEST_SHARE_OF_SAVING = 0.05
@@ -86,20 +85,15 @@ def learning_rate(settings: ForecastSettings, epoch: int) -> float:
 
 
 class Step:
-    """One update from the windows that begin at given rows; returns the loss on the device.
+    """One update from the windows that begin at given rows; returns the loss on the device."""
 
-    A captured step has its pointwise parts fused, if the model can and `fused` is True.
-    """
-
-    def __init__(self, model: nn.Module, data: WindowedSeries, settings: ForecastSettings, fused: bool = True) -> None:
+    def __init__(self, model: nn.Module, data: WindowedSeries, settings: ForecastSettings) -> None:
         self.settings, self.data, self.model = settings, data, model
         device = torch.device(settings.device)
         # cuDNN's LSTM and GRU keep a state of their own, and are one call anyway.
         usual = "graph" if device.type == "cuda" and settings.model not in ("lstm", "gru") else "plain"
         self.speed = usual if settings.speed == "auto" else settings.speed
         self.forward: Callable[..., Tensor] = compile_function(model) if self.speed == "compile" else model
-        if isinstance(model, Informer):
-            model.fuse(fused and self.speed == "graph" and TRITON_INSTALLED)
         leave_out_cudnn()
         self.optimizer = capturable_optimizer(
             model.parameters(),

@@ -1,4 +1,4 @@
-"""Forecasters to compare with: naive, linear, LSTM and GRU, and statistical models of statsforecast.
+"""Forecasters to compare with: naive, linear, LSTM and GRU, statistical models of statsforecast, and TSMixer.
 
 Every forecaster takes the past and the calendar of past and future, and returns the whole forecast at once. Calendars
 may end with known covariates.
@@ -6,6 +6,7 @@ Shapes: B batch, L rows of past, P rows to forecast, C columns, F time features,
 with their own weights (1 or C), D inputs of a linear map.
 """
 
+import logging
 import warnings
 from dataclasses import dataclass
 from typing import ClassVar
@@ -86,6 +87,8 @@ class RidgeConfig:
     groups: int = 1
     known: int = 0
     """Known covariates at the end of the calendar."""
+    penalty: float = 0.0
+    """Ridge penalty, as a share of the mean variance of the inputs."""
 
     @property
     def inputs(self) -> int:
@@ -198,3 +201,38 @@ class RecurrentForecaster(nn.Module):
         times = torch.cat([past_time_BLF, future_time_BPF], dim=1)
         hidden, _ = self.cell(torch.cat([values, times], dim=2))
         return self.output(self.dropout(hidden[:, -self.config.horizon :]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixerConfig:
+    past: int
+    horizon: int
+    channels: int
+    width: int = 64
+    """Width inside the part that mixes columns."""
+    layers: int = 2
+    dropout: float = 0.05
+
+
+class MixerForecaster(nn.Module):
+    """TSMixer (Chen et al., 2023) of neuralforecast, in our training; it sees no calendar."""
+
+    def __init__(self, config: MixerConfig) -> None:
+        super().__init__()
+        from neuralforecast.models import TSMixer
+
+        self.config = config
+        logging.getLogger("lightning_fabric.utilities.seed").setLevel(logging.WARNING)
+        self.model = TSMixer(
+            h=config.horizon,
+            input_size=config.past,
+            n_series=config.channels,
+            n_block=config.layers,
+            ff_dim=config.width,
+            dropout=config.dropout,
+            random_seed=torch.initial_seed() % 2**32,
+        )
+
+    def forward(self, past_BLC: Tensor, past_time_BLF: Tensor, future_time_BPF: Tensor) -> Tensor:
+        forecast: Tensor = self.model({"insample_y": past_BLC})
+        return forecast

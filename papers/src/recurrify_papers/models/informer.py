@@ -1,17 +1,14 @@
 """Informer (Zhou et al., 2021) for long forecasts in one step, and RSA-Informer where `rsa` is set.
 
 The encoder reads the past; the decoder reads the last rows of the past and zeros for the rows to forecast, and returns
-them at once. With `attention="full"` it is a plain encoder-decoder transformer. `Informer.fuse` compiles the pointwise
-parts, which are limited by memory bandwidth, into one kernel per activation and per norm for training.
+them at once. With `attention="full"` it is a plain encoder-decoder transformer.
 
-Shapes: B batch, L rows of past, P rows to forecast, T rows of a sequence, R rows of a batch, W width, H heads, D head
-width, C channels, F time features.
+Shapes: B batch, L rows of past, P rows to forecast, T rows of a sequence, W width, H heads, D head width, C channels,
+F time features.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Literal
 
 import torch
@@ -20,15 +17,12 @@ from torch.nn import functional
 
 from recurrify import RSAConfig, UserError
 from recurrify.attention import RecurrenceEncoding, scan
-from recurrify.speed import compile_function
 from recurrify_papers.models.prob_sparse import prob_sparse_attention, sample_keys
 
 LONGEST_CHUNK = 1024
 """Up to this many rows the recurrence is one matrix product, which is faster than many small ones."""
 ALIGNED = 8
 """Matrix products in 16 bits are fast if the row length is a multiple of this."""
-COMPILATIONS = 64
-"""torch's limit of 8 per function is too low if models of several widths and dropouts share a process."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,97 +170,27 @@ def add_recurrence(
     return torch.cat([mixed, attended_BHTD[:, rem:]], dim=1)
 
 
-def precise(states: Tensor) -> Tensor:
-    """At least 32 bits; the compiler draws random numbers in the precision of the tensor they drop."""
-    return states.to(torch.promote_types(states.dtype, torch.float32))
-
-
-def activate(inner_RW: Tensor, dropout: float) -> Tensor:
-    return functional.dropout(functional.gelu(precise(inner_RW)), dropout).to(inner_RW.dtype)
-
-
-def add_and_norm(hidden_RW: Tensor, part_RW: Tensor, weight_W: Tensor, bias_W: Tensor, dropout: float) -> Tensor:
-    """Add and normalise in at least 32 bits; the output has the precision of the part's output.
-
-    In bf16 the hidden states then need half the memory bandwidth. Errors do not accumulate over layers: every norm
-    rescales the states to size 1 and rounds them once, as the next matrix product would anyway.
-    """
-    total_RW = precise(hidden_RW) + functional.dropout(precise(part_RW), dropout)
-    return functional.layer_norm(total_RW, weight_W.shape, weight_W, bias_W).to(part_RW.dtype)
-
-
-def normalise(hidden_RW: Tensor, weight_W: Tensor, bias_W: Tensor) -> Tensor:
-    return functional.layer_norm(precise(hidden_RW), weight_W.shape, weight_W, bias_W).to(hidden_RW.dtype)
-
-
-@cache
-def compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """One kernel forward and few backward. Compiled dropout draws its seed from torch's generator on the device in each
-    call, so a captured CUDA graph drops other elements in each replay."""
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, COMPILATIONS)
-    return compile_function(function, fullgraph=True, dynamic=False)
-
-
-def in_rows(states_BTW: Tensor) -> Tensor:
-    """(R, W), compiled once for any number of rows: encoder, decoder and models differ in it."""
-    states_RW = states_BTW.flatten(0, -2)
-    torch._dynamo.maybe_mark_dynamic(states_RW, 0)
-    return states_RW
-
-
-class Activation(nn.Module):
-    """GELU, then dropout."""
-
-    def __init__(self, config: InformerConfig) -> None:
-        super().__init__()
-        self.dropout, self.fused = config.dropout, False
-
-    def forward(self, inner_BTW: Tensor) -> Tensor:
-        if self.fused and self.training:
-            return compiled(activate)(in_rows(inner_BTW), self.dropout).view_as(inner_BTW)
-        return functional.dropout(functional.gelu(inner_BTW), self.dropout, self.training)
-
-
-class AddAndNorm(nn.Module):
+class AddAndNorm(nn.LayerNorm):
     """Residual connection with dropout, then layer norm."""
 
     def __init__(self, config: InformerConfig) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(config.width))
-        self.bias = nn.Parameter(torch.zeros(config.width))
-        self.dropout, self.fused = config.dropout, False
-
-    def forward(self, hidden_BTW: Tensor, part_BTW: Tensor) -> Tensor:
-        if self.fused and self.training:
-            rows = in_rows(hidden_BTW), in_rows(part_BTW)
-            return compiled(add_and_norm)(*rows, self.weight, self.bias, self.dropout).view_as(part_BTW)
-        total_BTW = hidden_BTW + functional.dropout(part_BTW, self.dropout, self.training)
-        return functional.layer_norm(total_BTW, self.weight.shape, self.weight, self.bias)
-
-
-class Norm(nn.LayerNorm):
-    """The last norm of encoder or decoder."""
-
-    def __init__(self, config: InformerConfig) -> None:
         super().__init__(config.width)
-        self.fused = False
+        self.dropout = config.dropout
 
-    def forward(self, hidden_BTW: Tensor) -> Tensor:
-        if self.fused and self.training:
-            return compiled(normalise)(in_rows(hidden_BTW), self.weight, self.bias).view_as(hidden_BTW)
-        return super().forward(hidden_BTW)
+    def forward(self, hidden_BTW: Tensor, part_BTW: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(hidden_BTW + functional.dropout(part_BTW, self.dropout, self.training))
 
 
 class FeedForward(nn.Module):
     def __init__(self, config: InformerConfig) -> None:
         super().__init__()
         self.inner = nn.Linear(config.width, config.inner)
-        self.activation = Activation(config)
+        self.dropout = nn.Dropout(config.dropout)
         self.output = nn.Linear(config.inner, config.width)
         self.norm = AddAndNorm(config)
 
     def forward(self, hidden_BTW: Tensor) -> Tensor:
-        return self.norm(hidden_BTW, self.output(self.activation(self.inner(hidden_BTW))))
+        return self.norm(hidden_BTW, self.output(self.dropout(functional.gelu(self.inner(hidden_BTW)))))
 
 
 class EncoderLayer(nn.Module):
@@ -351,9 +275,9 @@ class Informer(nn.Module):
         self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
         distils = config.encoder_layers - 1 if config.distil else 0
         self.distils = nn.ModuleList(Distil(config.width) for _ in range(distils))
-        self.encoder_norm = Norm(config)
+        self.encoder_norm = nn.LayerNorm(config.width)
         self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
-        self.decoder_norm = Norm(config)
+        self.decoder_norm = nn.LayerNorm(config.width)
         self.output = nn.Linear(config.width, config.channels)
 
     def forward(self, past_BLC: Tensor, past_time_BLF: Tensor, future_time_BPF: Tensor) -> Tensor:
@@ -373,17 +297,3 @@ class Informer(nn.Module):
             if number < len(self.distils):
                 hidden = self.distils[number](hidden)
         return self.encoder_norm(hidden)
-
-    def fuse(self, fused: bool = True) -> None:
-        """Use the compiled pointwise parts in training steps."""
-        for module in self.modules():
-            if isinstance(module, Activation | AddAndNorm | Norm):
-                module.fused = fused
-
-    def recurrence_encodings(self) -> dict[str, RecurrenceEncoding]:
-        """The REMs by layer; empty without RSA."""
-        return {
-            name.removesuffix(".attention.encoding"): module
-            for name, module in self.named_modules()
-            if isinstance(module, RecurrenceEncoding)
-        }

@@ -2,7 +2,7 @@
 
 A query is outstanding by the largest minus the mean of its scores over a few sampled keys. The published code gathers a
 copy of the sampled keys for every query. Here one matrix product computes all scores and sampled ones are looked up,
-without gradients, since a selection has none. On a GPU a kernel does both and stores no scores.
+without gradients, since a selection has none.
 
 Shapes: B batch, H heads, Q queries, K keys, U chosen queries, N sampled keys of each query, D head width.
 """
@@ -13,12 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from recurrify.attention import KERNEL_TYPES, KERNEL_WIDTHS, TRITON_INSTALLED
-
 EVALUATION_SEED = 0
 """Of the keys sampled in evaluation, so that the same model and data give the same forecast."""
-MOST_SAMPLES = 255
-"""The kernel counts how often a key was sampled in 8 bits."""
 
 
 def sparse_count(length: int, factor: int) -> int:
@@ -35,35 +31,14 @@ def sample_keys(queries: int, keys: int, factor: int, device: torch.device, trai
     return torch.randint(keys, shape, generator=generator).to(device)
 
 
-def kernel_runs(query_BHQD: Tensor, sample_QN: Tensor) -> bool:
-    """Whether the Triton kernel supports these inputs; torch.compile traces the plain version."""
-    return (
-        TRITON_INSTALLED
-        and query_BHQD.is_cuda
-        and query_BHQD.dtype in KERNEL_TYPES
-        and query_BHQD.shape[-1] in KERNEL_WIDTHS
-        and sample_QN.shape[1] <= MOST_SAMPLES
-        and query_BHQD.numel() > 0
-        and not torch.compiler.is_compiling()
-    )
-
-
-def outstanding(query_BHQD: Tensor, key_BHKD: Tensor, sample_QN: Tensor) -> Tensor:
-    """(B, H, Q): how outstanding each query is."""
-    if kernel_runs(query_BHQD, sample_QN):
-        from recurrify_papers.kernels.prob_sparse import outstanding_queries  # imports Triton, which is optional
-
-        return outstanding_queries(query_BHQD, key_BHKD, sample_QN)
-    scores_BHQK = query_BHQD @ key_BHKD.transpose(-1, -2)
-    sampled_BHQN = scores_BHQK.gather(-1, sample_QN.expand(*scores_BHQK.shape[:2], -1, -1))
-    # Divided by all keys, as published, and not by the sampled ones.
-    return sampled_BHQN.amax(-1) - sampled_BHQN.sum(-1) / key_BHKD.shape[2]
-
-
 @torch.no_grad()
 def choose_queries(query_BHQD: Tensor, key_BHKD: Tensor, sample_QN: Tensor, count: int) -> Tensor:
     """(B, H, U): the most outstanding queries."""
-    return outstanding(query_BHQD, key_BHKD, sample_QN).topk(count, sorted=False).indices
+    scores_BHQK = query_BHQD @ key_BHKD.transpose(-1, -2)
+    sampled_BHQN = scores_BHQK.gather(-1, sample_QN.expand(*scores_BHQK.shape[:2], -1, -1))
+    # Divided by all keys, as published, and not by the sampled ones.
+    outstanding_BHQ = sampled_BHQN.amax(-1) - sampled_BHQN.sum(-1) / key_BHKD.shape[2]
+    return outstanding_BHQ.topk(count, sorted=False).indices
 
 
 def sums_so_far(value_BHKD: Tensor) -> Tensor:
