@@ -51,9 +51,7 @@ def pretrain(settings: PretrainSettings, say: Say) -> dict[str, Any]:
         if settings.valid
         else [one for source in settings.data for one in read_documents(source, "valid", settings.text_field, say)]
     )
-    settings = replace(
-        settings, data_checksum=_checksum_of_all(documents), held_out_checksum=checksum(valid_documents)
-    )
+    settings = replace(settings, data_checksum=_checksum_of_all(documents), held_out_checksum=checksum(valid_documents))
     earlier = earlier_result(settings, say, also_written=(TOKENIZER_FOLDER,))
     if earlier is not None:
         return earlier
