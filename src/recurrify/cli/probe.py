@@ -162,7 +162,7 @@ def page(
     _show(found, out)
 
 
-@app.command()
+@app.command(epilog=examples("recurrify probe tasks"))
 def tasks() -> None:
     """List the tasks, what they ask, the level of chance, and that of a guess among the answers in the text."""
     from recurrify.data.probes import SYMBOL_PROBES, symbol_probe

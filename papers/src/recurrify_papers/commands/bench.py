@@ -31,6 +31,12 @@ def bench_command(
     """Measure training, generation and reading; every mode is checked against the eager one before it is timed.
 
     Ratios are medians over interleaved repeats of one run.
+
+    **Examples**
+
+    `recurrify bench --size tiny`
+
+    `recurrify bench training --size smollm2 --memories carry,kv --modes graphs --batches 16`
     """
     from recurrify_papers.bench.results import bench_tables, load_parts
 

@@ -33,7 +33,7 @@ Books = Annotated[str | None, typer.Option(help="Source of long documents.")]
 Wiki = Annotated[str | None, typer.Option(help="Source of encyclopaedia text; enwik8:FILE also serves the thesis.")]
 
 
-@app.command(name="list")
+@app.command(name="list", epilog=examples("recurrify experiment list"))
 def list_command() -> None:
     """Every experiment, and where its table was published."""
     table = Table(box=None, pad_edge=False)

@@ -21,6 +21,12 @@ def pretrain_command(given: dict[str, Any]) -> None:
     - clm: `recurrify train --model OUT`, like any other causal language model;
     - mlm: `recurrify qa train --model OUT`, or `add_recurrence(AutoModelForMaskedLM…)` in Python;
     - span: transformers, like any T5; recurrify adds no recurrence to it.
+
+    **Examples**
+
+    `recurrify pretrain --data books/ --out runs/base`
+
+    `recurrify pretrain --data books/ --objective mlm --layers 4 --width 256 --heads 4 --out runs/bert`
     """
     from recurrify_papers.pretrain.run import pretrain
 

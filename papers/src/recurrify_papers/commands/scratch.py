@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from recurrify import UserError
-from recurrify.cli import options, settings_command
+from recurrify.cli import examples, options, settings_command
 from recurrify.console import say, show_table
 from recurrify.records import check_has_model
 from recurrify.results import check_overwrites_nothing, provenance, save_result
@@ -52,7 +52,13 @@ def train_command(given: dict[str, Any]) -> None:
     typer.echo(f"model: {Path(settings.out) / 'model'}")
 
 
-@app.command(name="evaluate")
+@app.command(
+    name="evaluate",
+    epilog=examples(
+        "recurrify scratch evaluate runs/xl --data enwik8",
+        "recurrify scratch evaluate runs/xl runs/rsa --data book.txt --split all --symbols 100000",
+    ),
+)
 def evaluate_command(
     runs: Annotated[list[str], typer.Argument(help="Folders of `scratch train`.")],
     data: options.Data,
@@ -102,7 +108,10 @@ def _scored(found: dict[str, Any], unit: str) -> str:
     )
 
 
-@app.command(name="report")
+@app.command(
+    name="report",
+    epilog=examples("recurrify scratch report runs/xl runs/rsa", "recurrify scratch report runs --out runs/curves"),
+)
 def report_command(
     runs: Annotated[list[Path], typer.Argument(help="Folders of `scratch train`, or folders that contain several.")],
     out: Annotated[Path, typer.Option(help="Folder of the page.")] = Path("runs/scratch-report"),

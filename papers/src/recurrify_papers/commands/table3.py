@@ -16,7 +16,14 @@ def table3_command(
     root: Root = ROOT,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
 ) -> None:
-    """Table 3 of the paper: question answering across windows, disjoint against recurrent."""
+    """Table 3 of the paper: question answering across windows, disjoint against recurrent.
+
+    **Examples**
+
+    `recurrify table3 --model bert-base-uncased --data squad.json`
+
+    `recurrify table3 --model runs/bert/model --data squad.json --extra-test triviaqa.json`
+    """
     values = {"model": model, "data": data, "extra_tests": extra_test or []}
     settings = [f"table3.{name}={json.dumps(value)}" for name, value in values.items()]
     run(["table3"], size="small", root=Path(root), settings=settings, jobs=jobs)
