@@ -1,6 +1,7 @@
 """The run lock: one process at a time trains in a folder. The system releases the lock of a killed process."""
 
 import os
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -49,8 +50,9 @@ def run_lock(folder: str | Path) -> Iterator[None]:
 def _locked(folder: Path) -> IO[bytes] | nullcontext[None]:
     end, path = time.monotonic() + WAIT_SECONDS, folder / LOCK_FILE
     while True:
-        if path.exists() and not path.is_file():
-            raise UserError(f"{path} is not a regular file: remove it.")
+        with suppress(FileNotFoundError, NotADirectoryError):  # its owner may remove it at any time
+            if not stat.S_ISREG(path.stat().st_mode):
+                raise UserError(f"{path} is not a regular file: remove it.")
         try:
             folder.mkdir(parents=True, exist_ok=True)
             file = path.open("ab")

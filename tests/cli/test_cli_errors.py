@@ -319,7 +319,7 @@ class TestInterrupted:
             cli.main()
         assert caught.value.code == 130
         said = " ".join(capsys.readouterr().err.split())
-        assert said == "Stopped. Commands that train resume from their last checkpoint: run the same command again."
+        assert said == "Stopped. If it was training, run the same command again to resume."
 
 
 def test_the_memory_of_the_gpu_runs_out(

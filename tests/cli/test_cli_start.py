@@ -140,7 +140,7 @@ def test_names_without_torch_are_those_of_the_registry() -> None:
 
 def test_defaults_of_probes_are_those_of_the_settings() -> None:
     shown = {name: parameter.default for name, parameter in signature(probe.train).parameters.items()}
-    for name in ("task", "windows", "examples", "steps", "batch", "learning_rate", "growth"):
+    for name in ("task", "windows", "examples", "steps", "batch", "learning_rate"):
         assert shown[name] == getattr(probe_run.SymbolTraining, name), name
     assert signature(inspecting.inspect_command).parameters["reach"].default == REACH
 

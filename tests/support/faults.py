@@ -101,11 +101,16 @@ def _in_child(
     limits: Mapping[int, int],
     encoding: str,
 ) -> int:
+    import gc
     import resource
     import traceback
 
+    import torch
+
     from recurrify.cli.main import main
 
+    torch.set_num_threads(torch.get_num_threads())  # its pool is made again before threads of a model's loading race
+    gc.freeze()  # looking for garbage among the parent's objects would copy their memory
     file = os.open(said, os.O_CREAT | os.O_TRUNC | os.O_WRONLY)
     for number in (1, 2):
         os.dup2(file, number)

@@ -178,8 +178,6 @@ class TestCommand:
         # Without the packages for pages only the page is missing.
         for module in ("recurrify.pages.charts", "recurrify_papers.bench.page"):
             monkeypatch.delitem(sys.modules, module)
-        for name in ("bar_chart", "line_chart"):
-            monkeypatch.delattr(f"recurrify.pages.{name}")
         monkeypatch.setitem(sys.modules, "altair", None)
         (tmp_path / "index.html").unlink()
         assert "carry, eager, checkpointed / plain, batch 2" in invoke("bench", "--page", "--out", tmp_path)

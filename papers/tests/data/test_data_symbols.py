@@ -131,7 +131,7 @@ def test_tokenizer_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     source = folder(tmp_path, train="some words", valid="words", test="and words")
     assert read_symbols("shipped:base", source).symbols.unit == "token"
 
-    def nothing(name: str) -> None:
+    def nothing(name: str, **options: object) -> None:
         raise OSError("bits is not on the hub")
 
     monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", nothing)

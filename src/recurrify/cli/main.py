@@ -238,7 +238,7 @@ def main() -> None:
             raise
         _end(f"{error.filename or 'A file'} cannot be used: {error.strerror or _first_line(error)}.")
     if code == CTRL_C:
-        err_console.print("Stopped. Commands that train resume from their last checkpoint: run the same command again.")
+        err_console.print("Stopped. If it was training, run the same command again to resume.")
         code = interrupt_code()
     sys.exit(code)
 
