@@ -21,7 +21,7 @@ from recurrify.families import attach, check_fits, checkpoints_layers, family_of
 from recurrify.mechanisms.config import MechanismConfig
 from recurrify.modeling.arguments import check_shapes
 from recurrify.modeling.config import RecurrentConfig
-from recurrify.modeling.rows import overwrite, past_of, row_mask
+from recurrify.modeling.rows import overwrite, past_of, row_mask, shift_left
 from recurrify.modeling.saving import SavingMixin, versions_of
 from recurrify.packing import Packed, open_windows, pack
 from recurrify.speed.head_loss import IGNORE, summed_losses
@@ -496,8 +496,3 @@ def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
     logits = logits.flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32))
     flat = F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORE, reduction="none")
     return flat.view_as(targets)
-
-
-def shift_left(labels: Tensor) -> Tensor:
-    """Labels that name each input's own token, to labels that name the token after it."""
-    return F.pad(labels[:, 1:], (0, 1), value=IGNORE)

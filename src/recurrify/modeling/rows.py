@@ -5,9 +5,11 @@ Shapes: B rows.
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from recurrify.context import Past
 from recurrify.packing import Packed
+from recurrify.speed.head_loss import IGNORE
 from recurrify.windows import Window
 
 
@@ -36,3 +38,8 @@ def overwrite(memory: Tensor | None, written: Tensor, finished: Tensor) -> Tenso
     old = torch.zeros_like(written) if memory is None else memory.to(written.dtype)
     rows = finished.to(written.device).view(-1, *[1] * (written.ndim - 1))
     return torch.where(rows, written, old)
+
+
+def shift_left(labels: Tensor) -> Tensor:
+    """Labels that name each input's own token, to labels that name the token after it."""
+    return functional.pad(labels[:, 1:], (0, 1), value=IGNORE)
