@@ -73,9 +73,6 @@ def run_demo(out: Path, say: Say, live_tokens: int = 80_000, test_tokens: int = 
     with progress_bar("demo", total) as advance:
         say("1/4 reading a novel with a pretrained model, with and without memory; nothing is trained")
         real = _read_novel(advance, say)
-        for row in real["rows"]:
-            flops = row["full_flops_per_token"]
-            say(f"  {row['label']}: perplexity {row['perplexity_per_token']:.1f} per token, {flops:.3g} FLOPs")
         say("2/4 fine-tuning a tiny model: plain windows, and the paper's carry")
         trained = {}
         for kind in RECURRENCE:
@@ -145,8 +142,9 @@ def _read_novel(advance: Advance, say: Say) -> dict[str, Any]:
     say(f"{names['memory']}: {said}")
     losses = []
     for one in settings:
-        losses.append(_read(names["memory" if one.role == "memory" else "plain"], one, ids))
-        advance(READING_SECONDS)
+        name = names["memory" if one.role == "memory" else "plain"]
+        losses.append(_read(name, one, ids, _steps(advance, READING_SECONDS, len(ids) - 1)))
+        say(f"  {one.label}: perplexity {np.exp(losses[-1].mean()):.1f} per token, {one.flops_per_token:.3g} FLOPs")
     parts = [evaluation_of_parts(found, pieces, settings[0].window) for found in losses]
     table = comparison_rows(settings, parts)
     return {
@@ -193,12 +191,24 @@ def _model(name: str, setting: ComparisonSetting) -> Any:
     return add_recurrence(model.base, NoRecurrence(window=setting.window, overlap=setting.overlap))
 
 
-def _read(name: str, setting: ComparisonSetting, ids: np.ndarray) -> np.ndarray:
+def _steps(advance: Advance, whole: int, total: int) -> Advance:
+    """Moves the bar by `whole` while `total` tokens are read."""
+    done = 0
+
+    def on(tokens: int) -> None:
+        nonlocal done
+        before, done = done, done + tokens
+        advance(whole * done // total - whole * before // total)
+
+    return on
+
+
+def _read(name: str, setting: ComparisonSetting, ids: np.ndarray, advance: Advance) -> np.ndarray:
     """(N − 1,): the loss of each token but the first."""
     model = _model(name, setting)
     if setting.role == "full context" and setting.window == len(ids) - 1:
-        return inspection.full_context_losses(model.base, ids)
-    return inspection.read_text(model, Text("novel", ids)).losses
+        return inspection.full_context_losses(model.base, ids, advance)
+    return inspection.read_text(model, Text("novel", ids), advance).losses
 
 
 def _continue(names: dict[str, str], ids: np.ndarray, length: int = 40) -> dict[str, str]:

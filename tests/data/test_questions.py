@@ -286,3 +286,17 @@ class TestFindSpan:
     def test_words_and_titles(self) -> None:
         assert words_of("The Pig's é—5!") == " the pig s e 5 "
         assert plain_title("Super_Bowl_50") == plain_title("Super Bowl 50")
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"answers": "Paris", "ctxs": [{"title": "France", "text": "The capital of France is Paris."}]},
+        {"answers": {"text": "Paris"}, "context": "The capital of France is Paris."},
+    ],
+    ids=["gold paragraphs", "as on the hub"],
+)
+def test_answers_that_are_a_text_raise(row: dict[str, Any], tmp_path: Path) -> None:
+    """Instead of being read as a list of letters."""
+    with pytest.raises(UserError, match="its answers are 'Paris', not a list"):
+        load_questions(written(tmp_path, [{"id": "1", "question": "Capital?", **row}]))

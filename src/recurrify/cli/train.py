@@ -15,7 +15,7 @@ from recurrify.train.settings import TrainSettings
 
 EXAMPLES = (
     "recurrify train --model gpt2 --data novels/ --out runs/novels",
-    "recurrify train --model gpt2 --data novels/ --out runs/kv --mechanism lookback --set keep=128",
+    "recurrify train --model gpt2 --data novels/ --out runs/lookback --mechanism lookback --set keep=128",
     "torchrun --nproc-per-node 4 -m recurrify train --config settings.yaml --out runs/large",
 )
 

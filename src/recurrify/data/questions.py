@@ -132,6 +132,12 @@ def _reading(where: str) -> Iterator[None]:
         raise UserError(f"{where}, is not a question in this format ({error}): fix the file.") from error
 
 
+def _check_list(name: str, value: Any) -> None:
+    """A text would be read as a list of its letters."""
+    if isinstance(value, str):
+        raise TypeError(f"its {name} are {value!r:.40}, not a list")
+
+
 def _checked(item: _Item) -> _Item:
     texts = [("question", item.question), ("context", item.context), *(("answer", text) for text, _ in item.answers)]
     for name, text in texts:
@@ -247,6 +253,7 @@ def _squad_item(entry: Mapping[str, Any], where: str, context: str, title: str, 
     """Answers are [{"text": …, "answer_start": …}, …] or {"text": […], "answer_start": […]}; places are optional."""
     answers = entry["answers"] if answers_needed else entry.get("answers", [])
     if isinstance(answers, Mapping):
+        _check_list("answers", answers["text"])
         places = {"answer_start": [-1] * len(answers["text"]), **answers}
         found = _rows_of(places, "text", "answer_start")
     else:
@@ -281,6 +288,8 @@ def _gold_paragraph_row(
     paragraphs = [(one["title"], one["text"]) for one in row["ctxs"]]
     counts["empty paragraphs"] += sum(not text.strip() for _, text in paragraphs)
     context = paragraphs[0][1] if len(paragraphs) == 1 else join_paragraphs(paragraphs)[0]
+    if answers_needed:
+        _check_list("answers", row["answers"])
     answers = [(answer, -1) for answer in row["answers"]] if answers_needed else []
     identity = "" if row.get("id") is None else str(row["id"])
     yield _Item(identity, row["question"], context, answers, paragraphs[0][0] if paragraphs else "")

@@ -94,8 +94,9 @@ class GradientProfile:
     """(windows, K + 1) float64: column k is the norm of d mean loss / d input embeddings of the window k before."""
 
 
-def read_text(model: RecurrentForCausalLM, text: Text) -> Reading:
-    """The loss of every token, as `evaluate_documents` scores it, and the memory's size after every window."""
+def read_text(model: RecurrentForCausalLM, text: Text, advance: Callable[[int], None] = lambda tokens: None) -> Reading:
+    """The loss of every token, as `evaluate_documents` scores it, and the memory's size after every window; `advance`
+    is called with the tokens of each window."""
     losses: list[np.ndarray] = []
     norms: list[float] = []
     changes: list[float | None] = []
@@ -106,6 +107,7 @@ def read_text(model: RecurrentForCausalLM, text: Text) -> Reading:
         found = output.token_losses[0].cpu().double().numpy()
         check_finite(found, text, row.start, "loss")
         losses.append(found)
+        advance(len(found))
         old, new = before.memory, output.state.memory
         if new is not None and new is not old:
             norms.append(_norm(new))
@@ -117,7 +119,7 @@ def read_text(model: RecurrentForCausalLM, text: Text) -> Reading:
 
 
 @torch.inference_mode()
-def full_context_losses(base: Any, ids: np.ndarray) -> np.ndarray:
+def full_context_losses(base: Any, ids: np.ndarray, advance: Callable[[int], None] = lambda tokens: None) -> np.ndarray:
     """(N − 1,) float64: the loss of each token but the first, given all tokens before it.
 
     The base reads chunks with its own cache: the logits of a whole text would take gigabytes.
@@ -130,6 +132,7 @@ def full_context_losses(base: Any, ids: np.ndarray) -> np.ndarray:
             output = base(tokens[:, first:stop], past_key_values=cache, use_cache=True)
             cache = output.past_key_values
             losses.append(cross_entropy(output.logits[0].float(), tokens[0, first + 1 : stop + 1], reduction="none"))
+            advance(stop - first)
     return torch.cat(losses).double().cpu().numpy()
 
 
