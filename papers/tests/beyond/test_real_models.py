@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from recurrify import CarryConfig
+from recurrify import CarryConfig, UserError
 from recurrify.data import Document, TokenizedDocument, make_tokenizer
 from recurrify.evaluate import full_flops_per_token
 from recurrify_papers.beyond import real_models, real_rows
@@ -113,6 +113,14 @@ def test_train(sources: list[str], tmp_path: Path) -> None:
     for row in result["rows"]:
         assert row["training"]["tokens"] == 256
         assert row["training"]["learning_rate"] == min(row["tries"], key=lambda run: run["valid"])["learning_rate"]
+    parts = []
+    for name in ("carry", "plain 32"):
+        parts.append(str(tmp_path / f"{name}.json"))
+        real_models.main(["train", *sources, *plan, "--rows", name, "--out", parts[-1]])
+    real_models.main(["join", "--parts", *parts, "--out", str(tmp_path / "joined.json")])
+    joined = json.loads((tmp_path / "joined.json").read_text())
+    assert [row["name"] for row in joined["rows"]] == ["plain 32", "carry"]
+    assert joined["rows"][1]["gains"] == carry["gains"]
 
 
 def test_fine_tuned_base_is_read_without_its_memory(base: LlamaForCausalLM) -> None:
@@ -147,3 +155,9 @@ def test_sample_of_books_is_fixed_and_fits() -> None:
 
 def book(name: str, length: int) -> TokenizedDocument:
     return TokenizedDocument(name, np.zeros(length, dtype=np.int32), length, 4 * length, 4 * length)
+
+
+def test_parts_of_different_plans_are_not_joined() -> None:
+    part = {"documents": {}, "plan": {"tokens": 1}, "training_text": {}, "rows": []}
+    with pytest.raises(UserError, match="differ in 'plan'"):
+        real_models.join([part, {**part, "plan": {"tokens": 2}}])

@@ -3,6 +3,7 @@
     python -m recurrify_papers.beyond.real_models score --model smollm2 --novels DIR --enwik8 FILE --out untrained.json
     python -m recurrify_papers.beyond.real_models cost --model smollm2 --novels DIR --out cost.json
     python -m recurrify_papers.beyond.real_models train --model smollm2 --novels DIR --out fine_tuned.json
+    python -m recurrify_papers.beyond.real_models join --parts ONE.json OTHER.json --out fine_tuned.json
     python -m recurrify_papers.beyond.real_models report --results FOLDER --out real_models.png
 
 The model is a causal model with rotary positions: `smollm2`, a Hugging Face name, a folder or a .gguf file. Every row
@@ -46,6 +47,7 @@ from recurrify_papers.beyond.real_rows import (
     Texts,
     gain,
     plain,
+    saved_score,
     score,
     with_row,
 )
@@ -180,12 +182,8 @@ def try_rates(
 def train_rows(
     base: PreTrainedModel, rows: Iterable[Row], texts: Mapping[str, Sequence[TokenizedDocument]], plan: Plan
 ) -> list[dict[str, Any]]:
-    """Fine-tune each row and score it, its exchanged memories, and its base weights read in other ways.
-
-    Gains are over readings of the weights fine-tuned as the first row of `TRAINED`, if it is one of `rows`.
-    """
+    """Fine-tune each row; score it, its exchanged memories, and its base weights read in other ways."""
     found: list[dict[str, Any]] = []
-    readers: dict[str, Reader] = {}
     for row in rows:
         model = with_row(base, row)
         tries = try_rates(model, texts, plan) if len(plan.rates) > 1 else []
@@ -193,19 +191,45 @@ def train_rows(
         run = fine_tune(model, texts, plan, rate, plan.tokens)
         scored = score(row.name, model, texts["novels"])
         say(f"{row.name}: {scored.row[METRIC]:.3f}")
+        reader = Reader(base_of(model, base), texts["novels"])
         if model.mechanism is not None:
             exchanged = score(f"{row.name}, exchanged", model, texts["novels"], exchange=True)
-            scored.row.update(exchanged=exchanged.row, memory_alone=gain(exchanged, scored))
-            if rival := readers.get(TRAINED[0].name):
-                scored.row["gains"] = rival.gains(scored)
-                if row.name in rival.found:
-                    scored.row["gains"]["memory_added_afterwards"] = gain(rival.found[row.name], scored)
-        reader = readers[row.name] = Reader(base_of(model, base), texts["novels"])
-        others = READINGS if isinstance(row.recurrence, NoRecurrence | KVConfig) else [plain(row.recurrence.window)]
-        for other in others:
+            rivals = {name: rival.name for name, rival in reader.rivals(model).items()}
+            scored.row.update(exchanged=exchanged.row, memory_alone=gain(exchanged, scored), rivals=rivals)
+        for other in readings(row, reader):
             reader(other)
-        found.append({**scored.row, "training": run, "tries": tries})
-    return [{**row, "base_read_as": readers[row["name"]].rows} for row in found]
+        found.append({**scored.row, "training": run, "tries": tries, "base_read_as": reader.rows})
+    return found
+
+
+def readings(row: Row, reader: Reader) -> list[Row]:
+    """Other ways to read the base weights of a fine-tuned row. Memories are compared with those of the first row."""
+    if row == TRAINED[0]:
+        memories = [one for one in TRAINED if not isinstance(one.recurrence, NoRecurrence)]
+        rivals = [rival for one in memories for rival in reader.rivals(with_row(reader.base, one)).values()]
+        return [*READINGS, *rivals]
+    return [*READINGS] if isinstance(row.recurrence, NoRecurrence | KVConfig) else [plain(row.recurrence.window)]
+
+
+def join(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The rows of several results of `train`; memories get their gains over the weights of the first row of `TRAINED`.
+
+    Raises:
+        UserError: The parts were not trained alike.
+    """
+    common = {name: parts[0][name] for name in ("documents", "plan", "training_text")}
+    if different := [name for part in parts for name, value in common.items() if part[name] != value]:
+        raise UserError(f"The parts differ in {different[0]!r}: train them with the same options and texts.")
+    order = [row.name for row in TRAINED]
+    rows = sorted((row for part in parts for row in part["rows"]), key=lambda row: order.index(row["name"]))
+    first = next((row for row in rows if row["name"] == order[0]), None)
+    if first is not None:
+        read = {one["name"]: saved_score(one, common["documents"]) for one in (*first["base_read_as"], first)}
+        for row in (row for row in rows if "rivals" in row):
+            rivals = row["rivals"] | ({"memory_added_afterwards": row["name"]} if row["name"] in read else {})
+            memory = saved_score(row, common["documents"])
+            row["gains"] = {name: gain(read[rival], memory) for name, rival in rivals.items()}
+    return {**common, "rows": rows}
 
 
 def base_of(model: RecurrentForCausalLM, base: PreTrainedModel) -> PreTrainedModel:
@@ -341,8 +365,15 @@ def train_command(options: argparse.Namespace) -> None:
         corpora["train"] = sample_books(corpora["train"], options.train_tokens)
     rows = [row for row in TRAINED if not options.rows or row.name in options.rows]
     books = {"documents": len(corpora["train"]), "tokens": sum(len(one.ids) for one in corpora["train"])}
-    result = {"documents": sizes_of(corpora["novels"]), "rows": train_rows(base, rows, corpora, plan)}
-    save(options, {**result, "plan": asdict(plan), "training_text": books}, texts, asdict(plan))
+    settings = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(plan).items()}
+    about = {"documents": sizes_of(corpora["novels"]), "plan": settings, "training_text": books}
+    save(options, join([{**about, "rows": train_rows(base, rows, corpora, plan)}]), texts, settings)
+
+
+def join_command(options: argparse.Namespace) -> None:
+    """Put rows together that were fine-tuned by separate commands."""
+    parts = [load_result(path) for path in options.parts]
+    save_result(options.out, {**join(parts), "provenance": [part["provenance"] for part in parts]})
 
 
 def report_command(options: argparse.Namespace) -> None:
@@ -354,12 +385,18 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     found = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     steps = found.add_subparsers(required=True, metavar="COMMAND")
-    commands = {"score": score_command, "cost": cost_command, "train": train_command, "report": report_command}
+    commands = {
+        "score": score_command,
+        "cost": cost_command,
+        "train": train_command,
+        "join": join_command,
+        "report": report_command,
+    }
     parts = {name: steps.add_parser(name, help=command.__doc__) for name, command in commands.items()}
     for name, part in parts.items():
         part.set_defaults(command=commands[name])
         part.add_argument("--out", type=Path, required=True, help="result file, or picture")
-        if name != "report":
+        if name in ("score", "cost", "train"):
             part.add_argument("--model", required=True, help="smollm2, Hugging Face name, folder or .gguf file")
             part.add_argument("--novels", help="folder with train/, valid/ and test/")
             part.add_argument("--enwik8", help="the file enwik8, as it is or packed")
@@ -373,6 +410,7 @@ def parser() -> argparse.ArgumentParser:
     for one in fields(Plan):
         many: dict[str, Any] = {"nargs": "+", "type": float} if one.name == "rates" else {"type": type(one.default)}
         parts["train"].add_argument(f"--{one.name.replace('_', '-')}", default=one.default, **many)
+    parts["join"].add_argument("--parts", type=Path, nargs="+", required=True, help="results of `train`")
     parts["report"].add_argument("--results", type=Path, required=True, help="folder of untrained.json")
     return found
 

@@ -2,7 +2,7 @@
 
 import copy
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -181,6 +181,15 @@ def score(
     return Scored(row, found)
 
 
+def saved_score(row: dict[str, Any], documents: Mapping[str, Any]) -> Scored:
+    """A line of a result file; `documents` are that file's names and sizes of the scored documents."""
+    columns = {"name": documents["names"], "nll": row["documents"]["nll"]}
+    columns |= {unit: documents[unit] for unit in ("tokens", "words", "characters", "bytes")}
+    lines = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    losses: dict[str, Any] = {"documents": lines, "loss_by_position": [], "loss_by_window": []}
+    return Scored(row, Evaluation.from_dict({**row["recurrence"], **losses}))
+
+
 def gain(than: Scored, memory: Scored) -> dict[str, Any]:
     """How much lower the memory's perplexity is, with its interval."""
     found = relative_gain(than.evaluation, memory.evaluation, METRIC)
@@ -202,17 +211,16 @@ class Reader:
             say(f"{row.name}: {self.found[row.name].row[METRIC]:.2f} ({time.time() - started:.1f} s)")
         return self.found[row.name]
 
-    def gains(self, memory: Scored) -> dict[str, dict[str, Any]]:
-        """The memory's gains over plain windows of the base: the same, the full context, and two of equal cost."""
-        window, flops = memory.row["recurrence"]["window"], memory.row["flops_per_token"]
+    def rivals(self, memory: RecurrentForCausalLM) -> dict[str, Row]:
+        """Plain windows to compare a memory with: the same, the full context, and two that cost as many FLOPs."""
+        window, flops = memory.recurrence.window, full_flops_per_token(memory)
         context = int(self.base.config.max_position_embeddings)
-        rivals = {
+        return {
             "same_window": plain(window),
             "full_context": plain(context),
             "equal_cost_overlap": plain(window, matched_overlap(self.base, flops, window)),
             "equal_cost_window": plain(matched_window(self.base, flops, window, context)),
         }
-        return {name: gain(self(rival), memory) for name, rival in rivals.items()}
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -224,5 +232,6 @@ class Reader:
         for row in rows:
             found = self(row)
             if not isinstance(row.recurrence, NoRecurrence):
-                found.row["gains"] = self.gains(found)
+                rivals = self.rivals(with_row(self.base, row))
+                found.row["gains"] = {name: gain(self(rival), found) for name, rival in rivals.items()}
         return self.rows
