@@ -1,13 +1,16 @@
 """What recurrify survives: kills, signals, full disks, little memory, damaged files and generated bad input.
 
-    python tools/soak.py --kills 100 --inputs 2000 --table docs/survives-table.md
+    python tools/soak.py --kills 100 --inputs 2000 --damages 200 --workers 4
 
 Every command runs in a forked process. A run that was disturbed is repeated until it ends, and its weights are compared
-with those of an undisturbed run.
+with those of an undisturbed run. Each try has its own seed and its own line in the record (`--record`): the same command
+does what is left, and `--again` repeats the tries that failed.
 """
 
 import argparse
 import contextlib
+import json
+import multiprocessing
 import os
 import random
 import resource
@@ -18,20 +21,199 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
 
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, given, seed, settings
 
+from recurrify.console import progress_bar
 from support.bad_input import command_lines, commands, write_inputs, written_files
 from support.faults import FULL, HANGS, Ended, contents, damage, run_command
 
 STEPS = "--window 16 --report-to none --batch 2 --learning-rate 0.01 --set warmup_steps=1"
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
+NOT_TESTED = ("demo", "bench", "experiment", "table3", "table1")
+"""Commands that take minutes."""
 COLUMNS = ("tries", "tracebacks", "hangs", "other weights", "changed foreign files")
+HANGS_AFTER = 600.0
+"""Seconds, on a busy machine."""
+INPUTS_OF_A_TRY = 20
+
+
+@dataclass
+class Found:
+    """The counts of a try, by row of the table, and what failed."""
+
+    rows: dict[str, Counter[str]] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+
+    def count(self, row: str, column: str, failure: str = "") -> None:
+        self.rows.setdefault(row, Counter())[column] += 1
+        if failure:
+            self.failures.append(f"{row}: {column}: {failure}")
+
+
+@dataclass(frozen=True)
+class Whole:
+    """An undisturbed run."""
+
+    weights: dict[str, str]
+    events: int
+    seconds: float
+
+
+class Soak:
+    """The tries, in a folder of their own."""
+
+    def __init__(self, folder: Path, encoder: Path | None = None) -> None:
+        self.folder, self.inputs, self.out = folder, folder / "inputs", folder / "run"
+        self.chance, self.found = random.Random(), Found()
+        write_inputs(self.inputs)
+        if encoder is not None:
+            shutil.copytree(encoder, self.inputs / "encoder")
+        else:
+            from support.runs import encoder_folder
+
+            encoder_folder(self.inputs / "encoder")
+        self.lines = training_commands(self.inputs)
+        self.before = contents(self.inputs)
+        self.whole: dict[str, Whole] = {}
+
+    def one(self, part: str, number: int, start: int) -> Found:
+        """Do one try. `start` is the seed of all tries."""
+        self.chance, self.found = random.Random(f"{start} {part} {number}"), Found()
+        getattr(self, part)(number)
+        shutil.rmtree(self.out, ignore_errors=True)
+        return self.found
+
+    def run(self, row: str, line: list[Any], what: str, **fault: Any) -> Ended:
+        """Run a command, and count how it ended."""
+        ended = run_command(line, self.folder, seconds=HANGS_AFTER, **fault)
+        told = f"{what}: code {ended.code}: {ended.said[-1500:]}"
+        if ended.code == HANGS:
+            self.found.count(row, "hangs", told)
+        elif not (ended.is_clean or ended.code in (-signal.SIGKILL, -signal.SIGTERM)):
+            self.found.count(row, "tracebacks", told)
+        if contents(self.inputs) != self.before:
+            self.found.count(row, "changed foreign files", told)
+            self.before = contents(self.inputs)
+        return ended
+
+    def undisturbed(self) -> None:
+        """Run each command that trains without a fault."""
+        for name, line in self.lines.items():
+            begun = time.monotonic()
+            ended = run_command([*line, "--out", self.out], self.folder)
+            if ended.code:
+                raise SystemExit(f"{name} does not run: {ended.said}")
+            self.whole[name] = Whole(weights(self.out), ended.events, time.monotonic() - begun)
+            shutil.rmtree(self.out)
+
+    def compare(self, row: str, name: str, out: Path, what: str) -> None:
+        """Run a disturbed command to its end, and compare its weights."""
+        self.found.count(row, "tries")
+        ended = self.run(row, [*self.lines[name], "--out", out], what)
+        if ended.code or weights(out) != self.whole[name].weights:
+            self.found.count(row, "other weights", f"{what}: code {ended.code}: {ended.said[-1500:]}")
+
+    def kills(self, number: int) -> None:
+        self._disturb("kill -9, SIGTERM, Ctrl-C, once or twice in a run", number, SIGNALS)
+
+    def disks(self, number: int) -> None:
+        self._disturb("full disk at any write", number, (FULL,))
+
+    def _disturb(self, row: str, number: int, kinds: tuple[str | int, ...]) -> None:
+        """Disturb a run once or twice, at any file-system event or at any time, and let it end."""
+        name, told = list(self.lines)[number % len(self.lines)], []
+        for _ in range(self.chance.choice((1, 1, 2))):
+            kind, at = self.chance.choice(kinds), self.chance.randint(1, self.whole[name].events)
+            is_timed = kind != FULL and self.chance.random() < 0.3
+            after = self.chance.uniform(0, self.whole[name].seconds) if is_timed else None
+            told.append(f"{name}, {kind!r} at event {at}, after {after} s")
+            self.run(row, [*self.lines[name], "--out", self.out], told[-1], fault=kind, at=at, after=after)
+        self.compare(row, name, self.out, "; ".join(told))
+
+    def small_disks(self, number: int) -> None:
+        """A run on a tmpfs that is too small, which then grows."""
+        row, name = "a file system of 0.1 to 8 MB that is full, then grows", list(self.lines)[number % len(self.lines)]
+        size = int(100_000 * 80 ** self.chance.random())
+        what = f"{name}, {size} bytes"
+        with tmpfs(self.folder / "disk", size) as disk:
+            if disk is not None:
+                self.run(row, [*self.lines[name], "--out", disk / "run"], what)
+                subprocess.run(["mount", "-o", "remount,size=200m", str(disk)], check=True)
+                self.compare(row, name, disk / "run", what)
+
+    def limits(self, number: int) -> None:
+        """A run under `ulimit -f` or `ulimit -v`, then without."""
+        name = list(self.lines)[number // 2 % len(self.lines)]
+        row = ("`ulimit -f` (largest file)", "`ulimit -v` (memory)")[number % 2]
+        most = int(2_000 * 2_000 ** self.chance.random())
+        held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        limits = {resource.RLIMIT_FSIZE: most} if number % 2 == 0 else {resource.RLIMIT_AS: held + 20 * most}
+        self.run(row, [*self.lines[name], "--out", self.out], f"{name}, {most}", limits=limits)
+        self.compare(row, name, self.out, f"{name}, {most}")
+
+    def checkpoints(self, number: int) -> None:
+        """Damage a file of a stopped run's checkpoints, and resume it."""
+        name = list(self.lines)[number % len(self.lines)]
+        files: list[Path] = []
+        while not files:
+            shutil.rmtree(self.out, ignore_errors=True)
+            at = self.chance.randint(self.whole[name].events // 2, self.whole[name].events)
+            run_command([*self.lines[name], "--out", self.out], self.folder, signal.SIGKILL, at)
+            files = sorted(path for path in self.out.glob("checkpoint-*/*") if path.is_file())
+        told = damage(self.chance.choice(files), self.chance)
+        self.compare("damaged checkpoints", name, self.out, f"{name}: {told}")
+
+    def models(self, number: int) -> None:
+        """Damage a file of a model folder, and use it."""
+        row, model = "damaged model folders", self.folder / "model"
+        shutil.copytree(ROOT / "src/recurrify/shipped" / self.chance.choice(("base", "recurrent")), model)
+        what = damage(self.chance.choice(sorted(model.iterdir())), self.chance)
+        rows, text = self.inputs / "rows.csv", self.inputs / "text.txt"
+        lines = [
+            f"generate {model} --prompt def --max-new-tokens 3",
+            f"evaluate {model} --data {text} --window 16",
+            f"add --model {model} --out {self.out}",
+            f"classify train --model {model} --data {rows} {STEPS} --epochs 1 --out {self.out}",
+        ]
+        line = self.chance.choice(lines).split()
+        self.run(row, line, f"{line[0]}: {what}")
+        self.found.count(row, "tries")
+        shutil.rmtree(model)
+
+    def bad_inputs(self, number: int) -> None:
+        """Generated command lines, files and configs."""
+        valid = [path.read_bytes() for path in self.inputs.iterdir() if path.is_file()]
+        place = self.folder / "place"
+        os.chdir(self.inputs)
+
+        @seed(self.chance.randrange(2**32))
+        @settings(max_examples=INPUTS_OF_A_TRY, deadline=None, database=None, phases=[Phase.generate],
+                  suppress_health_check=list(HealthCheck))  # fmt: skip
+        @given(line=command_lines(commands(NOT_TESTED), place), file=written_files(valid))
+        def check(line: list[str], file: tuple[str, bytes]) -> None:
+            shutil.rmtree(place, ignore_errors=True)
+            place.mkdir()
+            made = {self.inputs / file[0], self.inputs / "made.yaml"}
+            for path in made:
+                path.write_bytes(file[1])
+            self.before = contents(self.inputs)
+            self.run("generated bad input", line, f"{line} with {file!r}")
+            self.found.count("generated bad input", "tries")
+            for path in made:
+                path.unlink(missing_ok=True)
+
+        check()
+        os.chdir(self.folder)
+        self.before = contents(self.inputs)
 
 
 def training_commands(inputs: Path) -> dict[str, list[str]]:
@@ -43,188 +225,13 @@ def training_commands(inputs: Path) -> dict[str, list[str]]:
         f"qa train --model {inputs / 'encoder'} --data {asked} {STEPS} --epochs 5 --set hidden_size=8",
         f"pretrain --data {text} --layers 1 --width 16 --heads 2 --positions 16 --vocabulary 300 --batch 2 "
         "--max-tokens 300 --valid-every 100",
-        f"scratch train --data {text} --arch lstm --length 16 --batch 2 --steps 8 --set layers=1 --set width=16",
+        f"scratch train --data {text} --arch lstm --length 16 --batch 2 --steps 8 --valid-every 96 --set layers=1 "
+        "--set width=16",
+        f"forecast train --data {inputs / 'waves.csv'} --model rsa-informer --past 12 --horizon 4 --width 16 "
+        "--heads 4 --counts 1,1,1,1,0,0 --epochs 3 --epoch-windows 64 --split 0.7/0.1/0.2",
     ]
-    return {line.partition(" --")[0]: line.split() for line in lines if has(line.split()[0])}
-
-
-def has(name: str) -> bool:
-    return any(words[0] == name for words, _ in commands(without=()))
-
-
-class Soak:
-    """The counts of a run."""
-
-    def __init__(self, folder: Path, seed: int, seconds: float) -> None:
-        self.folder, self.chance, self.end = folder, random.Random(seed), time.monotonic() + seconds
-        self.inputs = folder / "inputs"
-        write_inputs(self.inputs)
-        write_encoder(self.inputs / "encoder")
-        self.before = contents(self.inputs)
-        self.rows: dict[str, Counter[str]] = {}
-        self.failures: list[str] = []
-        self.whole: dict[str, dict[str, str]] = {}
-        self.events: dict[str, int] = {}
-
-    def note(self, row: str, ended: Ended, what: str) -> None:
-        """Count how a command ended."""
-        counts = self.rows.setdefault(row, Counter())
-        found = []
-        if ended.code == HANGS:
-            found.append("hangs")
-        elif not (ended.is_clean or ended.code in (-signal.SIGKILL, -signal.SIGTERM)):
-            found.append("tracebacks")
-        if contents(self.inputs) != self.before:
-            found.append("changed foreign files")
-            self.before = contents(self.inputs)
-        for one in found:
-            counts[one] += 1
-            self.failures.append(f"{row}: {one}: {what}: code {ended.code}: {ended.said[-1500:]}")
-
-    def undisturbed(self, name: str, line: list[str]) -> dict[str, str]:
-        """The checksums of the model that an undisturbed run saves."""
-        if name not in self.whole:
-            out = self.folder / "whole"
-            ended = run_command([*line, "--out", out], self.folder)
-            if ended.code:
-                raise SystemExit(f"{name} does not run: {ended.said}")
-            self.whole[name], self.events[name] = weights(out), ended.events
-            shutil.rmtree(out)
-        return self.whole[name]
-
-    def compare(self, row: str, name: str, line: list[str], out: Path, what: str) -> None:
-        """Run a disturbed command to its end, and compare its weights."""
-        ended = run_command([*line, "--out", out], self.folder)
-        self.note(row, ended, what)
-        if ended.code or weights(out) != self.undisturbed(name, line):
-            self.rows[row]["other weights"] += 1
-            self.failures.append(f"{row}: other weights: {what}: code {ended.code}: {ended.said[-1500:]}")
-
-    def disturb(self, row: str, lines: dict[str, list[str]], tries: int, kinds: Sequence[str | int]) -> None:
-        """Disturb runs once or twice, at any file-system event or at any time, and let them end."""
-        for number in range(tries):
-            if time.monotonic() > self.end:
-                return
-            name, line = list(lines.items())[number % len(lines)]
-            self.undisturbed(name, line)
-            out, told = self.folder / "run", []
-            for _ in range(self.chance.choice((1, 1, 2))):
-                kind, at = self.chance.choice(kinds), self.chance.randint(1, self.events[name])
-                after = None if kind == FULL or self.chance.random() < 0.7 else self.chance.uniform(0, 3)
-                told.append(f"{name}, {kind!r} at event {at}, after {after} s")
-                ended = run_command([*line, "--out", out], self.folder, kind, at, after=after)
-                self.note(row, ended, told[-1])
-            self.rows[row]["tries"] += 1
-            self.compare(row, name, line, out, "; ".join(told))
-            shutil.rmtree(out, ignore_errors=True)
-
-    def small_disks(self, lines: dict[str, list[str]], tries: int) -> None:
-        """Runs on a tmpfs that is too small, which then grows."""
-        row = "a file system of 0.1 to 8 MB that is full, then grows"
-        for number in range(tries):
-            name, line = list(lines.items())[number % len(lines)]
-            size = int(100_000 * 80 ** self.chance.random())
-            with tmpfs(self.folder / "disk", size) as disk:
-                if disk is None or time.monotonic() > self.end:
-                    return
-                self.note(row, run_command([*line, "--out", disk / "run"], self.folder), f"{name}, {size} bytes")
-                self.rows[row]["tries"] += 1
-                subprocess.run(["mount", "-o", "remount,size=200m", str(disk)], check=True)
-                self.compare(row, name, line, disk / "run", f"{name}, {size} bytes")
-
-    def limited(self, lines: dict[str, list[str]], tries: int) -> None:
-        """Runs under `ulimit -f` and `ulimit -v`, then without."""
-        held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        for number in range(tries):
-            if time.monotonic() > self.end:
-                return
-            name, line = list(lines.items())[number // 2 % len(lines)]
-            row = ("ulimit -f (largest file)", "ulimit -v (memory)")[number % 2]
-            most = int(2_000 * 2_000 ** self.chance.random())
-            limits = {resource.RLIMIT_FSIZE: most} if number % 2 == 0 else {resource.RLIMIT_AS: held + 20 * most}
-            out = self.folder / "run"
-            self.note(row, run_command([*line, "--out", out], self.folder, limits=limits), f"{name}, {most}")
-            self.rows[row]["tries"] += 1
-            self.compare(row, name, line, out, f"{name}, {most}")
-            shutil.rmtree(out, ignore_errors=True)
-
-    def damaged_checkpoints(self, lines: dict[str, list[str]], tries: int) -> None:
-        """Damage files of a stopped run, and resume it."""
-        row = "damaged checkpoints"
-        for number in range(tries):
-            if time.monotonic() > self.end:
-                return
-            name, line = list(lines.items())[number % len(lines)]
-            self.undisturbed(name, line)
-            out = self.folder / "run"
-            at = self.chance.randint(self.events[name] // 2, self.events[name])
-            run_command([*line, "--out", out], self.folder, signal.SIGKILL, at)
-            files = sorted(path for path in out.glob("checkpoint-*/*") if path.is_file())
-            if not files:
-                continue
-            what = f"{name}: {damage(self.chance.choice(files), self.chance)}"
-            self.rows.setdefault(row, Counter())["tries"] += 1
-            self.compare(row, name, line, out, what)
-            shutil.rmtree(out, ignore_errors=True)
-
-    def damaged_models(self, tries: int) -> None:
-        """Damage files of a model folder, and use it."""
-        row = "damaged model folders"
-        shipped = Path(__file__).resolve().parents[1] / "src/recurrify/shipped"
-        for _ in range(tries):
-            if time.monotonic() > self.end:
-                return
-            model = self.folder / "model"
-            shutil.copytree(shipped / self.chance.choice(("base", "recurrent")), model)
-            what = damage(self.chance.choice(sorted(model.iterdir())), self.chance)
-            out = self.folder / "run"
-            line = self.chance.choice(
-                [
-                    f"generate {model} --prompt def --max-new-tokens 3",
-                    f"evaluate {model} --data {self.inputs / 'text.txt'} --window 16",
-                    f"add --model {model} --out {out}",
-                    f"classify train --model {model} --data {self.inputs / 'rows.csv'} {STEPS} --epochs 1 --out {out}",
-                ]
-            ).split()
-            self.note(row, run_command(line, self.folder), f"{line[0]}: {what}")
-            self.rows[row]["tries"] += 1
-            shutil.rmtree(model)
-            shutil.rmtree(self.folder / "run", ignore_errors=True)
-
-    def bad_inputs(self, tries: int) -> None:
-        """Generated command lines, files and configs."""
-        row, valid = "generated bad input", [path.read_bytes() for path in self.inputs.iterdir() if path.is_file()]
-        known, place = commands(), self.folder / "place"
-        os.chdir(self.inputs)
-
-        @settings(max_examples=tries, deadline=None, database=None, phases=[Phase.generate], derandomize=True,
-                  suppress_health_check=list(HealthCheck))  # fmt: skip
-        @given(line=command_lines(known, place), file=written_files(valid))
-        def one(line: list[str], file: tuple[str, bytes]) -> None:
-            if time.monotonic() > self.end:
-                return
-            shutil.rmtree(place, ignore_errors=True)
-            place.mkdir()
-            made = [self.inputs / file[0], self.inputs / "made.yaml"]
-            for path in made:
-                path.write_bytes(file[1])
-            self.before = contents(self.inputs)
-            ended = run_command(line, self.folder, seconds=60)
-            self.note(row, ended, f"{line} with {file!r}")
-            self.rows[row]["tries"] += 1
-            for path in made:
-                path.unlink(missing_ok=True)
-
-        one()
-        os.chdir(self.folder)
-        shutil.rmtree(place, ignore_errors=True)
-        self.before = contents(self.inputs)
-
-
-def write_encoder(folder: Path) -> None:
-    from support.runs import encoder_folder
-
-    encoder_folder(folder)
+    known = {words[0] for words, _ in commands(without=())}
+    return {line.partition(" --")[0]: line.split() for line in lines if line.split()[0] in known}
 
 
 def weights(out: Path) -> dict[str, str]:
@@ -245,57 +252,112 @@ def tmpfs(folder: Path, size: int) -> Iterator[Path | None]:
             subprocess.run(["umount", str(folder)], check=True)
 
 
-def table(soak: Soak) -> str:
+def import_all(folder: Path) -> None:
+    """Run two commands in this process, so that forked ones find everything imported."""
+    from recurrify.cli.main import main
+
+    (folder / "text.txt").write_text("def word(): return 1\n" * 60)
+    for line in (
+        f"train --model shipped:base --data {folder / 'text.txt'} {STEPS} --max-tokens 100 --out {folder / 'warm'}",
+        f"classify train --data {folder / 'text.txt'} --out {folder / 'none'}",
+    ):
+        sys.argv = ["recurrify", *line.split()]
+        with contextlib.suppress(SystemExit), open(os.devnull, "w") as null, contextlib.redirect_stdout(null):
+            main()
+
+
+_own: Soak
+"""That of this worker."""
+
+
+def _start(parent: Soak) -> None:
+    global _own
+    place = parent.folder / f"worker-{os.getpid()}"
+    place.mkdir()
+    _own = Soak(place, parent.inputs / "encoder")
+    _own.whole = parent.whole
+
+
+def _try(part: str, number: int, start: int) -> Found:
+    return _own.one(part, number, start)
+
+
+def work(soak: Soak, tries: list[tuple[str, int]], workers: int, start: int, end: float, record: Path) -> None:
+    """Do the tries in worker processes until the time is up; each that is done gets a line in the record."""
+    soak.undisturbed()
+    context, waiting = multiprocessing.get_context("fork"), list(reversed(tries))
+    with (
+        ProcessPoolExecutor(workers, context, _start, (soak,)) as pool,
+        record.open("a") as file,
+        progress_bar("soak", len(tries)) as tick,
+    ):
+        running: dict[Any, tuple[str, int]] = {}
+        while running or (waiting and time.monotonic() < end):
+            while waiting and len(running) < workers and time.monotonic() < end:
+                part, number = waiting.pop()
+                running[pool.submit(_try, part, number, start)] = part, number
+            for done in wait(running, return_when=FIRST_COMPLETED).done:
+                (part, number), found = running.pop(done), done.result()
+                entry = {"part": part, "number": number, "rows": found.rows, "failures": found.failures}
+                file.write(json.dumps(entry) + "\n")
+                file.flush()
+                tick(1)
+
+
+def table(entries: list[dict[str, Any]]) -> str:
     """The counts as a table of Markdown."""
+    rows: dict[str, Counter[str]] = {}
+    for entry in entries:
+        for row, counts in entry["rows"].items():
+            rows.setdefault(row, Counter()).update(counts)
     lines = ["| fault | " + " | ".join(COLUMNS) + " |", "|---|" + "---:|" * len(COLUMNS)]
-    for row, counts in soak.rows.items():
-        lines.append(f"| {row} | " + " | ".join(str(counts[name]) for name in COLUMNS) + " |")
+    lines += [f"| {row} | " + " | ".join(f"{rows[row][name]:,}" for name in COLUMNS) + " |" for row in sorted(rows)]
     return "\n".join(lines) + "\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=100, help="runs that are killed, stopped, or whose disk is full")
+    parser.add_argument("--kills", type=int, default=100, help="runs that are killed; half as many meet a full disk")
     parser.add_argument("--inputs", type=int, default=2000, help="generated bad inputs")
     parser.add_argument("--damages", type=int, default=200, help="damaged checkpoints, and as many damaged models")
     parser.add_argument("--minutes", type=float, default=600.0, help="stop after about this many minutes")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--table", type=Path, help="write the table to this file")
-    parser.add_argument("--only", nargs="*", help="only these parts: kills, disks, limits, checkpoints, models, inputs")
-    given_ = parser.parse_args()
-    os.environ["HF_HUB_OFFLINE"] = "1"
+    parser.add_argument("--workers", type=int, default=2, help="tries at the same time")
+    parser.add_argument("--record", type=Path, default=Path("runs/soak.jsonl"), help="one line for each try")
+    parser.add_argument("--again", action="store_true", help="repeat the tries that failed")
+    parser.add_argument("--only", nargs="*", help="only these parts, such as kills, disks, models or bad_inputs")
+    asked = parser.parse_args()
+    end = time.monotonic() + 60 * asked.minutes
+    os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     import torch
 
     torch.set_num_threads(1)
+    counts = {
+        "kills": asked.kills,
+        "disks": asked.kills // 2,
+        "small_disks": asked.kills // 4,
+        "limits": asked.kills // 2,
+        "checkpoints": asked.damages,
+        "models": asked.damages,
+        "bad_inputs": -(-asked.inputs // INPUTS_OF_A_TRY),
+    }
+    tries = [(part, n) for part, count in counts.items() if not asked.only or part in asked.only for n in range(count)]
+    asked.record.parent.mkdir(parents=True, exist_ok=True)
+    earlier = [json.loads(line) for line in asked.record.read_text().splitlines()] if asked.record.exists() else []
+    kept = [entry for entry in earlier if not (asked.again and entry["failures"])]
+    asked.record.write_text("".join(json.dumps(entry) + "\n" for entry in kept))
+    done = {(entry["part"], entry["number"]) for entry in kept}
+    left = sorted((one for one in tries if one not in done), key=lambda one: one[1] / counts[one[0]])
     with tempfile.TemporaryDirectory(prefix="soak-") as name:
         os.environ["XDG_CACHE_HOME"] = f"{name}/cache"
-        import recurrify.train.classify
-        import recurrify.train.finetune  # noqa: F401 - before the forks
-
-        soak = Soak(Path(name), given_.seed, 60 * given_.minutes)
-        lines = training_commands(soak.inputs)
-        parts: dict[str, Any] = {
-            "kills": lambda: soak.disturb("kill -9, SIGTERM, Ctrl-C", lines, given_.kills, SIGNALS),
-            "disks": lambda: (
-                soak.disturb("full disk at any write", lines, given_.kills // 2, (FULL,)),
-                soak.small_disks(lines, given_.kills // 4),
-            ),
-            "limits": lambda: soak.limited(lines, given_.kills // 2),
-            "checkpoints": lambda: soak.damaged_checkpoints(lines, given_.damages),
-            "models": lambda: soak.damaged_models(given_.damages),
-            "inputs": lambda: soak.bad_inputs(given_.inputs),
-        }
-        for part, work in parts.items():
-            if not given_.only or part in given_.only:
-                begun = time.monotonic()
-                work()
-                print(f"{part}: {time.monotonic() - begun:.0f} s", file=sys.stderr)
-        print("\n".join(soak.failures), file=sys.stderr)
-        found = table(soak)
-        print(found)
-        if given_.table:
-            given_.table.write_text(found)
-    sys.exit(1 if soak.failures else 0)
+        import_all(Path(name))
+        work(Soak(Path(name)), left, asked.workers, asked.seed, end, asked.record)
+    entries = [json.loads(line) for line in asked.record.read_text().splitlines()]
+    failures = [failure for entry in entries for failure in entry["failures"]]
+    print("\n\n".join(failures), file=sys.stderr)
+    print(table(entries))
+    print(f"{len(entries)} of {len(tries)} tries done: {asked.record}", file=sys.stderr)
+    sys.exit(1 if failures else 0)
 
 
 if __name__ == "__main__":

@@ -7,13 +7,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-__all__ = ["CTRL_C", "TERMINATED", "Interrupt", "answering_ctrl_c", "interrupt_code"]
+__all__ = ["CTRL_C", "TERMINATED", "Interrupt", "StoppedValidation", "answering_ctrl_c", "interrupt_code"]
 
 CTRL_C, TERMINATED = 130, 143
 """Exit codes of a run that was stopped and saved."""
 SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 _received: list[int] = []
 """The signals that this process received while training."""
+
+
+class StoppedValidation(Exception):  # noqa: N818 - not an error
+    """A signal ended a validation: the step is saved, and validated when the run resumes."""
 
 
 def interrupt_code() -> int:

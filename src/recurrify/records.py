@@ -32,7 +32,10 @@ class RunRecord:
 
     may_differ: ClassVar[tuple[str, ...]] = ("max_minutes", "out")
     """Settings that may change when a run is resumed."""
-    input_names: ClassVar[Mapping[str, str]] = {"data_checksum": "the training data"}
+    input_names: ClassVar[Mapping[str, str]] = {
+        "data_checksum": "the training data",
+        "held_out_checksum": "the validation or test data",
+    }
     """Checksums among the settings, and the inputs that they belong to."""
 
     out: str = setting(panel="Input and output", basic=True)

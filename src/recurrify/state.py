@@ -1,7 +1,7 @@
 """What is carried from call to call: tensors in, tensors out, nothing kept on a module."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,8 +24,8 @@ class State(NamedTuple):
     """(rows, longest): the tokens of the open window, from the first column on."""
     lengths: Tensor
     """(rows,) int64: how many of a row's `tokens` are real."""
-    mechanism: str | None = None
-    """The name of the mechanism that wrote `memory`, if it is known."""
+    settings: Mapping[str, Any] | None = None
+    """The settings that `memory` was written with (`MechanismConfig.memory_settings`), if they are known."""
 
     @classmethod
     def fresh(cls, rows: int, device: torch.device | str | None = None) -> "State":
@@ -74,6 +74,17 @@ class State(NamedTuple):
             live=self.live[index],
             tokens=self.tokens[on_device],
             lengths=self.lengths[index],
+        )
+
+    def check_readable(self, settings: Mapping[str, Any]) -> None:
+        """Raise `UserError` if another mechanism, or the same one with other settings, wrote the memory."""
+        if self.memory is None or self.settings is None or self.settings == settings:
+            return
+        names = [name for name in self.settings if self.settings[name] != settings.get(name)]
+        names = ["mechanism"] if "mechanism" in names else names
+        theirs, ours = (", ".join(f"{name}={one[name]!r}" for name in names) for one in (self.settings, settings))
+        raise UserError(
+            f"`state` was written with {theirs}, but this model has {ours}: start new documents with state=None."
         )
 
     def to(self, device: torch.device | str) -> "State":

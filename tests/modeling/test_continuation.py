@@ -83,5 +83,12 @@ def test_state_with_other_rows_raises() -> None:
 def test_a_state_of_another_mechanism_is_rejected_even_if_it_fits() -> None:
     state = recurrent("gpt2")(text(2, 20)).state
     other = recurrent("gpt2", mechanism="tail", tail=1)
-    with pytest.raises(UserError, match=r"written by the mechanism 'carry', but this model has 'tail'"):
+    with pytest.raises(UserError, match=r"written with mechanism='carry', but this model has mechanism='tail'"):
         other(text(2, 4), state=state)
+
+
+def test_a_state_of_other_settings_is_rejected_but_windows_may_change() -> None:
+    state = recurrent("gpt2", insert_layer=1)(text(2, 20)).state
+    with pytest.raises(UserError, match=r"written with insert_layer=1, but this model has insert_layer=2"):
+        recurrent("gpt2", insert_layer=2)(text(2, 4), state=state)
+    assert recurrent("gpt2", insert_layer=1, window=7, bptt_windows=2)(text(2, 4), state=state).state is not None

@@ -49,6 +49,8 @@ def write_inputs(folder: Path) -> None:
     (folder / "text.txt").write_text(words)
     rows = [f"word {number} {'ab'[number % 2] * 5},{number % 2}" for number in range(12)]
     (folder / "rows.csv").write_text("\n".join(["text,label", *rows, ""]))
+    hours = [f"2024-01-{1 + hour // 24:02} {hour % 24:02}:00,{(hour * 7) % 24 + hour / 100:.2f}" for hour in range(240)]
+    (folder / "waves.csv").write_text("\n".join(["date,load", *hours, ""]))
     context = "Ann lives in Rome. Bob lives in Oslo."
     answers = [{"text": "Rome", "answer_start": context.index("Rome")}]
     asked = [{"context": context, "qas": [{"id": "q", "question": "Where is Ann?", "answers": answers}]}]

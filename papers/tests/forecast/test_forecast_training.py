@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from recurrify.errors import UserError
+from recurrify.train.checkpoints import last_whole_checkpoint
 from recurrify_papers.forecast import training as training_module
 from recurrify_papers.forecast.candidates import default_dilations, described, is_installed, new_network, rebuilt
 from recurrify_papers.forecast.data import Scaling, Split, WindowedSeries
@@ -78,17 +79,33 @@ def test_resumed_run_has_the_weights_of_an_uninterrupted_one(stop, data, whole, 
         with pytest.raises(KeyboardInterrupt):
             training.run(tick=tick)
         assert training.progress.steps
-    assert (tmp_path / STATE_FILE).is_file()
+    assert last_whole_checkpoint(tmp_path) is not None
     resumed = new_training(data, folder=tmp_path)
     resumed.run()
     assert_same(resumed.model, whole)
     assert not any(path.suffix == ".tmp" for path in tmp_path.iterdir())
 
 
-def test_damaged_state_raises(data, tmp_path):
-    (tmp_path / STATE_FILE).write_bytes(b"nothing")
+def test_run_resumes_from_the_checkpoint_before_a_damaged_one(data, whole, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(training_module, "LARGEST_SHARE_OF_SAVING", 1e9)  # every epoch is saved
+    for epochs in (1, 2):
+        new_training(data, replace(SETTINGS, epochs=epochs), tmp_path).run()
+    state = tmp_path / "checkpoint-8" / STATE_FILE
+    content = bytearray(state.read_bytes())
+    content[len(content) // 2] ^= 1
+    state.write_bytes(content)
+    resumed = new_training(data, folder=tmp_path)
+    assert resumed.progress.epoch == 1
+    assert (tmp_path / "damaged-checkpoint-8").is_dir()
+    assert "training.pt of" in capsys.readouterr().err
+    resumed.run()
+    assert_same(resumed.model, whole)
+
+
+def test_state_of_another_model_raises(data, tmp_path):
+    new_training(data, replace(SETTINGS, epochs=1), tmp_path).run()
     with pytest.raises(UserError, match="cannot be resumed"):
-        new_training(data, folder=tmp_path)
+        new_training(data, replace(SETTINGS, width=32), tmp_path)
 
 
 def test_best_epoch_is_kept_and_patience_stops(data, monkeypatch):

@@ -180,7 +180,7 @@ class TestTraining:
                 model,
                 stream(61),
                 replace(SETTINGS, valid_every=2 * SETTINGS.symbols_per_step),
-                validate=lambda now: score_rows(now, stream(41), 2, 6, nullcontext),
+                validate=lambda now, tick: score_rows(now, stream(41), 2, 6, nullcontext),
                 folder=tmp_path,
                 on_validation=spoil,
             )

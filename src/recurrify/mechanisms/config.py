@@ -1,7 +1,8 @@
 """The settings that all mechanisms share. Imports neither torch nor transformers."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from recurrify.settings import check_types, setting
@@ -54,6 +55,13 @@ class MechanismConfig:
     def to_dict(self) -> dict[str, Any]:
         """As it is saved; `recurrence_config` reads it."""
         return {"mechanism": self.mechanism, **asdict(self)}
+
+    @cached_property
+    def memory_settings(self) -> dict[str, Any]:
+        """The mechanism and its own settings. A state continues only with the same ones; windows and gradients may
+        change from call to call."""
+        shared = {entry.name for entry in fields(MechanismConfig)}
+        return {name: value for name, value in self.to_dict().items() if name not in shared}
 
     def build(self, layers: int, width: int) -> "Mechanism | None":
         """The module for a base of so many layers and hidden features; None for plain windows."""

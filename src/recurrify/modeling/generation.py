@@ -240,4 +240,4 @@ def _roll_over(model: RecurrentPreTrainedModel, state: State, full: Tensor) -> S
     tokens, lengths = state.tokens.clone(), state.lengths.clone()
     tokens[on_device, :overlap] = chosen.tokens[:, stride : stride + overlap]
     lengths[rows] = overlap
-    return State(memory, live, tokens[:, : int(lengths.max())], lengths, model.recurrence.mechanism)
+    return State(memory, live, tokens[:, : int(lengths.max())], lengths, model.recurrence.memory_settings)

@@ -228,7 +228,7 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         return WindowsRun(
             hidden=joined if keep_hidden else None,
             losses=None if keep_hidden else joined,
-            state=State(memory, live, tokens, torch.tensor(lengths), self.recurrence.mechanism),
+            state=State(memory, live, tokens, torch.tensor(lengths), self.recurrence.memory_settings),
         )
 
     @staticmethod
@@ -427,11 +427,7 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
                 f"`state` has {state.rows} rows, but `input_ids` has {len(input_ids)}: "
                 "pick rows with state.select, or start new documents with state=None."
             )
-        if state.memory is not None and state.mechanism not in (None, self.recurrence.mechanism):
-            raise UserError(
-                f"`state` was written by the mechanism {state.mechanism!r}, but this model has "
-                f"{self.recurrence.mechanism!r}: start new documents with state=None."
-            )
+        state.check_readable(self.recurrence.memory_settings)
         if attention_mask is not None:
             attention_mask = attention_mask[:, -input_ids.shape[1] :]
         packed = pack(input_ids, attention_mask, state)

@@ -227,7 +227,7 @@ class GraphedSteps:
             taught = (torch.arange(len(found.summaries))[:, None] < filled[None]).flatten().nonzero()[:, 0]
             self.model.learn_statistics([found.summaries.flatten(0, 1)[taught.to(device)]])
         tokens, lengths = open_windows(packed, recurrence.window, recurrence.overlap)
-        return State(memory, live, tokens, torch.tensor(lengths), recurrence.mechanism)
+        return State(memory, live, tokens, torch.tensor(lengths), recurrence.memory_settings)
 
 
 class Key(NamedTuple):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from recurrify.train.answer import answer_evaluate, answer_train
     from recurrify.train.callbacks import seconds_trained
-    from recurrify.train.checkpoints import last_whole_checkpoint, write_checksums
+    from recurrify.train.checkpoints import finish_checkpoint, last_whole_checkpoint
     from recurrify.train.finetune import train, train_run
     from recurrify.train.loop import (
         TrainOutcome,
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from recurrify.train.run_folder import earlier_result, explain_full_disk
     from recurrify.train.settings import AnswerSettings, ClassifySettings, TrainerSettings, TrainSettings
 
-_HOMES = ("settings", "callbacks", "checkpoints", "loop", "run_folder", "finetune", "answer")
+_HOMES = ("settings", "checkpoints", "callbacks", "loop", "run_folder", "finetune", "answer")
 __all__ = [
     "AnswerSettings",
     "ClassifySettings",
@@ -36,6 +36,7 @@ __all__ = [
     "answer_train",
     "earlier_result",
     "explain_full_disk",
+    "finish_checkpoint",
     "last_whole_checkpoint",
     "run_to_end",
     "seconds_trained",
@@ -44,7 +45,6 @@ __all__ = [
     "trainer_arguments",
     "uses_bf16",
     "uses_compile",
-    "write_checksums",
 ]
 
 

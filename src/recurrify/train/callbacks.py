@@ -14,12 +14,8 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from recurrify.console import heartbeat, say, time_left
 from recurrify.errors import UserError
-from recurrify.interrupts import Interrupt
-from recurrify.train.checkpoints import remove_old_checkpoints, write_checksums
-
-
-class StoppedValidation(Exception):  # noqa: N818 - not an error
-    """A signal ended a validation: the step is saved, and validated when the run resumes."""
+from recurrify.interrupts import Interrupt, StoppedValidation
+from recurrify.train.checkpoints import finish_checkpoint
 
 
 class StopEarly(TrainerCallback, Interrupt):
@@ -68,9 +64,7 @@ class EndInOrder(TrainerCallback):
         if args.world_size > 1:
             torch.distributed.barrier()  # each process has a file in it
         if state.is_world_process_zero:
-            folder = Path(str(args.output_dir))
-            write_checksums(folder / f"checkpoint-{state.global_step}")
-            remove_old_checkpoints(folder)
+            finish_checkpoint(Path(str(args.output_dir)) / f"checkpoint-{state.global_step}")
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any

@@ -19,6 +19,7 @@ from transformers.trainer_callback import PrinterCallback
 from recurrify.console import busy, is_first
 from recurrify.data.sequences import IGNORED
 from recurrify.errors import UserError
+from recurrify.interrupts import StoppedValidation
 from recurrify.speed.backends import leave_out_cudnn
 from recurrify.speed.compiling import compile_function
 from recurrify.speed.products import quick_products
@@ -29,11 +30,10 @@ from recurrify.train.callbacks import (
     ShowProgress,
     StopEarly,
     StopOnNonFinite,
-    StoppedValidation,
     non_finite,
     seconds_trained,
 )
-from recurrify.train.checkpoints import STATE_FILE, best_checkpoint, last_whole_checkpoint, write_checksums
+from recurrify.train.checkpoints import STATE_FILE, best_checkpoint, last_whole_checkpoint, replace_state
 from recurrify.train.settings import TrainerSettings
 
 Validate = Callable[[Any, Callable[[int], None]], Mapping[str, float]]
@@ -337,8 +337,8 @@ def _validate_saved(trainer: ValidatingTrainer, state: TrainerState, checkpoint:
         counter = patience["attributes"]["early_stopping_patience_counter"]
         patience["attributes"]["early_stopping_patience_counter"] = 0 if is_best else counter + 1
     if is_first():
-        state.save_to_json(str(checkpoint / STATE_FILE))
-        write_checksums(checkpoint)
+        state.save_to_json(str(new := checkpoint / f".{STATE_FILE}.tmp"))
+        replace_state(checkpoint, new)
     trainer.accelerator.wait_for_everyone()
 
 

@@ -21,10 +21,6 @@ class TrainerSettings(RunRecord):
     """The settings that all runs on Hugging Face's Trainer share."""
 
     may_differ: ClassVar[tuple[str, ...]] = ("max_minutes", "out", "report_to")
-    input_names: ClassVar[Mapping[str, str]] = {
-        "data_checksum": "the training data",
-        "held_out_checksum": "the validation or test data",
-    }
 
     batch: int = setting(8, at_least=1, panel=TRAINING, basic=True)
     """Sequences per step and device."""
@@ -59,7 +55,7 @@ class MemorySettings(TrainerSettings):
     """The settings of runs that train a model with a memory."""
 
     input_names: ClassVar[Mapping[str, str]] = {
-        **TrainerSettings.input_names,
+        **RunRecord.input_names,
         "model_checksum": "the weights of the base model",
     }
 

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,8 @@ from torch import Tensor, nn
 from recurrify import UserError
 from recurrify.attention import recurrence_parameters
 from recurrify.interrupts import Interrupt
-from recurrify.results import write_whole
 from recurrify.speed import capturable_optimizer, capture, compile_function, leave_out_cudnn, on_side_stream, set_rate
+from recurrify.train import finish_checkpoint, last_whole_checkpoint
 from recurrify_papers.forecast.data import WindowedSeries
 from recurrify_papers.forecast.scoring import mean_squared_error
 from recurrify_papers.forecast.settings import ForecastSettings
@@ -166,8 +165,9 @@ class Training:
         self.progress = Progress()
         self.interrupt = Interrupt()
         self.deadline = math.inf
-        if folder is not None and (folder / STATE_FILE).is_file():
-            self._load(folder / STATE_FILE)
+        checkpoint = None if folder is None else last_whole_checkpoint(folder)
+        if checkpoint is not None:
+            self._load(checkpoint / STATE_FILE)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -253,10 +253,14 @@ class Training:
     def _save(self) -> None:
         if self.folder is None:
             return
+        done = self.progress.epoch * self.steps_per_epoch + self.progress.steps
+        path = self.folder / f"checkpoint-{done}"
+        if path.is_dir():  # the one that this run resumed from
+            return
+        path.mkdir(parents=True)
         state = {"model": self.model.state_dict(), "optimizer": self.step.optimizer.state_dict()}
-        content = BytesIO()
-        torch.save(state | {"progress": asdict(self.progress)}, content)
-        write_whole(self.folder / STATE_FILE, content.getvalue())
+        torch.save(state | {"progress": asdict(self.progress)}, path / STATE_FILE)
+        finish_checkpoint(path)
 
     def _load(self, path: Path) -> None:
         try:

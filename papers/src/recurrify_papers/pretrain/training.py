@@ -184,7 +184,6 @@ def pretrain_model(
         tf32=True if is_torch_tf32_available() else None,
         eval_strategy="steps",
         eval_steps=interval,
-        save_total_limit=2,
     )
     trainer = ValidatingTrainer(
         model=model,

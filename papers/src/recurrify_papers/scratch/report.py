@@ -31,20 +31,20 @@ def find_runs(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
 def write_report(paths: Sequence[Path], out: Path) -> tuple[list[Table], list[str]]:
     """Write the page of runs; returns its tables and the names of runs that are not finished."""
     runs, unfinished = find_runs(paths)
-    texts: dict[tuple[str, ...], list[Run]] = {}
+    texts: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
         config = run["provenance"]["config"]
-        texts.setdefault((config["data"], config["symbols"], config["data_checksum"]), []).append(run)
+        texts.setdefault((config["data"], config["symbols"], config["data_checksum"], config.get("held_out_checksum")), []).append(run)
     best = min(runs, key=lambda run: run["test"]["bits_per_symbol"])
     verdict = Verdict(
         f"{best['name']} has the lowest score, in bits per {best['unit']} of the test part of "
         f"{best['provenance']['config']['data']}.",
         number=numbers.bits(best["test"]["bits_per_symbol"]),
     )
-    tables = [_table(own, f"Scores on {data} as {symbols}") for (data, symbols, _), own in texts.items()]
+    tables = [_table(own, f"Scores on {data} as {symbols}") for (data, symbols, *_), own in texts.items()]
     sections = [
         Section(f"{data} as {symbols}", [*_curves(own), table])
-        for ((data, symbols, _), own), table in zip(texts.items(), tables, strict=True)
+        for ((data, symbols, *_), own), table in zip(texts.items(), tables, strict=True)
     ]
     notes = [Text(f"Not finished: {', '.join(unfinished)}.", kind="note")] if unfinished else []
     write_page(out / PAGE, Page("Language models trained from scratch", verdict, [*sections, *notes]))

@@ -45,7 +45,7 @@ def train_scratch(settings: ScratchSettings, say: Say) -> dict[str, Any]:
     speed = chosen_speed(settings, device)  # fails before the text is read
     uses_half(settings.precision, device)
     data = read_symbols(settings.symbols, settings.data, valid=settings.valid, text_field=settings.text_field, say=say)
-    settings = replace(settings, data_checksum=data.checksum)
+    settings = replace(settings, data_checksum=data.checksum, held_out_checksum=data.held_out_checksum)
     model = _new_model(settings, settings.model_settings, data.symbols.size).to(device)
     evaluated = _evaluated_model(settings, model)
     streams_T = {part: torch.from_numpy(stream.ids).to(device) for part, stream in data.streams.items()}
@@ -62,7 +62,7 @@ def train_scratch(settings: ScratchSettings, say: Say) -> dict[str, Any]:
                 model,
                 streams_T["train"],
                 settings,
-                validate=lambda _: _score(evaluated, streams_T["valid"][: settings.valid_tokens], settings)[0],
+                validate=lambda _, tick: _score(evaluated, streams_T["valid"][: settings.valid_tokens], settings, tick)[0],
                 folder=out,
                 on_validation=lambda entry: say(_describe_validation(entry, data.symbols.unit)),
                 on_steps=tick,

@@ -73,7 +73,9 @@ class ScratchSettings(RunRecord):
     seed: int = setting(0, at_least=0, at_most=2**32 - 1, panel=TRAINING)
     """Seed of the weights and of dropout."""
     data_checksum: str | None = setting(None, recorded=True, option=False)
-    """Checksum of the text, set when the run starts."""
+    """Checksum of the training text, set when the run starts."""
+    held_out_checksum: str | None = setting(None, recorded=True, option=False)
+    """Checksum of the validation and test text."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -59,6 +59,9 @@ class SymbolData(NamedTuple):
     streams: dict[str, SymbolStream]
     """train, valid and test."""
     checksum: str
+    """Of the training part."""
+    held_out_checksum: str
+    """Of the other parts."""
 
 
 @dataclass(frozen=True)
@@ -177,12 +180,12 @@ def read_symbols(
         tokens = _tokens_named(name)
         streams = {part: tokens.read(*where, text_field, say) for part, where in parts.items()}
         # Of the tokens, not of the text: another tokenizer of the same name would go unnoticed.
-        return SymbolData(tokens, streams, _checksum({part: stream.ids for part, stream in streams.items()}))
+        return SymbolData(tokens, streams, *_checksums({part: stream.ids for part, stream in streams.items()}))
     codes = {part: _codes(name, *where, text_field, say) for part, where in parts.items()}
     _dump.cache_clear()
     alphabet = Alphabet.of(name, codes["train"])
     streams = {part: alphabet.encode(codes[part], f"the {part} part of {parts[part][0]!r}") for part in SPLITS}
-    return SymbolData(alphabet, streams, _checksum(codes))
+    return SymbolData(alphabet, streams, *_checksums(codes))
 
 
 def encode_part(symbols: Symbols, source: str, split: str, *, text_field: str = "text") -> SymbolStream:
@@ -230,12 +233,14 @@ def _part(data: bytes, split: str, whole_characters: bool) -> str | bytes:
     return data[len(data) * start // 100 : len(data) * stop // 100]
 
 
-def _checksum(parts: Mapping[str, np.ndarray]) -> str:
-    total = hashlib.sha256()
+def _checksums(parts: Mapping[str, np.ndarray]) -> tuple[str, str]:
+    """Of the training part, and of the others."""
+    trained, held_out = hashlib.sha256(), hashlib.sha256()
     for name, content in parts.items():
+        total = trained if name == "train" else held_out
         total.update(f"{name} {content.dtype} {len(content)} ".encode())
         total.update(np.ascontiguousarray(content).data)
-    return total.hexdigest()
+    return trained.hexdigest(), held_out.hexdigest()
 
 
 def _smallest_type(size: int) -> type[np.generic]:

@@ -7,10 +7,9 @@ A checkpoint is a folder in Trainer's layout: weights, optimizer, random numbers
 import gc
 import json
 import math
-import shutil
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from recurrify import UserError
-from recurrify.interrupts import Interrupt
+from recurrify.interrupts import Interrupt, StoppedValidation
 from recurrify.results import write_whole
 from recurrify.speed import quick_products
-from recurrify.train import last_whole_checkpoint, write_checksums
+from recurrify.train import finish_checkpoint, last_whole_checkpoint
 from recurrify_papers.scratch.rows import BatchRows, Score
 from recurrify_papers.scratch.settings import ScratchSettings
 from recurrify_papers.scratch.stepping import Stepper
@@ -33,7 +32,8 @@ SECONDS_BETWEEN_SAVES = 300
 WARM_STEPS = 20
 """Steps that do not count for the speed: compilation and first allocations."""
 
-Validate = Callable[[nn.Module], Score]
+Validate = Callable[[nn.Module, Callable[[int], None]], Score]
+"""The score of a model; it reports the symbols of each forward pass to its second argument, which may end it."""
 
 
 @dataclass
@@ -116,11 +116,20 @@ class Run:
         self.progress.waiting += found
         self.pending = 0
 
-    def validate(self, validate: Validate) -> dict[str, float]:
+    @property
+    def is_unvalidated(self) -> bool:
+        """Whether this step is to be validated, and is not."""
+        step = self.progress.step
+        is_due = step > 0 and (step == self.settings.steps or step % self.settings.valid_steps == 0)
+        return is_due and not any(entry["step"] == step for entry in self.progress.validation)
+
+    def validate(self, validate: Validate, tick: Callable[[int], None]) -> dict[str, float]:
         self.fetch()
         self.model.eval()
-        score = validate(self.model)
-        self.model.train()
+        try:
+            score = validate(self.model, tick)
+        finally:
+            self.model.train()
         self.progress.validation.append(self._point(score.loss) | {"bits_per_symbol": score.bits_per_symbol})
         return self.progress.validation[-1]
 
@@ -136,7 +145,7 @@ class Run:
         )
 
     def save(self) -> None:
-        """Write a checkpoint and remove the one before."""
+        """Write a checkpoint; the one before it is kept, in case that this one is damaged."""
         self.fetch()
         if not bool(torch.isfinite(nn.utils.get_total_norm(list(self.model.parameters())))):
             raise self._not_finite("norm of the weights", self.progress.step)
@@ -158,10 +167,7 @@ class Run:
         torch.save(random, path / "rng_state.pth")
         state = {"global_step": self.progress.step, "progress": asdict(self.progress)}
         write_whole(path / "trainer_state.json", json.dumps(state).encode())
-        write_checksums(path)
-        for other in self.folder.glob("checkpoint-*"):
-            if other != path:
-                shutil.rmtree(other, ignore_errors=True)
+        finish_checkpoint(path)
 
     def _load(self, path: Path) -> None:
         stepper = self.stepper
@@ -195,7 +201,7 @@ def fit(
         settings: The settings of the run.
         validate: Scores the model during training.
         folder: Where checkpoints are written: every five minutes, at the end, after `max_minutes` and on an interrupt.
-            Training resumes from the last one.
+            Training resumes from the last one. A signal ends a validation; the run that resumes repeats it.
         on_validation: Receives the numbers of each validation.
         on_steps: Receives the number of steps done.
     """
@@ -205,14 +211,24 @@ def fit(
     # oneDNN runs LSTM layers as a whole, which is worth more than its products cost.
     recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
     model.train()
+
+    def check_signal(symbols: int) -> None:
+        if interrupt.heard:
+            raise StoppedValidation
+
+    def validate_if_due() -> None:
+        if validate is not None and run.is_unvalidated:
+            with suppress(StoppedValidation):
+                on_validation(run.validate(validate, check_signal))
+
     with interrupt.listening():
-        while run.progress.step < settings.steps:
+        validate_if_due()  # if a signal ended the validation of the checkpoint
+        while run.progress.step < settings.steps and not interrupt.heard:
             with nullcontext() if recurrent else quick_products():
                 run.step()
             on_steps(1)
             last = run.progress.step == settings.steps
-            if validate is not None and (last or run.progress.step % settings.valid_steps == 0):
-                on_validation(run.validate(validate))
+            validate_if_due()
             now = time.monotonic()
             stops = interrupt.heard or now - begun > 60 * (settings.max_minutes or math.inf)
             if last or stops or now - run.saved > SECONDS_BETWEEN_SAVES:
@@ -221,7 +237,7 @@ def fit(
                 break
     model.eval()
     return ScratchOutcome(
-        finished=run.progress.step == settings.steps,
+        finished=run.progress.step == settings.steps and not (validate is not None and run.is_unvalidated),
         interrupted=interrupt.heard,
         progress=run.progress,
         speed=run.stepper.used_speed,

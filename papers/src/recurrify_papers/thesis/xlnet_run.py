@@ -64,7 +64,9 @@ def xlnet_run(settings: TrainSettings, say: Say, progress_label: str = "") -> di
 
     def validate(model: Any, advance: Callable[[int], None]) -> dict[str, float]:
         rows, half = max(8, settings.batch), uses_bf16(settings.precision)
-        found = score_xlnet(model, valid, window=model.window, memory=model.memory, rows=rows, bf16=half)
+        found = score_xlnet(
+            model, valid, window=model.window, memory=model.memory, rows=rows, bf16=half, progress=advance
+        )
         loss = found.total_nll / int(found.tokens.sum())
         return {"loss": loss, "perplexity_per_word": found.perplexity_per_word}
 

@@ -1,6 +1,6 @@
 """Losses of whole documents under XLNet, read from left to right with its own memory."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 
 import numpy as np
@@ -21,6 +21,7 @@ def score_xlnet(
     memory: int,
     rows: int = 8,
     bf16: bool = False,
+    progress: Callable[[int], None] = lambda tokens: None,
 ) -> Evaluation:
     """Score every token of every document except its first, exactly once, in windows of `window` tokens.
 
@@ -31,6 +32,8 @@ def score_xlnet(
         memory: How many tokens before a window its layers remember; 0 is none.
         rows: Documents read at once, which bounds the memory and does not change the result.
         bf16: Compute in bfloat16 if the model is on a CUDA device.
+        progress: Called after each forward pass with the number of tokens that it scored; an exception that it raises
+            ends the evaluation.
     """
     check_windows(window, memory)
     check_counts(rows=rows)
@@ -53,6 +56,7 @@ def score_xlnet(
                     if not np.isfinite(scored).all():
                         raise UserError(f"The loss of {documents[index].name!r} is not finite.")
                     tally.add(index, start, scored)
+                progress(losses_BN.size)
     return tally.evaluation()
 
 
