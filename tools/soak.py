@@ -3,8 +3,8 @@
     python tools/soak.py --kills 100 --inputs 2000 --damages 200 --workers 4
 
 Every command runs in a forked process. A run that was disturbed is repeated until it ends, and its weights are compared
-with those of an undisturbed run. Each try has its own seed and its own line in the record (`--record`): the same command
-does what is left, and `--again` repeats the tries that failed.
+with those of an undisturbed run. Each try has its own seed and its own line in the record (`--record`): the same
+command does what is left, and `--again` repeats the tries that failed.
 """
 
 import argparse
@@ -27,8 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
@@ -36,6 +35,7 @@ from recurrify.console import progress_bar
 from support.bad_input import command_lines, commands, write_inputs, written_files
 from support.faults import FULL, HANGS, Ended, contents, damage, run_command
 
+ROOT = Path(__file__).resolve().parents[1]
 STEPS = "--window 16 --report-to none --batch 2 --learning-rate 0.01 --set warmup_steps=1"
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 NOT_TESTED = ("demo", "bench", "experiment", "table3", "table1")
@@ -95,7 +95,7 @@ class Soak:
     def run(self, row: str, line: list[Any], what: str, **fault: Any) -> Ended:
         """Run a command, and count how it ended."""
         ended = run_command(line, self.folder, seconds=HANGS_AFTER, **fault)
-        told = f"{what}: code {ended.code}: {ended.said[-1500:]}"
+        told = f"{what}: code {ended.code}: {ended.said[-3000:]}"
         if ended.code == HANGS:
             self.found.count(row, "hangs", told)
         elif not (ended.is_clean or ended.code in (-signal.SIGKILL, -signal.SIGTERM)):
@@ -253,15 +253,11 @@ def tmpfs(folder: Path, size: int) -> Iterator[Path | None]:
 
 
 def import_all(folder: Path) -> None:
-    """Run two commands in this process, so that forked ones find everything imported."""
+    """Run commands in this process, so that forked ones find everything imported."""
     from recurrify.cli.main import main
 
-    (folder / "text.txt").write_text("def word(): return 1\n" * 60)
-    for line in (
-        f"train --model shipped:base --data {folder / 'text.txt'} {STEPS} --max-tokens 100 --out {folder / 'warm'}",
-        f"classify train --data {folder / 'text.txt'} --out {folder / 'none'}",
-    ):
-        sys.argv = ["recurrify", *line.split()]
+    for name, line in training_commands(folder / "inputs").items():
+        sys.argv = ["recurrify", *line, "--out", str(folder / name)]
         with contextlib.suppress(SystemExit), open(os.devnull, "w") as null, contextlib.redirect_stdout(null):
             main()
 
@@ -350,8 +346,9 @@ def main() -> None:
     left = sorted((one for one in tries if one not in done), key=lambda one: one[1] / counts[one[0]])
     with tempfile.TemporaryDirectory(prefix="soak-") as name:
         os.environ["XDG_CACHE_HOME"] = f"{name}/cache"
-        import_all(Path(name))
-        work(Soak(Path(name)), left, asked.workers, asked.seed, end, asked.record)
+        soak = Soak(Path(name))
+        import_all(soak.folder)
+        work(soak, left, asked.workers, asked.seed, end, asked.record)
     entries = [json.loads(line) for line in asked.record.read_text().splitlines()]
     failures = [failure for entry in entries for failure in entry["failures"]]
     print("\n\n".join(failures), file=sys.stderr)

@@ -1,10 +1,10 @@
 """Ctrl-C, SIGTERM and SIGHUP while training: finish the step, save, and exit."""
 
+import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 __all__ = ["CTRL_C", "TERMINATED", "Interrupt", "StoppedValidation", "answering_ctrl_c", "interrupt_code"]
@@ -56,4 +56,5 @@ class Interrupt:
         if self.heard:
             raise KeyboardInterrupt
         self.heard = True
-        print("stopping after this step and saving; Ctrl-C again stops at once", file=sys.stderr, flush=True)
+        with suppress(OSError):  # a signal may come while sys.stderr, which cannot be entered twice, is in use
+            os.write(2, b"stopping after this step and saving; Ctrl-C again stops at once\n")

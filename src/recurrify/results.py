@@ -1,5 +1,6 @@
 """Results as JSON files, each with its provenance."""
 
+import errno
 import json
 import math
 import os
@@ -9,17 +10,21 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from recurrify.errors import UserError
 
 __all__ = [
     "check_overwrites_nothing",
+    "full_disk_explained",
     "git_state",
     "load_result",
     "machine",
@@ -303,3 +308,28 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "tolist"):  # numpy's and torch's scalars and arrays
         return _plain(value.tolist())
     raise TypeError(f"a result holds JSON types only: got {type(value).__name__}")
+
+
+@contextmanager
+def full_disk_explained(out: str) -> Iterator[None]:
+    """Turn the errors of a full or read-only disk into a sentence."""
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise explain_full_disk(error, out) from error
+
+
+TORCH_CANNOT_WRITE = ("PytorchStreamWriter", "inline_container.cc", "iostream error", os.strerror(errno.ENOSPC))
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)
+
+
+def explain_full_disk(error: Exception, out: str) -> Exception:
+    """A `UserError` if a file could not be written, which torch reports as a RuntimeError; other errors as they are."""
+    text = str(error)
+    written = isinstance(error, SafetensorError) or any(words in text for words in TORCH_CANNOT_WRITE)
+    if not written and getattr(error, "errno", None) not in FULL_DISK:
+        return error
+    return UserError(
+        f"Could not write to {out!r} ({text.splitlines()[0]}): free some space and run the same command again to "
+        "resume from the newest checkpoint, which is intact."
+    )

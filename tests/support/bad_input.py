@@ -118,8 +118,8 @@ def command_lines(draw: st.DrawFn, known: Sequence[tuple[list[str], Any]], place
             line.append(flag)
             continue
         value = draw(st.sampled_from(_likely(one.name, words, made, place)) | st.sampled_from([*ODD, *SPECIAL, *made]))
-        if one.name == "out" and value in ("", " ", "/", ".."):
-            value = str(place / "out")
+        if one.name == "out" and value not in SPECIAL:
+            value = str(place / "out" / value.strip("/."))
         if one.param_type_name == "argument":
             line.append(value if not value.startswith("-") else "x")
         else:

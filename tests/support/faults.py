@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,7 +54,7 @@ def run_command(
 
     Args:
         arguments: The command.
-        folder: An existing folder for what it says.
+        folder: An existing folder for the count of its events.
         fault: A signal that the process sends itself, or FULL.
         at: The file-system event below `--out` before which the fault happens, counted from 1. A full disk stays full.
         seconds: How long it may take.
@@ -63,18 +64,24 @@ def run_command(
         encoding: The encoding of its standard output and error.
     """
     words = [str(argument) for argument in arguments]
-    said, counted = folder / "said.txt", folder / "events.txt"
+    counted = folder / "events.txt"
+    heard, spoken = os.pipe()  # a limit on the size of files does not hold for pipes
+    os.set_blocking(heard, False)
     child = os.fork()
     if child == 0:
         code = 99
         try:
             os.environ.update(environment or {})
-            code = _in_child(words, said, counted, fault if after is None else None, at, limits or {}, encoding)
+            code = _in_child(words, spoken, counted, fault if after is None else None, at, limits or {}, encoding)
         finally:
             os._exit(code)
-    begun, sent = time.monotonic(), False
+    os.close(spoken)
+    begun, sent, said = time.monotonic(), False, b""
     while True:
         done, status = os.waitpid(child, os.WNOHANG)
+        with suppress(BlockingIOError):
+            while part := os.read(heard, 2**16):
+                said += part
         if done:
             break
         spent = time.monotonic() - begun
@@ -86,15 +93,16 @@ def run_command(
             os.waitpid(child, 0)
             break
         time.sleep(0.01)
+    os.close(heard)
     code = os.waitstatus_to_exitcode(status) if done else HANGS
     events = int(counted.read_text()) if counted.exists() else 0
     counted.unlink(missing_ok=True)
-    return Ended(code, said.read_text(errors="replace"), events)
+    return Ended(code, said.decode(errors="replace"), events)
 
 
 def _in_child(
     words: list[str],
-    said: Path,
+    spoken: int,
     counted: Path,
     fault: str | int | None,
     at: int,
@@ -111,9 +119,8 @@ def _in_child(
 
     torch.set_num_threads(torch.get_num_threads())  # its pool is made again before threads of a model's loading race
     gc.freeze()  # looking for garbage among the parent's objects would copy their memory
-    file = os.open(said, os.O_CREAT | os.O_TRUNC | os.O_WRONLY)
     for number in (1, 2):
-        os.dup2(file, number)
+        os.dup2(spoken, number)
     sys.stdin = open(os.devnull)  # noqa: SIM115
     sys.stdout, sys.stderr = (open(number, "w", encoding=encoding, closefd=False) for number in (1, 2))  # noqa: SIM115
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

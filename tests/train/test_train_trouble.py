@@ -10,9 +10,9 @@ import torch
 from recurrify.errors import UserError
 from recurrify.modeling.heads import RecurrentForCausalLM
 from recurrify.modeling.loading import load_model
+from recurrify.results import explain_full_disk
 from recurrify.train.checkpoints import last_whole_checkpoint
 from recurrify.train.finetune import train_run
-from recurrify.train.run_folder import explain_full_disk
 from recurrify.train.settings import TrainSettings
 from support.runs import assert_same_weights, run_settings, validations, weights_of
 

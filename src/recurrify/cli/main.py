@@ -218,7 +218,7 @@ def main() -> None:
         code = app(standalone_mode=False) or 0
     except UserError as error:
         _end(str(error))
-    except typer.Abort:
+    except (typer.Abort, KeyboardInterrupt):
         code = CTRL_C
     except ClickException as error:
         message = " ".join(error.format_message().split())
@@ -255,7 +255,7 @@ def _first_line(error: Exception) -> str:
 def _is_out_of_memory(error: Exception) -> bool:
     """Whether memory is full, which torch reports as a RuntimeError."""
     words = "allocate memory|not enough memory|out of memory|bad_alloc|failed to map segment|start new thread"
-    said = re.search(words, str(error), re.IGNORECASE)
+    said = re.search(f"{words}|could not create a primitive", str(error), re.IGNORECASE)  # which is how oneDNN says it
     return isinstance(error, MemoryError) or bool(said)
 
 

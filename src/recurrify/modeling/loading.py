@@ -3,6 +3,7 @@
 import json
 from dataclasses import fields
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -75,11 +76,8 @@ def model_tokenizer(name: str) -> Any:
 
 def own_memory(name: str) -> dict[str, Any]:
     """The recurrence of a model saved by recurrify; empty for a base model, and for one in plain windows."""
-    source, _ = resolve_name(name)
-    if not (Path(source).is_dir() and is_recurrent(source)):
-        return {}
-    recurrence = RecurrentConfig.from_pretrained(source).recurrence_config
-    return {} if isinstance(recurrence, NoRecurrence) else recurrence.to_dict()
+    recurrence = own_recurrence(name)
+    return {} if recurrence is None or isinstance(recurrence, NoRecurrence) else recurrence.to_dict()
 
 
 def own_recurrence(name: str) -> MechanismConfig | None:
@@ -87,8 +85,13 @@ def own_recurrence(name: str) -> MechanismConfig | None:
     source, _ = resolve_name(name)
     if not (Path(source).is_dir() and is_recurrent(source)):
         return None
-    recurrence: MechanismConfig = RecurrentConfig.from_pretrained(source).recurrence_config
-    return recurrence
+    try:
+        recurrence: MechanismConfig = RecurrentConfig.from_pretrained(source).recurrence_config
+        return recurrence
+    except UserError:
+        raise
+    except Exception as error:  # whatever a stranger's files make transformers raise
+        raise UserError(f"Could not load the model {name!r}: {first_line(error)}") from error
 
 
 def with_settings(model: RecurrentForCausalLM, wanted: dict[str, Any], name: str) -> RecurrentForCausalLM:
@@ -262,6 +265,6 @@ def first_line(error: BaseException) -> str:
     if "contains custom code" in text:
         return "it contains Python code, which is not run: if you trust it, use `recurrify --trust-remote-code …`."
     if isinstance(error, OSError | ValueError | ImportError) and text:
-        return text.splitlines()[0]
+        return shorten(text.splitlines()[0], 300, placeholder=" …")
     # Errors meant for programmers say little without their type.
     return f"{type(error).__name__} ({' '.join(text.split())[:300]})"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         uses_bf16,
         uses_compile,
     )
-    from recurrify.train.run_folder import earlier_result, explain_full_disk
+    from recurrify.train.run_folder import earlier_result
     from recurrify.train.settings import AnswerSettings, ClassifySettings, TrainerSettings, TrainSettings
 
 _HOMES = ("settings", "checkpoints", "callbacks", "loop", "run_folder", "finetune", "answer")
@@ -35,7 +35,6 @@ __all__ = [
     "answer_evaluate",
     "answer_train",
     "earlier_result",
-    "explain_full_disk",
     "finish_checkpoint",
     "last_whole_checkpoint",
     "run_to_end",

@@ -231,7 +231,7 @@ def _has_other_head(name: str, classes: int) -> bool:
     """Whether a model is a classifier with another number of classes."""
     try:
         config = AutoConfig.from_pretrained(resolve_name(name)[0], trust_remote_code=trusts_remote_code())
-    except (OSError, ValueError):  # loading the model reports the error
+    except Exception:  # a config may make transformers raise anything; loading the model reports the error
         return False
     made = (config.architectures or [""])[0]
     return made.endswith("ForSequenceClassification") and config.num_labels != classes

@@ -1,18 +1,15 @@
 """The folder of a run: what a command finds in it when it starts, and what it leaves there."""
 
-import errno
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 
 from recurrify.console import is_first
 from recurrify.data.texts import Say
@@ -20,7 +17,7 @@ from recurrify.errors import UserError
 from recurrify.evaluate.flops import memory_cost
 from recurrify.modeling.loading import own_memory
 from recurrify.records import CONFIG_FILE, MODEL_FOLDER, RESULT_FILE, RUN_FILE, RunRecord
-from recurrify.results import load_result, provenance, save_result, write_whole
+from recurrify.results import full_disk_explained, load_result, provenance, save_result, write_whole
 from recurrify.train.callbacks import seconds_trained
 from recurrify.train.checkpoints import checkpoints, last_whole_checkpoint, step_of
 from recurrify.train.loop import TrainOutcome
@@ -220,31 +217,6 @@ def _about(result: Mapping[str, Any]) -> dict[str, Any]:
         numbers = {name: value for name, value in entry.items() if isinstance(value, int | float)}
         scores |= {name: value for name, value in numbers.items() if name in ("eval_loss", "eval_perplexity_per_word")}
     return {"data": Path(data).name if data else None, "results": scores}
-
-
-@contextmanager
-def full_disk_explained(out: str) -> Iterator[None]:
-    """Turn the errors of a full or read-only disk into a sentence."""
-    try:
-        yield
-    except (OSError, RuntimeError, SafetensorError) as error:
-        raise explain_full_disk(error, out) from error
-
-
-TORCH_CANNOT_WRITE = ("PytorchStreamWriter", "inline_container.cc", "iostream error", os.strerror(errno.ENOSPC))
-FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)
-
-
-def explain_full_disk(error: Exception, out: str) -> Exception:
-    """A `UserError` if a file could not be written, which torch reports as a RuntimeError; other errors as they are."""
-    text = str(error)
-    written = isinstance(error, SafetensorError) or any(words in text for words in TORCH_CANNOT_WRITE)
-    if not written and getattr(error, "errno", None) not in FULL_DISK:
-        return error
-    return UserError(
-        f"Could not write to {out!r} ({text.splitlines()[0]}): free some space and run the same command again to "
-        "resume from the newest checkpoint, which is intact."
-    )
 
 
 def count_parameters(model: Any) -> dict[str, int]:

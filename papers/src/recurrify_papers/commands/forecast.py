@@ -12,7 +12,14 @@ from recurrify import UserError
 from recurrify.cli import examples
 from recurrify.console import say, show_table
 from recurrify.records import LOCK_FILE
-from recurrify.results import check_overwrites_nothing, load_result, provenance, save_result, write_whole
+from recurrify.results import (
+    check_overwrites_nothing,
+    full_disk_explained,
+    load_result,
+    provenance,
+    save_result,
+    write_whole,
+)
 from recurrify_papers.forecast.settings import NAIVE, ForecastSettings
 
 if TYPE_CHECKING:
@@ -75,7 +82,7 @@ def train(
     from recurrify.data import pick_device
     from recurrify.run_lock import run_lock
 
-    with run_lock(folder):
+    with run_lock(folder), full_disk_explained(str(folder)):
         _train(replace(settings, device=str(pick_device(device))), folder)
 
 

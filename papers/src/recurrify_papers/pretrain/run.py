@@ -27,8 +27,8 @@ from recurrify.data import (
     tokenize_cached,
 )
 from recurrify.records import RESULT_FILE
-from recurrify.results import provenance, save_result
-from recurrify.train import TrainOutcome, Validate, earlier_result, explain_full_disk, seconds_trained, uses_bf16
+from recurrify.results import full_disk_explained, provenance, save_result
+from recurrify.train import TrainOutcome, Validate, earlier_result, seconds_trained, uses_bf16
 from recurrify_papers.documents import read_documents
 from recurrify_papers.pretrain.objectives import IGNORED, Masked, collator_of
 from recurrify_papers.pretrain.settings import OBJECTIVES, PretrainSettings
@@ -62,23 +62,24 @@ def pretrain(settings: PretrainSettings, say: Say) -> dict[str, Any]:
     validate = _validation(settings, _tokenize(valid_documents, tokenizer), tokenizer)
     set_seed(settings.seed)
     model = new_model(settings, len(tokenizer), _end(tokenizer), tokenizer.pad_token_id)
-    if is_first():
-        settings.write()  # before all other files: a folder with a record can be resumed
-        if settings.tokenizer is None:
-            save_tokenizer(tokenizer, out / TOKENIZER_FOLDER)
-    say(_describe(model, settings, rows, pace))
     try:
-        outcome = pretrain_model(model, rows, settings, collate, validate)
-        result = _result(settings, model, outcome, started)
-        if not outcome.finished:
-            say(f"stopped after {outcome.tokens:,} tokens: run the same command to resume from the checkpoint")
-        elif is_first():
-            _save(model, tokenizer, result, out)
-    except (OSError, RuntimeError) as error:
+        with full_disk_explained(settings.out):
+            if is_first():
+                settings.write()  # before all other files: a folder with a record can be resumed
+                if settings.tokenizer is None:
+                    save_tokenizer(tokenizer, out / TOKENIZER_FOLDER)
+            say(_describe(model, settings, rows, pace))
+            outcome = pretrain_model(model, rows, settings, collate, validate)
+            result = _result(settings, model, outcome, started)
+            if not outcome.finished:
+                say(f"stopped after {outcome.tokens:,} tokens: run the same command to resume from the checkpoint")
+            elif is_first():
+                _save(model, tokenizer, result, out)
+    except RuntimeError as error:
         if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise UserError(f"The model could not be compiled ({reason}): use --compile off.") from error
-        raise explain_full_disk(error, settings.out) from error
+        raise
     return result
 
 

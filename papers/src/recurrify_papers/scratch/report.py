@@ -34,7 +34,8 @@ def write_report(paths: Sequence[Path], out: Path) -> tuple[list[Table], list[st
     texts: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
         config = run["provenance"]["config"]
-        texts.setdefault((config["data"], config["symbols"], config["data_checksum"], config.get("held_out_checksum")), []).append(run)
+        text = config["data"], config["symbols"], config["data_checksum"], config.get("held_out_checksum")
+        texts.setdefault(text, []).append(run)
     best = min(runs, key=lambda run: run["test"]["bits_per_symbol"])
     verdict = Verdict(
         f"{best['name']} has the lowest score, in bits per {best['unit']} of the test part of "

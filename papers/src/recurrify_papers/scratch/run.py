@@ -15,9 +15,9 @@ from recurrify import UserError
 from recurrify.console import progress_bar
 from recurrify.data import Say, pick_device
 from recurrify.records import MODEL_FOLDER, RESULT_FILE
-from recurrify.results import provenance, save_result
+from recurrify.results import full_disk_explained, provenance, save_result
 from recurrify.speed import leave_out_cudnn
-from recurrify.train import earlier_result, explain_full_disk
+from recurrify.train import earlier_result
 from recurrify_papers.models.language import (
     architecture_name,
     count_parameters,
@@ -56,13 +56,18 @@ def train_scratch(settings: ScratchSettings, say: Say) -> dict[str, Any]:
     settings.write()
     leave_out_cudnn()
     say(_describe(settings, model, data))
+    valid_T = streams_T["valid"][: settings.valid_tokens]
     try:
-        with matmul_context(settings.precision, device), progress_bar("training", settings.steps) as tick:
+        with (
+            full_disk_explained(settings.out),
+            matmul_context(settings.precision, device),
+            progress_bar("training", settings.steps) as tick,
+        ):
             outcome = fit(
                 model,
                 streams_T["train"],
                 settings,
-                validate=lambda _, tick: _score(evaluated, streams_T["valid"][: settings.valid_tokens], settings, tick)[0],
+                validate=lambda _, watch: _score(evaluated, valid_T, settings, watch)[0],
                 folder=out,
                 on_validation=lambda entry: say(_describe_validation(entry, data.symbols.unit)),
                 on_steps=tick,
@@ -74,10 +79,11 @@ def train_scratch(settings: ScratchSettings, say: Say) -> dict[str, Any]:
             say(f"stopped after step {outcome.progress.step:,}: run the same command to resume from the checkpoint")
             return result
         # Before the scoring, which may take long: stopping it loses no model.
-        data.symbols.save(out / MODEL_FOLDER)
-        save_language_model(model, out / MODEL_FOLDER)
-    except (OSError, RuntimeError) as error:
-        raise _explained(error, settings.out) from error
+        with full_disk_explained(settings.out):
+            data.symbols.save(out / MODEL_FOLDER)
+            save_language_model(model, out / MODEL_FOLDER)
+    except RuntimeError as error:
+        raise _explained(error) from error
     for part, name in (("valid", "validation"), ("test", "test")):
         stream = _beginning(data.streams[part], settings.test_tokens, data.symbols.unit)
         with progress_bar(f"scoring {name}", len(stream.ids) - 1) as tick:
@@ -246,10 +252,10 @@ def _model_folder(run: str | Path) -> Path:
     return inside if inside.is_dir() else Path(run)
 
 
-def _explained(error: Exception, out: str) -> Exception:
+def _explained(error: RuntimeError) -> Exception:
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
     if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
         return UserError(f"The model could not be compiled ({reason}): use --speed eager.")
     if "captur" in str(error):
         return UserError(f"A step could not be captured as a CUDA graph ({reason}): use --speed compile.")
-    return explain_full_disk(error, out)
+    return error
