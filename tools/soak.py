@@ -34,9 +34,9 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from recurrify.console import progress_bar
 from support.bad_input import command_lines, commands, write_inputs, written_files
 from support.faults import FULL, HANGS, Ended, contents, damage, run_command
+from support.training import STEPS, saved_weights, training_commands
 
 ROOT = Path(__file__).resolve().parents[1]
-STEPS = "--window 16 --report-to none --batch 2 --learning-rate 0.01 --set warmup_steps=1"
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 NOT_TESTED = ("demo", "bench", "experiment", "table3", "table1")
 """Commands that take minutes."""
@@ -112,14 +112,14 @@ class Soak:
             ended = run_command([*line, "--out", self.out], self.folder)
             if ended.code:
                 raise SystemExit(f"{name} does not run: {ended.said}")
-            self.whole[name] = Whole(weights(self.out), ended.events, time.monotonic() - begun)
+            self.whole[name] = Whole(saved_weights(self.out), ended.events, time.monotonic() - begun)
             shutil.rmtree(self.out)
 
     def compare(self, row: str, name: str, out: Path, what: str) -> None:
         """Run a disturbed command to its end, and compare its weights."""
         self.found.count(row, "tries")
         ended = self.run(row, [*self.lines[name], "--out", out], what)
-        if ended.code or weights(out) != self.whole[name].weights:
+        if ended.code or saved_weights(out) != self.whole[name].weights:
             self.found.count(row, "other weights", f"{what}: code {ended.code}: {ended.said[-1500:]}")
 
     def kills(self, number: int) -> None:
@@ -214,30 +214,6 @@ class Soak:
         check()
         os.chdir(self.folder)
         self.before = contents(self.inputs)
-
-
-def training_commands(inputs: Path) -> dict[str, list[str]]:
-    """Each command that trains, in seconds."""
-    text, rows, asked = inputs / "text.txt", inputs / "rows.csv", inputs / "asked.json"
-    lines = [
-        f"train --model shipped:base --data {text} {STEPS} --windows 2 --max-tokens 400 --valid-every 100",
-        f"classify train --model shipped:base --data {rows} {STEPS} --epochs 2",
-        f"qa train --model {inputs / 'encoder'} --data {asked} {STEPS} --epochs 5 --set hidden_size=8",
-        f"pretrain --data {text} --layers 1 --width 16 --heads 2 --positions 16 --vocabulary 300 --batch 2 "
-        "--max-tokens 300 --valid-every 100",
-        f"scratch train --data {text} --arch lstm --length 16 --batch 2 --steps 8 --valid-every 96 --set layers=1 "
-        "--set width=16",
-        f"forecast train --data {inputs / 'waves.csv'} --model rsa-informer --past 12 --horizon 4 --width 16 "
-        "--heads 4 --counts 1,1,1,1,0,0 --epochs 3 --epoch-windows 64 --split 0.7/0.1/0.2",
-    ]
-    known = {words[0] for words, _ in commands(without=())}
-    return {line.partition(" --")[0]: line.split() for line in lines if line.split()[0] in known}
-
-
-def weights(out: Path) -> dict[str, str]:
-    """The checksums of a saved model, by file name."""
-    found = contents(out / "model") if (out / "model").is_dir() else {}
-    return {Path(name).name: sum_ for name, sum_ in found.items() if name.endswith(".safetensors")}
 
 
 @contextlib.contextmanager

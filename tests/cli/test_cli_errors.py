@@ -186,6 +186,18 @@ class TestModel:
         self.truncate(trained / "config.json")
         assert str(trained) in load(trained)
 
+    def test_config_of_an_unknown_base(self, refused: Refused, trained: Path, texts: Path) -> None:
+        config = json.loads((trained / "config.json").read_text())
+        config["text_config"]["model_type"] = "g0t2"
+        (trained / "config.json").write_text(json.dumps(config))
+        assert "Unrecognized model identifier: g0t2" in refused("evaluate", trained, "--data", texts)
+
+    def test_config_with_a_word_for_a_number(self, refused: Refused, tmp_path: Path) -> None:
+        (tmp_path / "config.json").write_text('{"model_type": "gpt2", "n_layer": "x"}')
+        (tmp_path / "rows.csv").write_text("text,label\na b,0\nc d,1\n" * 9)
+        given = ["classify", "train", "--model", tmp_path, "--data", tmp_path / "rows.csv", "--out", tmp_path / "run"]
+        assert str(tmp_path) in refused(*given)
+
     def test_unknown_shipped_model(self, load: Refused) -> None:
         assert "'shipped:telepathy'" in load("shipped:telepathy")
 

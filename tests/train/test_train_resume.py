@@ -2,10 +2,14 @@
 
 import itertools
 import json
+import os
 import shutil
 import signal
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,9 +22,10 @@ from recurrify.data.texts import read_text
 from recurrify.errors import UserError
 from recurrify.modeling.loading import load_model
 from recurrify.train import TrainSettings, callbacks, finetune
-from recurrify.train.checkpoints import last_whole_checkpoint
+from recurrify.train.checkpoints import last_whole_checkpoint, replace_state
 from recurrify.train.finetune import train_run
 from recurrify.train.loop import RecurrentTrainer
+from support.faults import EVENTS
 from support.runs import assert_same_weights, model_folder, run_settings, validations, weights_of
 
 DROPOUT = {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1}
@@ -223,6 +228,11 @@ def test_changed_input_raises(changed: str, words: str, inputs: SimpleNamespace,
         run(settings)
 
 
+def kill_at(folder: Path, count: Iterator[int], at: int, event: str, given: tuple[Any, ...]) -> None:
+    if event in EVENTS and str(folder) in str(given[0]) and next(count) == at:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 class TestDamagedCheckpoint:
     @pytest.fixture
     def killed(self, whole: Path, tmp_path: Path) -> Path:
@@ -271,6 +281,26 @@ class TestDamagedCheckpoint:
         weights.write_bytes(weights.read_bytes()[:-1] + b"?")
         run(settings_of(inputs, killed))
         check_same_end(killed, whole)
+
+    def test_a_kill_while_its_state_is_replaced(self, killed: Path) -> None:
+        """As when a validation is repeated: at any moment the newest checkpoint stays intact."""
+        newest = killed / f"checkpoint-{max(self.steps(killed))}"
+        new, events = newest / ".state.tmp", 0
+        while True:
+            new.write_text((newest / "trainer_state.json").read_text() + " ")
+            child = os.fork()
+            if child == 0:
+                with suppress(BaseException):
+                    sys.addaudithook(partial(kill_at, newest, itertools.count(1), events + 1))
+                    replace_state(newest, new)
+                os._exit(0)
+            _, status = os.waitpid(child, 0)
+            assert last_whole_checkpoint(killed) == newest
+            if status == 0:
+                break
+            events += 1
+        assert events > 3
+        assert (newest / "trainer_state.json").read_text().endswith(" ")
 
     def test_other_folders_are_left_alone(self, tmp_path: Path) -> None:
         for name in ("checkpoint-best", "checkpoint-", "my-checkpoint-3"):

@@ -1,5 +1,8 @@
 """Scoring documents under XLNet: against a reference that knows no memory, and whatever must not change the result."""
 
+import signal
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,8 +11,11 @@ import torch
 
 from recurrify import UserError
 from recurrify.data.tokens import TokenizedDocument
+from recurrify_papers.thesis import xlnet_scoring
+from recurrify_papers.thesis.xlnet_run import xlnet_run
 from recurrify_papers.thesis.xlnet_scoring import score_xlnet
 from support.models import VOCABULARY
+from support.runs import model_folder, run_settings, text_folder, validations
 from support.xlnets import reference_losses, tiny_xlnet
 
 WINDOW, MEMORY = 6, 4
@@ -48,6 +54,28 @@ def test_rows_do_not_change_the_result(attention: str):
     )
     assert three == pytest.approx(one, abs=1e-4)
     assert all_of_them == pytest.approx(one, abs=1e-4)
+
+
+def test_signal_ends_a_validation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step is saved at once; the run that resumes validates it."""
+    base, texts = model_folder(tmp_path / "base"), text_folder(tmp_path / "texts")
+    memory = {"mechanism": "xlnet", "window": 8, "memory": 4}
+    settings = run_settings(base, texts, tmp_path / "run")
+    settings = replace(settings, recurrence=memory, max_tokens=100, valid_every=100)
+    real = xlnet_scoring.window_losses
+
+    def disturbed(model: Any, *args: Any) -> Any:
+        if not model.training:
+            signal.raise_signal(signal.SIGTERM)
+            monkeypatch.setattr(xlnet_scoring, "window_losses", real)
+        return real(model, *args)
+
+    monkeypatch.setattr(xlnet_scoring, "window_losses", disturbed)
+    result = xlnet_run(settings, lambda text: None)
+    assert (result["finished"], result["interrupted"], validations(result)) == (False, True, [])
+    result = xlnet_run(settings, lambda text: None)
+    assert result["finished"]
+    assert len(validations(result)) == 1
 
 
 @pytest.mark.parametrize(

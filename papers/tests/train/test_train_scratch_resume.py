@@ -1,6 +1,8 @@
 """A run from scratch that is stopped and resumed equals one that was never stopped, and runs are scored again."""
 
+import itertools
 import json
+import signal
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -130,6 +132,27 @@ def test_killed_run_resumes_from_its_last_checkpoint(
     assert saved == [3, 6]
     train(run, said)
     assert any("from step 6" in line for line in said)
+    assert_same_end(tmp_path / "run", whole)
+
+
+@pytest.mark.parametrize("validation", [1, 3])  # the last one too
+def test_signal_ends_a_validation(
+    validation: int, text: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step is saved at once; the run that resumes validates it."""
+    run, calls, real = settings(text, tmp_path / "run"), itertools.count(1), running.score_rows
+
+    def disturbed(*given: Any) -> Any:
+        if next(calls) == validation:
+            signal.raise_signal(signal.SIGTERM)
+        return real(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(running, "score_rows", disturbed)
+        result = train(run)
+    assert (result["finished"], result["interrupted"]) == (False, True)
+    assert len(result["history"]["validation"]) == validation - 1
+    assert train(run)["finished"]
     assert_same_end(tmp_path / "run", whole)
 
 

@@ -118,9 +118,9 @@ def _train(settings: ForecastSettings, folder: Path) -> None:
         "repairs": series.repairs,
         "provenance": origin,
     }
-    save_result(folder / RESULT_FILE, result)
     models = {one.name: one.model for one in fitted.candidates}
     _evaluated(folder, settings, series, folder / EVALUATION_FILE, models)
+    save_result(folder / RESULT_FILE, result)  # last: it marks the run as finished
     if not is_finished:
         say("The time is up: the best weights so far are saved. Run the same command to resume.")
 
