@@ -14,7 +14,7 @@ KILLS ?= 100
 INPUTS ?= 2000
 DAMAGES ?= 200
 
-soak: $(VENV)/.ready  ## hours of kills, full disks, damaged files and bad input; prints the table of docs/survives.md
+soak: $(VENV)/.ready  ## kills, full disks, damaged files and bad input: the table of docs/survives.md; resumes
 	$(BIN)/python tools/soak.py --kills $(KILLS) --inputs $(INPUTS) --damages $(DAMAGES)
 
 docs: $(VENV)/.ready  ## build the documentation site in site/

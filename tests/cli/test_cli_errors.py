@@ -373,6 +373,8 @@ def test_data_named_twice_is_not_half_lost(refused: Command, base: Path) -> None
         ("classify", "train", "--model", "shipped:base", "--data", "some.csv"),
         ("qa", "train", "--model", "shipped:base", "--data", "some.json"),
         ("pretrain", "--data", "stdlib"),
+        ("scratch", "train", "--arch", "lstm", "--data", "stdlib"),
+        ("forecast", "train", "--data", "some.csv"),
     ],
     ids=lambda command: "-".join(command[:2]),
 )
