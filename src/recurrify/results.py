@@ -315,8 +315,11 @@ def full_disk_explained(out: str) -> Iterator[None]:
     """Turn the errors of a full or read-only disk into a sentence."""
     try:
         yield
-    except (OSError, RuntimeError, SafetensorError) as error:
-        raise explain_full_disk(error, out) from error
+    except Exception as error:  # the tokenizers library knows no other type
+        explained = explain_full_disk(error, out)
+        if explained is error:
+            raise
+        raise explained from error
 
 
 TORCH_CANNOT_WRITE = ("PytorchStreamWriter", "inline_container.cc", "iostream error", os.strerror(errno.ENOSPC))
@@ -327,7 +330,9 @@ def explain_full_disk(error: Exception, out: str) -> Exception:
     """A `UserError` if a file could not be written, which torch reports as a RuntimeError; other errors as they are."""
     text = str(error)
     written = isinstance(error, SafetensorError) or any(words in text for words in TORCH_CANNOT_WRITE)
-    if not written and getattr(error, "errno", None) not in FULL_DISK:
+    from_rust = re.search(r"\(os error (\d+)\)", text)
+    number = int(from_rust[1]) if from_rust else getattr(error, "errno", None)
+    if not written and number not in FULL_DISK:
         return error
     return UserError(
         f"Could not write to {out!r} ({text.splitlines()[0]}): free some space and run the same command again to "

@@ -118,7 +118,8 @@ def command_lines(draw: st.DrawFn, known: Sequence[tuple[list[str], Any]], place
             line.append(flag)
             continue
         value = draw(st.sampled_from(_likely(one.name, words, made, place)) | st.sampled_from([*ODD, *SPECIAL, *made]))
-        if one.name == "out" and value not in SPECIAL:
+        is_valid_place = value.startswith(str(place)) or value in ("/dev/null", "/dev/zero", "pipe", "loop")
+        if one.name in ("out", "page") and not is_valid_place:
             value = str(place / "out" / value.strip("/."))
         if one.param_type_name == "argument":
             line.append(value if not value.startswith("-") else "x")

@@ -136,9 +136,10 @@ def test_output_folder_is_a_file(below: bool, base: Path, texts: Path, tmp_path:
         "[enforce fail at inline_container.cc:858] . PytorchStreamWriter failed writing file data/3: file write failed",
         "[enforce fail at inline_container.cc:672] . unexpected pos 2768768 vs 2768660",
         "basic_ios::clear: iostream error",
+        "File too large (os error 27)",
     ],
 )
-def test_what_torch_says_of_a_full_disk(said: str) -> None:
+def test_what_libraries_say_of_a_full_disk(said: str) -> None:
     """As seen under `ulimit -f` and on a full file system."""
     check_sentence(
         str(explain_full_disk(RuntimeError(f"{said}\nframe #0: more"), "out")), "'out'", said, "free some space"
