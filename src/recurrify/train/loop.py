@@ -88,7 +88,7 @@ class ValidatingTrainer(Trainer):
             return loss
 
         fast = compile_function(own)
-        if verify_module(fast, own, loss_of, self.compute_loss_context_manager) is own:
+        if verify_module(fast, own, loss_of, self.accelerator.autocast) is own:
             return model
         return fast if model is own else compile_function(model)
 
@@ -137,7 +137,7 @@ class RecurrentTrainer(ValidatingTrainer):
         if not self.is_verified:
             self.is_verified = True
             batch = {("targets" if name == "shift_labels" else name): value for name, value in inputs.items()}
-            verify_windows(self.model.train(), self._prepare_inputs(batch), self.compute_loss_context_manager)
+            verify_windows(self.model.train(), self._prepare_inputs(batch), self.accelerator.autocast)
         loss = super().training_step(model, inputs, *args, **kwargs)
         if not bool(torch.isfinite(loss)):
             raise non_finite("loss", self.state.global_step + 1)
