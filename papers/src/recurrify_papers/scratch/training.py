@@ -17,16 +17,16 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import nn
 
 from recurrify import UserError
 from recurrify.interrupts import Interrupt
 from recurrify.results import write_whole
 from recurrify.speed import quick_products
 from recurrify.train import last_whole_checkpoint, write_checksums
-from recurrify_papers.scratch.rows import BatchRows, Score
+from recurrify_papers.scratch.rows import Batches, Score
 from recurrify_papers.scratch.settings import ScratchSettings
-from recurrify_papers.scratch.stepping import Stepper
+from recurrify_papers.scratch.stepping import Loss, Stepper, next_symbol_loss
 
 WEIGHTS = "model.safetensors"
 SECONDS_BETWEEN_SAVES = 300
@@ -74,11 +74,13 @@ class ScratchOutcome:
 class Run:
     """A run in progress."""
 
-    def __init__(self, model: nn.Module, ids_T: Tensor, settings: ScratchSettings, folder: Path | None) -> None:
+    def __init__(
+        self, model: nn.Module, rows: Batches, settings: ScratchSettings, loss: Loss, folder: Path | None
+    ) -> None:
         self.model, self.settings, self.folder = model, settings, folder
-        self.stepper = Stepper(model, BatchRows(ids_T, settings.batch, settings.length), settings)
+        self.stepper = Stepper(model, rows, settings, loss)
         self.progress = Progress()
-        self.losses = torch.zeros(settings.log_steps, device=ids_T.device)
+        self.losses = torch.zeros(settings.log_steps, device=rows.device)
         self.pending = 0
         """Steps whose losses are still on the device."""
         self.started = 0.0
@@ -179,20 +181,22 @@ class Run:
 
 def fit(
     model: nn.Module,
-    ids_T: Tensor,
+    rows: Batches,
     settings: ScratchSettings,
     *,
+    loss: Loss = next_symbol_loss,
     validate: Validate | None = None,
     folder: Path | None = None,
     on_validation: Callable[[dict[str, float]], None] = lambda entry: None,
     on_steps: Callable[[int], None] = lambda steps: None,
 ) -> ScratchOutcome:
-    """Train `model` in place, on the device of the stream.
+    """Train `model` in place, on the device of the batches.
 
     Args:
         model: The model.
-        ids_T: The training stream.
+        rows: The training batches, in order; the state starts again with each epoch.
         settings: The settings of the run.
+        loss: The loss of a batch.
         validate: Scores the model during training.
         folder: Where checkpoints are written: every five minutes, at the end, after `max_minutes` and on an interrupt.
             Training resumes from the last one.
@@ -200,7 +204,7 @@ def fit(
         on_steps: Receives the number of steps done.
     """
     begun = time.monotonic()
-    run, interrupt = Run(model, ids_T, settings, folder), Interrupt()
+    run, interrupt = Run(model, rows, settings, loss, folder), Interrupt()
     on_steps(run.progress.step)
     # oneDNN runs LSTM layers as a whole, which is worth more than its products cost.
     recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())

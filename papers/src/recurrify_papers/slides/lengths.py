@@ -23,12 +23,12 @@ MODELS: dict[str, tuple[dict[str, Any], int | None, str]] = {
     ),
     "xl": (
         # Segments of half the training length: else training would never see a memory.
-        {**_LAYERS, "inner": 232, "target_length": 20, "memory_length": 20},
+        {**_LAYERS, "inner": 232, "memory_length": 20},
         20,
         "segments of 20 with the 20 positions before as memory, without gradient",
     ),
     "brt": (
-        {**_LAYERS, "inner": 160, "target_length": 40, "window": 20, "block": 10, "states": 16},
+        {**_LAYERS, "inner": 160, "window": 20, "block": 10, "states": 16},
         40,
         "segments of 40 in a sliding window of 20; 16 states are written every 10 positions",
     ),
