@@ -103,9 +103,13 @@ class Headline:
     label: str
     metric: str
     split: str | None = None
-    percent: bool = False
     dataset: str | None = None
     at: float | None = None
+
+
+def gain_headline(label: str, sentence: str, split: str = "test", dataset: str | None = None) -> Headline:
+    """How much lower the perplexity of a row is than that of the row it is compared with."""
+    return Headline(label=label, metric="gain", split=split, dataset=dataset, sentence=sentence)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +175,7 @@ def run_experiments(
         path = folder / f"{one.name}.json"
         table = one.table(size, results)
         if not table.rows and not table.texts:
-            say(f"{one.name}: no row is finished yet")
+            say(f"{one.name}: no row is finished yet ({table.missing[0]})")
             continue
         own = [results[run.name] for run in one.runs(size) if run.name in results]
         save_result(path, to_result(one, size, table) | {"origins": origins(own)})

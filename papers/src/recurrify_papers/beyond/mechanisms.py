@@ -4,7 +4,7 @@ from typing import Any
 
 from recurrify_papers.beyond.matching import Comparison
 from recurrify_papers.beyond.memories import OURS, PAPERS, Memories, untouched
-from recurrify_papers.experiment import Chart, Experiment, Headline
+from recurrify_papers.experiment import Chart, Experiment, gain_headline
 from recurrify_papers.plan import Entry, Plan, against_first
 from recurrify_papers.sizes import Size
 
@@ -67,22 +67,10 @@ EXPERIMENTS = (
             "when windows read the memories of other documents (gain by memory)."
         ),
         headlines=(
-            Headline(
-                label="lookback-256",
-                dataset="books",
-                metric="gain",
-                split="test",
-                percent=True,
-                sentence="The best memory lowers test perplexity on books by {value}.",
+            gain_headline(
+                "lookback-256", "The best memory lowers test perplexity on books by {value}.", dataset="books"
             ),
-            Headline(
-                label=PAPERS,
-                dataset="books",
-                metric="gain",
-                split="test",
-                percent=True,
-                sentence="The paper's mechanism lowers it by {value}.",
-            ),
+            gain_headline(PAPERS, "The paper's mechanism lowers it by {value}.", dataset="books"),
         ),
         chart=Chart(x="full_flops", metric="perplexity_per_word", split="test", facet="dataset"),
         ours=True,

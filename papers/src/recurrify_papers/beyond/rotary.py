@@ -8,7 +8,7 @@ from typing import Any
 
 from recurrify_papers.beyond.matching import Comparison
 from recurrify_papers.beyond.memories import OURS, family, memory_tokens, untouched
-from recurrify_papers.experiment import Chart, Experiment, Headline
+from recurrify_papers.experiment import Chart, Experiment, gain_headline
 from recurrify_papers.plan import Entry, Plan, against_first, model_of
 from recurrify_papers.runner import Run
 from recurrify_papers.sizes import CARRY, PLAIN, Settings, Size, tail
@@ -135,20 +135,8 @@ EXPERIMENTS = (
         table=lambda size, results: comparison(size).table(results),
         differences=("The papers' models have absolute positions; model, mechanisms and budgets are ours.",),
         headlines=(
-            Headline(
-                label="kv-window",
-                metric="gain",
-                split="test",
-                percent=True,
-                sentence="Keeping the keys and values of a window lowers test perplexity by {value}.",
-            ),
-            Headline(
-                label="carry-1",
-                metric="gain",
-                split="test",
-                percent=True,
-                sentence="The paper's mechanism lowers it by {value}.",
-            ),
+            gain_headline("kv-window", "Keeping the keys and values of a window lowers test perplexity by {value}."),
+            gain_headline("carry-1", "The paper's mechanism lowers it by {value}."),
         ),
         chart=Chart(x="full_flops", metric="perplexity_per_word", split="test"),
         ours=True,

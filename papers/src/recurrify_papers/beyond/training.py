@@ -5,7 +5,7 @@ from typing import Any
 
 from recurrify_papers.beyond.memories import OURS, PAPERS, Memories, family, memory_rows, untouched
 from recurrify_papers.declare import perplexity_experiment
-from recurrify_papers.experiment import Chart, Headline, Row, Table
+from recurrify_papers.experiment import Chart, Row, Table, gain_headline
 from recurrify_papers.plan import LABELS, Entry, Plan, against_first, model_of
 from recurrify_papers.runner import Results
 from recurrify_papers.sizes import Size
@@ -55,12 +55,10 @@ def frozen_entries(plan: Plan) -> list[Entry]:
     return found
 
 
-def frozen_table(size: Size, results: Results) -> Table:
-    """Rows, and which share of the gain by memory remains without training the base."""
-    from recurrify_papers.rows import gain_by_memory, perplexity_table
+def add_shares(plan: Plan, entries: Sequence[Entry], results: Results, table: Table) -> None:
+    """What memories take, and which share of the gain by memory remains without training the base."""
+    from recurrify_papers.rows import gain_by_memory
 
-    entries = frozen_entries(Plan(size))
-    table = perplexity_table(entries, results)
     by_label = {entry.label: entry for entry in entries}
     for entry in entries:
         table.rows += memory_rows(entry, results)
@@ -72,7 +70,6 @@ def frozen_table(size: Size, results: Results) -> Table:
             share = gains[1].relative_gain / gains[0].relative_gain  # type: ignore[union-attr]
             common: dict[str, Any] = {"label": entry.label, "model": entry.model, "dataset": entry.dataset}
             table.rows.append(Row(metric="remaining share of the gain by memory", value=share, **common))
-    return table
 
 
 # ---- how many tokens -------------------------------------------------------------------------------------
@@ -196,24 +193,17 @@ def start_entries(plan: Plan) -> list[Entry]:
     )
 
 
-def start_table(size: Size, results: Results) -> Table:
-    """Rows, and validation losses over training tokens of the first seed."""
-    from recurrify_papers.rows import perplexity_table
-
-    plan = Plan(size)
-    memories = Memories(plan)
-    table = perplexity_table(start_entries(plan), results)
-    for name in starts(memories):
-        runs = stages(memories, name, size.seeds[0])
-        if not all(run in results for run in runs):
-            continue
+def add_curves(plan: Plan, entries: Sequence[Entry], results: Results, table: Table) -> None:
+    """Validation losses over training tokens of the first seed."""
+    for entry in entries:
         curve: Curve = []
         before = 0
-        for run in runs:
-            curve += [(before + tokens, loss) for tokens, loss in validation_curve(results[run])]
-            before += results[run]["tokens"]
-        table.curves.append(curve_of(name, curve))
-    return table
+        for run in stages(Memories(plan), entry.label, plan.size.seeds[0]):
+            found = results.get(run, {"tokens": 0, "steps": 1, "history": []})
+            curve += [(before + tokens, loss) for tokens, loss in validation_curve(found)]
+            before += found["tokens"]
+        if curve:
+            table.curves.append(curve_of(entry.label, curve))
 
 
 # ---- a base that never saw books -------------------------------------------------------------------------
@@ -250,27 +240,18 @@ def unfamiliar_entries(plan: Plan) -> list[Entry]:
     return found
 
 
-def _unfamiliar_table(size: Size, results: Results) -> Table:
-    from recurrify_papers.rows import perplexity_table
-
-    if size.base is not None:
-        return Table(missing=[NEEDS_BASE])
-    return perplexity_table(unfamiliar_entries(Plan(size)), results)
-
-
 EXPERIMENTS = (
     perplexity_experiment(
         start_entries,
         name="starts",
         title="What starts fast: the first fine-tuning tokens",
         source=OURS,
-        table=start_table,
+        more=add_curves,
         headlines=(
-            Headline(
-                label="best",
-                metric="gain",
-                percent=True,
-                sentence="After the first fine-tuning tokens, the best memory lowers validation perplexity by {value}.",
+            gain_headline(
+                "best",
+                "After the first fine-tuning tokens, the best memory lowers validation perplexity by {value}.",
+                split="valid",
             ),
         ),
         chart=Chart(x="label", metric="gain", split="valid", title="Gain over plain windows"),
@@ -281,14 +262,10 @@ EXPERIMENTS = (
         name="frozen",
         title="A frozen base: only the memory is trained",
         source=OURS,
-        table=frozen_table,
+        more=add_shares,
         headlines=(
-            Headline(
-                label="lookback-64, frozen base",
-                metric="gain",
-                split="test",
-                percent=True,
-                sentence="On a frozen base, lookback-64 lowers test perplexity by {value}.",
+            gain_headline(
+                "lookback-64, frozen base", "On a frozen base, lookback-64 lowers test perplexity by {value}."
             ),
         ),
         chart=Chart(x="label", metric="gain", split="test", title="Gain over plain windows"),
@@ -300,12 +277,8 @@ EXPERIMENTS = (
         title="What is learned with how many fine-tuning tokens",
         source=OURS,
         headlines=(
-            Headline(
-                label="lookback-256",
-                metric="gain",
-                split="test",
-                percent=True,
-                sentence="With the fewest training tokens, the best memory lowers test perplexity by {value}.",
+            gain_headline(
+                "lookback-256", "With the fewest training tokens, the best memory lowers test perplexity by {value}."
             ),
         ),
         chart=Chart(x="at", metric="perplexity_per_word", split="test", log=True),
@@ -316,7 +289,7 @@ EXPERIMENTS = (
         name="unfamiliar",
         title="Why the gain may be small: a base that never saw books, and the paper's epochs of training",
         source=OURS,
-        table=_unfamiliar_table,
+        needs=NEEDS_BASE,
         differences=(
             "Both bases read as many tokens in pretraining: the one of wiki text alone reads it more often.",
             "Learning rates are chosen on books here, from the same candidates for both bases and both models.",

@@ -56,7 +56,6 @@ EXPERIMENTS = (
             Headline(
                 label="recurrent",
                 metric="accuracy",
-                percent=True,
                 sentence="With a memory, {value} of the answers are correct; {published}.",
             ),
         ),

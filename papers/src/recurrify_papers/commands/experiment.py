@@ -113,7 +113,7 @@ def report(
     picture: Annotated[Path | None, typer.Option(help="Also draw a PNG: the chart of the first experiment.")] = None,
     name: Annotated[str | None, typer.Option(help="Only this experiment.")] = None,
 ) -> None:
-    """One HTML and one Markdown page per experiment, and an index: ours compared with published values."""
+    """One page per experiment, and an index: ours compared with published values."""
     from recurrify_papers.report import write_report
 
     for path in write_report(root, out or root, name, picture):

@@ -83,7 +83,6 @@ EXPERIMENTS = (
                 dataset="parity",
                 at=400.0,
                 metric="accuracy",
-                percent=True,
                 sentence="At ten times the training length an LSTM computes parity correctly in {value} of cases.",
             ),
             Headline(
@@ -91,7 +90,6 @@ EXPERIMENTS = (
                 dataset="parity",
                 at=400.0,
                 metric="accuracy",
-                percent=True,
                 sentence="A transformer does in {value}.",
             ),
         ),

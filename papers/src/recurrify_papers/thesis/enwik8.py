@@ -1,7 +1,7 @@
 """The thesis's questions: recurrent GPT-2 on enwik8 by its metrics, compared with XLNet, and what recurrence costs."""
 
 from recurrify_papers.declare import number_experiment, perplexity_experiment
-from recurrify_papers.experiment import Chart, Headline
+from recurrify_papers.experiment import Chart, Headline, gain_headline
 from recurrify_papers.plan import KINDS, LABELS, Entry, Plan
 from recurrify_papers.runner import Run
 from recurrify_papers.yoshida2020.tables import overlap_entries
@@ -13,6 +13,8 @@ PREDICTED_TOKENS = 2_000
 CLASSES = 50
 """The most frequent tokens, over which AUC-ROC is averaged."""
 METRICS, COST, CONVERGENCE = "thesis-metrics", "thesis-cost", "thesis-convergence"
+COST_CHANGES = {"batches": (16,), "documents": 16, "document_tokens": 4_800, "prompts": (300,)}
+"""How the measured shape differs from that of `recurrify bench`."""
 
 
 def enwik8_entries(plan: Plan) -> list[Entry]:
@@ -56,12 +58,11 @@ def metric_entries(plan: Plan) -> list[Entry]:
 
 
 def cost_entries(plan: Plan) -> list[Entry]:
-    """Both models, then their comparison."""
-    size = plan.size
-    names = [plan.train(size.thesis, kind, seed=size.seeds[0]) for kind in COMPARED]
-    settings = {"runs": [{"run": name} for name in names], "workload": size.own.get(COST, {})}
+    """Both models in one run; the benchmark's shapes are called as the sizes, and cost does not depend on weights."""
+    shape = {"paper": "gpt2"}.get(plan.size.name, plan.size.name)
+    settings = {"shape": shape, "changes": {**COST_CHANGES, **plan.size.own.get(COST, {})}}
     run = plan.add(Run(name=COST, function="recurrify_papers.thesis.cost:cost_run", settings=settings))
-    return [Entry(label="both models", model="carry", trained={size.seeds[0]: (run,)})]
+    return [Entry(label="both models", model="carry", trained={0: (run,)})]
 
 
 def curve_entries(plan: Plan) -> list[Entry]:
@@ -85,13 +86,7 @@ EXPERIMENTS = (
         title="Recurrent GPT-2 and XLNet on enwik8",
         source=f"{SOURCE} (announced, no numbers printed)",
         headlines=(
-            Headline(
-                label=LABELS["carry"],
-                metric="gain",
-                split="test",
-                percent=True,
-                sentence="Recurrence lowers test perplexity on enwik8 by {value}; {published}.",
-            ),
+            gain_headline(LABELS["carry"], "Recurrence lowers test perplexity on enwik8 by {value}; {published}."),
         ),
         chart=Chart(x="overlap", metric="perplexity_per_word", split="test"),
     ),
@@ -104,7 +99,6 @@ EXPERIMENTS = (
             Headline(
                 label=LABELS["carry"],
                 metric="accuracy",
-                percent=True,
                 sentence="The recurrent model predicts {value} of the next tokens; {published}.",
             ),
         ),
@@ -120,7 +114,6 @@ EXPERIMENTS = (
                 label="",
                 metric="training tokens per second, ratio",
                 sentence="Recurrent training runs at {value} of the speed of plain windows; {published}.",
-                percent=True,
             ),
         ),
     ),

@@ -62,7 +62,6 @@ EXPERIMENTS = (
             Headline(
                 label=LABELS["carry"],
                 metric="closer share",
-                percent=True,
                 sentence="In {value} of contexts the recurrent model stays closer to the topic; {published}.",
             ),
         ),
