@@ -7,7 +7,9 @@ from typing import Any
 from recurrify_papers.runner import Run
 from recurrify_papers.sizes import CARRY, PLAIN, Settings, Size, tail
 
-TRAIN, SCORE, BASE = (f"recurrify_papers.finetune:{name}" for name in ("train", "score", "pretrain_base"))
+TRAIN, UNTRAINED, SCORE, BASE = (
+    f"recurrify_papers.finetune:{name}" for name in ("train", "untrained", "score", "pretrain_base")
+)
 MODEL = "train/model"
 """Below the folder of a run: the model that it saves."""
 SPLITS = ("valid", "test")

@@ -3,7 +3,16 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from recurrify_papers.beyond.memories import OURS, PAPERS, Memories, family, memory_rows, untouched
+from recurrify_papers.beyond.memories import (
+    OURS,
+    PAPERS,
+    Memories,
+    all_memories,
+    family,
+    memory_rows,
+    names_of,
+    settings_of,
+)
 from recurrify_papers.declare import perplexity_experiment
 from recurrify_papers.experiment import Chart, Row, Table, gain_headline
 from recurrify_papers.plan import LABELS, Entry, Plan, against_first, model_of
@@ -28,13 +37,12 @@ def frozen_entries(plan: Plan) -> list[Entry]:
 
     The gain on a frozen base is over the base as it is, that of a trained one over the trained base.
     """
-    memories, size = Memories(plan), plan.size
+    memories, size = all_memories(plan), plan.size
     own = FROZEN | dict(size.own.get("frozen", {}))
     seed = size.seeds[0]
-    names = memories.names(own["names"])
-    training = {**size.training, **memories.training("books")}
-    as_it_is = memories.train("books", "plain", seed, label="untouched", rate=size.rates[0], **untouched(training))
-    base = memories.entry("books", "plain", {seed: (as_it_is,)}, label="plain, base as it is", rival=True)
+    names = names_of(size, own["names"])
+    as_it_is = memories.untrained("books", "plain")
+    base = memories.entry("books", "plain", as_it_is, label="plain, base as it is", rival=True)
     plain = memories.entry("books", "plain", memories.trained("books", "plain", [seed]), label="plain", rival=True)
     found = [base, plain]
     first = {family(memories.known[name]): name for name in reversed(names)}
@@ -91,16 +99,16 @@ def _warm_up(size: Size, training: Mapping[str, Any], tokens: int) -> int:
 
 def token_entries(plan: Plan) -> list[Entry]:
     """Plain windows, the paper's mechanism and the best, with a run of its own for each length."""
-    memories, size = Memories(plan), plan.size
+    memories, size = all_memories(plan), plan.size
     own = TOKENS | dict(size.own.get("tokens", {}))
-    training = {**size.training, **memories.training("books")}
+    training, ours = memories.training("books"), settings_of(size)["ours"]
     found = []
     for tokens in sorted(own["counts"]):
         settings = {"max_tokens": tokens, "epochs": 1000.0, "schedule": "cosine", "patience": 0}
         settings |= {"warmup_steps": _warm_up(size, training, tokens), "valid_every": max(1, tokens // 4)}
         long = tokens > own["seeded"]
         entries = []
-        for name in ("plain", PAPERS, memories.own["ours"]):
+        for name in ("plain", PAPERS, ours):
             trained: dict[int, Sequence[str]] = {}
             for seed in size.seeds[:1] if long else size.seeds:
                 trained[seed] = tuple(
@@ -144,7 +152,7 @@ START: dict[str, Any] = {"tokens": 5_000_000, "points": 10, "curriculum": ((2, 0
 
 def starts(memories: Memories) -> dict[str, tuple[str, str, dict[str, Any]]]:
     """Those that apply: only lookback has keys that can be moved."""
-    lookback = memories.known[memories.own["ours"]]["mechanism"] == "lookback"
+    lookback = memories.known[settings_of(memories.size)["ours"]]["mechanism"] == "lookback"
     return {name: start for name, start in STARTS.items() if lookback or name != "best-unmoved"}
 
 
@@ -154,8 +162,9 @@ def stages(memories: Memories, name: str, seed: int) -> list[str]:
     own = START | dict(size.own.get("starts", {}))
     changes = dict(changes)
     grows = changes.pop("curriculum", False)
-    mechanism = {"plain": "plain", "carry": PAPERS, "slots": memories.own["slots"], "best": memories.own["ours"]}[kind]
-    training = {**size.training, **memories.training("books")}
+    best = settings_of(size)
+    mechanism = {"plain": "plain", "carry": PAPERS, "slots": best["slots"], "best": best["ours"]}[kind]
+    training = memories.training("books")
     runs: list[str] = []
     for number, (windows, share) in enumerate(own["curriculum"] if grows else ((training["windows"], 1.0),)):
         tokens = round(share * own["tokens"])
@@ -178,7 +187,7 @@ def stages(memories: Memories, name: str, seed: int) -> list[str]:
 
 def start_entries(plan: Plan) -> list[Entry]:
     """The last stage of each start, on validation."""
-    memories, size = Memories(plan), plan.size
+    memories, size = all_memories(plan), plan.size
     return against_first(
         Entry(
             label=name,
@@ -198,7 +207,7 @@ def add_curves(plan: Plan, entries: Sequence[Entry], results: Results, table: Ta
     for entry in entries:
         curve: Curve = []
         before = 0
-        for run in stages(Memories(plan), entry.label, plan.size.seeds[0]):
+        for run in stages(all_memories(plan), entry.label, plan.size.seeds[0]):
             found = results.get(run, {"tokens": 0, "steps": 1, "history": []})
             curve += [(before + tokens, loss) for tokens, loss in validation_curve(found)]
             before += found["tokens"]
