@@ -127,10 +127,9 @@ def trained_model(run: Path) -> tuple[Any, Any]:
     if not (run / MODEL).is_dir():
         raise UserError(f"The model of {str(run)!r} is gone: delete the folder to train it again.")
     if config["recurrence"]["mechanism"] == "xlnet":
-        from recurrify_papers.thesis.xlnet_run import XLNetMemory, load_xlnet
+        from recurrify_papers.thesis.xlnet_run import load_xlnet
 
-        memory = {name: value for name, value in config["recurrence"].items() if name != "mechanism"}
-        return load_xlnet(str(run / MODEL), XLNetMemory(**memory))
+        return load_xlnet(str(run / MODEL))
     return load_model(str(run / MODEL))
 
 
