@@ -140,7 +140,7 @@ def mini(tmp_path_factory: pytest.TempPathFactory) -> Size:
 def patched() -> Iterator[None]:
     """Few bootstrap samples, and variants that fit tiny windows."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("interval", "relative_gain", "gain_beyond"):
+        for name in ("interval", "relative_gain"):
             found = getattr(rows_module, name)
             patch.setattr(rows_module, name, lambda *one, found=found, **more: found(*one, **more, samples=FEW))
         patch.setattr(plan_module, "VARIANTS", plan_module.VARIANTS | VARIANTS)

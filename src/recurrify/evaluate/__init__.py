@@ -9,7 +9,7 @@ from recurrify.evaluate.answers import (
     predict_answers,
     score_answers,
 )
-from recurrify.evaluate.bootstrap import Gain, gain_beyond, interval, relative_gain
+from recurrify.evaluate.bootstrap import Gain, interval, relative_gain
 from recurrify.evaluate.classification import classification_metrics, share_interval
 from recurrify.evaluate.comparison import (
     ComparisonRow,
@@ -78,7 +78,6 @@ __all__ = [
     "evaluation_mode",
     "evaluation_rows",
     "full_flops_per_token",
-    "gain_beyond",
     "gain_row",
     "gradient_profile",
     "inspect_text",

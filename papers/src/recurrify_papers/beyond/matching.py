@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from recurrify_papers.beyond.memories import PAPERS, Memories, memory_rows
+from recurrify_papers.beyond.memories import Memories, memory_rows
 from recurrify_papers.experiment import Table
 from recurrify_papers.plan import Entry, score_name
 from recurrify_papers.runner import Results, Run
@@ -43,7 +43,7 @@ class Comparison:
         for entries in [*groups, *self.untrained]:
             made = perplexity_table(entries, results)
             table.rows += [*made.rows, *(row for entry in entries for row in memory_rows(entry, results))]
-            table.rows += rival_rows(entries, results, PAPERS, self.memories.size.window)
+            table.rows += rival_rows(entries, results, self.memories.size.window)
             table.missing += made.missing
         return table
 
