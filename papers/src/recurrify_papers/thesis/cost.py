@@ -30,7 +30,7 @@ def cost_run(settings: dict[str, Any], folder: Path, say: Say) -> dict[str, Any]
     size = replace(size_for(settings["shape"], device), **settings["changes"])
     modes = ("graphs" if device.type == "cuda" else "eager",)
     bench = Bench(size=size, device=device, memories=(PLAIN, RECURRENT), modes=modes, batches=size.batches)
-    numbers = []
+    numbers: list[dict[str, Any]] = []
     for part in MEASURES:
         for group in measure(bench, part):
             numbers += numbers_of(part, group)
