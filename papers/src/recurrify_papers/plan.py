@@ -85,6 +85,10 @@ class Plan:
         assert known == run, f"two runs are called {run.name}"
         return run.name
 
+    def run(self, function: str, name: str, /, **settings: Any) -> str:
+        """Add a run of a function of this package; returns its name."""
+        return self.add(Run(name=name, function=f"recurrify_papers.{function}", settings=settings))
+
     # ---- the base and choices ----------------------------------------------------------------------------
 
     def base(self, name: str = "base", corpora: Sequence[str] = ("books", "wiki")) -> str | dict[str, str]:

@@ -9,8 +9,6 @@ from recurrify_papers.experiment import Table
 from recurrify_papers.plan import Entry, score_name
 from recurrify_papers.runner import Results, Run
 
-FUNCTION = "recurrify_papers.finetune:matched_overlap"
-
 
 @dataclass(frozen=True)
 class Comparison:
@@ -69,7 +67,7 @@ def matched_runs(memories: Memories, entries: Iterable[Entry]) -> dict[tuple[str
                     settings: dict[str, Any] = {"run": {"run": name}, "base": base}
                     settings |= {"recurrence": dict(recurrence), "splits": splits}
                     settings |= {"window": plain.window, "memory_window": memory.window}
-                    plan.add(Run(name=match, function=FUNCTION, settings=settings))
+                    plan.run("finetune:matched_overlap", match, **settings)
                     found[name, match] = plain, memory
     return found
 

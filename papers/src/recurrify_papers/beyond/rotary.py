@@ -10,7 +10,6 @@ from recurrify_papers.beyond.matching import Comparison
 from recurrify_papers.beyond.memories import OURS, Memories, memory_tokens
 from recurrify_papers.experiment import Chart, Experiment, gain_headline
 from recurrify_papers.plan import Entry, Plan, against_first, model_of
-from recurrify_papers.runner import Run
 from recurrify_papers.sizes import CARRY, PLAIN, Settings, Size, tail
 
 SINKS = 4
@@ -72,9 +71,8 @@ def base_of(plan: Plan, outer: Size) -> Any:
     model = settings_of(outer)["model"]
     if model is not None:
         return model
-    settings = {"like": outer.base, "window": plan.size.window}
-    function = "recurrify_papers.beyond.rotary_base:make_base"
-    return model_of(plan.add(Run(name="rotary-base", function=function, settings=settings)))
+    made = plan.run("beyond.rotary_base:make_base", "rotary-base", like=outer.base, window=plan.size.window)
+    return model_of(made)
 
 
 def rotary_entries(memories: Memories, trained: bool) -> list[Entry]:

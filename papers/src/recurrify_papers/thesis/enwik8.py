@@ -3,7 +3,6 @@
 from recurrify_papers.declare import number_experiment, perplexity_experiment
 from recurrify_papers.experiment import Chart, Headline, gain_headline
 from recurrify_papers.plan import KINDS, LABELS, Entry, Plan
-from recurrify_papers.runner import Run
 from recurrify_papers.yoshida2020.tables import overlap_entries
 
 SOURCE = "Investigating the Impact of Recurrent Connections on Pre-Trained Transformer-based Models"
@@ -50,8 +49,7 @@ def metric_entries(plan: Plan) -> list[Entry]:
     for kind in KINDS:
         name = plan.train(size.thesis, kind, seed=size.seeds[0])
         settings = {"run": {"run": name}, "data": size.source(size.thesis), "tokens": tokens, "classes": CLASSES}
-        function = "recurrify_papers.thesis.prediction:prediction_run"
-        run = plan.add(Run(name=f"{name}-metrics", function=function, settings=settings))
+        run = plan.run("thesis.prediction:prediction_run", f"{name}-metrics", **settings)
         trained = {size.seeds[0]: (run,)}
         found.append(Entry(label=LABELS[kind], model=kind, dataset=size.thesis, trained=trained))
     return found
@@ -60,8 +58,8 @@ def metric_entries(plan: Plan) -> list[Entry]:
 def cost_entries(plan: Plan) -> list[Entry]:
     """Both models in one run; the benchmark's shapes are called as the sizes, and cost does not depend on weights."""
     shape = {"paper": "gpt2"}.get(plan.size.name, plan.size.name)
-    settings = {"shape": shape, "changes": {**COST_CHANGES, **plan.size.own.get(COST, {})}}
-    run = plan.add(Run(name=COST, function="recurrify_papers.thesis.cost:cost_run", settings=settings))
+    changes = {**COST_CHANGES, **plan.size.own.get(COST, {})}
+    run = plan.run("thesis.cost:cost_run", COST, shape=shape, changes=changes)
     return [Entry(label="both models", model="carry", trained={0: (run,)})]
 
 
@@ -73,9 +71,7 @@ def curve_entries(plan: Plan) -> list[Entry]:
     for kind in COMPARED:
         more = {} if own is None else {"label": f"curve-{kind}", **own}
         runs[kind] = {"run": plan.train(size.thesis, kind, seed=size.seeds[0], **more)}
-    settings = {"runs": runs}
-    function = "recurrify_papers.thesis.convergence:convergence_run"
-    run = plan.add(Run(name=CONVERGENCE, function=function, settings=settings))
+    run = plan.run("thesis.convergence:convergence_run", CONVERGENCE, runs=runs)
     return [Entry(label="both models", model="carry", dataset=size.thesis, trained={size.seeds[0]: (run,)})]
 
 

@@ -6,12 +6,11 @@ from typing import Any
 from recurrify_papers.declare import number_experiment
 from recurrify_papers.experiment import Chart, Headline, Row
 from recurrify_papers.plan import Entry, Plan, model_of
-from recurrify_papers.runner import Run
 from recurrify_papers.yoshida2020.published import SOURCE, TABLE_3
 
 NAME = "table3"
 KINDS = ("disjoint", "recurrent")
-RUNS = "recurrify_papers.yoshida2020.answer_runs"
+RUNS = "yoshida2020.answer_runs"
 SETTINGS: dict[str, Any] = {
     "model": "roberta-base",
     "data": (),
@@ -35,13 +34,12 @@ def answer_entries(plan: Plan) -> list[Entry]:
     own = SETTINGS | dict(plan.size.own.get(NAME, {}))
     model, data = own["model"], list(own["data"])
     if own["made_up"]:
-        made = Run(name="answers-made-up", function=f"{RUNS}:make_up", settings={"questions": own["made_up"]})
-        model, data = model_of(plan.add(made)), [{"run": made.name, "file": "questions.json"}]
+        made = plan.run(f"{RUNS}:make_up", "answers-made-up", questions=own["made_up"])
+        model, data = model_of(made), [{"run": made, "file": "questions.json"}]
     if not data:
         return []
     mixing = {"data": data, "distractors": own["distractors"], "questions": own["questions"], "seed": 0}
-    function = "recurrify_papers.yoshida2020.question_mixture:mixture_run"
-    mixture = plan.add(Run(name="answers-data", function=function, settings=mixing))
+    mixture = plan.run("yoshida2020.question_mixture:mixture_run", "answers-data", **mixing)
     tests: dict[str, Any] = {"test": {"run": mixture, "file": "test.json"}}
     tests |= {Path(path).stem: path for path in own["extra_tests"]}
     scores: dict[str, dict[str, list[Any]]] = {test: {kind: [] for kind in KINDS} for test in tests}
@@ -50,15 +48,15 @@ def answer_entries(plan: Plan) -> list[Entry]:
         settings = {"kind": kind, "model": model}
         settings |= {"data": {"run": mixture, "file": "train.json"}, "test": {"run": mixture, "file": "valid.json"}}
         settings |= {name: own[name] for name in ("window", "epochs", "batch", "warmup_steps")}
-        trained = plan.tuned(f"answers-{kind}", f"{RUNS}:train", settings, own["rates"], range(own["seeds"]))
+        function = f"recurrify_papers.{RUNS}:train"
+        trained = plan.tuned(f"answers-{kind}", function, settings, own["rates"], range(own["seeds"]))
         rates += [Entry(label=f"{kind}, learning rate", model=kind, trained={0: (name,)}) for name in trained[0]]
         for seed, names in trained.items():
             best = {"best_of": {name: {"run": name} for name in names}}
             for test, path in tests.items():
-                name = f"answers-{kind}-s{seed}-on-{test}"
-                run = Run(name=name, function=f"{RUNS}:score", settings={"run": best, "test": path})
-                scores[test][kind].append({"run": plan.add(run)})
-    compared = plan.add(Run(name="answers-compared", function=f"{RUNS}:compare", settings={"scores": scores}))
+                run = plan.run(f"{RUNS}:score", f"answers-{kind}-s{seed}-on-{test}", run=best, test=path)
+                scores[test][kind].append({"run": run})
+    compared = plan.run(f"{RUNS}:compare", "answers-compared", scores=scores)
     return [Entry(label="both kinds", model="recurrent", trained={0: (compared,)}), *rates]
 
 
