@@ -75,7 +75,8 @@ def train_on_two_parts(
 ) -> TrainOutcome:
     """Train in place; no document is seen twice."""
     made = two_part_documents(steps * settings.batch, settings.seed, task)
-    documents = StackDataset(input_ids=torch.from_numpy(made.tokens), labels=torch.from_numpy(made.labels))
+    tensors: dict[str, Any] = {"input_ids": torch.from_numpy(made.tokens), "labels": torch.from_numpy(made.labels)}
+    documents: Any = StackDataset(**tensors)
     trainer = ValidatingTrainer(
         model=model,
         args=trainer_arguments(settings, steps, steps, lr_scheduler_type="cosine"),
