@@ -67,7 +67,8 @@ def test_resumed_captured_run_equals_an_uninterrupted_one(wave_series, tmp_path)
 @pytest.mark.parametrize("model", ["rsa-informer", "transformer"])
 def test_every_replay_drops_other_elements_and_a_seed_repeats_them(model, wave_series):
     data = windows(wave_series, "cuda")
-    settings = replace(SETTINGS, model=model, dropout=0.2, learning_rate=STILL, precision="bf16")
+    still = {"learning_rate": STILL, "recurrence_learning_rate": STILL}
+    settings = replace(SETTINGS, model=model, dropout=0.2, precision="bf16", **still)
     step, starts_B = new_step(data, settings), epoch_starts(data, settings, 0)[0]
     for _ in range(STEPS_BEFORE_CAPTURE + 1):
         step(starts_B)
