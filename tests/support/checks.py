@@ -11,7 +11,6 @@ from recurrify.mechanisms import MechanismConfig, mechanism_config, recurrence_c
 from support.models import DECODERS, ENCODERS, tiny
 
 WINDOW = 8
-OVERLAPS = (0, 3)
 
 CARRIES: dict[str, dict[str, Any]] = {
     "paper": {},

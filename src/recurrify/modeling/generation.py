@@ -13,7 +13,8 @@ from transformers import Cache, DynamicCache
 
 from recurrify.context import Past, WindowContext
 from recurrify.errors import UserError
-from recurrify.families import aligned, as_mask, run_backbone
+from recurrify.families import run_backbone
+from recurrify.masks import aligned, as_mask
 from recurrify.modeling.model import RecurrentPreTrainedModel
 from recurrify.speed.graphed_generation import DecodingGraphs
 from recurrify.state import State
