@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from recurrify import MechanismConfig, NoRecurrence, UserError
 from recurrify.mechanisms import Past, Recorder, SlotMechanism, mechanism_config, mechanism_names, recurrence_config
 from recurrify.testing import check_mechanism
-from support.checks import VARIANTS, config
+from support.checks import READ, VARIANTS, config
 
 
 @pytest.mark.parametrize("name", [name for name in mechanism_names() if mechanism_config(name) is not NoRecurrence])
@@ -18,16 +18,9 @@ def test_every_registered_mechanism_meets_the_contract(name: str) -> None:
     check_mechanism(recurrence_config({"mechanism": name, "window": 20, "overlap": 4}))
 
 
-READ_DIFFERENTLY = (
-    "overlap", "everywhere", "standardized_overlap", "tail_one_layer", "tail_gated", "memory_tokens_gated",
-    "kv_sliding", "lookback_whole", "lookback_no_room",
-)  # fmt: skip
-"""Other settings change what is written, which `test_references.py` and `test_kv.py` check, and not how it is read."""
-
-
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_settings_meet_the_contract(variant: str) -> None:
-    checks = ("memory", "calls", "batches", "generate") if variant in READ_DIFFERENTLY else ("memory",)
+    checks = ("memory", "calls", "batches", "generate") if variant in READ else ("memory",)
     check_mechanism(config(**VARIANTS[variant]), checks)
 
 

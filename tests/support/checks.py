@@ -86,13 +86,19 @@ def variants_of(*families: str) -> list[tuple[str, str]]:
     return [(family, name) for family, name in pairs if fits(family, VARIANTS[name].get("mechanism", "carry"))]
 
 
-def variants_in_turn(*families: str) -> list[tuple[str, str]]:
-    """Each variant once, with one of the families that it works with, in turn."""
-    found = []
-    for turn, name in enumerate(VARIANTS):
-        suitable = [family for family in families if (family, name) in variants_of(family)]
-        found.append((suitable[turn % len(suitable)], name))
-    return found
+READ = {
+    "overlap": "gpt2",
+    "everywhere": "llama",
+    "standardized_overlap": "gpt2",
+    "tail_one_layer": "llama",
+    "tail_gated": "gpt2",
+    "memory_tokens_gated": "llama",
+    "kv_sliding": "llama",
+    "lookback_whole": "gpt2",
+    "lookback_no_room": "gpt2",
+}
+"""Variants whose memory is read in another way than by default, each with a family. The other variants differ in what
+is written, which tests against the descriptions cover."""
 
 
 def config(mechanism: str = "carry", **settings: Any) -> MechanismConfig:
