@@ -25,14 +25,6 @@ from support.reference import Weights, attend, llama_block, rms_norm, rotate, ru
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("settings", [{"keep": WINDOW, "sinks": 0}, {"keep": WINDOW - 2, "sinks": 2}], ids=str)
-def test_two_windows_equal_the_base_if_all_keys_are_kept(settings: dict[str, int]) -> None:
-    """The keys of a causal model do not depend on later tokens."""
-    model, ids = recurrent("llama", mechanism="kv", **settings), text(2, 2 * WINDOW)
-    assert_close(model(ids).logits, model.base(ids).logits)
-
-
-@torch.no_grad()
 @pytest.mark.parametrize("family", ROTARY)
 def test_windows_equal_the_base_with_a_mask(family: str) -> None:
     """Three windows equal the base over the whole text with a mask: only distances matter."""
