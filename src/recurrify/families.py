@@ -12,8 +12,8 @@ To add a family, register what this file lists for the others:
 
     register_family(Family("MyModel", ("my_model_type",), layers="layers", causal=True))
 
-`layers` is the path from the backbone (`model.base_model`) to its list of layers. The backbone must hand unknown
-keyword arguments down to its layers, as transformers' models do.
+`layers` is the path from the backbone (`model.base_model`) to its list of layers. The backbone must pass unknown
+keyword arguments to its layers, as transformers' models do.
 """
 
 import copy
@@ -427,7 +427,7 @@ def _longer_mask(mask: Tensor | None, hidden: Tensor, call: _Call, front: int, b
 
 
 def _open_mask(hidden: Tensor, call: _Call) -> Tensor:
-    """The mask for which attention is the same as without a mask."""
+    """A mask that does not change attention."""
     length = hidden.shape[1]
     allowed = torch.ones(length, length, dtype=torch.bool, device=hidden.device)
     return as_mask(allowed.tril() if call.causal else allowed, call.additive, hidden.dtype)[None, None]

@@ -52,7 +52,7 @@ RSA: dict[str, dict[str, Any]] = {
 }
 VARIANTS = CARRIES | TAILS | MEMORIES | KEPT | LOOKBACKS | RSA
 EVERYWHERE: dict[str, dict[str, Any]] = {"disjoint": {}, "overlap": {"overlap": 3}, "tail": TAILS["tail_pooled"]}
-"""For tests that take long."""
+"""For slow tests."""
 MECHANISMS: dict[str, dict[str, Any]] = {
     "carry": {"hidden_layers": 1, "hidden_size": 12},
     "tail": {"tail": 4, "hidden_size": 12},
