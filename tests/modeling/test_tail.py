@@ -148,21 +148,6 @@ def test_flops_count_every_layer_with_slots() -> None:
 
 
 class TestErrors:
-    @pytest.mark.parametrize(
-        ("settings", "sentence"),
-        [
-            ({"tail": 9}, "`tail` is 9, .* only 8 positions"),
-            ({"overlap": 5}, "`tail` is 4, .* only 3 positions .*overlap=5.*tail=3 or less"),
-            ({"insert_layer": 3, "until_layer": 2}, "until_layer=2"),
-            ({"gate_start": 0.0}, "gate_start=0 needs gates: add gated=True"),
-        ],
-        ids=str,
-    )
-    def test_bad_settings(self, settings: dict[str, Any], sentence: str) -> None:
-        with pytest.raises(UserError, match=sentence) as caught:
-            tail(**settings)
-        assert str(caught.value).endswith(".")
-
     @pytest.mark.parametrize("settings", [{"insert_layer": 4}, {"until_layer": 4}], ids=str)
     def test_layers_that_the_model_does_not_have(self, settings: dict[str, Any]) -> None:
         (name,) = settings
