@@ -1,18 +1,15 @@
 """The names of `import recurrify`, which loads them when they are used."""
 
-import os
 import pickle
 import subprocess
 import sys
-import traceback
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
 import recurrify
-from recurrify import CarryConfig
+from recurrify import CarryConfig, State
 from support.checks import recurrent
 
 
@@ -34,6 +31,14 @@ def test_unknown_name_raises() -> None:
         _ = recurrify.carry_config
 
 
+PRINT_AUTO_CLASSES = """
+from transformers import AutoConfig, AutoModelForCausalLM
+print(type(AutoConfig.from_pretrained(sys.argv[1])).__name__)
+print(type(AutoModelForCausalLM.from_pretrained(sys.argv[1])).__name__)
+"""
+AUTO_CLASSES = ["RecurrentConfig", "RecurrentForCausalLM"]
+
+
 def test_all_names_are_there_before_torch_is_loaded(tmp_path: Path) -> None:
     """And when transformers is imported later, its Auto classes know recurrent models."""
     recurrent("gpt2").save_pretrained(tmp_path)
@@ -43,9 +48,10 @@ import recurrify
 listed = dir(recurrify)
 assert sorted(listed) == sorted(recurrify.__all__)
 print("torch" in sys.modules, "transformers" in sys.modules)
-from transformers import AutoConfig, AutoModelForCausalLM
-print(type(AutoConfig.from_pretrained(sys.argv[1])).__name__)
-print(type(AutoModelForCausalLM.from_pretrained(sys.argv[1])).__name__)
+import transformers
+"""
+    program += PRINT_AUTO_CLASSES
+    program += """
 print(recurrify.load_model.__name__, recurrify.memory_cost.__name__)
 names = {}
 exec("from recurrify import *", names)
@@ -54,8 +60,7 @@ print(names["State"] is recurrify.State is sys.modules["recurrify.state"].State)
 """
     assert fresh(program, tmp_path) == [
         "False False",
-        "RecurrentConfig",
-        "RecurrentForCausalLM",
+        *AUTO_CLASSES,
         "load_model memory_cost",
         "[]",
         "True",
@@ -63,25 +68,17 @@ print(names["State"] is recurrify.State is sys.modules["recurrify.state"].State)
 
 
 def test_pickled_objects_load_without_an_import(tmp_path: Path) -> None:
-    """In a fork without the package; the Auto classes then know its classes, and not those from before the fork."""
+    """And the Auto classes then know recurrent models."""
     model = recurrent("gpt2")
     model.save_pretrained(tmp_path)
     state = model(torch.arange(4, 24).reshape(2, 10)).state
-    pickled = pickle.dumps((CarryConfig(window=7), recurrify.add_recurrence, state))
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            for name in [name for name in sys.modules if name.partition(".")[0] == "recurrify"]:
-                del sys.modules[name]
-            config, function, state = pickle.loads(pickled)
-            assert (config.window, function.__name__, type(state).__name__) == (7, "add_recurrence", "State")
-            modeling = sys.modules["recurrify.modeling"]
-            assert type(AutoConfig.from_pretrained(tmp_path)) is modeling.RecurrentConfig
-            assert type(AutoModelForCausalLM.from_pretrained(tmp_path)) is modeling.RecurrentForCausalLM
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    assert os.waitpid(child, 0)[1] == 0
+    file = tmp_path / "pickled"
+    file.write_bytes(pickle.dumps((CarryConfig(window=7), recurrify.add_recurrence, state)))
+    program = """
+import pickle, sys
+config, function, state = pickle.load(open(sys.argv[2], "rb"))
+print(config.window, function.__name__, type(state).__name__)
+"""
+    program += PRINT_AUTO_CLASSES
+    assert isinstance(state, State)
+    assert fresh(program, tmp_path, file) == ["7 add_recurrence State", *AUTO_CLASSES]
