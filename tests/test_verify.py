@@ -182,8 +182,8 @@ def test_training_continues_eagerly(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             finetune.train(model, sequences, settings, show_progress=False)
-        told = [one for one in caught if "differs from the eager one" in str(one.message)]
-        assert len(told) == (choice == "on")
+        warned = [one for one in caught if "differs from the eager one" in str(one.message)]
+        assert len(warned) == (choice == "on")
         weights.append(model.state_dict())
     for name, value in weights[0].items():
         torch.testing.assert_close(value, weights[1][name], msg=name)

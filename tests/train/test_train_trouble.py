@@ -1,4 +1,4 @@
-"""What goes wrong in the middle of a run: numbers that are none, and errors of other code."""
+"""Failures in the middle of a run: numbers that are not finite, and errors of other code."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -138,7 +138,7 @@ def test_output_folder_is_a_file(below: bool, base: Path, texts: Path, tmp_path:
         "basic_ios::clear: iostream error",
     ],
 )
-def test_what_torch_says_of_a_full_disk(said: str) -> None:
+def test_torchs_messages_of_a_full_disk(said: str) -> None:
     """As seen under `ulimit -f` and on a full file system."""
     check_sentence(
         str(explain_full_disk(RuntimeError(f"{said}\nframe #0: more"), "out")), "'out'", said, "free some space"

@@ -40,11 +40,17 @@ def load_model(
 ) -> tuple[RecurrentForCausalLM, Any]:
     """A recurrent (or plain, windowed) causal language model and its tokenizer.
 
-    `recurrence` may be a config or just the settings that matter to the caller, such as {"mechanism": "carry",
-    "window": 300}, or {"mechanism": "best"} for what served best for its kind. A base model gets it. A model that
-    recurrify saved keeps its own mechanism and takes over the window settings; asking it for another make-up than it
-    has is an error. Without `recurrence`, a base model runs in plain windows as long as its positions allow, up to
-    1,024 tokens. What is added may first look at what the base computes, on `device` if one is given.
+    Args:
+        name: A name on the hub, a folder, the folder of a run, a .gguf file, or a model that recurrify ships.
+        recurrence: A config, or only some settings, such as {"mechanism": "carry", "window": 300};
+            {"mechanism": "best"} selects the memory that works best for this kind of base. A base model gets this
+            memory. A model that recurrify saved keeps its own mechanism and takes the window settings. None runs a
+            base model in plain windows, as long as its positions allow, up to 1,024 tokens.
+        dtype: Of the weights; float32 by default.
+        device: Of the model. A new memory may run the base there once, to initialise its weights.
+
+    Raises:
+        UserError: The model cannot be loaded, or it was saved with other settings of its mechanism.
     """
     wanted = recurrence.to_dict() if isinstance(recurrence, MechanismConfig) else recurrence
     source, kwargs = resolve_name(name)
@@ -151,7 +157,7 @@ TAKEN_BY = {
     "recurrify language model": "`recurrify scratch evaluate` and `recurrify scratch report` take its run",
     "recurrify forecaster": "`recurrify forecast evaluate` and `recurrify forecast predict` take its run",
 }
-"""What the models that are not transformers' call themselves in their config.json, and who knows them."""
+"""Formats in config.json that are not transformers' own, and the commands that read them."""
 
 
 def _must_be_pretrained(name: str, folder: Path) -> None:
@@ -166,7 +172,7 @@ def _must_be_pretrained(name: str, folder: Path) -> None:
 
 
 def _looks_like_a_path(name: str) -> bool:
-    """Rather than a name on the hub, which is `name` or `owner/name`."""
+    """Whether it is a path rather than a name on the hub, which is `name` or `owner/name`."""
     try:
         validate_repo_id(name)
     except HFValidationError:
@@ -179,7 +185,7 @@ def _downloaded_config(name: str) -> object:
 
 
 def _must_be_causal(name: str, source: str) -> None:
-    """Raise UserError, before weights are read, for a model that cannot predict the next token, if its config tells."""
+    """Raise UserError, before weights are read, if the config is that of a model that cannot predict the next token."""
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=trusts_remote_code())
     except Exception:  # whatever a stranger's files make transformers raise: loading the weights says it better
@@ -232,7 +238,7 @@ def tokenizer_of(name: str, source: str, kwargs: dict[str, Any]) -> Any:
 
 def _no_tokenizer(name: str) -> UserError:
     return UserError(
-        f"{name!r} has no tokenizer beside the model: save one there with tokenizer.save_pretrained({name!r})."
+        f"{name!r} has no tokenizer in its folder: save one there with tokenizer.save_pretrained({name!r})."
     )
 
 

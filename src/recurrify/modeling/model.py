@@ -49,9 +49,9 @@ class RecurrentOutput(ModelOutput):
 
 class WindowsRun(NamedTuple):
     hidden: Tensor | None
-    """(B, P, K), unless only losses were asked for."""
+    """(B, P, K); None if only losses are requested."""
     losses: Tensor | None
-    """(B, P), where targets were given and hidden states were not asked for."""
+    """(B, P), if there are targets and hidden states are not requested."""
     state: State
 
 
@@ -255,8 +255,8 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         summed: bool = False,
         compiles: bool = False,
     ) -> Iterator[WindowDone]:
-        """Run packed rows, giving what each window leaves behind: its losses or, without targets, its hidden states;
-        statistics are read but not learned. Windows without losses are compiled only if it `compiles`: training does
+        """Run packed rows and yield the results of each window: its losses or, without targets, its hidden states.
+        Statistics are read but not updated. Windows without losses are compiled only with `compiles`: training does
         not repeat them."""
         window, overlap = self.recurrence.window, self.recurrence.overlap
         memory, live = state.memory, state.live
@@ -352,7 +352,7 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
             memory: What earlier windows left, or None.
             live: (rows,) bool on the CPU: the rows to which `memory` belongs.
             statistics: `mechanism.statistics()` of the call.
-            writes: Whether the window is full and its memory is asked for.
+            writes: Whether the window is full, so that its memory is computed.
         """
         return self._through_base(inputs, past_of(memory, live, self.device), statistics, writes)
 
