@@ -37,6 +37,7 @@ def load_model(
     recurrence: MechanismConfig | dict[str, Any] | None = None,
     dtype: torch.dtype | None = None,
     device: torch.device | None = None,
+    device_map: Any = None,
 ) -> tuple[RecurrentForCausalLM, Any]:
     """A recurrent (or plain, windowed) causal language model and its tokenizer.
 
@@ -44,14 +45,19 @@ def load_model(
     "window": 300}, or {"mechanism": "best"} for what served best for its kind. A base model gets it. A model that
     recurrify saved keeps its own mechanism and takes over the window settings; asking it for another make-up than it
     has is an error. Without `recurrence`, a base model runs in plain windows as long as its positions allow, up to
-    1,024 tokens. What is added may first look at what the base computes, on `device` if one is given.
+    1,024 tokens. What is added may first look at what the base computes, on `device` if one is given. Weights are read
+    shard by shard straight onto the device, or onto those of a `device_map` as in transformers.
     """
     wanted = recurrence.to_dict() if isinstance(recurrence, MechanismConfig) else recurrence
     source, kwargs = resolve_name(name)
     tokenizer = tokenizer_of(name, source, kwargs)
     if not kwargs:
         _must_be_causal(name, source)
-    model = _load_weights(name, source, dtype, kwargs).to(device)
+    if device_map is None and device is not None and "gguf_file" not in kwargs:
+        device_map = {"": device}
+    model = _load_weights(name, source, dtype, kwargs, device_map)
+    if device_map is None:
+        model = model.to(device)
     if isinstance(model, RecurrentForCausalLM):
         return (model if wanted is None else with_settings(model, wanted, name)), tokenizer
     if wanted is None:
@@ -236,13 +242,16 @@ def _no_tokenizer(name: str) -> UserError:
     )
 
 
-def _load_weights(name: str, source: str, dtype: torch.dtype | None, kwargs: dict[str, Any]) -> Any:
+def _load_weights(
+    name: str, source: str, dtype: torch.dtype | None, kwargs: dict[str, Any], device_map: Any = None
+) -> Any:
+    placed = {} if device_map is None else {"device_map": device_map}
     try:
         if Path(source).is_dir() and is_recurrent(source):
-            model = RecurrentForCausalLM.from_pretrained(source, dtype=dtype or torch.float32)
+            model = RecurrentForCausalLM.from_pretrained(source, dtype=dtype or torch.float32, **placed)
         else:
             trust = trusts_remote_code()
-            kwargs = {"dtype": dtype or torch.float32, "trust_remote_code": trust, **kwargs}
+            kwargs = {"dtype": dtype or torch.float32, "trust_remote_code": trust, **placed, **kwargs}
             model = load_base(AutoModelForCausalLM, source, **kwargs)
     except UserError:
         raise
