@@ -37,6 +37,7 @@ def load_model(
     recurrence: MechanismConfig | dict[str, Any] | None = None,
     dtype: torch.dtype | None = None,
     device: torch.device | None = None,
+    device_map: Any = None,
 ) -> tuple[RecurrentForCausalLM, Any]:
     """A recurrent (or plain, windowed) causal language model and its tokenizer.
 
@@ -47,7 +48,9 @@ def load_model(
             memory. A model that recurrify saved keeps its own mechanism and takes the window settings. None runs a
             base model in plain windows, as long as its positions allow, up to 1,024 tokens.
         dtype: Of the weights; float32 by default.
-        device: Of the model. A new memory may run the base there once, to initialise its weights.
+        device: Of the model; weights are read straight onto it. A new memory may run the base there once, to initialise
+            its weights.
+        device_map: As in transformers: spreads the base over several devices.
 
     Raises:
         UserError: The model cannot be loaded, or it was saved with other settings of its mechanism.
@@ -57,7 +60,11 @@ def load_model(
     tokenizer = tokenizer_of(name, source, kwargs)
     if not kwargs:
         _must_be_causal(name, source)
-    model = _load_weights(name, source, dtype, kwargs).to(device)
+    if device_map is None and device is not None and "gguf_file" not in kwargs:
+        device_map = {"": device}
+    model = _load_weights(name, source, dtype, kwargs, device_map)
+    if device_map is None:
+        model = model.to(device)
     if isinstance(model, RecurrentForCausalLM):
         return (model if wanted is None else with_settings(model, wanted, name)), tokenizer
     if wanted is None:
@@ -242,13 +249,16 @@ def _no_tokenizer(name: str) -> UserError:
     )
 
 
-def _load_weights(name: str, source: str, dtype: torch.dtype | None, kwargs: dict[str, Any]) -> Any:
+def _load_weights(
+    name: str, source: str, dtype: torch.dtype | None, kwargs: dict[str, Any], device_map: Any = None
+) -> Any:
+    placed = {} if device_map is None else {"device_map": device_map}
     try:
         if Path(source).is_dir() and is_recurrent(source):
-            model = RecurrentForCausalLM.from_pretrained(source, dtype=dtype or torch.float32)
+            model = RecurrentForCausalLM.from_pretrained(source, dtype=dtype or torch.float32, **placed)
         else:
             trust = trusts_remote_code()
-            kwargs = {"dtype": dtype or torch.float32, "trust_remote_code": trust, **kwargs}
+            kwargs = {"dtype": dtype or torch.float32, "trust_remote_code": trust, **placed, **kwargs}
             model = load_base(AutoModelForCausalLM, source, **kwargs)
     except UserError:
         raise

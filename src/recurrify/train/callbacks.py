@@ -14,12 +14,9 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from recurrify.console import heartbeat, say, time_left
 from recurrify.errors import UserError
+from recurrify.evaluate.perplexity import StoppedEvaluation
 from recurrify.interrupts import Interrupt
 from recurrify.train.checkpoints import remove_old_checkpoints, write_checksums
-
-
-class StoppedValidation(Exception):  # noqa: N818 - not an error
-    """A signal ended a validation: the step is saved, and validated when the run resumes."""
 
 
 class StopEarly(TrainerCallback, Interrupt):
@@ -45,11 +42,10 @@ class StopEarly(TrainerCallback, Interrupt):
             control.should_save = control.should_training_stop = True
         return control
 
-    def check_validation(self, args: TrainingArguments) -> None:
-        """Raise `StoppedValidation` after a signal; called often while all processes validate."""
-        (self.interrupted,) = _any_process((self.heard,), args)
-        if self.interrupted:
-            raise StoppedValidation
+    def check_validation(self) -> None:
+        """Raise `StoppedEvaluation` after a signal; called often. The run validates this step when it resumes."""
+        if self.heard:
+            raise StoppedEvaluation
 
 
 def _any_process(flags: Sequence[bool], args: TrainingArguments) -> list[bool]:
@@ -69,6 +65,8 @@ class EndInOrder(TrainerCallback):
             torch.distributed.barrier()  # each process has a file in it
         if state.is_world_process_zero:
             folder = Path(str(args.output_dir))
+            # Of sharded runs: a pickled copy of the safetensors.
+            (folder / f"checkpoint-{state.global_step}" / "pytorch_model_fsdp.bin").unlink(missing_ok=True)
             write_checksums(folder / f"checkpoint-{state.global_step}")
             remove_old_checkpoints(folder)
 

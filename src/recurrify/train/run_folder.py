@@ -19,6 +19,7 @@ from recurrify.data.texts import Say
 from recurrify.errors import UserError
 from recurrify.evaluate.flops import memory_cost
 from recurrify.modeling.loading import own_memory
+from recurrify.modeling.sharding import is_sharded, whole_weights
 from recurrify.records import CONFIG_FILE, MODEL_FOLDER, RESULT_FILE, RUN_FILE, RunRecord
 from recurrify.results import load_result, provenance, save_result, write_whole
 from recurrify.train.callbacks import seconds_trained
@@ -148,6 +149,7 @@ def complete_run(
     **facts: Any,
 ) -> dict[str, Any]:
     """Train with `fit`; if the run is finished, add `scores` and save model and result. Returns the result."""
+    facts["memory"] = memory_cost(model)._asdict()  # before processes divide the weights among themselves
     with full_disk_explained(settings.out):
         outcome = fit()
         if not outcome.finished:
@@ -183,7 +185,6 @@ def run_result(
         "train_loss": _mean_loss(outcome.history),
         "training_seconds": seconds_trained(outcome.history),
         "parameters": count_parameters(model),
-        "memory": memory_cost(model)._asdict(),
         **more,
         "history": outcome.history,
         "legs": load_result(legs)["legs"] if legs.is_file() else [],
@@ -204,9 +205,10 @@ def _mean_loss(history: Sequence[Mapping[str, float]]) -> float | None:
 
 def save_run(model: Any, tokenizer: Any, result: Mapping[str, Any], out: Path) -> None:
     """Save the model and then the result, which marks the run as finished."""
+    weights = {"state_dict": whole_weights(model)} if is_sharded(model) else {}
     if not is_first():
         return
-    model.save_pretrained(out / MODEL_FOLDER, about=_about(result))
+    model.save_pretrained(out / MODEL_FOLDER, about=_about(result), **weights)
     tokenizer.save_pretrained(out / MODEL_FOLDER)
     save_result(out / RESULT_FILE, result)
     (out / LEGS_FILE).unlink(missing_ok=True)
