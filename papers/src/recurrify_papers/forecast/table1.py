@@ -244,6 +244,10 @@ class Mean(NamedTuple):
     error: float | None
     """One standard error over seeds."""
 
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Mean":
+        return cls(fmean(values), stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None)
+
     def __str__(self) -> str:
         return f"{self.mean:.3f}" if self.error is None else f"{self.mean:.3f} ± {self.error:.3f}"
 
@@ -255,13 +259,7 @@ def means(rows: Sequence[Row], metric: str = "mse") -> dict[str, dict[str, Mean]
     for row in rows:
         if row["learning_rate"] == rates.get((row["setting"], row["model"])):
             values.setdefault(row["setting"], {}).setdefault(row["model"], []).append(row[metric])
-    return {
-        setting: {
-            model: Mean(fmean(found), stdev(found) / math.sqrt(len(found)) if len(found) > 1 else None)
-            for model, found in models.items()
-        }
-        for setting, models in values.items()
-    }
+    return {setting: {model: Mean.of(found) for model, found in models.items()} for setting, models in values.items()}
 
 
 def markdown(rows: Sequence[Row]) -> list[str]:
