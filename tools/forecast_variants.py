@@ -18,6 +18,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pandas as pd
+
 from recurrify.results import load_result, provenance, save_result
 from recurrify_papers.forecast.table1 import RECIPE, SETTINGS, Mean, Recipe, Row, runs, train_one
 
@@ -94,7 +96,8 @@ def summary(rows: list[Row]) -> list[str]:
     lines = []
     for setting, best in sorted(best_rows(rows).items()):
         own = [row for row in rows if key(row)[:3] == key(best)[:3]]
-        found = Mean.of([row["mse"] for row in own])
+        errors = pd.Series([row["mse"] for row in own])
+        found = Mean(errors.mean(), errors.sem())
         lines.append(
             f"{setting}: {best['variant']} at {best['learning_rate']:g}, validation {best['valid_mse']:.4f}, test MSE "
             f"{found} over {len(own)} seeds, authors {GOALS[setting]}"

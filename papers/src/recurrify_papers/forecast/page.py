@@ -37,7 +37,7 @@ def _change(result: Mapping[str, Any]) -> float | None:
 
 def write_page(result: Mapping[str, Any], path: str | Path) -> None:
     own, change = result["scores"][0], _change(result)
-    held = next(one for one in own["coverage"] if one["level"] == 0.9)
+    held = next(one for one in own["coverage"] if one["level"] == 90)
     facts = [("MASE", f"{own['mase']:.2f}"), ("MAE, original units", f"{own['mae_original']:.4g}")]
     facts += [("90 % intervals hold", f"{held['held']:.1%}"), ("windows", f"{own['windows']:,}")]
     answer = Verdict(
@@ -133,7 +133,7 @@ def score_table(result: Mapping[str, Any]) -> Table:
 
 def column_table(result: Mapping[str, Any]) -> Table:
     own = result["scores"][0]
-    held = next(one for one in own["coverage"] if one["level"] == 0.9)["by_column"]
+    held = next(one for one in own["coverage"] if one["level"] == 90)["by_column"]
     columns: list[str | Column] = [
         "column",
         *(Column(title, lambda value: f"{value:,.4g}") for title in SCORES.values()),

@@ -43,18 +43,6 @@ Source: TypeAlias = str | Path | pd.DataFrame
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
-    """How to read a file."""
-
-    date_column: str | None = None
-    id_column: str | None = None
-    columns: Sequence[str] | None = None
-    known: Sequence[str] = ()
-    freq: str | None = None
-    resample: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Series:
     """Numbers at regular steps of time, one column per series."""
 
@@ -86,40 +74,47 @@ class Series:
         return replace(self, values=self.values[:, chosen], columns=tuple(columns))
 
 
-def read_series(source: Source, layout: Layout | None = None) -> Series:
+def read_series(
+    source: Source,
+    *,
+    date_column: str | None = None,
+    id_column: str | None = None,
+    columns: Sequence[str] | None = None,
+    known: Sequence[str] | None = None,
+    freq: str | None = None,
+    resample: str | None = None,
+) -> Series:
     """Read a file or a DataFrame in wide format (one column per series) or long format (with an id column).
 
     Raises:
         UserError: the file has no dates, no numbers, no regular step, or too much is missing.
     """
-    layout = layout or Layout()
     repairs: list[str] = []
+    covariates = list(known or ())
     table, name, checksum, separator = _load(source)
-    date_column = _date_column(name, table, layout.date_column)
-    id_column = layout.id_column or (ID_NAME if ID_NAME in table else None)
-    if id_column is not None and id_column not in table:
-        raise UserError(f"{name} has no column {id_column!r}: it has {', '.join(table)}.")
+    date_column = _date_column(name, table, date_column)
+    id_column = id_column or (ID_NAME if ID_NAME in table else None)
+    _check_columns(name, table, [one for one in (id_column, *(columns or ()), *covariates) if one])
     dates = parse_dates(name, table[date_column], repairs)
     others = table.drop(columns=[date_column, *([id_column] if id_column else [])])
-    wanted = None if layout.columns is None else [*layout.columns, *layout.known]
+    wanted = None if columns is None else [*columns, *covariates]
     numbers = _numbers(name, others, wanted, separator, repairs)
-    unknown = [column for column in layout.known if column not in numbers]
-    if unknown or len(numbers.columns) == len(layout.known):
+    if len(numbers.columns) == len(covariates) or not numbers.columns.isin(covariates).sum() == len(covariates):
         raise UserError(f"{name} needs a column of numbers to forecast and its known covariates: got {list(numbers)}.")
-    frame, known = numbers.drop(columns=list(layout.known)), numbers[list(layout.known)]
-    frame.index = known.index = dates
+    numbers.index = dates
+    frame, future = numbers.drop(columns=covariates), numbers[covariates]
     if id_column is not None:
-        frame = _wide(name, frame, table[id_column].astype(str).to_numpy(), layout.resample is not None)
-        known = _shared(name, known)
-    if layout.resample is not None:
-        frame, known = (one.resample(_offset("resample", layout.resample)).mean() for one in (frame, known))
-        repairs.append(f"rows were averaged to one per {layout.resample}")
-    frame = _in_order(name, frame.join(known) if len(known.columns) and id_column is None else frame, repairs)
-    frame, frequency = _regular(name, frame, layout.freq or layout.resample, repairs)
-    if len(known.columns):
-        known = frame[known.columns] if id_column is None else known.sort_index().reindex(frame.index)
-        frame = frame.drop(columns=known.columns, errors="ignore")
-        frame, known = frame.loc[: frame.last_valid_index()], known.ffill().bfill()
+        frame = _wide(name, frame, table[id_column].astype(str).to_numpy(), resample is not None)
+        future = _shared(name, future)
+    if resample is not None:
+        frame, future = (one.resample(_offset("resample", resample)).mean() for one in (frame, future))
+        repairs.append(f"rows were averaged to one per {resample}")
+    frame = _in_order(name, frame if id_column else frame.join(future) if len(covariates) else frame, repairs)
+    frame, frequency = _regular(name, frame, freq or resample, repairs)
+    if covariates:
+        future = frame[covariates] if id_column is None else future.sort_index().reindex(frame.index)
+        frame = frame.drop(columns=covariates, errors="ignore")
+        frame, future = frame.loc[: frame.last_valid_index()], future.ffill().bfill()
     frame = _filled(name, frame, id_column is not None, repairs)
     return Series(
         name=name,
@@ -130,10 +125,16 @@ def read_series(source: Source, layout: Layout | None = None) -> Series:
         repairs=tuple(repairs),
         checksum=checksum,
         file_columns=tuple(map(str, others.columns)),
-        known=known,
+        known=future,
         date_column=date_column,
         id_column=id_column,
     )
+
+
+def _check_columns(name: str, table: pd.DataFrame, wanted: Sequence[str]) -> None:
+    missing = [column for column in wanted if column not in table]
+    if missing:
+        raise UserError(f"{name} has no column {missing[0]!r}: it has {', '.join(map(str, table.columns))}.")
 
 
 def _load(source: Source) -> tuple[pd.DataFrame, str, str, str]:
@@ -179,8 +180,7 @@ def _load(source: Source) -> tuple[pd.DataFrame, str, str, str]:
 def _date_column(name: str, table: pd.DataFrame, asked: str | None) -> str:
     """The column asked for; one with a usual name; the first, if it holds dates."""
     if asked is not None:
-        if asked not in table:
-            raise UserError(f"{name} has no column {asked!r}: it has {', '.join(map(str, table.columns))}.")
+        _check_columns(name, table, [asked])
         return asked
     usual = [column for known in DATE_NAMES for column in table if str(column).lower() == known]
     found = usual[0] if usual else str(table.columns[0])
@@ -257,9 +257,6 @@ def _row(marked: pd.Series) -> int:
 def _numbers(
     name: str, table: pd.DataFrame, asked: Sequence[str] | None, separator: str, repairs: list[str]
 ) -> pd.DataFrame:
-    missing = [column for column in asked or () if column not in table]
-    if missing:
-        raise UserError(f"{name} has no column {missing[0]!r}: it has {', '.join(map(str, table.columns))}.")
     found: dict[str, pd.Series] = {}
     for column in dict.fromkeys(asked if asked is not None else table.columns):
         cells = table[column]

@@ -60,8 +60,8 @@ class InformerConfig:
     several rows of one or two heads, later rows included, instead of its own row of all heads."""
     rsa: RSAConfig | None = None
     """Adds recurrence to every self-attention, causal in the decoder and both ways in the encoder; None is Informer."""
-    recurrence_rows: Literal["all", "selected"] = "all"
-    """Rows of ProbSparse attention that get recurrence: all, or only those of the queries chosen."""
+    recurrence_rows: str = "all"
+    """Rows of ProbSparse attention that get recurrence: all, or `selected`, those of the queries chosen."""
 
     def __post_init__(self) -> None:
         if isinstance(self.rsa, dict):  # a configuration read back from JSON
