@@ -26,6 +26,9 @@ from recurrify_papers.models.forecasters import RidgeConfig, RidgeForecaster, Se
 from recurrify_papers.models.informer import Informer, InformerConfig
 
 Say = Callable[[str], None]
+INFORMER_SETTINGS = (
+    "label", "heads", "inner", "encoder_layers", "decoder_layers", "factor", "distil", "mix", "recurrence_rows",
+)  # fmt: skip
 FIRST_DILATION = 3
 DEFAULT_PAST = 96
 AUTO_MINUTES = 1.0
@@ -97,43 +100,17 @@ def default_dilations(counts: tuple[int, ...]) -> tuple[int, ...]:
 
 def new_network(settings: ForecastSettings, channels: int, time_features: int) -> nn.Module:
     """A network with random weights."""
-    assert settings.past
-    assert settings.horizon
-    assert settings.inner
-    assert settings.label is not None
-    lengths = {"past": settings.past, "horizon": settings.horizon}
+    config: dict[str, Any] = {name: getattr(settings, name) for name in ("past", "horizon")}
     if settings.model == "linear":
-        return forecasters.LinearForecaster(forecasters.WindowConfig(**lengths))
+        return forecasters.LinearForecaster(forecasters.WindowConfig(**config))
+    config |= {"channels": channels, "width": settings.width, "dropout": settings.dropout}
     if settings.model == "tsmixer":
         check_installed(settings.model)
-        config = forecasters.MixerConfig(
-            channels=channels,
-            width=settings.width,
-            layers=settings.encoder_layers,
-            dropout=settings.dropout,
-            **lengths,
-        )
-        return forecasters.MixerForecaster(config)
-    return Informer(
-        InformerConfig(
-            channels=channels,
-            time_features=time_features,
-            label=settings.label,
-            width=settings.width,
-            heads=settings.heads,
-            inner=settings.inner,
-            encoder_layers=settings.encoder_layers,
-            decoder_layers=settings.decoder_layers,
-            dropout=settings.dropout,
-            attention="full" if settings.model.endswith("transformer") else "prob",
-            factor=settings.factor,
-            distil=settings.distil,
-            mix=settings.mix,
-            rsa=recurrence_config(settings) if settings.model.startswith("rsa-") else None,
-            recurrence_rows=settings.recurrence_rows,
-            **lengths,
-        )
-    )
+        return forecasters.MixerForecaster(forecasters.MixerConfig(layers=settings.encoder_layers, **config))
+    config |= {name: getattr(settings, name) for name in INFORMER_SETTINGS}
+    attention: Any = "full" if settings.model.endswith("transformer") else "prob"
+    rsa = recurrence_config(settings) if settings.model.startswith("rsa-") else None
+    return Informer(InformerConfig(time_features=time_features, attention=attention, rsa=rsa, **config))
 
 
 def recurrence_config(settings: ForecastSettings) -> RSAConfig:

@@ -79,7 +79,6 @@ class Fitted:
     """The outcome of a training."""
 
     trained: Trained
-    data: WindowedSeries
     chosen: Candidate
     candidates: list[Candidate]
 
@@ -132,7 +131,7 @@ def fit_series(
         spread_rows=data.spread_rows,
         valid_end=str(series.dates[data.split.valid_end - 1]),
     )
-    return Fitted(trained, data, chosen, candidates)
+    return Fitted(trained, chosen, candidates)
 
 
 def save_trained(trained: Trained, folder: str | Path) -> None:

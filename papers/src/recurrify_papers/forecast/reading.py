@@ -209,14 +209,14 @@ def parse_dates(name: str, column: pd.Series, repairs: list[str]) -> pd.Datetime
         if text.str.fullmatch(pattern).all():
             written = text.astype("int64") if "unit" in arguments else text
             return pd.DatetimeIndex(pd.to_datetime(written, **arguments))
-    ways: list[dict[str, Any]] = [{}]
-    if text.str.match(r"\d{1,2}[./-]\d{1,2}[./-]").all():
-        ways = [{"dayfirst": False}, {"dayfirst": True}]
-    found = [dates for way in ways if (dates := _parsed(text, way)) is not None]
+    day_or_month = text.str.match(r"\d{1,2}[./-]\d{1,2}[./-]").all()
+    ways: Any = [{"dayfirst": False}, {"dayfirst": True}] if day_or_month else [{}, {"format": "ISO8601"}]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        read = [pd.to_datetime(text, utc=True, errors="coerce", **way) for way in (*ways, {"format": "mixed"})]
+    found = [pd.DatetimeIndex(dates).tz_localize(None) for dates in read[:2] if dates.notna().all()]
     if not found:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            bad = pd.to_datetime(text, errors="coerce", utc=True, format="mixed").isna()
+        bad = read[2].isna()
         cell = (
             f"{text[bad].iloc[0]!r} in row {_row(bad)}" if bad.any() else f"several formats, such as {text.iloc[0]!r}"
         )
@@ -235,18 +235,6 @@ def parse_dates(name: str, column: pd.Series, repairs: list[str]) -> pd.Datetime
 def _irregularity(dates: pd.DatetimeIndex) -> float:
     steps = np.diff(np.sort(dates.to_numpy())).astype(float)
     return float(steps.std() / max(steps.mean(), 1.0))
-
-
-def _parsed(text: pd.Series, way: dict[str, Any]) -> pd.DatetimeIndex | None:
-    formats: tuple[dict[str, Any], ...] = ({}, {"format": "ISO8601"})
-    for one in formats:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                return pd.DatetimeIndex(pd.to_datetime(text, utc=True, **one, **way)).tz_localize(None)
-        except (ValueError, OverflowError):
-            continue
-    return None
 
 
 def _row(marked: pd.Series) -> int:
@@ -291,14 +279,13 @@ def _number_column(name: str, cells: pd.Series, separator: str, repairs: list[st
                     "a dot between thousands: write them without dots, or with two decimals."
                 )
         return numbers
-    for pattern, kind in ((DECIMAL_COMMA, "a decimal comma"), (THOUSANDS_COMMA, "commas between thousands")):
-        if (separator == ",") == (kind == "a decimal comma") or not written.str.fullmatch(pattern).all():
-            continue
-        decimal = kind == "a decimal comma"
-        plain = cells.str.strip().str.replace("." if decimal else ",", "", regex=False)
-        repairs.append(f"numbers such as {written[written.str.contains(',')].iloc[0]} were read with {kind}")
-        return pd.to_numeric(plain.str.replace(",", ".", regex=False)).astype(float)
-    return numbers
+    thousands = separator == ","
+    if not written.str.fullmatch(THOUSANDS_COMMA if thousands else DECIMAL_COMMA).all():
+        return numbers
+    kind = "commas between thousands" if thousands else "a decimal comma"
+    repairs.append(f"numbers such as {written[written.str.contains(',')].iloc[0]} were read with {kind}")
+    plain = cells.str.strip().str.replace("," if thousands else ".", "", regex=False)
+    return pd.to_numeric(plain.str.replace(",", ".", regex=False)).astype(float)
 
 
 def _wide(name: str, frame: pd.DataFrame, ids: np.ndarray, averages: bool) -> pd.DataFrame:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from recurrify import UserError
-from recurrify.records import BUDGET, RunRecord
+from recurrify.records import RunRecord
 from recurrify.settings import setting
 
 NAIVE = ("last-value", "seasonal")
@@ -12,7 +12,7 @@ RIDGE = ("nlinear", "dlinear")
 STATISTICAL = {"ets": "AutoETS", "theta": "AutoTheta", "arima": "AutoARIMA"}
 NETWORKS = ("rsa-informer", "informer", "rsa-transformer", "transformer", "linear", "tsmixer")
 MODELS = ("auto", *NAIVE, *RIDGE, *STATISTICAL, *NETWORKS)
-DATA, NETWORK, TRAINING = "Data", "Networks", "Training of networks"
+DATA, BUDGET, NETWORK, TRAINING = "Data", "Budget", "Networks", "Training of networks"
 
 
 def whole_numbers(name: str, text: str) -> tuple[int, ...]:
