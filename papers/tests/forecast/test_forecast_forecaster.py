@@ -150,6 +150,14 @@ def test_cross_validation_is_a_table_of_rolling_forecasts(fitted):
     assert 0.8 < result["coverage"][2]["held"] < 1
 
 
+def test_columns_may_have_the_names_of_our_tables():
+    frame = FRAME.set_axis(["y", "forecast"], axis=1)
+    forecaster = Forecaster("seasonal", horizon=6).fit(frame)
+    assert set(forecaster.evaluate()["columns"]) == {"y", "forecast"}
+    assert list(forecaster.predict())[1:] == ["y", "y_low", "y_high", "forecast", "forecast_low", "forecast_high"]
+    assert set(forecaster.cross_validate()["unique_id"]) == {"y", "forecast"}
+
+
 def test_saved_forecaster_predicts_the_same(fitted, tmp_path):
     fitted.save(tmp_path)
     loaded = Forecaster.load(tmp_path)

@@ -117,15 +117,16 @@ def scores(found: Backtest, data: WindowedSeries, season: int, half_VNPC: np.nda
     from utilsforecast import losses
     from utilsforecast.evaluation import evaluate
 
-    train = pd.DataFrame(data.train_values, columns=pd.Index(data.series.columns)).reset_index(names="ds")
-    train = train.melt("ds", var_name="unique_id", value_name="y")
-    lag = season if season < len(data.train_values) else 1
+    names, rows = list(data.series.columns), len(data.train_values)
+    parts = {"unique_id": np.repeat(names, rows), "ds": np.tile(np.arange(rows), len(names))}
+    train = pd.DataFrame(parts | {"y": data.train_values.T.ravel()})
+    lag = season if season < rows else 1
     levels = [] if half_VNPC is None else list(LEVELS)
     metrics: list[Any] = [losses.mse, losses.mae, partial(losses.mase, seasonality=lag), losses.smape]
     metrics += [losses.scaled_crps, losses.coverage] if levels else []
     table = long_table(found, data, half_VNPC)
     by_column = evaluate(table, metrics, train_df=train, level=levels or None)
-    scored = by_column.pivot(index="unique_id", columns="metric", values="forecast").loc[list(data.series.columns)]
+    scored = by_column.pivot(index="unique_id", columns="metric", values="forecast").loc[names]
     scored = scored.replace([np.inf, -np.inf], np.nan).rename(columns={"scaled_crps": "crps"})
     spread_C = data.scaling.spread
     scored = scored.assign(mae_original=scored["mae"], mse_original=scored["mse"])
