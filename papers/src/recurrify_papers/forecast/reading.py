@@ -102,19 +102,17 @@ def read_series(
     if len(numbers.columns) == len(covariates) or not numbers.columns.isin(covariates).sum() == len(covariates):
         raise UserError(f"{name} needs a column of numbers to forecast and its known covariates: got {list(numbers)}.")
     numbers.index = dates
-    frame, future = numbers.drop(columns=covariates), numbers[covariates]
     if id_column is not None:
-        frame = _wide(name, frame, table[id_column].astype(str).to_numpy(), resample is not None)
-        future = _shared(name, future)
+        ids = table[id_column].astype(str).to_numpy()
+        wide = _wide(name, numbers.drop(columns=covariates), ids, resample is not None)
+        numbers = wide.join(_shared(name, numbers[covariates]))
     if resample is not None:
-        frame, future = (one.resample(_offset("resample", resample)).mean() for one in (frame, future))
+        numbers = numbers.resample(_offset("resample", resample)).mean()
         repairs.append(f"rows were averaged to one per {resample}")
-    frame = _in_order(name, frame if id_column else frame.join(future) if len(covariates) else frame, repairs)
-    frame, frequency = _regular(name, frame, freq or resample, repairs)
-    if covariates:
-        future = frame[covariates] if id_column is None else future.sort_index().reindex(frame.index)
-        frame = frame.drop(columns=covariates, errors="ignore")
-        frame, future = frame.loc[: frame.last_valid_index()], future.ffill().bfill()
+    numbers, frequency = _regular(name, _in_order(name, numbers, repairs), freq or resample, repairs)
+    frame = numbers.drop(columns=covariates)
+    if covariates:  # their rows reach beyond the last value
+        frame = frame.loc[: frame.last_valid_index()]
     frame = _filled(name, frame, id_column is not None, repairs)
     return Series(
         name=name,
@@ -125,7 +123,7 @@ def read_series(
         repairs=tuple(repairs),
         checksum=checksum,
         file_columns=tuple(map(str, others.columns)),
-        known=future,
+        known=numbers[covariates].ffill().bfill(),
         date_column=date_column,
         id_column=id_column,
     )
