@@ -63,9 +63,8 @@ def main() -> None:
         best = {row["data"]: row["score"] for row in rows if row["step"] == 0}
         apart = np.mean([abs(row["held"]["90"] - 0.9) for row in own])
         relative = np.mean([row["score"] / best[row["data"]] for row in own])
-        print(
-            f"{'split' if not step else step}: 90 % coverage apart {apart:.2%}, score relative to split {relative:.3f}"
-        )
+        name = f"step {step}" if step else "split"
+        print(f"{name}: 90 % coverage apart {apart:.2%}, score relative to split {relative:.3f}")
     config = {"steps": STEPS, "windows": WINDOWS, "data": [path.name for path in asked.data]}
     save_result(asked.out, {"rows": rows, "provenance": provenance(config, started=started)})
 
