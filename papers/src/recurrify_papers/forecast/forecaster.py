@@ -137,15 +137,13 @@ def fit_series(
 def save_trained(trained: Trained, folder: str | Path) -> None:
     """The configuration is written last: a folder that has one is complete."""
     folder = Path(folder)
-    models = {"model": trained.model, "validated": trained.validated}
     kind = next(name for name, (_, model_class) in CLASSES.items() if type(trained.model) is model_class)
     config = {entry.name: getattr(trained, entry.name) for entry in fields(Trained)}
     described: Any = trained.model.config
     config |= {"format": FORMAT, "model": {"kind": kind, "config": asdict(described)}}
     config["scaling"] = {name: values.tolist() for name, values in vars(trained.scaling).items()}
-    tensors = {f"{one}.{name}": value for one in models for name, value in models[one].state_dict().items()}
-    tensors["half_widths"] = torch.tensor(config.pop("half_widths"))
-    del config["validated"]
+    models = nn.ModuleDict({"model": trained.model, "validated": config.pop("validated")})
+    tensors = models.state_dict() | {"half_widths": torch.tensor(config.pop("half_widths"))}
     # Both models may be one, and safetensors does not save shared memory.
     contents = save({name: value.clone().cpu().contiguous() for name, value in tensors.items()})
     write_whole(folder / WEIGHTS_FILE, contents)
@@ -167,15 +165,13 @@ def load_trained(path: str | Path) -> Trained:
             raise ValueError("another version of recurrify wrote it: train it again")
         tensors = load_file(folder / WEIGHTS_FILE)
         half_widths = tensors.pop("half_widths").numpy()
-        description, models = config.pop("model"), {}
+        description = config.pop("model")
         config_class, model_class = CLASSES[description["kind"]]
-        for one in ("model", "validated"):
-            models[one] = model_class(config_class(**description["config"])).eval()
-            mine = {name: value for name, value in tensors.items() if name.startswith(f"{one}.")}
-            models[one].load_state_dict({name.removeprefix(f"{one}."): value for name, value in mine.items()})
+        pair = {one: model_class(config_class(**description["config"])) for one in ("model", "validated")}
+        nn.ModuleDict(pair).eval().load_state_dict(tensors)
         scaling = Scaling(**{name: np.array(values) for name, values in config.pop("scaling").items()})
         config |= {name: tuple(config[name]) for name in ("columns", "known")}
-        return Trained(**models, half_widths=half_widths, scaling=scaling, **config)
+        return Trained(**pair, half_widths=half_widths, scaling=scaling, **config)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
         raise UserError(f"The forecaster in {str(folder)!r} cannot be loaded: {error}.") from error
 
