@@ -18,7 +18,7 @@ from recurrify_papers.forecast.training import STATE_FILE, Training, epoch_start
 SETTINGS = ForecastSettings(
     data="waves.csv", out="out", model="rsa-informer", past=24, label=12, horizon=6, width=16, heads=4, inner=32,
     counts="1,1,1,1,0,0", encoder_layers=1, epochs=3, batch=8, learning_rate=3e-3, dropout=0.1, patience=0,
-    epoch_windows=32, valid_windows=10,
+    epoch_windows=32, valid_windows=10, device="cpu",
 )  # fmt: skip
 
 

@@ -42,11 +42,10 @@ def train(given: dict[str, Any]) -> None:
     """
     folder = Path(given["out"] or OUT / Path(given["data"]).name.split(".")[0])
     settings = ForecastSettings(**given | {"out": str(folder)})
-    from recurrify.data import pick_device
     from recurrify.run_lock import run_lock
 
     with run_lock(folder):
-        _train(replace(settings, device=str(pick_device(settings.device))), folder)
+        _train(settings, folder)
 
 
 def _train(settings: ForecastSettings, folder: Path) -> None:
@@ -156,12 +155,10 @@ def evaluate(
     device: options.Device = "auto",
 ) -> None:
     """Score every window of the test part (a rolling-origin backtest), with naive forecasts for comparison."""
-    from recurrify.data import pick_device
-
     trained, settings, series = _run_data(run, data)
     check_overwrites_nothing(out, data, run, settings.data)
     name = EVALUATION_FILE if data is None else f"evaluation-{series.name}.json"
-    settings = replace(settings, device=str(pick_device(device)))
+    settings = replace(settings, device=device)
     _evaluate(trained, settings, series, out or run / name, unseen=not other_series)
 
 

@@ -16,6 +16,7 @@ from torch import nn
 
 from recurrify import RSAConfig, UserError
 from recurrify.console import progress_bar
+from recurrify.data import pick_device
 from recurrify_papers.forecast.data import WindowedSeries, default_horizon, split_rows, usual_season
 from recurrify_papers.forecast.reading import Series
 from recurrify_papers.forecast.scoring import SLOW_WINDOWS, Backtest, backtest, joined
@@ -90,6 +91,7 @@ def resolved(settings: ForecastSettings, series: Series) -> ForecastSettings:
         past=past,
         label=past // 2 if settings.label is None else settings.label,
         inner=settings.inner or 4 * settings.width,
+        device=str(pick_device(settings.device)),
     )
 
 

@@ -17,6 +17,7 @@ from torch import nn
 
 from recurrify import UserError
 from recurrify.attention import RecurrenceEncoding
+from recurrify.data import pick_device
 from recurrify.results import write_whole
 from recurrify_papers.forecast.candidates import (
     AUTO_NETWORKS,
@@ -249,6 +250,7 @@ def rolling_test(
         seen = int((series.dates <= pd.Timestamp(trained.valid_end)).sum())
         split = Split(split.train_end, max(split.valid_end, seen), split.test_end)
     past: int = trained.model.config.past  # type: ignore[union-attr, assignment]
+    settings = replace(settings, device=str(pick_device(settings.device)))
     data = WindowedSeries(series, split, trained.scaling, past, trained.horizon, settings.device)
     with precision_context(settings):
         earlier = backtest(trained.validated.to(settings.device), data, "valid")

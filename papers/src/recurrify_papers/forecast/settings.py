@@ -55,7 +55,7 @@ class ForecastSettings(RunRecord):
     """Steps of a season (default: a day, week or year)."""
     max_minutes: float | None = setting(None, positive=True, panel=BUDGET, basic=True)
     """Time budget; auto uses 1 minute by default."""
-    device: str = setting("cpu", panel=BUDGET)
+    device: str = setting("auto", panel=BUDGET)
     """auto, cpu, cuda or cuda:N."""
     past: int | None = setting(None, at_least=1, panel=NETWORK)
     """Rows that a network reads (default: 96, less for short files)."""
