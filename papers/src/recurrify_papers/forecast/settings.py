@@ -34,7 +34,8 @@ class ForecastSettings(RunRecord):
     out: str = setting("", panel=DATA, basic=True)
     """Folder of the run (default: runs/forecast/NAME); run the same command again to resume."""
     model: str = setting("auto", choices=MODELS, panel=DATA, basic=True)
-    """auto (several, chosen on validation) or one model (list: --help-all)."""
+    """auto (chosen on validation), last-value, seasonal, nlinear, dlinear, ets, theta, arima, tsmixer, linear, or a
+    network: rsa-informer, informer, rsa-transformer, transformer."""
     horizon: int | None = setting(None, at_least=1, panel=DATA, basic=True)
     """Rows to forecast (default: about a season)."""
     columns: list[str] | None = setting(None, panel=DATA, basic=True)  # noqa: RUF009
