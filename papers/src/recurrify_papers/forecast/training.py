@@ -23,6 +23,7 @@ from recurrify.speed import capturable_optimizer, capture, leave_out_cudnn, on_s
 from recurrify_papers.forecast.data import WindowedSeries
 from recurrify_papers.forecast.scoring import backtest
 from recurrify_papers.forecast.settings import ForecastSettings
+from recurrify_papers.scratch.stepping import matmul_context
 
 STATE_FILE = "training.pt"
 STEPS_BEFORE_CAPTURE = 3
@@ -143,8 +144,6 @@ class Training:
     def __init__(
         self, model: nn.Module, data: WindowedSeries, settings: ForecastSettings, folder: Path | None = None
     ) -> None:
-        if torch.device(settings.device).type == "cuda" and settings.precision != "fp32":
-            torch.set_float32_matmul_precision("high")
         self.model, self.data, self.settings, self.folder = model, data, settings, folder
         self.step = Step(model, data, settings)
         self.progress = Progress()
@@ -161,7 +160,8 @@ class Training:
         settings, progress, next_save = self.settings, self.progress, 0.0
         if tick is not None:
             tick(progress.epoch * len(epoch_starts(self.data, settings, 0)))
-        with self.interrupt.listening() if self.folder is not None else nullcontext():
+        listening = self.interrupt.listening() if self.folder is not None else nullcontext()
+        with listening, matmul_context(settings.precision, torch.device(settings.device)):
             while not progress.stops(settings) and self._epoch(tick):
                 started = time.monotonic()
                 if self.folder is not None and (progress.stops(settings) or started >= next_save):
