@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from recurrify import UserError
-from recurrify_papers.runner import DEADLINE, Resources, Run, minutes_left, run_all
+from recurrify_papers.clusters import Resources
+from recurrify_papers.runner import DEADLINE, Run, minutes_left
+from recurrify_papers.sweep import run_all
 
 
 def add(settings: dict[str, Any], folder: Path, say: Any) -> dict[str, Any] | None:
@@ -72,7 +74,7 @@ def test_failed_run_is_one_sentence_and_does_not_stop_others(tmp_path: Path) -> 
     failures: list[str] = []
     assert run_all(runs, tmp_path, quiet, failures=failures).keys() == {"c"}
     assert failures == ["a failed: it does not work."]
-    assert "ValueError" in (tmp_path / "a" / "error.txt").read_text()
+    assert "ValueError" in (tmp_path / "a" / "ended.txt").read_text()
     with pytest.raises(UserError, match="1 runs failed: a failed: it does not work"):
         run_all(runs, tmp_path, quiet)
 
