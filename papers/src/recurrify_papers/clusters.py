@@ -4,6 +4,7 @@ import gc
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -126,16 +127,13 @@ class Job:
             if self.devices is not None:
                 os.environ["CUDA_VISIBLE_DEVICES"] = self.devices
         os.environ |= {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-        again = getattr(signal, f"SIG{JobEnvironment.USR_SIG}")
-        signal.signal(signal.SIGUSR1, signal.getsignal(again))
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # training replaces it by its own
+        signal.signal(signal.SIGUSR1, signal.getsignal(_requeue_signal()))
+        signal.signal(signal.SIGTERM, _end)  # training replaces both by its own
         result = None
         with suppress(KeyboardInterrupt):
             result = call(self.run, Path(self.folder), say)
         if result is None:
-            if last_signal() in (signal.SIGUSR1, again):
-                signal.raise_signal(again)  # submitit's handler queues the job again and ends this process
-            sys.exit(TERMINATED)
+            _end(last_signal())
         return result
 
     def checkpoint(self, *_: Any) -> Any:
@@ -143,6 +141,26 @@ class Job:
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
+
+
+def _requeue_signal() -> int:
+    """The signal whose handler, submitit's, queues the job again and ends its process."""
+    from submitit import JobEnvironment
+
+    return int(getattr(signal, f"SIG{JobEnvironment.USR_SIG}"))
+
+
+def _end(number: int | None, frame: Any = None) -> None:
+    """End this job after a signal; queue it again if its time is up or it is preempted."""
+    if number in (signal.SIGUSR1, _requeue_signal()) or (number == signal.SIGTERM and _is_preempted()):
+        signal.raise_signal(_requeue_signal())
+    sys.exit(TERMINATED)
+
+
+def _is_preempted() -> bool:
+    """Whether Slurm will stop this job, but has not yet. One that ended by itself would count as failed."""
+    job = os.environ.get("SLURM_JOB_ID")
+    return job is not None and _slurm("squeue", "--noheader", f"--jobs={job}", "--format=%T").strip() == "RUNNING"
 
 
 class _Jobs:
@@ -245,6 +263,8 @@ class Slurm(_Jobs):
 
     def __init__(self, resources: Resources, folder: Path) -> None:
         super().__init__(resources, folder)
+        if shutil.which("sbatch") is None:
+            raise _missing("sbatch")
         self.seen: dict[str, float] = {}
         self.found: Live = {}
 
@@ -316,8 +336,10 @@ def _slurm(*command: str) -> str:
     try:
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
     except FileNotFoundError:
-        raise UserError(
-            f"{command[0]!r} is not installed: run this on a machine of the cluster, or use --cluster local."
-        ) from None
+        raise _missing(command[0]) from None
     except subprocess.CalledProcessError as error:
         raise UserError(f"`{shlex.join(command)}` failed: {error.stderr.strip()}") from None
+
+
+def _missing(command: str) -> UserError:
+    return UserError(f"{command!r} is not installed: run this on a machine of the cluster, or use --cluster local.")

@@ -18,7 +18,7 @@ SlurmctldHost=localhost
 SlurmUser=root
 SlurmctldPort=26820
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket
+AuthInfo=socket={folder}/munge.socket,cred_expire=10
 CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
 MpiDefault=none
 ProctrackType=proctrack/linuxproc
@@ -73,7 +73,7 @@ def output(*command: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
 
 
-def wait_for(what: str, is_so: Callable[[], object], seconds: float = 240) -> None:
+def wait_for(what: str, is_so: Callable[[], object], seconds: float = 400) -> None:
     """Wait until something is so; raises an error after so many seconds."""
     end = time.monotonic() + seconds
     while not is_so():

@@ -86,8 +86,8 @@ def test_sweep_survives(cluster: SlurmCluster, local: Experiment, texts: Path, t
     small = sweep.runs / BEST
     small.mkdir(parents=True)
     output("mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(small))
+    process = sweep.start("run", *SLURM)
     try:
-        process = sweep.start("run", *SLURM)
         wait_for("base trains", lambda: sweep.is_training("base"))
         # A partition that goes first takes both nodes.
         urgent = ["sbatch", "--parsable", "--partition=urgent", "--nodes=2", "--wrap=sleep 5"]
@@ -114,4 +114,6 @@ def test_sweep_survives(cluster: SlurmCluster, local: Experiment, texts: Path, t
             )
         assert "stopping after this step" in sweep.log("base")
     finally:
+        process.kill()
+        process.communicate()
         subprocess.run(["umount", "--lazy", str(small)], check=False)
