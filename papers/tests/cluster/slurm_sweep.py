@@ -16,7 +16,7 @@ from slurm_cluster import SlurmCluster, output, wait_for
 
 from recurrify.results import load_result
 from recurrify_papers.clusters import job_of
-from support.runs import assert_same_weights, text_folder
+from support.runs import assert_same_weights, model_folder, text_folder
 
 PLAIN, CARRY, BEST = TRAINED = [f"wiki-{kind}-w32-o0-s0-lr0.001" for kind in ("plain", "carry", "best")]
 RUNS = ["base", *TRAINED, *(f"{name}-valid-o0" for name in TRAINED)]
@@ -117,3 +117,20 @@ def test_sweep_survives(cluster: SlurmCluster, local: Experiment, texts: Path, t
         process.kill()
         process.communicate()
         subprocess.run(["umount", "--lazy", str(small)], check=False)
+
+
+def test_script_of_the_guide_resumes(cluster: SlurmCluster, texts: Path, tmp_path: Path) -> None:
+    guide = (Path(__file__).parents[3] / "docs/guides/clusters.md").read_text()
+    script = "#!/bin/bash" + guide.split("#!/bin/bash")[1].split("```")[0]
+    model, out = model_folder(tmp_path / "model"), tmp_path / "out"
+    own = f"--data {texts} --out {out} --window 8 --batch 2 --epochs 1000 --max-tokens 40000 --valid-every 4000"
+    script = script.replace("--gpus=1", f"--output={tmp_path}/log")
+    script = script.replace("recurrify train", f"{sys.executable} -m recurrify train")
+    script = script.replace("--model gpt2 --data books/ --out runs/memory", f"--model {model} {own}")
+    (tmp_path / "script").write_text(script)
+    job = output("sbatch", "--parsable", str(tmp_path / "script")).strip()
+    wait_for("training", lambda: any(out.glob("checkpoint-*")))
+    output("scancel", "--signal=USR1", job)
+    wait_for("the end", lambda: not output("squeue", "-h", "-o", "%i").strip())
+    assert "stopping after this step" in (tmp_path / "log").read_text()
+    assert load_result(out / "result.json")["finished"]
