@@ -1,6 +1,7 @@
 """Many runs: starts what is not finished, shows where each run stands, and stops them."""
 
 import os
+import re
 import signal
 import time
 from collections import Counter
@@ -56,7 +57,8 @@ def standing(run: Run, folder: Path, live: Mapping[str, str]) -> Standing:
     if (own / RESULT_FILE).is_file():
         return Standing("finished")
     job = job_of(own)
-    log = _last_line(Path(job["log"]), run.name) if job else ""
+    lines = _last_lines(Path(job["log"])) if job else []
+    log = lines[-1].removeprefix(f"{run.name}: ") if lines else ""
     if run.name in live:
         return Standing(live[run.name], log if live[run.name] == "running" else "")
     if process_of(own) is not None:
@@ -65,7 +67,8 @@ def standing(run: Run, folder: Path, live: Mapping[str, str]) -> Standing:
         state, _, why = (own / ENDED_FILE).read_text(encoding="utf-8").partition("\n")[0].partition(": ")
         return Standing(state, why)
     if job and Path(job["log"]).is_file():
-        return Standing("failed", f"it ended without a result: {log}")
+        raised = [line for line in lines if re.match(r"[\w.]*Error: ", line)]
+        return Standing("failed", f"it ended without a result: {[log or 'its log is empty', *raised][-1]}")
     return Standing("waiting")
 
 
@@ -77,13 +80,13 @@ def standings(runs: Sequence[Run], folder: Path) -> dict[str, Standing]:
     return {run.name: standing(run, folder, live) for run in runs}
 
 
-def _last_line(log: Path, name: str) -> str:
-    """The last line of a log, which is the progress of its run."""
+def _last_lines(log: Path) -> list[str]:
+    """The end of a log; the last line is the progress of its run."""
     with suppress(OSError), log.open("rb") as file:
         file.seek(max(log.stat().st_size - TAIL_BYTES, 0))
         lines = file.read().decode(errors="replace").replace("\r", "\n").splitlines()
-        return next((line.strip() for line in reversed(lines) if line.strip()), "").removeprefix(f"{name}: ")
-    return ""
+        return [line.strip() for line in lines if line.strip() and not line.startswith("submitit ")]
+    return []
 
 
 def run_all(
@@ -140,13 +143,14 @@ class Sweep:
     def _step(self) -> bool:
         """Submit what can be, and look once; False if nothing is left to wait for."""
         live = self.cluster.live()
+        self._look(live)
         ready = self._ready(live)
         if ready:
             self.tried |= {run.name for run in ready}
             for needed, group in groupby(ready, key=self._unfinished):
                 self.cluster.submit(list(group), needed)
             live = self.cluster.live()
-        self._look(live)
+            self._look(live)
         if not self._ready(live) and (not live or self.detach):
             return False
         if not ready:
@@ -212,12 +216,14 @@ def _interrupted(number: int, frame: Any) -> None:
 
 def table(stands: Mapping[str, Standing], caption: str = "") -> Table:
     """Runs that are not finished, those that run first."""
-    found = Table(box=None, pad_edge=False, title=caption or None, title_justify="left", title_style="")
-    for header in ("run", "state", "progress"):
-        found.add_column(header, overflow="ellipsis", no_wrap=True)
     order = ("running", "failed", "stopped")
     rows = [(name, one) for name, one in stands.items() if one.state != "finished"]
     rows.sort(key=lambda row: order.index(row[1].state) if row[1].state in order else len(order))
+    found = Table(box=None, pad_edge=False, title=caption or None, title_justify="left", title_style="", expand=True)
+    widest = max((len(one.state) for _, one in rows), default=0)
+    found.add_column("run", overflow="fold", ratio=2)
+    found.add_column("state", min_width=widest)
+    found.add_column("progress", overflow="ellipsis", no_wrap=True, ratio=3)
     for name, one in rows[:MOST_ROWS]:
         found.add_row(name, one.state, one.note)
     if len(rows) > MOST_ROWS:
