@@ -53,7 +53,7 @@ class Experiment:
         )
 
     def end(self, process: "subprocess.Popen[str]") -> str:
-        said, _ = process.communicate(timeout=600)
+        said, _ = process.communicate(timeout=1800)
         print(said)
         return said
 
