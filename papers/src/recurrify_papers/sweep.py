@@ -165,7 +165,7 @@ class Sweep:
 
     def _ready(self, live: Live) -> list[Run]:
         """Runs that can be submitted now, those with the same needs together."""
-        stopped = any(one.state == "stopped" for one in list(self.stands.values()))
+        stopped = any(one.state == "stopped" for one in self.stands.values())
         if time_is_up() or (stopped and not self.cluster.queues):
             return []
         waiting = [run for run in self.runs.values() if run.name not in self.tried and run.name not in live]
