@@ -90,7 +90,7 @@ def test_sweep_survives(cluster: SlurmCluster, local: Experiment, texts: Path, t
     try:
         wait_for("base trains", lambda: sweep.is_training("base"))
         # A partition that goes first takes both nodes.
-        urgent = ["sbatch", "--parsable", "--partition=urgent", "--nodes=2", "--wrap=sleep 5"]
+        urgent = ["sbatch", "--parsable", "--partition=urgent", "--nodes=2", "--output=/dev/null", "--wrap=sleep 5"]
         output(*urgent)
         wait_for("carry trains", lambda: sweep.is_training(CARRY))
         died = node(job_of(sweep.runs / CARRY)["id"])
