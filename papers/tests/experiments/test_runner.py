@@ -27,7 +27,7 @@ def add(settings: dict[str, Any], folder: Path, say: Any) -> dict[str, Any] | No
     if settings.get("signal") and calls.read_text() == "x":
         interrupt = Interrupt()
         with interrupt.listening():
-            os.kill(os.getpid(), settings["signal"])
+            signal.raise_signal(settings["signal"])
             assert interrupt.heard
         return None
     others = [json.loads((Path(run) / "result.json").read_text())["sum"] for run in settings["of"]]
