@@ -73,7 +73,7 @@ def output(*command: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
 
 
-def wait_for(what: str, is_so: Callable[[], object], seconds: float = 900) -> None:
+def wait_for(what: str, is_so: Callable[[], object], seconds: float = 600) -> None:
     """Wait until something is so; raises an error after so many seconds."""
     end = time.monotonic() + seconds
     while not is_so():
