@@ -123,7 +123,7 @@ def call(run: Run, folder: Path, say: Say) -> dict[str, Any] | None:
 
 
 def _write_ended(own: Path, text: str) -> None:
-    with suppress(OSError):  # a full disk
+    with suppress(OSError, UserError):  # a full disk
         write_whole(own / ENDED_FILE, text.encode())
 
 
