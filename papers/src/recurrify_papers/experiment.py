@@ -13,8 +13,10 @@ from typing import Any
 
 from recurrify import UserError
 from recurrify.results import provenance, save_result
-from recurrify_papers.runner import Resources, Results, Run, Say, run_all
+from recurrify_papers.clusters import Resources
+from recurrify_papers.runner import Results, Run, Say
 from recurrify_papers.sizes import Size
+from recurrify_papers.sweep import run_all
 
 DECLARATIONS = (
     "yoshida2020.tables",

@@ -20,7 +20,7 @@ from recurrify.train.checkpoints import remove_old_checkpoints, write_checksums
 
 
 class StopEarly(TrainerCallback, Interrupt):
-    """Save and stop after a step once the time is up, or after Ctrl-C, SIGTERM or SIGHUP.
+    """Save and stop after a step once the time is up, or after Ctrl-C or a signal of a batch system.
 
     Processes that train together agree after each step, so that all of them stop at the same one.
     """

@@ -17,7 +17,8 @@ import pandas as pd
 
 from recurrify import UserError
 from recurrify.results import load_result, provenance, save_result
-from recurrify_papers.runner import Run, Say, run_all
+from recurrify_papers.runner import Run, Say
+from recurrify_papers.sweep import run_all
 
 RESULT = Path(__file__).parents[3] / "results" / "rsa-table1.json"
 """Committed results of the table and of its variants, one row per run."""
