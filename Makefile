@@ -2,13 +2,16 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test soak docs lint fix clean
+.PHONY: demo test test-cluster soak docs lint fix clean
 
 demo: $(VENV)/.ready  ## set up, then read a novel with and without memory: about five minutes on two cores
 	$(BIN)/recurrify demo
 
 test: $(VENV)/.ready lint  ## set up, then lint, types, import directions and all tests
 	$(BIN)/python -m pytest -n auto --dist worksteal
+
+test-cluster: $(VENV)/.ready  ## a sweep on a real Slurm on this machine (Debian, root): a node dies, a disk is full
+	$(BIN)/python -m pytest -rs papers/tests/cluster/slurm_sweep.py
 
 KILLS ?= 100
 INPUTS ?= 2000

@@ -1,4 +1,4 @@
-"""Tiny models run fastest on one thread, a test must not depend on the tests before it, nor touch the user's cache."""
+"""Settings of all tests: one thread, fixed seeds, a cache of their own, few garbage collections."""
 
 import gc
 import signal
@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
-# What starts the processes in which tests run has no use for torch, which takes seconds to import: fixtures import it.
+# The process that starts the test workers does not need torch, which takes seconds to import: fixtures import it.
 
 
 def pytest_collection_finish() -> None:
-    """What is there before the first test stays to the end: garbage is looked for among what comes after it alone.
+    """Exclude objects that exist before the first test from garbage collection, and collect less often.
 
-    Training and benchmarks ask for that often, and among all the libraries it takes longer than a tiny model's steps.
-    Unasked it is looked for less often than usual: tiny models leave little, and tracing makes many objects.
+    Training and benchmarks collect often; with all libraries loaded, a collection takes longer than a step of a tiny
+    model. Tiny models make little garbage, and tracing makes many objects, each of which counts towards a collection.
     """
     gc.collect()
     gc.freeze()
@@ -29,7 +29,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Here, and in programs that tests start."""
+    """In the tests and in the programs that they start: tiny models run fastest on one thread."""
     import torch
 
     torch.set_num_threads(1)
@@ -48,7 +48,7 @@ def _quick_products() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _hears_ctrl_c() -> None:
-    """A shell that runs tests in the background tells them to ignore it."""
+    """A shell that runs tests in the background starts them with SIGINT ignored; tests of Ctrl-C need it."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -1,4 +1,4 @@
-"""What waits for a package's import happens once, right after it, and the package does not notice."""
+"""Functions that wait for a package's import run once, right after it, and do not change the package."""
 
 import importlib
 import importlib.util
@@ -29,26 +29,26 @@ def is_ready() -> bool:
     return getattr(sys.modules[PACKAGE], "ready", False)
 
 
-def test_it_happens_once_the_package_has_run(package: Path) -> None:
+def test_actions_run_once_after_the_import(package: Path) -> None:
     seen: list[bool] = []
     after_import(PACKAGE, lambda: seen.append(is_ready()))
     after_import(PACKAGE, lambda: seen.append(is_ready()))
     assert importlib.util.find_spec(PACKAGE) is not None
-    assert seen == []  # to look for it is not to import it
+    assert seen == []  # finding it does not import it
     imported = importlib.import_module(PACKAGE)
     assert seen == [True, True]
     importlib.reload(imported)
     assert seen == [True, True]
 
 
-def test_at_once_where_it_is_imported_already(package: Path) -> None:
+def test_actions_run_at_once_if_it_is_imported_already(package: Path) -> None:
     importlib.import_module(PACKAGE)
     seen: list[bool] = []
     after_import(PACKAGE, lambda: seen.append(is_ready()))
     assert seen == [True]
 
 
-def test_the_package_has_the_loader_of_its_own(package: Path) -> None:
+def test_package_keeps_its_own_loader(package: Path) -> None:
     package.write_text("loaders = (__loader__, __spec__.loader)\n")
     after_import(PACKAGE, lambda: None)
     imported = importlib.import_module(PACKAGE)
@@ -56,20 +56,20 @@ def test_the_package_has_the_loader_of_its_own(package: Path) -> None:
     assert type(imported.__spec__.loader) is type(imported.__loader__) is SourceFileLoader
 
 
-def test_a_package_that_could_not_be_imported_is_waited_for(package: Path) -> None:
+def test_failed_import_can_be_repeated(package: Path) -> None:
     seen: list[bool] = []
     after_import(PACKAGE, lambda: seen.append(is_ready()))
-    package.write_text("raise RuntimeError('not today')\n")
-    with pytest.raises(RuntimeError, match="not today"):
+    package.write_text("raise RuntimeError('broken')\n")
+    with pytest.raises(RuntimeError, match="broken"):
         importlib.import_module(PACKAGE)
     assert seen == []
-    package.write_text("ready = 'at last, and of another length'\n")
+    package.write_text("ready = 'now, in a file of another length'\n")
     importlib.invalidate_caches()
     importlib.import_module(PACKAGE)
-    assert seen == ["at last, and of another length"]
+    assert seen == ["now, in a file of another length"]
 
 
-def test_what_was_interrupted_is_tried_again(package: Path) -> None:
+def test_interrupted_action_runs_at_the_next_import(package: Path) -> None:
     tries: list[int] = []
 
     def interrupted_at_first() -> None:

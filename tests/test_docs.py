@@ -64,9 +64,12 @@ def test_python_blocks_run(
         exec(compile(code, str(page), "exec"), names)
 
 
+APP: Any = typer.main.get_command(app)
+
+
 def commands() -> list[Any]:
     lines = [(page.stem, line) for page in PAGES for block in blocks(page, "sh") for line in block.splitlines()]
-    lines += [("help", line) for line in examples_of(typer.main.get_command(app))]
+    lines += [("help", line) for line in examples_of(APP)]
     return [pytest.param(line, id=f"{name}: {line}") for name, line in lines if line.startswith("recurrify ")]
 
 
@@ -77,7 +80,7 @@ def examples_of(command: Any) -> list[str]:
 
 @pytest.mark.parametrize("line", commands())
 def test_commands_have_these_options(line: str) -> None:
-    command: Any = typer.main.get_command(app)
+    command = APP
     words = shlex.split(line, comments=True)[1:]
     while hasattr(command, "commands"):
         # `recurrify probe MODEL` is short for `recurrify probe model MODEL`.

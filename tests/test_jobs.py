@@ -1,4 +1,4 @@
-"""Parts of whole jobs that no other test would miss."""
+"""Parts of training jobs that no other test covers."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from support.runs import model_folder, run_settings, text_folder
 from support.words import word_tokenizer
 
 
-def test_a_shortened_document_counts_what_is_left() -> None:
+def test_a_shortened_document_counts_its_remaining_words() -> None:
     long, short = tokenize_documents(
         [Document("long", "w10 w11 w12 w13 w14 w15"), Document("short", "w10 w11")], word_tokenizer()
     )

@@ -1,4 +1,4 @@
-"""oneDNN is left out where it is slow, while a training step runs, and as it was before and after."""
+"""oneDNN is switched off where it is slow, only while a training step runs."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def test_only_on_arm_and_only_until_the_end(arm: bool, monkeypatch: pytest.Monke
     assert torch.backends.mkldnn.enabled is True
 
 
-def test_one_who_has_switched_it_off_finds_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_stays_off_if_it_was_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
     with quick_products():
         assert torch.backends.mkldnn.enabled is False

@@ -30,7 +30,7 @@ def test_a_saved_result_is_loaded_unchanged(tmp_path: Path) -> None:
     assert load_result(tmp_path / "new" / "result.json") == result
 
 
-def test_what_json_lacks_becomes_plain(tmp_path: Path) -> None:
+def test_values_that_json_lacks_are_converted(tmp_path: Path) -> None:
     numpy = pytest.importorskip("numpy")
     odd = {
         "nan": float("nan"),
@@ -86,7 +86,7 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
         load_result(tmp_path)
 
 
-def test_provenance_tells_the_run(tmp_path: Path) -> None:
+def test_provenance_describes_the_run(tmp_path: Path) -> None:
     facts = provenance({"window": 64}, seed=3, data_checksum="sha256:ab", started=time.time() - 5)
     assert facts["config"] == {"window": 64}
     assert facts["seed"] == 3
@@ -168,7 +168,7 @@ def test_a_cpu_has_a_name():
 
 
 @pytest.mark.parametrize("there", [b"date,sales\n2024-01-01,3\n", b"<!doctype html>", b"\x89PNG", b"Call me Ishmael."])
-def test_a_result_takes_no_other_files_place(tmp_path: Path, there: bytes) -> None:
+def test_result_does_not_replace_another_kind_of_file(tmp_path: Path, there: bytes) -> None:
     path = tmp_path / "mine"
     path.write_bytes(there)
     with pytest.raises(UserError, match="holds something else"):
@@ -176,7 +176,7 @@ def test_a_result_takes_no_other_files_place(tmp_path: Path, there: bytes) -> No
 
 
 @pytest.mark.parametrize("there", [b"", b'{"rows": [', b" {}"])
-def test_a_result_takes_the_place_of_another(tmp_path: Path, there: bytes) -> None:
+def test_result_replaces_an_earlier_result(tmp_path: Path, there: bytes) -> None:
     path = tmp_path / "result.json"
     path.write_bytes(there)
     check_overwrites_nothing(path, tmp_path / "other", None)
@@ -226,12 +226,12 @@ def test_files_of_a_folder_that_is_read_stay_but_results(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("out", ["a" * 300 + ".json", "~nobody-of-this-name/x.json"])
-def test_a_place_that_cannot_be_is_told_in_a_sentence(out: str) -> None:
+def test_impossible_path_raises_one_sentence(out: str) -> None:
     with pytest.raises(UserError, match="cannot be written"):
         check_overwrites_nothing(Path(out))
 
 
-def test_what_is_read_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inputs_are_not_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "data.json").write_text("{}", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="which this command reads"):

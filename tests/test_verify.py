@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import TrainingArguments
 
 from recurrify import CarryConfig, add_recurrence
 from recurrify.data.sequences import TrainingSequences
@@ -15,7 +16,8 @@ from recurrify.data.tokens import TokenizedDocument
 from recurrify.speed import verify
 from recurrify.speed.compiling import workarounds
 from recurrify.speed.verify import Step, compare_steps, verify_module, verify_windows
-from recurrify.train import TrainSettings, finetune
+from recurrify.train import TrainSettings, finetune, loop
+from recurrify.train.loop import RecurrentTrainer
 from support.graphs import AnyDevice, OneWindow, without_graphs
 from support.models import text, tiny
 
@@ -115,6 +117,33 @@ def test_differences_are_named(changed: dict[str, float], message: str) -> None:
     assert message in found
 
 
+@pytest.mark.parametrize(("ours", "agrees"), [(1.18, True), (0.9, True), (1.3, False)])
+def test_rounding_of_the_eager_step_counts(ours: float, agrees: bool) -> None:
+    """The eager step in 16 bits is 10 % away from the one in float32: twice as far is rounding, further is a fault."""
+
+    def step(size: float) -> Step:
+        return Step(torch.tensor(1.0), {"weight": torch.tensor([size])})
+
+    assert (compare_steps(step(ours), step(1.1), torch.bfloat16, exact=step(1.0)) is None) is agrees
+
+
+def test_trainer_in_half_precision_is_compared_in_half_precision(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Trainer casts inside the model's forward pass, where the comparison cannot see it."""
+    model = compiled_model(0.03)  # a difference that float32 would not have
+    args = TrainingArguments(output_dir=str(tmp_path), bf16=True, use_cpu=True, max_steps=1, report_to=[])
+    trainer = RecurrentTrainer(model=model, args=args, validate=None, added_learning_rate=None)
+    found: list[bool] = []
+    monkeypatch.setattr(loop, "verify_windows", lambda *inputs: found.append(verify_windows(*inputs)))
+    trainer.accelerator.prepare(model)
+    trainer.current_gradient_accumulation_steps = 1
+    wrapped = model.forward
+    trainer.training_step(model, dict(BATCH))
+    assert found == [True]
+    assert model.forward is wrapped
+
+
 def test_wrong_compiled_module_is_not_used() -> None:
     model = torch.nn.Linear(3, 1)
     data = torch.randn(5, 3)
@@ -153,8 +182,8 @@ def test_training_continues_eagerly(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             finetune.train(model, sequences, settings, show_progress=False)
-        told = [one for one in caught if "differs from the eager one" in str(one.message)]
-        assert len(told) == (choice == "on")
+        warned = [one for one in caught if "differs from the eager one" in str(one.message)]
+        assert len(warned) == (choice == "on")
         weights.append(model.state_dict())
     for name, value in weights[0].items():
         torch.testing.assert_close(value, weights[1][name], msg=name)

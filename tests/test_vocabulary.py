@@ -14,9 +14,9 @@ KNOWN = nn.Embedding(5, 2)
     ("ids", "wrong"), [([0, 5, 9], 9), ([0, -1, 9], -1), ([-2, 4, -7], -7)], ids=["above", "both", "below"]
 )
 def test_unknown_ids_raise(ids: list[int], wrong: int) -> None:
-    for refuse in (lambda tokens: check_ids(tokens, KNOWN), lambda tokens: embed(KNOWN, tokens)):
+    for check in (lambda tokens: check_ids(tokens, KNOWN), lambda tokens: embed(KNOWN, tokens)):
         with pytest.raises(UserError, match=f"^Id {wrong} is not in the model's vocabulary of 5, .* ids 0 to 4: "):
-            refuse(torch.tensor([ids]))
+            check(torch.tensor([ids]))
 
 
 def test_first_last_and_no_ids() -> None:

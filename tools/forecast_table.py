@@ -56,7 +56,7 @@ def measure(path: Path, run: Path) -> dict[str, Any]:
 
 def compared_with_ets(path: Path, run: Path) -> dict[str, Any]:
     """AutoETS and the chosen model on the same windows."""
-    series, settings, trained = read_series(path), ForecastSettings(out=""), load_trained(run)
+    series, settings, trained = read_series(path), ForecastSettings(data=str(path)), load_trained(run)
     tested = rolling_test(trained, series, settings)
     model = statistical_model(replace(resolved(settings, series), model="ets"), tested.data)
     few = backtest(model, tested.data, "test", ETS_WINDOWS)
@@ -77,7 +77,7 @@ def markdown(rows: list[dict[str, Any]]) -> str:
         best = min(found, key=lambda name: found[name]["mse"])
         parts = [_errors(row["auto"]), _errors(found["seasonal"]), _errors(found["nlinear"])]
         ets = f"{_errors(row['ets'])} ({_errors(row['auto_same_windows'])})" if "ets" in row else "–"
-        held = f"{row['coverage']['0.9']:.1%}"
+        held = f"{row['coverage']['90']:.1%}"
         size = f"{row['rows']:,} × {row['columns']}"
         ends = [f"{best} {found[best]['mse']:.3g}", held, f"{row['cpu_seconds']:.0f}"]
         lines.append([row["data"], size, str(row["horizon"]), row["chosen"], *parts, ets, *ends])

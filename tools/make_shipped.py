@@ -10,10 +10,9 @@ recurrence is shipped. Everything lands in one result file. Finished runs are sk
 
 import argparse
 import json
+import os
 import shutil
 import statistics
-import subprocess
-import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -31,6 +30,7 @@ from transformers import (
 )
 
 from recurrify import CarryConfig, NoRecurrence, add_recurrence
+from recurrify.console import say
 from recurrify.data.documents import load_documents
 from recurrify.data.sequences import TrainingSequences
 from recurrify.data.texts import shorten
@@ -42,6 +42,9 @@ from recurrify.modeling.heads import RecurrentForCausalLM
 from recurrify.results import load_result, provenance, save_result
 from recurrify.train import train
 from recurrify.train.settings import TrainSettings
+from recurrify_papers.clusters import Resources
+from recurrify_papers.runner import Run
+from recurrify_papers.sweep import run_all
 
 VOCABULARY, POSITIONS, WIDTH, LAYERS, HEADS = 1024, 256, 96, 4, 4
 WINDOW, WINDOWS = 64, 8
@@ -148,36 +151,39 @@ def make_base(data: str, runs: Path, tokens: int) -> None:
     base.save_pretrained(runs / "base" / "plain-gpt2")
 
 
-def make_twin(kind: str, rate: float, seed: int, data: str, runs: Path, tokens: int) -> None:
-    name = f"{kind}-{rate:g}-{seed}"
-    if (runs / name / "result.json").is_file():
-        return
+def make_twin(settings: dict[str, Any], folder: Path, say: Any) -> dict[str, Any]:
+    runs = folder.parent
     tokenizer = AutoTokenizer.from_pretrained(runs / "tokenizer")
-    set_seed(seed)
+    set_seed(settings["seed"])
     base = GPT2LMHeadModel.from_pretrained(runs / "base" / "plain-gpt2")
-    settings = {
+    training = {
         "windows": WINDOWS,
         "batch": 32,
-        "learning_rate": rate,
-        "max_tokens": tokens,
-        "valid_every": tokens // 4,
-        "seed": seed,
+        "learning_rate": settings["rate"],
+        "max_tokens": settings["tokens"],
+        "valid_every": settings["tokens"] // 4,
+        "seed": settings["seed"],
     }
-    run(name, add_recurrence(base, KINDS[kind]), settings, tokenizer, data, runs)
+    model = add_recurrence(base, KINDS[settings["kind"]])
+    run(folder.name, model, training, tokenizer, settings["data"], runs)
+    return load_result(folder / "result.json")
 
 
-def make_twins_side_by_side(arguments: argparse.Namespace) -> None:
-    """One process each, `--jobs` at a time: small models leave a GPU idle on their own."""
-    waiting = [[kind, f"{rate:g}", str(seed)] for seed in SEEDS for rate in RATES for kind in KINDS]
-    running: list[subprocess.Popen[bytes]] = []
-    while waiting or running:
-        running = [process for process in running if process.poll() is None]
-        while waiting and len(running) < arguments.jobs:
-            twin = waiting.pop(0)
-            command = [sys.executable, __file__, "--twin", *twin, "--data", arguments.data]
-            command += ["--runs", str(arguments.runs), "--twin-tokens", str(arguments.twin_tokens)]
-            running.append(subprocess.Popen(command))
-        time.sleep(0.5)
+def make_twins(arguments: argparse.Namespace) -> None:
+    """As jobs, `--jobs` at a time: small models leave a GPU idle on their own."""
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    common = {"data": arguments.data, "tokens": arguments.twin_tokens}
+    twins = [
+        Run(
+            name=f"{kind}-{rate:g}-{seed}",
+            function="make_shipped:make_twin",
+            settings={"kind": kind, "rate": rate, "seed": seed, **common},
+        )
+        for seed in SEEDS
+        for rate in RATES
+        for kind in KINDS
+    ]
+    run_all(twins, arguments.runs, say, Resources(jobs=arguments.jobs))
 
 
 def choose_and_ship(arguments: argparse.Namespace, started: float, config: dict[str, Any]) -> None:
@@ -251,17 +257,12 @@ def main() -> None:
     parser.add_argument("--base-tokens", type=int, default=60_000_000)
     parser.add_argument("--twin-tokens", type=int, default=8_000_000)
     parser.add_argument("--jobs", type=int, default=1, help="fine-tunings at a time")
-    parser.add_argument("--twin", nargs=3, metavar=("KIND", "RATE", "SEED"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     started = time.time()
-    if arguments.twin:
-        kind, rate, seed = arguments.twin
-        make_twin(kind, float(rate), int(seed), arguments.data, arguments.runs, arguments.twin_tokens)
-        return
     make_base(arguments.data, arguments.runs, arguments.base_tokens)
-    make_twins_side_by_side(arguments)
+    make_twins(arguments)
     config = {"base_tokens": arguments.base_tokens, "twin_tokens": arguments.twin_tokens, "window": WINDOW}
     choose_and_ship(arguments, started, config)
 

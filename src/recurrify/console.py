@@ -82,6 +82,9 @@ def busy(what: str) -> Iterator[None]:
 @contextmanager
 def progress_bar(name: str, total: int) -> Iterator[Callable[[int], None]]:
     """A progress bar on a terminal, lines elsewhere; call what it yields with the amount of work done."""
+    if not is_first():
+        yield lambda done: None
+        return
     if not err_console.is_terminal:
         lines = _Lines(name, total)
         with heartbeat(lines.line):

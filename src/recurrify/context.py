@@ -76,11 +76,11 @@ class WindowJob(NamedTuple):
     tokens: Tensor
     """(B, up to window)."""
     targets: Tensor | None
-    """(B, scored): what the tokens from `first` on should predict; None asks for hidden states instead of losses."""
+    """(B, scored): what the tokens from `first` on should predict; None returns hidden states instead of losses."""
     first: int
     """Tokens before it are scored by the previous window."""
     writes: bool
-    """Whether a row fills it, so that its memory is asked for."""
+    """Whether a row fills it, so that its memory is computed."""
     summed: bool
     """Whether only the sum of the losses matters."""
     mask: Tensor | None = None

@@ -12,8 +12,8 @@ To add a family, register what this file lists for the others:
 
     register_family(Family("MyModel", ("my_model_type",), layers="layers", causal=True))
 
-`layers` is the path from the backbone (`model.base_model`) to its list of layers. The backbone must hand unknown
-keyword arguments down to its layers, as transformers' models do.
+`layers` is the path from the backbone (`model.base_model`) to its list of layers. The backbone must pass unknown
+keyword arguments to its layers, as transformers' models do.
 """
 
 import copy
@@ -32,6 +32,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from recurrify.context import WindowContext
 from recurrify.errors import UserError
+from recurrify.masks import add_behind, add_queries, aligned, as_mask, widen
 from recurrify.speed.backends import attend_to_earlier
 from recurrify.speed.gelu import WRITTEN_OUT, QuickInTraining
 
@@ -40,8 +41,6 @@ CALL = "recurrify_call"
 ATTENTION = ("eager", "sdpa")
 MIXING = "recurrify_mixing"
 OPENED = "recurrify_opened"
-ALIGNMENT = 8
-"""Numbers per row of an additive mask are padded to a multiple of this."""
 
 
 @dataclass
@@ -423,81 +422,21 @@ def _longer_mask(mask: Tensor | None, hidden: Tensor, call: _Call, front: int, b
     if mask is None:
         return None
     if front:
-        mask = _add_queries(_widen(mask, front, live), front, call.causal)
-    return _add_behind(mask, behind, front + hidden.shape[1], call.causal) if behind else mask
+        mask = add_queries(widen(mask, front, live), front, call.causal)
+    return add_behind(mask, behind, front + hidden.shape[1], call.causal) if behind else mask
 
 
 def _open_mask(hidden: Tensor, call: _Call) -> Tensor:
-    """The mask for which attention is the same as without a mask."""
+    """A mask that does not change attention."""
     length = hidden.shape[1]
     allowed = torch.ones(length, length, dtype=torch.bool, device=hidden.device)
     return as_mask(allowed.tril() if call.causal else allowed, call.additive, hidden.dtype)[None, None]
-
-
-def as_mask(allowed: Tensor, additive: bool, dtype: torch.dtype) -> Tensor:
-    """A boolean mask in the form that the attention in use expects."""
-    if not additive:
-        return allowed
-    return torch.zeros_like(allowed, dtype=dtype).masked_fill(~allowed, torch.finfo(dtype).min)
-
-
-def aligned(mask: Tensor) -> Tensor:
-    """An additive mask with aligned rows, which fused attention would otherwise copy in each layer."""
-    length = mask.shape[-1]
-    room = mask.new_zeros(*mask.shape[:-1], -(-length // ALIGNMENT) * ALIGNMENT)
-    room[..., :length] = mask
-    return room[..., :length]
 
 
 def _widened(mask: Tensor, count: int, call: _Call) -> Tensor:
     """For a generated token, which sees `count` slots at the start of its cache; layers with as many share it."""
     key = id(mask), count
     if key not in call.widened:
-        wide = _widen(mask, count, call.context.past.live, call.context.seen_slots)
+        wide = widen(mask, count, call.context.past.live, call.context.seen_slots)
         call.widened[key] = mask, wide if wide.dtype == torch.bool else aligned(wide)
     return call.widened[key][1]
-
-
-def _widen(mask: Tensor, count: int, live: Tensor | None, seen: Tensor | None = None) -> Tensor:
-    """Let every query see `count` more keys in front, or those of them that are `seen` (rows, count), except in rows
-    that are not live."""
-    allowed, forbidden = _marks(mask)
-    rows = len(mask) if live is None else len(live)
-    mask = mask.expand(rows, *mask.shape[1:])
-    front = mask.new_full((*mask.shape[:-1], count), allowed)
-    if live is not None:
-        front = front.masked_fill(~live[:, None, None, None], forbidden)
-    if seen is not None:
-        front = front.masked_fill(~seen[:, None, None], forbidden)
-    return torch.cat([front, mask], dim=-1)
-
-
-def _add_queries(mask: Tensor, count: int, causal: bool) -> Tensor:
-    """Rows of the mask for the `count` inputs in front: in a causal model they see themselves and those before them, as
-    without a mask; in others what the first position sees. In rows that are not live they are not seen."""
-    if causal:
-        allowed, forbidden = _marks(mask)
-        top = mask.new_full((*mask.shape[:-2], count, mask.shape[-1]), forbidden)
-        seen = torch.ones(count, mask.shape[-1], dtype=torch.bool, device=mask.device).tril()
-        return torch.cat([top.masked_fill(seen, allowed), mask], dim=-2)
-    if mask.shape[-2] == 1:  # all queries share it
-        return mask
-    return torch.cat([mask[..., :1, :].expand(*mask.shape[:-2], count, -1), mask], dim=-2)
-
-
-def _add_behind(mask: Tensor, count: int, queries: int, causal: bool) -> Tensor:
-    """Let `count` inputs behind see what the last query sees and each other, in a causal model those before them;
-    none of the `queries` sees them."""
-    allowed, forbidden = _marks(mask)
-    mask = mask.expand(*mask.shape[:-2], queries, -1)  # where all queries share one
-    right = mask.new_full((*mask.shape[:-1], count), forbidden)
-    below = mask[..., -1:, :].expand(*mask.shape[:-2], count, -1)
-    seen = torch.ones(count, count, dtype=torch.bool, device=mask.device)
-    corner = mask.new_full((*mask.shape[:-2], count, count), forbidden)
-    corner = corner.masked_fill(seen.tril() if causal else seen, allowed)
-    return torch.cat([torch.cat([mask, right], dim=-1), torch.cat([below, corner], dim=-1)], dim=-2)
-
-
-def _marks(mask: Tensor) -> tuple[float, float]:
-    """The values for allowed and forbidden in a boolean and in an additive mask."""
-    return (True, False) if mask.dtype == torch.bool else (0.0, torch.finfo(mask.dtype).min)

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP while training: finish the step, save, and exit."""
+"""Ctrl-C and the signals of batch systems while training: finish the step, save, and exit."""
 
 import os
 import signal
@@ -7,22 +7,24 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
-__all__ = ["CTRL_C", "TERMINATED", "Interrupt", "StoppedValidation", "answering_ctrl_c", "interrupt_code"]
+__all__ = ["CTRL_C", "TERMINATED", "Interrupt", "answering_ctrl_c", "interrupt_code", "last_signal"]
 
 CTRL_C, TERMINATED = 130, 143
 """Exit codes of a run that was stopped and saved."""
-SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
+SIGNALS = [getattr(signal, name) for name in NAMES if hasattr(signal, name)]
 _received: list[int] = []
 """The signals that this process received while training."""
 
 
-class StoppedValidation(Exception):  # noqa: N818 - not an error
-    """A signal ended a validation: the step is saved, and validated when the run resumes."""
-
-
 def interrupt_code() -> int:
-    """The exit code of a stopped run: 143 after SIGTERM or SIGHUP, else 130."""
-    return TERMINATED if _received and _received[-1] != signal.SIGINT else CTRL_C
+    """The exit code of a stopped run: 130 after Ctrl-C, else 143."""
+    return CTRL_C if last_signal() in (None, signal.SIGINT) else TERMINATED
+
+
+def last_signal() -> int | None:
+    """The last signal that this process received while training."""
+    return _received[-1] if _received else None
 
 
 @contextmanager
@@ -42,7 +44,10 @@ def answering_ctrl_c(
 
 
 class Interrupt:
-    """Records the first signal, so that the step ends and is saved; a second one raises `KeyboardInterrupt`."""
+    """Records the first signal, so that the step ends and is saved; a second Ctrl-C raises `KeyboardInterrupt`.
+
+    Batch systems send several signals before they kill.
+    """
 
     def __init__(self) -> None:
         self.heard = False
@@ -53,8 +58,9 @@ class Interrupt:
 
     def _hear(self, number: int, frame: Any) -> None:
         _received.append(number)
-        if self.heard:
+        if self.heard and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.heard = True
-        with suppress(OSError):  # a signal may come while sys.stderr, which cannot be entered twice, is in use
-            os.write(2, b"stopping after this step and saving; Ctrl-C again stops at once\n")
+        if not self.heard:
+            self.heard = True
+            with suppress(OSError):  # a signal may come while sys.stderr, which cannot be entered twice, is in use
+                os.write(2, b"stopping after this step and saving; Ctrl-C again stops at once\n")

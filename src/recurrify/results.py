@@ -49,7 +49,7 @@ def provenance(
     data_checksum: str | None = None,
     started: float | None = None,
 ) -> dict[str, Any]:
-    """Everything about a run that its numbers may depend on; unknown facts are None.
+    """Everything that the numbers of a run may depend on; unknown facts are None.
 
     `started` is what `time.time()` gave when the run began. Nothing here names the host, the user or a
     folder, unless `config` does.
@@ -80,7 +80,7 @@ def own_version() -> str | None:
 
 
 def git_state(root: Path) -> dict[str, Any]:
-    """The commit at `root` and whether files differ from it; both None if git does not know.
+    """The commit at `root` and whether files differ from it; both None without git.
 
     A copy without history can name its commit in the environment variable RECURRIFY_COMMIT.
     """

@@ -222,8 +222,8 @@ def main() -> None:
     let_ranges_be_computed()
     # Small blocks, so that few positions fill several, and both sequences are in one program.
     rsa.BLOCK_LENGTHS, rsa.FEWEST_PROGRAMS = (16,), 1
-    assert_mix_is_matrix(FIRST, causal=True, queries=14, memory=4, width=2, **ON_CPU)
-    assert_truncated_is_matrix(SECOND, causal=False, queries=13, memory=4, truncation=5, **ON_CPU)
+    assert_mix_is_matrix(FIRST, causal=False, queries=14, memory=4, width=2, **ON_CPU)
+    assert_truncated_is_matrix(SECOND, causal=True, queries=13, memory=4, truncation=5, **ON_CPU)
     assert_pieces_are_the_whole(SECOND, [2, 17], memory=1, width=2, **ON_CPU)
     assert_any_state_is_taken(**ON_CPU)
     assert_states_keep_32_bits(17, 2, "cpu", torch.float16)

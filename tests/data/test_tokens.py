@@ -2,6 +2,8 @@
 
 import logging
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ from recurrify.data import (
     Skipped,
     TokenizedDocument,
     checksum,
+    load_documents,
     make_tokenizer,
     token_cache,
     tokenize_cached,
@@ -115,7 +118,8 @@ def test_cache_depends_on_text_and_tokenizer(tokenizer: PreTrainedTokenizerFast,
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "emptied", "foreign"])
 def test_damaged_cache_is_rebuilt(tokenizer: PreTrainedTokenizerFast, tmp_path: Path, damage: str) -> None:
-    fresh = tokenize_cached(DOCUMENTS, tokenizer, tmp_path)
+    tokenize_cached(DOCUMENTS, tokenizer, tmp_path)
+    fresh = tokenize_documents(DOCUMENTS, tokenizer)
     (path,) = tmp_path.iterdir()
     whole = path.read_bytes()
     damaged = {
@@ -148,3 +152,45 @@ def test_unwritable_cache_is_reported(tokenizer: PreTrainedTokenizerFast, tmp_pa
     assert_same(found, tokenize_documents(DOCUMENTS, tokenizer))
     assert skipped[0].name == f"the token cache {tmp_path}/file/cache"
     assert skipped[0].reason.startswith("cannot be written")
+
+
+LARGE = """
+import resource, sys
+from pathlib import Path
+import numpy as np
+from recurrify.data.sequences import TrainingSequences
+from recurrify.data.texts import read_text
+
+class Bytes:
+    "One token per byte."
+    backend_tokenizer = None
+    def get_vocab(self):
+        return {}
+    def __call__(self, texts, **_):
+        return {"input_ids": [np.frombuffer(text.encode(), np.uint8) for text in texts]}
+
+used = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmData"))
+limit = 1024 * used + int(sys.argv[2])
+resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+for _ in range(2):  # the second time from the cache
+    texts, _ = read_text(sys.argv[1], "train", Bytes(), print)
+    sequences = TrainingSequences(texts, window=500, windows=10)
+    order = np.random.default_rng(0).permutation(len(sequences))
+    print(len(texts), sequences.targets, sum(int(sequences[index]["input_ids"].sum()) for index in order))
+"""
+
+
+def test_text_larger_than_memory(tmp_path: Path) -> None:
+    """24 MB of text are 96 MB of tokens; the process may use 64 MiB more than after its imports."""
+    pytest.importorskip("resource")
+    letters = np.random.default_rng(0).integers(97, 123, (96, 250_000), dtype=np.uint8)
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(f'{{"text": "{row.tobytes().decode()}"}}\n' for row in letters))
+    chosen = [int(document.name.partition(":")[2]) - 1 for document in load_documents(data)]
+    expected = int(letters[chosen, :-1].sum())
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    call = [sys.executable, "-c", LARGE, str(data), str(64 * 2**20)]
+    done = subprocess.run(call, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = [line for line in done.stdout.splitlines() if line[0].isdigit()]
+    assert found == [f"{len(chosen)} {len(chosen) * 249_999} {expected}"] * 2

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from recurrify import UserError
-from recurrify.evaluate import Evaluation, gain_beyond, interval, relative_gain
+from recurrify.evaluate import Evaluation, interval, relative_gain
 
 DOCUMENTS = 40
 
@@ -180,19 +180,3 @@ def test_paired_seeds() -> None:
     assert paired.relative_gain == pytest.approx(1 - math.exp(-0.02))
     with pytest.raises(UserError, match="got 3 and 2"):
         relative_gain(plain, recurrent[:2], paired_seeds=True)
-
-
-@pytest.mark.parametrize(("new", "within_noise"), [(0.10, False), (0.04, True), (0.02, False)])
-def test_gain_beyond_twice_a_known_gain(new: float, within_noise: bool) -> None:
-    """The known gain lowers the loss per word by 0.02; twice that gain is a loss lower by 0.0396."""
-    plain = [made_up(losses(seed)) for seed in (0, 1)]
-    known = [made_up(losses(seed) - 2.0 + noise(seed + 10, 0.002)) for seed in (0, 1)]
-    ours = [made_up(losses(seed) - 100 * new + noise(seed + 20, 0.002)) for seed in (0, 1)]
-    found = gain_beyond(plain, known, ours, 2.0)
-    gains = [relative_gain(plain, side, paired_seeds=True).relative_gain for side in (known, ours)]
-    assert found.relative_gain == pytest.approx(gains[1] - 2 * gains[0])
-    assert found.interval is not None
-    assert found.interval[0] < found.relative_gain < found.interval[1]
-    assert found.within_noise is within_noise
-    with pytest.raises(UserError, match="got 2 and 2 and 1"):
-        gain_beyond(plain, known, ours[:1], 2.0)

@@ -38,7 +38,7 @@ CONFIGS = {
     "compress": CompressConfig(window=8, tokens=2, size=4, checkpoint=True),
     "kv": KVConfig(window=8, keep=3, sinks=1),
     "lookback": LookbackConfig(window=8, keep=4),
-    "rsa": RSARecurrenceConfig(window=8, layers=(2,), counts=(1, 0, 0, 1, 0, 0), dilations=(2,)),
+    "rsa": RSARecurrenceConfig(window=8, counts=(1, 0, 0, 1, 0, 0), dilations=(2,)),
 }
 RUNS = [("gpt2", "carry"), ("gpt2", "lookback"), ("llama", "tail"), ("llama", "compress"), ("llama", "rsa")]
 """Tracing takes seconds: one memory for each way to change a window."""
@@ -61,9 +61,9 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return found
 
 
-def two_layers(family: str, **more: Any) -> Any:
+def two_layers(family: str, layers: int = 2) -> Any:
     """Tracing takes longer with more layers; with two, one is above the layer that receives the memory."""
-    return tiny(family, **{"n_layer" if family == "gpt2" else "num_hidden_layers": 2}, **more)
+    return tiny(family, **{"n_layer" if family == "gpt2" else "num_hidden_layers": layers})
 
 
 def trained(model: Any, ids: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -84,10 +84,11 @@ def assert_no_mask(graphs: list[Any]) -> None:
 
 @pytest.mark.parametrize(("family", "name"), RUNS)
 def test_losses_and_gradients_are_the_same(graphs: list[Any], family: str, name: str) -> None:
-    model = add_recurrence(two_layers(family), CONFIGS[name]).train()
+    every_layer_alike = name in ("compress", "lookback", "rsa")
+    model = add_recurrence(two_layers(family, 1 if every_layer_alike else 2), CONFIGS[name]).train()
     twin = copy.deepcopy(model)
     compile_windows(twin)
-    for length in (32, 30):  # the second ends in a short window
+    for length in (32, 30) if name == "carry" else (24,):  # the second ends in a short window
         ids = text(2, length)
         (ours, our_gradients), (theirs, their_gradients) = trained(twin, ids), trained(model, ids)
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
@@ -120,18 +121,13 @@ def test_only_what_training_repeats_is_compiled(graphs: list[Any]) -> None:
     assert len(graphs) == once
 
 
-@pytest.mark.parametrize("reset", [[0], [0, 1]], ids=["some", "all"])
-def test_rows_that_begin_a_document_do_not_read_the_memory(graphs: list[Any], reset: list[int]) -> None:
+def test_rows_that_begin_a_document_do_not_read_the_memory(graphs: list[Any]) -> None:
     model = add_recurrence(two_layers("gpt2"), CarryConfig(window=8)).train()
     twin = copy.deepcopy(model)
     compile_windows(twin)
-    found = []
-    for one in (model, twin):
-        state = one(text(2, 8)).state.reset(reset)
-        if state.memory is None:  # a memory without live rows is ignored
-            state = state._replace(memory=torch.ones(2, 1, 16))
-        found.append(one(text(2, 16, seed=1), labels=text(2, 16, seed=1), state=state).loss)
-    torch.testing.assert_close(found[0], found[1])
+    state = model(text(2, 8)).state.reset([0])
+    ids = text(2, 8, seed=1)
+    torch.testing.assert_close(*[one(ids, labels=ids, state=state).loss for one in (model, twin)])
 
 
 @pytest.mark.parametrize(

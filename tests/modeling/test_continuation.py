@@ -51,18 +51,6 @@ def test_gradients_through_two_calls_equal_those_of_one() -> None:
 
 
 @torch.no_grad()
-def test_selected_rows_continue() -> None:
-    model = recurrent("gpt2", overlap=3)
-    state = model(text(3, 13, seed=1)).state
-    after = text(3, 20, seed=2)
-    whole = model(after, state=state)
-    order = [2, 0, 2]
-    chosen = model(after[order], state=state.select(order))
-    assert_close(chosen.logits, whole.logits[order])
-    assert_same_state(chosen.state, whole.state.select(order))
-
-
-@torch.no_grad()
 def test_state_can_be_used_twice() -> None:
     model = recurrent("gpt2", overlap=3)
     state = model(text(2, 13)).state

@@ -68,7 +68,7 @@ def test_a_memory_passes_from_window_to_window() -> None:
 
 
 @pytest.mark.parametrize("how", ["disjoint", "strided", "recurrent"])
-def test_texts_side_by_side_equal_texts_alone(how: Any) -> None:
+def test_batched_texts_equal_texts_alone(how: Any) -> None:
     model = bert().train()
     together = embed(TEXTS, model, BERT, how, batch=3)
     assert model.training
@@ -103,7 +103,7 @@ def test_a_base_model_and_a_head_of_any_kind() -> None:
     assert embed([TEXT], tagger, BERT)[0].tokens.shape == (len(BERT(TEXT)["input_ids"]) - 2, 16)
 
 
-def test_refusals() -> None:
+def test_invalid_arguments_raise() -> None:
     model = bert()
     for words, call in {
         "`how`": lambda: embed(["a"], model, BERT, "sideways"),  # type: ignore[arg-type]
@@ -119,6 +119,6 @@ def test_refusals() -> None:
 
 
 @pytest.mark.parametrize("texts", [[None], ["Ann", 5]], ids=["nothing", "a number"])
-def test_what_is_no_text_is_refused(texts: Any) -> None:
+def test_values_that_are_not_text_raise(texts: Any) -> None:
     with pytest.raises(UserError, match=f"Text number {len(texts)} is no text but {texts[-1]}"):
         embed(texts, bert(), BERT)

@@ -31,7 +31,7 @@ OTHERS = {
     "compress": CompressConfig(window=8, tokens=2, size=4),
     "lookback": LookbackConfig(window=8, keep=4),
 }
-"""Tested on a GPU only: most are captured alike."""
+"""Tested on a GPU only: most are captured in the same way."""
 
 
 @pytest.fixture

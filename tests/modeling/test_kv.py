@@ -25,14 +25,6 @@ from support.reference import Weights, attend, llama_block, rms_norm, rotate, ru
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("settings", [{"keep": WINDOW, "sinks": 0}, {"keep": WINDOW - 2, "sinks": 2}], ids=str)
-def test_two_windows_equal_the_base_if_all_keys_are_kept(settings: dict[str, int]) -> None:
-    """The keys of a causal model do not depend on later tokens."""
-    model, ids = recurrent("llama", mechanism="kv", **settings), text(2, 2 * WINDOW)
-    assert_close(model(ids).logits, model.base(ids).logits)
-
-
-@torch.no_grad()
 @pytest.mark.parametrize("family", ROTARY)
 def test_windows_equal_the_base_with_a_mask(family: str) -> None:
     """Three windows equal the base over the whole text with a mask: only distances matter."""
@@ -175,23 +167,3 @@ class TestErrors:
     def test_absolute_positions(self, family: str) -> None:
         with pytest.raises(UserError, match=r"'kv' needs a model with rotary positions, .*'tail'\."):
             add_recurrence(tiny(family), config("kv"))
-
-    @pytest.mark.parametrize(
-        ("settings", "sentence"),
-        [
-            ({"keep": 8, "sinks": 1}, "`keep` is 8 and `sinks` 1, .* only 8 positions .*keep=7 or less"),
-            ({"overlap": 5}, "`keep` is 3 and `sinks` 1, .* only 3 positions .*overlap=5.*keep=2 or less"),
-        ],
-        ids=str,
-    )
-    def test_bad_settings(self, settings: dict[str, Any], sentence: str) -> None:
-        with pytest.raises(UserError, match=sentence) as caught:
-            config("kv", **settings)
-        assert str(caught.value).endswith(".")
-
-    def test_more_positions_than_there_are(self) -> None:
-        base = tiny("llama", max_position_embeddings=11)
-        with pytest.raises(
-            UserError, match=r"`window` is 8 behind 4 positions for kept keys, .* only 11 positions: .*window=7"
-        ):
-            add_recurrence(base, config("kv"))

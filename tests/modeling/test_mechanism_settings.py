@@ -44,8 +44,26 @@ def invalid_values(entry: Any) -> list[Any]:
         ),
         ({"standardize": "no"}, "`standardize` must be True or False: got standardize='no'"),
         ({"mechanism": "compress", "fade": -0.1}, "`fade` must be a number of at least 0: got fade=-0.1"),
+        (
+            {"mechanism": "kv", "keep": 8, "sinks": 1},
+            "`keep` is 8 and `sinks` 1, .* only 8 positions .*keep=7 or less",
+        ),
+        (
+            {"mechanism": "kv", "overlap": 5},
+            "`keep` is 3 and `sinks` 1, .* only 3 positions .*overlap=5.*keep=2 or less",
+        ),
+        ({"mechanism": "lookback", "keep": 9}, "`keep` is 9, .* only 8 positions .*keep=8 or less"),
+        (
+            {"mechanism": "lookback", "overlap": 6},
+            "`keep` is 3, .* only 2 positions .*overlap=6.*keep=2 or less.* less overlap",
+        ),
+        ({"mechanism": "tail", "tail": 9}, "`tail` is 9, .* only 8 positions"),
+        ({"mechanism": "tail", "overlap": 5}, "`tail` is 4, .* only 3 positions .*overlap=5.*tail=3 or less"),
+        ({"mechanism": "tail", "insert_layer": 3, "until_layer": 2}, "until_layer=2"),
+        ({"mechanism": "tail", "gate_start": 0.0}, "gate_start=0 needs gates: add gated=True"),
     ],
 )
 def test_sentence(settings: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(UserError, match=sentence):
+    with pytest.raises(UserError, match=sentence) as caught:
         config(**settings)
+    assert str(caught.value).endswith(".")

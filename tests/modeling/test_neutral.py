@@ -13,7 +13,7 @@ from recurrify.mechanisms.memory_tokens import MemoryTokensConfig
 from recurrify.mechanisms.neutral import first_tokens, neutral_inputs
 from recurrify.mechanisms.summary import SummaryConfig
 from recurrify.modeling.loading import load_model
-from support.models import DECODERS, ENCODERS, tiny
+from support.models import tiny
 
 WINDOW = 64
 MEMORIES: dict[str, dict[str, Any]] = {
@@ -51,7 +51,7 @@ def test_new_memory_does_little_harm(loss_of: Any, plain: float, name: str) -> N
     assert random > plain + 0.05
 
 
-@pytest.mark.parametrize("family", [*DECODERS, *ENCODERS])
+@pytest.mark.parametrize("family", ["gpt2", "llama", "gemma2", "bert"])
 def test_neutral_inputs_are_those_of_a_first_token(family: str) -> None:
     base = tiny(family, "bare").train()
     found = neutral_inputs(base)

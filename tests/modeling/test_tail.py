@@ -76,35 +76,6 @@ def test_one_token_in_a_batch_with_a_new_document(family: str, attention: str) -
     assert_close(together[1:], model(token[1:]).logits)
 
 
-@torch.no_grad()
-@pytest.mark.parametrize(("until", "seeing"), [(2, [1]), (3, [1, 2]), ("top", [1, 2])])
-def test_the_layers_that_see_the_slots(until: Any, seeing: list[int]) -> None:
-    model, lengths = recurrent("gpt2", mechanism="tail", pooled_slots=2, until_layer=until), []
-    for layer in model.base.transformer.h:
-        layer.ln_1.register_forward_hook(lambda *call: lengths.append(call[1][0].shape[1]))
-    model(text(1, 2 * WINDOW))
-    assert lengths == [WINDOW] * 3 + [WINDOW + 6 * (layer in seeing) for layer in range(3)]
-    assert model.mechanism.slots() == dict.fromkeys(seeing, 6)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("overlap", [0, 3])
-def test_slots_come_from_the_last_unseen_positions(overlap: int) -> None:
-    """Without attention in the first layer, each slot depends on one token."""
-    model = recurrent("gpt2", mechanism="tail", overlap=overlap)
-    model.base.transformer.h[0].attn.c_proj.weight.zero_()
-    ids = text(1, WINDOW)
-    before = model(ids).state.memory
-    moved = []
-    for place in range(WINDOW):
-        other = ids.clone()
-        other[0, place] = (ids[0, place] - 3) % 50 + 5
-        moved.append((model(other).state.memory - before).abs().amax((0, 2)) > 1e-6)
-    expected = torch.zeros(WINDOW, 4, dtype=torch.bool)
-    expected[WINDOW - overlap - 4 : WINDOW - overlap] = torch.eye(4, dtype=torch.bool)
-    assert torch.stack(moved).tolist() == expected.tolist()
-
-
 @pytest.mark.parametrize(
     ("settings", "reached"),
     [
@@ -177,21 +148,6 @@ def test_flops_count_every_layer_with_slots() -> None:
 
 
 class TestErrors:
-    @pytest.mark.parametrize(
-        ("settings", "sentence"),
-        [
-            ({"tail": 9}, "`tail` is 9, .* only 8 positions"),
-            ({"overlap": 5}, "`tail` is 4, .* only 3 positions .*overlap=5.*tail=3 or less"),
-            ({"insert_layer": 3, "until_layer": 2}, "until_layer=2"),
-            ({"gate_start": 0.0}, "gate_start=0 needs gates: add gated=True"),
-        ],
-        ids=str,
-    )
-    def test_bad_settings(self, settings: dict[str, Any], sentence: str) -> None:
-        with pytest.raises(UserError, match=sentence) as caught:
-            tail(**settings)
-        assert str(caught.value).endswith(".")
-
     @pytest.mark.parametrize("settings", [{"insert_layer": 4}, {"until_layer": 4}], ids=str)
     def test_layers_that_the_model_does_not_have(self, settings: dict[str, Any]) -> None:
         (name,) = settings

@@ -31,7 +31,7 @@ def made(kind: tuple[str, str], **settings: Any) -> Any:
     return recurrent(*kind, base={"num_labels": labels, "dtype": dtype}, **settings)
 
 
-def said(output: Any) -> Tensor:
+def scores(output: Any) -> Tensor:
     """All scores of an output in one tensor."""
     if "logits" in output:
         return output.logits
@@ -51,9 +51,9 @@ def windows(examples: int, count: int, last: list[int] | None = None) -> tuple[T
 def test_one_window_equals_the_base(kind: tuple[str, str]) -> None:
     base = base_of(kind)
     ids = text(2, WINDOW)
-    expected = said(base(ids))
+    expected = scores(base(ids))
     for settings in (NoRecurrence(window=WINDOW), config("carry"), config("tail")):
-        torch.testing.assert_close(said(add_recurrence(base, settings)(ids)), expected, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(scores(add_recurrence(base, settings)(ids)), expected, rtol=1e-6, atol=1e-6)
 
 
 @torch.no_grad()
@@ -112,7 +112,7 @@ def test_round_trip(kind: tuple[str, str], tmp_path: Path) -> None:
         assert loaded.recurrence == model.recurrence
         with torch.no_grad():
             ours, theirs = loaded(ids), model(ids)
-        assert torch.equal(said(ours), said(theirs))
+        assert torch.equal(scores(ours), scores(theirs))
         if kind[1] == "answers":
             assert torch.equal(ours.kind_logits, theirs.kind_logits)
     if kind[1] != "answers":

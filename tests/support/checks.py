@@ -11,7 +11,6 @@ from recurrify.mechanisms import MechanismConfig, mechanism_config, recurrence_c
 from support.models import DECODERS, ENCODERS, tiny
 
 WINDOW = 8
-OVERLAPS = (0, 3)
 
 CARRIES: dict[str, dict[str, Any]] = {
     "paper": {},
@@ -53,7 +52,7 @@ RSA: dict[str, dict[str, Any]] = {
 }
 VARIANTS = CARRIES | TAILS | MEMORIES | KEPT | LOOKBACKS | RSA
 EVERYWHERE: dict[str, dict[str, Any]] = {"disjoint": {}, "overlap": {"overlap": 3}, "tail": TAILS["tail_pooled"]}
-"""For tests that take long."""
+"""For slow tests."""
 MECHANISMS: dict[str, dict[str, Any]] = {
     "carry": {"hidden_layers": 1, "hidden_size": 12},
     "tail": {"tail": 4, "hidden_size": 12},
@@ -87,13 +86,19 @@ def variants_of(*families: str) -> list[tuple[str, str]]:
     return [(family, name) for family, name in pairs if fits(family, VARIANTS[name].get("mechanism", "carry"))]
 
 
-def variants_in_turn(*families: str) -> list[tuple[str, str]]:
-    """Each variant once, with one of the families that it works with, in turn."""
-    found = []
-    for turn, name in enumerate(VARIANTS):
-        suitable = [family for family in families if (family, name) in variants_of(family)]
-        found.append((suitable[turn % len(suitable)], name))
-    return found
+READ = {
+    "overlap": "gpt2",
+    "everywhere": "llama",
+    "standardized_overlap": "gpt2",
+    "tail_one_layer": "llama",
+    "tail_gated": "gpt2",
+    "memory_tokens_gated": "llama",
+    "kv_sliding": "llama",
+    "lookback_whole": "gpt2",
+    "lookback_no_room": "gpt2",
+}
+"""Variants whose memory is read in another way than by default, each with a family. The other variants differ in what
+is written, which tests against the descriptions cover."""
 
 
 def config(mechanism: str = "carry", **settings: Any) -> MechanismConfig:

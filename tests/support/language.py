@@ -1,4 +1,4 @@
-"""Tiny models from scratch whose every part shows in the result."""
+"""Tiny models from scratch, with weights that all have a visible effect."""
 
 from typing import Any
 

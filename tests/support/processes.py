@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def comes(condition: Callable[[], bool]) -> bool:
-    """Whether it comes true within three minutes: a busy machine takes one to import twice."""
+    """Whether it becomes true within three minutes: on a busy machine two imports take one minute."""
     for _ in range(1800):
         if condition():
             return True
@@ -15,7 +15,7 @@ def comes(condition: Callable[[], bool]) -> bool:
 
 
 def runs(process: int) -> bool:
-    """And is not a mere entry that nobody has asked for its end yet."""
+    """Whether it runs; a zombie does not."""
     try:
         return "State:\tZ" not in Path(f"/proc/{process}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""What the tests of other tools share: a recurrent model of each kind that works differently inside."""
+"""Recurrent models for the tests of other tools: one of each kind of mechanism."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ def remembering(mechanism: str, **settings: Any) -> Any:
 
 
 def saved(mechanism: str, folder: Path, **settings: Any) -> Any:
-    """A recurrent model that lies in `folder` with its tokenizer."""
+    """A recurrent model that is saved in `folder` with its tokenizer."""
     model = remembering(mechanism, **settings)
     model.save_pretrained(folder)
     word_tokenizer().save_pretrained(folder)

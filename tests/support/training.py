@@ -19,8 +19,8 @@ def training_commands(inputs: Path) -> dict[str, list[str]]:
         "--max-tokens 300 --valid-every 100",
         f"scratch train --data {text} --arch lstm --length 16 --batch 2 --steps 8 --valid-every 96 --set layers=1 "
         "--set width=16",
-        f"forecast train --data {inputs / 'waves.csv'} --model rsa-informer --past 12 --horizon 4 --width 16 "
-        "--heads 4 --counts 1,1,1,1,0,0 --epochs 3 --epoch-windows 64 --split 0.7/0.1/0.2",
+        f"forecast train --data {inputs / 'waves.csv'} --model rsa-informer --horizon 4 --past 12 --width 16 "
+        "--set heads=4 --set counts=1,1,1,1,0,0 --epochs 3 --set epoch_windows=64 --split 0.7/0.1/0.2",
     ]
     known = {words[0] for words, _ in commands(without=())}
     return {line.partition(" --")[0]: line.split() for line in lines if line.split()[0] in known}

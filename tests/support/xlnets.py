@@ -1,4 +1,4 @@
-"""Tiny random XLNets, and what they should say of a document, from one forward pass without any memory."""
+"""Tiny random XLNets, and their expected losses, from forward passes without a memory."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from support.models import VOCABULARY
 
 
 def tiny_xlnet(attention: str, **more: Any) -> WindowedXLNet:
-    """In eval mode; weights are larger than usual, so that every input leaves its mark."""
+    """In eval mode; weights are larger than usual, so that every input has a visible effect."""
     torch.manual_seed(0)
     sizes = {"vocab_size": VOCABULARY, "d_model": 16, "n_layer": 3, "n_head": 2, "d_inner": 24, "dropout": 0.0}
     model = WindowedXLNet(XLNetConfig(**{**sizes, "attn_type": attention, "mem_len": 5, **more}))
@@ -27,7 +27,7 @@ def tiny_xlnet(attention: str, **more: Any) -> WindowedXLNet:
 
 def reference_losses(model: WindowedXLNet, ids: np.ndarray, window: int, memory: int) -> list[float]:
     """Each token's loss, without memory or windows: one pass over the document from its start for every token, in which
-    masks hide whatever lay outside the memory of the window in which a token was read."""
+    masks hide everything outside the memory of the window in which a token was read."""
     return [_loss(model, torch.tensor(ids[: target + 1]).long(), window, memory) for target in range(1, len(ids))]
 
 
@@ -36,7 +36,7 @@ def _loss(model: Any, ids: Tensor, window: int, memory: int) -> float:
     target = len(ids) - 1
     hidden = torch.ones(len(ids), len(ids))
     for reader in range(len(ids)):
-        # The target is not read any more: it is asked for in the window of the token before it.
+        # The target itself is not read: it is predicted in the window of the token before it.
         read_as = reader if reader < target else target - 1
         first = read_as // window * window - memory
         for seen in range(max(first, 0), min(reader, target - 1) + 1):

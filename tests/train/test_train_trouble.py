@@ -1,4 +1,4 @@
-"""What goes wrong in the middle of a run: numbers that are none, and errors of other code."""
+"""Failures in the middle of a run: numbers that are not finite, and errors of other code."""
 
 from collections.abc import Callable
 from pathlib import Path

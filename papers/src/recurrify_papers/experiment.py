@@ -13,8 +13,10 @@ from typing import Any
 
 from recurrify import UserError
 from recurrify.results import provenance, save_result
-from recurrify_papers.runner import Resources, Results, Run, Say, run_all
+from recurrify_papers.clusters import Resources
+from recurrify_papers.runner import Results, Run, Say
 from recurrify_papers.sizes import Size
+from recurrify_papers.sweep import run_all
 
 DECLARATIONS = (
     "yoshida2020.tables",
@@ -103,9 +105,13 @@ class Headline:
     label: str
     metric: str
     split: str | None = None
-    percent: bool = False
     dataset: str | None = None
     at: float | None = None
+
+
+def gain_headline(label: str, sentence: str, split: str = "test", dataset: str | None = None) -> Headline:
+    """How much lower the perplexity of a row is than that of the row it is compared with."""
+    return Headline(label=label, metric="gain", split=split, dataset=dataset, sentence=sentence)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +177,7 @@ def run_experiments(
         path = folder / f"{one.name}.json"
         table = one.table(size, results)
         if not table.rows and not table.texts:
-            say(f"{one.name}: no row is finished yet")
+            say(f"{one.name}: no row is finished yet ({table.missing[0]})")
             continue
         own = [results[run.name] for run in one.runs(size) if run.name in results]
         save_result(path, to_result(one, size, table) | {"origins": origins(own)})

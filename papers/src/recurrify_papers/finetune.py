@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, set_seed
 
 from recurrify import UserError, add_recurrence, load_model
 from recurrify.data import pick_device, read_text
-from recurrify.evaluate import evaluate_documents, full_flops_per_token, paper_flops_per_token
+from recurrify.evaluate import evaluate_documents, full_flops_per_token, memory_cost, paper_flops_per_token
 from recurrify.modeling import recurrence_config
 from recurrify.results import load_result, provenance
 from recurrify.train import TrainSettings, train_run, uses_bf16
@@ -36,6 +36,18 @@ def pretrain_base(settings: Settings, folder: Path, say: Say) -> dict[str, Any] 
 def train(settings: Settings, folder: Path, say: Say) -> dict[str, Any] | None:
     """Fine-tune as the settings say."""
     return trained(folder, train_run(train_settings(settings, folder), say, progress_label=folder.name))
+
+
+def untrained(settings: Settings, folder: Path, say: Say) -> dict[str, Any]:
+    """The base as it is with a new memory; scores load it again."""
+    own = train_settings(settings, folder)
+    memory = memory_cost(_untrained(own.to_dict())[0])._asdict()
+    return {"kind": "untrained", "memory": memory, "provenance": provenance(own.to_dict(), seed=own.seed)}
+
+
+def _untrained(config: Settings) -> tuple[Any, Any]:
+    set_seed(config["seed"])
+    return load_model(config["model"], config["recurrence"])
 
 
 def trained(folder: Path, result: dict[str, Any]) -> dict[str, Any] | None:
@@ -108,14 +120,16 @@ def score(settings: Settings, folder: Path, say: Say) -> dict[str, Any]:
 
 def trained_model(run: Path) -> tuple[Any, Any]:
     """The model that a run saved, and its tokenizer."""
+    result = load_result(run / RESULT_FILE)
+    config = result["provenance"]["config"]
+    if result["kind"] == "untrained":
+        return _untrained(config)
     if not (run / MODEL).is_dir():
         raise UserError(f"The model of {str(run)!r} is gone: delete the folder to train it again.")
-    config = load_result(run / RESULT_FILE)["provenance"]["config"]
     if config["recurrence"]["mechanism"] == "xlnet":
-        from recurrify_papers.thesis.xlnet_run import XLNetMemory, load_xlnet
+        from recurrify_papers.thesis.xlnet_run import load_xlnet
 
-        memory = {name: value for name, value in config["recurrence"].items() if name != "mechanism"}
-        return load_xlnet(str(run / MODEL), XLNetMemory(**memory))
+        return load_xlnet(str(run / MODEL))
     return load_model(str(run / MODEL))
 
 

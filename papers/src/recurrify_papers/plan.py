@@ -7,7 +7,9 @@ from typing import Any
 from recurrify_papers.runner import Run
 from recurrify_papers.sizes import CARRY, PLAIN, Settings, Size, tail
 
-TRAIN, SCORE, BASE = (f"recurrify_papers.finetune:{name}" for name in ("train", "score", "pretrain_base"))
+TRAIN, UNTRAINED, SCORE, BASE = (
+    f"recurrify_papers.finetune:{name}" for name in ("train", "untrained", "score", "pretrain_base")
+)
 MODEL = "train/model"
 """Below the folder of a run: the model that it saves."""
 SPLITS = ("valid", "test")
@@ -82,6 +84,10 @@ class Plan:
         known = self.runs.setdefault(run.name, run)
         assert known == run, f"two runs are called {run.name}"
         return run.name
+
+    def run(self, function: str, name: str, /, **settings: Any) -> str:
+        """Add a run of a function of this package; returns its name."""
+        return self.add(Run(name=name, function=f"recurrify_papers.{function}", settings=settings))
 
     # ---- the base and choices ----------------------------------------------------------------------------
 

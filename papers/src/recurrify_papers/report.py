@@ -1,4 +1,4 @@
-"""One page per experiment from its tidy table alone: the answer, a chart, and the tables; also as Markdown."""
+"""One page per experiment from its tidy table alone: the answer, a chart, and the tables."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +22,7 @@ from recurrify.pages import (
     write_page,
     write_picture,
 )
-from recurrify.results import load_result, write_whole
+from recurrify.results import load_result
 from recurrify_papers.experiment import Experiment, Headline, experiments
 
 Record = dict[str, Any]
@@ -58,14 +58,12 @@ def write_report(root: Path, out: Path, name: str | None = None, picture: Path |
         page = experiment_page(result, known.get(result["name"]))
         file = f"{result.get('file') or result['name']}-{result['size']}.html"
         write_page(out / file, page)
-        write_whole(out / file.replace(".html", ".md"), markdown(page).encode())
         assert isinstance(page.verdict, Verdict)
         lines.append([Link(result["title"], file), result["size"], page.verdict.sentence, result["source"]])
         written.append(out / file)
     table = Table("Experiments", ["experiment", "size", "result", "published in"], lines)
     index = Page("Experiments", Verdict(f"{len(results)} published tables and experiments of ours, run here."), [table])
     write_page(out / "index.html", index)
-    write_whole(out / "index.md", markdown(index).encode())
     if picture is not None:
         charts = [chart for one in results for chart in charts_of(one, known.get(one["name"]))]
         write_picture(charts[:1], picture)
@@ -120,7 +118,7 @@ def verdict_of(rows: Sequence[Record], experiment: Experiment | None) -> Verdict
         return Verdict(text or f"{len(rows)} numbers, compared with published values where there are any.")
     sentences = [_sentence(headline, row) for headline, row in known]
     headline, row = known[0]
-    show = numbers.percent if headline.percent else _plain
+    show = _shown_in_words(headline)
     interval = "" if row.get("low") is None else f"{show(row['low'])} to {show(row['high'])}"
     facts = [("published", show(row["published"]))] if row.get("published") is not None else []
     if row.get("seeds"):
@@ -138,7 +136,7 @@ def _row(rows: Sequence[Record], headline: Headline) -> Record | None:
 
 
 def _sentence(headline: Headline, row: Record) -> str:
-    show = numbers.percent if headline.percent else _plain
+    show = _shown_in_words(headline)
     value = show(row["value"])
     if row.get("low") is not None:
         noise = ", within noise" if "gain" in row["metric"] and row["low"] <= 0 <= row["high"] else ""
@@ -147,8 +145,8 @@ def _sentence(headline: Headline, row: Record) -> str:
     return headline.sentence.format(value=value, published=published)
 
 
-def _plain(value: float | None) -> str:
-    return numbers.fixed(value, 2)
+def _shown_in_words(headline: Headline) -> Callable[[float | None], str]:
+    return numbers.percent if is_share(headline.metric) else lambda value: numbers.fixed(value, 2)
 
 
 # ---- tables and charts -----------------------------------------------------------------------------------
@@ -197,9 +195,14 @@ def tidy_table(caption: str, rows: Sequence[Record]) -> Table:
     return Table(caption, list(used.values()), [[record.get(key) for key in used] for record in records])
 
 
+def is_share(metric: str) -> bool:
+    """Whether numbers of a metric are shown in percent."""
+    return any(word in metric for word in SHARES) and "(" not in metric
+
+
 def shown_as(metric: str) -> Callable[[float], str]:
     """How numbers of a metric are written."""
-    if any(word in metric for word in SHARES) and "(" not in metric:
+    if is_share(metric):
         return numbers.percent
     if metric.startswith("perplexity"):
         return numbers.perplexity
@@ -289,30 +292,3 @@ def curve_blocks(curves: Sequence[Record]) -> list[Block]:
         )
         found.append(Fold(title.capitalize(), [chart]))
     return found
-
-
-# ---- Markdown --------------------------------------------------------------------------------------------
-
-
-def markdown(page: Page) -> str:
-    """The page without its charts."""
-    verdict = page.verdict if isinstance(page.verdict, str) else page.verdict.sentence
-    return "\n".join([f"# {page.title}", "", verdict, "", *_markdown(page.blocks)]) + "\n"
-
-
-def _markdown(blocks: Iterable[Any]) -> list[str]:
-    lines: list[str] = []
-    for block in blocks:
-        if isinstance(block, Table):
-            lines += [f"| {' | '.join(block.header)} |", "|" + "---|" * len(block.header)]
-            lines += [f"| {' | '.join(_cell(text) for text in row)} |" for row in block.texts] + [""]
-        elif isinstance(block, Fold):
-            inside = _markdown(block.blocks)
-            lines += [f"## {block.title}", "", *inside] if inside else []
-        elif isinstance(block, Text):
-            lines += ["".join(part if isinstance(part, str) else part.text for part in block.parts), ""]
-    return lines
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")

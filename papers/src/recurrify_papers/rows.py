@@ -6,14 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from recurrify.evaluate import METRICS, Evaluation, Gain, gain_beyond, interval, relative_gain
+from recurrify.evaluate import METRICS, Evaluation, Gain, interval, relative_gain
 from recurrify_papers.experiment import Row, Table, mean_of
 from recurrify_papers.plan import Entry, score_name
 from recurrify_papers.runner import Results, best_run
 
 TEST = "test"
-DOUBLE = 2.0
-"""How many times the paper's gain the best memory is meant to reach."""
 
 
 def perplexity_table(entries: Iterable[Entry], results: Results, curves: bool = False) -> Table:
@@ -139,39 +137,30 @@ def _curves(entry: Entry, results: Results) -> list[dict[str, Any]]:
 # ---- what memories are compared with ---------------------------------------------------------------------
 
 
-def rival_rows(entries: Sequence[Entry], results: Results, papers: str, usual_window: int) -> list[Row]:
-    """How each memory compares with the best rival that costs no more FLOPs; for the memory that validates best, also
-    whether it reaches twice the gain of the paper's, and which rivals are better.
+def rival_rows(entries: Sequence[Entry], results: Results, usual_window: int) -> list[Row]:
+    """How each memory compares with the best rival that costs no more FLOPs; for the memory that validates best at the
+    usual window, also which rivals that cost more are better.
 
     Means over different seeds cannot be ranked, so rivals are ranked on the seeds that all rows have.
     """
     done = [entry for entry in entries if all(evaluations(entry, results, split) for split in entry.splits)]
-    if not done:
+    memories, rivals = ([entry for entry in done if entry.rival == rival] for rival in (False, True))
+    if not memories or not rivals:
         return []
     seeds = set.intersection(*(set(evaluations(entry, results, TEST)) for entry in done))
-    memories = [entry for entry in done if not entry.rival]
     rows = []
     for entry in memories:
-        cheaper = [one for one in done if one.rival and _cost(one, results) <= _cost(entry, results)]
+        cheaper = [rival for rival in rivals if _cost(rival, results) <= _cost(entry, results)]
         if cheaper and seeds:
             best = min(cheaper, key=lambda one: _mean_perplexity(one, results, TEST, seeds))
             rows += _against("gain over cheaper rival", best, entry, results)
-    bare = next((one for one in done if one.rival and not one.overlap and one.window == usual_window), None)
-    able = [
-        one
-        for one in memories
-        if bare is not None and one.window == usual_window and set(bare.trained) <= set(one.trained)
-    ]
-    if bare is None or not able:
-        return rows
-    best = min(able, key=lambda one: _mean_perplexity(one, results, "valid", one.trained))
-    paper = next((one for one in done if one.label == papers), None)
-    if paper is not None and paper is not best:
-        rows += _twice(bare, paper, best, results)
-    for rival in done:
-        if rival.rival and _cost(rival, results) >= _cost(best, results):
-            found = _against("gain of dearer rival", best, rival, results)
-            rows += [row for row in found if (row.value or 0) > 0]
+    most = max(len(entry.trained) for entry in memories)
+    usual = [entry for entry in memories if entry.window == usual_window and len(entry.trained) == most]
+    for best in sorted(usual, key=lambda one: _mean_perplexity(one, results, "valid", one.trained))[:1]:
+        for rival in rivals:
+            if _cost(rival, results) >= _cost(best, results):
+                found = _against("gain of dearer rival", best, rival, results)
+                rows += [row for row in found if (row.value or 0) > 0]
     return rows
 
 
@@ -181,16 +170,6 @@ def _against(metric: str, rival: Entry, entry: Entry, results: Results) -> list[
         return []
     overlap = f", overlap {rival.overlap}" if rival.overlap else ""
     return [gain_row(metric, gain, _place(entry), note=f"over {rival.label}, window {rival.window}{overlap}")]
-
-
-def _twice(bare: Entry, paper: Entry, best: Entry, results: Results) -> list[Row]:
-    sides = [evaluations(one, results, TEST) for one in (bare, paper, best)]
-    seeds = sorted(set.intersection(*(set(side) for side in sides)))
-    if not seeds:
-        return []
-    plain, known, new = ([side[seed] for seed in seeds] for side in sides)
-    note = f"gain minus {DOUBLE:g} times the gain of {paper.label}; the best memory on validation"
-    return [gain_row("beyond twice the paper's gain", gain_beyond(plain, known, new, DOUBLE), _place(best), note=note)]
 
 
 def _place(entry: Entry) -> dict[str, Any]:

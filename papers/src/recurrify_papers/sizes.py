@@ -196,7 +196,7 @@ TINY = Size(
         "topics": {"contexts": 40},
         "thesis-metrics": {"tokens": 100},
         "thesis-enwik8": {"rates": (5e-4, 1e-3)},
-        "thesis-cost": {"rows": 2, "windows": 2, "lengths": (64, 128), "new_tokens": 8, "repeats": 2},
+        "thesis-cost": {"batches": (4,), "documents": 4, "document_tokens": 600, "prompts": (64,), "rounds": 3},
         "table3": {"made_up": 40, "epochs": 1.0, "rates": (1e-3, 3e-3), "window": 64, "distractors": 2, "seeds": 2},
         "slides-lengths": {
             "tasks": ("parity", "dyck"),

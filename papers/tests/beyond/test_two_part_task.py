@@ -3,9 +3,7 @@
 from collections import Counter
 
 import numpy as np
-import pytest
 
-from recurrify import UserError
 from recurrify_papers.beyond.two_part_task import END, TwoPartTask, two_part_documents
 
 TASK = TwoPartTask(window=6, windows=3, labels=3, fillers=5)
@@ -51,9 +49,3 @@ def test_seeds() -> None:
     first, again, other = (two_part_documents(20, seed=seed) for seed in (3, 3, 4))
     assert np.array_equal(first.tokens, again.tokens)
     assert not np.array_equal(first.tokens, other.tokens)
-
-
-@pytest.mark.parametrize("task", [TwoPartTask(windows=1), TwoPartTask(labels=1), TwoPartTask(window=1)], ids=str)
-def test_impossible_tasks_raise(task: TwoPartTask) -> None:
-    with pytest.raises(UserError, match="at least"):
-        two_part_documents(10, 0, task)

@@ -8,20 +8,21 @@ from recurrify.data import Question, QuestionSet
 from recurrify.errors import UserError
 from recurrify_papers.yoshida2020.distractors import mix_paragraphs
 
+SHARES = {"train": 0.6, "test": 0.4}
+
 
 class TestMixedParagraphs:
-    def made(self) -> list[QuestionSet]:
+    def made(self) -> list[Question]:
         questions = []
         for article, part, number in itertools.product(range(30), range(2), range(2)):
             front, word = f"Article {article} has in part {part} the word ", f"w{article}x{part}"
             span = (len(front), len(front) + len(word))
             name = f"{article}-{part}-{number}"
             questions.append(Question(name, "?", f"{front}{word}.", (word,), "span", span, f"Title_{article}"))
-        lost = questions[0]._replace(id="lost", span=None)
-        return [QuestionSet(questions[:60], "squad"), QuestionSet([*questions[60:], lost], "squad")]
+        return [*questions, questions[0]._replace(id="lost", span=None)]
 
     def test_answers_keep_their_places_and_occur_once(self) -> None:
-        train, test = mix_paragraphs(self.made(), test_share=0.4)
+        train, test = mix_paragraphs(self.made(), SHARES).values()
         assert len(train.questions) + len(test.questions) == 120
         assert train.counts + test.counts == {"answers that do not occur": 1}
         positions = set()
@@ -38,19 +39,18 @@ class TestMixedParagraphs:
         def articles(questions: QuestionSet) -> set[str]:
             return {part.split("\n")[0] for question in questions.questions for part in question.context.split("\n\n")}
 
-        train, test = mix_paragraphs(self.made(), test_share=0.4)
+        train, test = mix_paragraphs(self.made(), SHARES).values()
         assert len(articles(train)) == 18
         assert len(articles(test)) == 12
         assert not articles(train) & articles(test)
-        assert mix_paragraphs(self.made(), test_share=0.4)[1].questions == test.questions
-        assert mix_paragraphs(self.made(), test_share=0.4, seed=1)[1].questions != test.questions
+        assert mix_paragraphs(self.made(), SHARES)["test"].questions == test.questions
+        assert mix_paragraphs(self.made(), SHARES, seed=1)["test"].questions != test.questions
 
     def test_answers_in_every_paragraph_are_counted(self) -> None:
-        sets = self.made()
-        sets[0].questions[0] = sets[0].questions[0]._replace(answers=("article",))
-        train, test = mix_paragraphs(sets, test_share=0.4)
+        first, *others = self.made()
+        train, test = mix_paragraphs([first._replace(answers=("article",)), *others], SHARES).values()
         assert (train.counts + test.counts)["answers that occur everywhere"] == 1
 
     def test_too_few_articles_raises(self) -> None:
         with pytest.raises(UserError, match="give more articles"):
-            mix_paragraphs([QuestionSet(self.made()[0].questions[:8], "squad")], test_share=0.5)
+            mix_paragraphs(self.made()[:8], SHARES)

@@ -54,7 +54,18 @@ def mini_size(base: Path, texts: Path) -> Size:
             "topics": {"contexts": 6},
             "thesis-metrics": {"tokens": 30},
             "thesis-enwik8": {"rates": (1e-2,)},
-            "thesis-cost": {"rows": 2, "windows": 2, "lengths": (8,), "new_tokens": 4, "repeats": 1},
+            "thesis-cost": {
+                "width": 16,
+                "layers": 2,
+                "window": 8,
+                "positions": 20,
+                "windows": 3,
+                "batches": (2,),
+                "documents": 2,
+                "document_tokens": 20,
+                "prompts": (8,),
+                "rounds": 1,
+            },
             "table3": {
                 "made_up": 30,
                 "epochs": 1.0,
@@ -129,7 +140,7 @@ def mini(tmp_path_factory: pytest.TempPathFactory) -> Size:
 def patched() -> Iterator[None]:
     """Few bootstrap samples, and variants that fit tiny windows."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("interval", "relative_gain", "gain_beyond"):
+        for name in ("interval", "relative_gain"):
             found = getattr(rows_module, name)
             patch.setattr(rows_module, name, lambda *one, found=found, **more: found(*one, **more, samples=FEW))
         patch.setattr(plan_module, "VARIANTS", plan_module.VARIANTS | VARIANTS)

@@ -23,7 +23,7 @@ def made_up(runs: list[Run]) -> dict[str, dict[str, Any]]:
             trained = results[settings["run"]["run"]]["made_up"]
             loss = trained["loss"] - 0.01 * settings["overlap"] + 0.05 * settings["exchanged"]
             results[run.name] = score(loss, trained["flops"] * (1 + settings["overlap"] / 100), settings)
-        elif ":train" in run.function:
+        elif run.function.endswith((":train", ":train_xlnet", ":untrained")):
             recurrence = settings["recurrence"]
             mechanism = recurrence.get("mechanism", "tail")
             away = abs(math.log10(settings["rate"] / BEST_RATE)) if isinstance(settings["rate"], float) else 0.0

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from recurrify import UserError
-from recurrify_papers.commands.experiment import changed
+from recurrify_papers.commands.experiment import changed, minutes
 from recurrify_papers.experiment import chosen_experiments, experiments
 from recurrify_papers.sizes import SIZES, Size
 from support.commands import Command, invoke, refused
@@ -35,6 +35,12 @@ def test_run_status_and_resume(tmp_path: Path) -> None:
     assert "two-part: 0 of 3 runs" in invoke("experiment", "status", *arguments)
     assert str(tmp_path / "tiny" / "two-part.json") in invoke("experiment", "run", *arguments)
     assert "two-part: 3 of 3 runs" in invoke("experiment", "status", *arguments)
+    assert "No run is queued or running." in invoke("experiment", "cancel", *arguments)
+
+
+@pytest.mark.parametrize(("text", "expected"), [("90", 90), ("4:00:00", 240), ("1-02:30:30", 1590.5)])
+def test_minutes(text: str, expected: float) -> None:
+    assert minutes(text) == expected
 
 
 def test_groups_stand_for_several_experiments() -> None:
@@ -58,9 +64,11 @@ def test_set_changes_one_experiment(known: Size) -> None:
         (["run", "table1", "--size", "huge"], "There is no size 'huge': choose one of paper, small, tiny."),
         (["run", "table1", "--set", "rotary"], "--set takes EXPERIMENT.NAME=VALUE: got 'rotary'."),
         (["run", "table1", "--set", "rotari.model=x"], "--set names an unknown experiment 'rotari'"),
+        (["run", "table1", "--time", "4h"], "--time is MINUTES or HH:MM:SS: got '4h'."),
+        (["logs", "table1", "base"], "There is no run 'base' in it."),
         (["report", "--root", "nowhere"], "There is no result in 'nowhere': run experiments first."),
     ],
-    ids=["size", "setting", "experiment", "report"],
+    ids=["size", "setting", "experiment", "time", "run", "report"],
 )
 def test_bad_options_are_one_sentence(refused: Command, options: list[str], sentence: str) -> None:
     assert sentence in refused("experiment", *options)

@@ -36,12 +36,12 @@ def test_captured_graph_takes_the_plain_steps(wave_series):
     data = windows(wave_series, "cuda")
     settings = replace(SETTINGS, precision="fp32")
     losses, weights = [], []
-    for speed in ("plain", "graph"):
+    for speed in ("plain", "auto"):
         step = new_step(data, replace(settings, speed=speed))
         batches = torch.cat([epoch_starts(data, settings, epoch) for epoch in range(3)])
         losses.append(torch.stack([step(starts_B).clone() for starts_B in batches]))
         weights.append(step.model.state_dict())
-        assert (step.replay is not None) == (speed == "graph")
+        assert (step.replay is not None) == (speed == "auto")
     for name, plain in weights[0].items():
         torch.testing.assert_close(weights[1][name], plain, rtol=1e-3, atol=1e-5, msg=name)
     torch.testing.assert_close(losses[1], losses[0], rtol=1e-4, atol=1e-6)
@@ -67,7 +67,8 @@ def test_resumed_captured_run_equals_an_uninterrupted_one(wave_series, tmp_path)
 @pytest.mark.parametrize("model", ["rsa-informer", "transformer"])
 def test_every_replay_drops_other_elements_and_a_seed_repeats_them(model, wave_series):
     data = windows(wave_series, "cuda")
-    settings = replace(SETTINGS, model=model, dropout=0.2, learning_rate=STILL, precision="bf16")
+    still = {"learning_rate": STILL, "recurrence_learning_rate": STILL}
+    settings = replace(SETTINGS, model=model, dropout=0.2, precision="bf16", **still)
     step, starts_B = new_step(data, settings), epoch_starts(data, settings, 0)[0]
     for _ in range(STEPS_BEFORE_CAPTURE + 1):
         step(starts_B)

@@ -1,6 +1,7 @@
 """Candidates, the choice between them, and the Forecaster: DataFrames in and out, saved and loaded."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -20,13 +21,13 @@ from recurrify_papers.forecast.candidates import (
     train_candidates,
 )
 from recurrify_papers.forecast.forecaster import windows_of
-from recurrify_papers.forecast.reading import Layout, read_series
+from recurrify_papers.forecast.reading import read_series
 from recurrify_papers.forecast.settings import ForecastSettings
 
 from conftest import daily_waves, hourly  # isort: skip
 
 FRAME = hourly(daily_waves(400))
-SETTINGS = ForecastSettings(out="", horizon=6, past=24)
+SETTINGS = ForecastSettings(data="", horizon=6, past=24)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +40,8 @@ def fitted() -> Forecaster:
 def test_ridge_is_the_closed_form(kind, groups, monkeypatch):
     for name, value in {"PENALTIES": (1e-2,), "SEASONS": (), "MOST_GROUPS": groups}.items():
         monkeypatch.setattr(candidates_module, name, value)
-    monkeypatch.setattr(candidates_module, "mean_squared_error", lambda model, *_: -model.config.groups)
+    fake = lambda model, *_: SimpleNamespace(mse=-model.config.groups)  # noqa: E731
+    monkeypatch.setattr(candidates_module, "backtest", fake)
     series = read_series(FRAME)
     settings = resolved(replace(SETTINGS, model=kind, past=8), series)
     data = windows_of(settings, series)
@@ -62,8 +64,8 @@ def test_auto_never_loses_to_seasonal_naive_on_validation():
     found = list(train_candidates(settings, windows_of(settings, series), lambda _: None))
     names = [one.name for one in found]
     assert names[:4] == ["last-value", "seasonal", "nlinear", "dlinear"]
-    assert best_of(found).valid_mse == min(one.valid_mse for one in found)
-    assert best_of(found).valid_mse < found[1].valid_mse
+    assert best_of(found).valid.mse == min(one.valid.mse for one in found)
+    assert best_of(found).valid.mse < found[1].valid.mse
 
 
 @pytest.mark.parametrize("name", ["ets", "theta"])
@@ -71,9 +73,9 @@ def test_statistical_models_forecast_in_original_units(name):
     values = 50 + 10 * np.sin(2 * np.pi * np.arange(60) / 4) + np.arange(60)
     frame = pd.DataFrame({"ds": pd.date_range("2000", periods=60, freq="QS"), "y": values})
     series = read_series(frame)
-    settings = resolved(ForecastSettings(out="", model=name, horizon=2), series)
+    settings = resolved(ForecastSettings(data="", model=name, horizon=2), series)
     candidate = train_candidate(settings, windows_of(settings, series))
-    assert candidate.valid_mse < 0.05
+    assert candidate.valid.mse < 0.05
     model = candidate.model
     np.testing.assert_allclose(model.forecast(values[: model.config.past]), values[[36, 37]], rtol=0.05)
 
@@ -148,6 +150,14 @@ def test_cross_validation_is_a_table_of_rolling_forecasts(fitted):
     assert 0.8 < result["coverage"][2]["held"] < 1
 
 
+def test_columns_may_have_the_names_of_our_tables():
+    frame = FRAME.set_axis(["y", "forecast"], axis=1)
+    forecaster = Forecaster("seasonal", horizon=6).fit(frame)
+    assert set(forecaster.evaluate()["columns"]) == {"y", "forecast"}
+    assert list(forecaster.predict())[1:] == ["y", "y_low", "y_high", "forecast", "forecast_low", "forecast_high"]
+    assert set(forecaster.cross_validate()["unique_id"]) == {"y", "forecast"}
+
+
 def test_saved_forecaster_predicts_the_same(fitted, tmp_path):
     fitted.save(tmp_path)
     loaded = Forecaster.load(tmp_path)
@@ -203,7 +213,7 @@ def test_short_monthly_series_works_with_defaults():
 
 
 def test_unaffordable_models_are_named():
-    series = read_series(FRAME, Layout(columns=["a"]))
+    series = read_series(FRAME, columns=["a"])
     settings = resolved(replace(SETTINGS, max_minutes=0.001), series)
     said: list[str] = []
     list(train_candidates(settings, windows_of(settings, series), said.append))

@@ -1,13 +1,11 @@
 """Messy files are repaired in the open, or rejected with one sentence."""
 
-from dataclasses import replace
-
 import numpy as np
 import pandas as pd
 import pytest
 
 from recurrify.errors import UserError
-from recurrify_papers.forecast.reading import Layout, read_series
+from recurrify_papers.forecast.reading import read_series
 
 DAYS = pd.date_range("2022-01-01", periods=40, freq="D")
 
@@ -97,7 +95,7 @@ def test_irregular_rows_are_resampled(write_csv):
     path = write_csv(csv(dates))
     with pytest.raises(UserError, match="--resample"):
         read_series(path)
-    series = read_series(path, Layout(resample="h"))
+    series = read_series(path, resample="h")
     assert (series.frequency, len(series.dates), series.values[0, 0]) == ("h", 30, 1.0)
 
 
@@ -107,23 +105,23 @@ def test_long_format_becomes_one_column_per_series(write_csv, id_column):
         {id_column: np.repeat(["n", "s"], 30), "ds": np.tile(DAYS[:30], 2), "y": np.arange(60.0)}
     ).sample(frac=1, random_state=0)
     frame = frame[~((frame[id_column] == "s") & (frame["ds"] < DAYS[4]))]
-    layout = Layout(id_column=None if id_column == "unique_id" else id_column)
+    layout = {"id_column": None if id_column == "unique_id" else id_column}
     for source in (write_csv(frame.to_csv(index=False)), frame):
-        series = read_series(source, layout)
+        series = read_series(source, **layout)
         assert (series.columns, series.id_column, series.date_column) == (("n", "s"), id_column, "ds")
         assert series.values[0].tolist() == [4.0, 34.0]  # all series have begun
     with pytest.raises(UserError, match="several rows for series"):
-        read_series(pd.concat([frame, frame]), layout)
+        read_series(pd.concat([frame, frame]), **layout)
     with pytest.raises(UserError, match="'s' of the DataFrame has its last value at 2022-01-20"):
-        read_series(frame[(frame[id_column] == "n") | (frame["ds"] < DAYS[20])], layout)
+        read_series(frame[(frame[id_column] == "n") | (frame["ds"] < DAYS[20])], **layout)
     with pytest.raises(UserError, match="'promo' of the DataFrame differs between series"):
-        read_series(frame.assign(promo=np.arange(56.0)), replace(layout, known=["promo"]))
+        read_series(frame.assign(promo=np.arange(56.0)), **layout, known=["promo"])
 
 
 def test_known_covariates_reach_beyond_the_last_value():
     frame = pd.DataFrame({"date": DAYS, "x": np.arange(40.0), "holiday": np.arange(40) % 7 == 0})
     frame.loc[30:, "x"] = np.nan
-    series = read_series(frame.astype({"holiday": float}), Layout(known=["holiday"]))
+    series = read_series(frame.astype({"holiday": float}), known=["holiday"])
     assert (len(series.dates), series.columns, len(series.known)) == (30, ("x",), 40)
 
 
@@ -155,17 +153,17 @@ def test_unreadable_files_raise_one_sentence(write_csv, text, message):
 def test_unknown_names_raise(write_csv, tmp_path):
     path = write_csv()
     for layout in (
-        Layout(columns=["z"]),
-        Layout(date_column="z"),
-        Layout(id_column="z"),
-        Layout(known=["z"], columns=["a"]),
+        {"columns": ["z"]},
+        {"date_column": "z"},
+        {"id_column": "z"},
+        {"known": ["z"], "columns": ["a"]},
     ):
         with pytest.raises(UserError, match="'z'"):
-            read_series(path, layout)
+            read_series(path, **layout)
     with pytest.raises(UserError, match="less than freq=D: pass --resample D"):
-        read_series(path, Layout(freq="D"))
+        read_series(path, freq="D")
     with pytest.raises(UserError, match="like h, 15min"):
-        read_series(path, Layout(freq="soon"))
+        read_series(path, freq="soon")
     with pytest.raises(UserError, match="cannot be read"):
         read_series(tmp_path / "missing.csv")
 

@@ -50,11 +50,6 @@ def test_settings_are_chosen_by_name_or_data_set():
     assert len(table1.chosen_settings(None)) == 16
     with pytest.raises(UserError, match="'ETTh3'"):
         table1.chosen_settings(["ETTh3"])
-    assert table1.parsed(["mix=true", "schedule=published"]) == {"mix": True, "schedule": "published"}
-    with pytest.raises(UserError, match="mix=true"):
-        table1.parsed(["mix"])
-    with pytest.raises(UserError, match="`rates`"):
-        table1.numbers("rates", "a")
 
 
 def test_small_table_is_run_once_at_the_best_rates(tmp_path):

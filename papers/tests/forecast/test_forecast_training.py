@@ -3,6 +3,7 @@
 import os
 import signal
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,15 +11,15 @@ import torch
 from recurrify.errors import UserError
 from recurrify.train.checkpoints import last_whole_checkpoint
 from recurrify_papers.forecast import training as training_module
-from recurrify_papers.forecast.candidates import default_dilations, described, is_installed, new_network, rebuilt
+from recurrify_papers.forecast.candidates import default_dilations, is_installed, new_network
 from recurrify_papers.forecast.data import Scaling, Split, WindowedSeries
 from recurrify_papers.forecast.settings import NETWORKS, ForecastSettings
 from recurrify_papers.forecast.training import STATE_FILE, Training, epoch_starts, learning_rate
 
 SETTINGS = ForecastSettings(
     data="waves.csv", out="out", model="rsa-informer", past=24, label=12, horizon=6, width=16, heads=4, inner=32,
-    counts=(1, 1, 1, 1, 0, 0), encoder_layers=1, epochs=3, batch=8, learning_rate=3e-3, dropout=0.1, patience=0,
-    epoch_windows=32, valid_windows=10,
+    counts="1,1,1,1,0,0", encoder_layers=1, epochs=3, batch=8, learning_rate=3e-3, dropout=0.1, patience=0,
+    epoch_windows=32, valid_windows=10, device="cpu",
 )  # fmt: skip
 
 
@@ -51,7 +52,7 @@ def test_every_network_learns_and_is_rebuilt(model, data):
     progress = training.run()
     assert progress.history[-1]["train_mse"] < progress.history[0]["train_mse"]
     assert progress.stops(settings)
-    twin = rebuilt(described(training.model))
+    twin = type(training.model)(training.model.config)
     twin.load_state_dict(training.model.state_dict())
     batch = data.batch(data.starts("test", 2))
     inputs = batch.past, batch.past_time, batch.future_time
@@ -63,9 +64,10 @@ def test_resumed_run_has_the_weights_of_an_uninterrupted_one(stop, data, whole, 
     if stop == "epochs":
         new_training(data, replace(SETTINGS, epochs=1), tmp_path).run()
     elif stop == "time":
-        clock = iter(range(10_000))
+        clock = iter(range(10_000))  # one second at each look, so time is up in the second epoch
         monkeypatch.setattr(training_module.time, "monotonic", lambda: next(clock))
         progress = new_training(data, replace(SETTINGS, max_minutes=0.2), tmp_path).run()
+        assert progress.epoch
         assert not progress.stops(SETTINGS)
         monkeypatch.undo()
     else:
@@ -78,7 +80,6 @@ def test_resumed_run_has_the_weights_of_an_uninterrupted_one(stop, data, whole, 
 
         with pytest.raises(KeyboardInterrupt):
             training.run(tick=tick)
-        assert training.progress.steps
     assert last_whole_checkpoint(tmp_path) is not None
     resumed = new_training(data, folder=tmp_path)
     resumed.run()
@@ -90,13 +91,13 @@ def test_run_resumes_from_the_checkpoint_before_a_damaged_one(data, whole, tmp_p
     monkeypatch.setattr(training_module, "LARGEST_SHARE_OF_SAVING", 1e9)  # every epoch is saved
     for epochs in (1, 2):
         new_training(data, replace(SETTINGS, epochs=epochs), tmp_path).run()
-    state = tmp_path / "checkpoint-8" / STATE_FILE
+    state = tmp_path / "checkpoint-2" / STATE_FILE
     content = bytearray(state.read_bytes())
     content[len(content) // 2] ^= 1
     state.write_bytes(content)
     resumed = new_training(data, folder=tmp_path)
     assert resumed.progress.epoch == 1
-    assert (tmp_path / "damaged-checkpoint-8").is_dir()
+    assert (tmp_path / "damaged-checkpoint-2").is_dir()
     assert "training.pt of" in capsys.readouterr().err
     resumed.run()
     assert_same(resumed.model, whole)
@@ -110,15 +111,15 @@ def test_state_of_another_model_raises(data, tmp_path):
 
 def test_best_epoch_is_kept_and_patience_stops(data, monkeypatch):
     losses = iter([0.5, 0.3, 0.4, 0.6, 0.1])
-    monkeypatch.setattr(training_module, "mean_squared_error", lambda *_: next(losses))
+    monkeypatch.setattr(training_module, "backtest", lambda *_: SimpleNamespace(mse=next(losses)))
     training, seen = new_training(data, replace(SETTINGS, epochs=5, patience=2)), []
     progress = training.run(watch=lambda _: seen.append({n: v.clone() for n, v in training.model.state_dict().items()}))
-    assert (progress.best_epoch, progress.epoch, progress.valid_mse) == (2, 4, 0.3)
+    assert (progress.best_epoch, progress.epoch, progress.best_loss) == (2, 4, 0.3)
     assert_same(training.model, seen[1])
 
 
 def test_loss_that_is_not_finite_raises(data, monkeypatch):
-    monkeypatch.setattr(training_module, "mean_squared_error", lambda *_: float("nan"))
+    monkeypatch.setattr(training_module, "backtest", lambda *_: SimpleNamespace(mse=float("nan")))
     with pytest.raises(UserError, match="not finite in epoch 1"):
         new_training(data).run()
 
@@ -157,12 +158,17 @@ def test_dilations_pair_a_cosine_with_its_sine():
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"model": "prophet"}, {"past": 0}, {"label": 25}, {"dropout": 1.0}, {"speed": "graph"}, {"counts": (1, 2)},
+        {"model": "prophet"}, {"past": 0}, {"label": 25}, {"dropout": 1.0}, {"speed": "graph"},
         {"seed": 2**32}, {"learning_rate": float("nan")}, {"max_minutes": 0.0}, {"schedule": "never"},
-        {"dilations": "a,b"},
     ],
     ids=str,
 )  # fmt: skip
 def test_invalid_settings_raise(wrong):
     with pytest.raises(UserError, match=f"`{next(iter(wrong))}"):
         replace(SETTINGS, **wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"counts": "1,2"}, {"counts": "a"}, {"dilations": "a,b"}], ids=str)
+def test_invalid_heads_raise(wrong):
+    with pytest.raises(UserError, match=f"`{next(iter(wrong))}"):
+        new_network(replace(SETTINGS, **wrong), 2, 4)

@@ -200,7 +200,7 @@ def test_head_width_defaults_to_an_equal_share(arch):
         assert language_model(arch, 7, **shape, head_width=5).config.all_heads == 20
     with pytest.raises(UserError, match=r"got width=24, heads=5; set head_width=4"):
         language_model(arch, 7, **shape | {"heads": 5})
-    with pytest.raises(UserError, match="at least 1, or None for width / heads: got 0"):
+    with pytest.raises(UserError, match="`head_width` must be at least 1: got 0"):
         language_model(arch, 7, **shape, head_width=0)
 
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 from transformers import GPT2Config, LlamaConfig, XLNetLMHeadModel
 
-from recurrify import UserError
 from recurrify_papers.thesis.xlnet import WindowedXLNet, left_to_right_inputs, whole_memory, window_losses, xlnet_config
 from support.models import text
 from support.xlnets import reference_losses, tiny_xlnet
@@ -121,18 +120,3 @@ def test_a_new_xlnet_has_the_shape_of_the_model_it_stands_beside():
     assert (config.eos_token_id, config.pad_token_id) == (9, None)
     llama = LlamaConfig(hidden_size=24, intermediate_size=50, num_attention_heads=3, num_hidden_layers=2)
     assert xlnet_config(llama, window=30, memory=0, attention="bi").d_inner == 50
-
-
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        ({"attention": "both"}, "`attention` must be uni .* or bi .*: got 'both'"),
-        ({"memory": -1}, "`memory` must be a whole number of tokens, 0 for none: got memory=-1"),
-        ({"memory": 2.5}, "`memory` must be a whole number"),
-        ({"window": 0}, "`window` must be at least 1"),
-    ],
-    ids=["attention", "negative", "broken", "window"],
-)
-def test_bad_settings_raise(settings: dict[str, Any], sentence: str):
-    with pytest.raises(UserError, match=sentence):
-        xlnet_config(GPT2Config(), **{"window": 30, "memory": 20, **settings})

@@ -87,11 +87,8 @@ def test_signal_ends_a_validation(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             {"documents": [DOCUMENTS[0]._replace(name="odd", ids=np.array([1, 99]))]},
             "'odd' has token ids up to 99, but the model knows 0 to 59",
         ),
-        ({"rows": 0}, "`rows` must be at least 1: got rows=0"),
-        ({"memory": -2}, "`memory` must be a whole number"),
-        ({"window": 0}, "`window` must be at least 1"),
     ],
-    ids=["empty", "short", "vocabulary", "rows", "memory", "window"],
+    ids=["empty", "short", "vocabulary"],
 )
 def test_bad_input_raises(change: dict[str, Any], sentence: str):
     given = {"documents": DOCUMENTS, "window": WINDOW, "memory": MEMORY, "model": tiny_xlnet("uni"), **change}

@@ -109,23 +109,3 @@ def test_batch_size_changes_nothing() -> None:
     np.testing.assert_array_equal(found, continue_contexts(model, contexts(), NEW))
     assert model.training
     assert (model.recurrence.window, model.recurrence.overlap) == (WINDOW, 3)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"contexts": []}, "at least one context"),
-        ({"contexts": [*contexts(1), Context("b", 0, np.arange(5), 3)]}, "lengths from 5 to 8"),
-        (
-            {"contexts": [Context("b", 0, np.arange(5), VOCABULARY)]},
-            f"A context of 'b' has token ids up to {VOCABULARY}",
-        ),
-        ({"contexts": [Context("b", 0, np.zeros(40), 3)]}, "only 32 positions"),
-        ({"new_tokens": 0}, "`new_tokens` must be at least 1"),
-        ({"batch": 0}, "`batch` must be at least 1"),
-    ],
-    ids=["none", "lengths", "vocabulary", "long", "new_tokens", "batch"],
-)
-def test_bad_input_raises(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        continue_contexts(recurrent("gpt2"), **{"contexts": contexts(), **changes})

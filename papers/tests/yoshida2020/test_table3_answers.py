@@ -6,7 +6,7 @@ import pytest
 
 from recurrify import UserError
 from recurrify.data import Question, QuestionSet, load_questions, save_questions
-from recurrify_papers.yoshida2020.answers import answer_rows
+from recurrify_papers.yoshida2020.answer_runs import numbers_of
 from recurrify_papers.yoshida2020.question_mixture import mixture_run
 
 
@@ -56,8 +56,10 @@ def test_too_few_articles_raise(tmp_path: Path) -> None:
 def test_difference_is_paired_by_question_and_seed() -> None:
     disjoint = [{"a": [0.0, 0.5], "b": [1.0, 1.0]}, {"a": [0.0, 0.1], "b": [1.0, 1.0]}]
     recurrent = [{"a": [1.0, 1.0], "b": [1.0, 1.0]}, {"a": [0.0, 0.3], "b": [1.0, 1.0]}]
-    rows = answer_rows("test", {"disjoint": disjoint, "recurrent": recurrent}, printed=True)
-    found = {(row.label, row.metric): row for row in rows}
-    assert found["difference", "f1"].value == pytest.approx(100 * (0.25 + 0.1) / 2)
-    assert found["difference", "f1"].published == pytest.approx(49.12 - 48.17)
-    assert found["recurrent", "exact_match"].value == pytest.approx(75.0)
+    found = {
+        (number["label"], number["metric"]): number
+        for number in numbers_of("test", {"disjoint": disjoint, "recurrent": recurrent})
+    }
+    assert found["difference", "f1"]["value"] == pytest.approx(100 * (0.25 + 0.1) / 2)
+    assert found["recurrent", "exact_match"]["value"] == pytest.approx(75.0)
+    assert {number["seeds"] for number in found.values()} == {2}

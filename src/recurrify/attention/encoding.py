@@ -45,8 +45,8 @@ class RecurrenceEncoding(nn.Module):
     """η for regular heads, ν and θ for cosine and sine heads, and one gate μ for the layer."""
 
     draws_apart: ClassVar[bool] = True
-    """Whether making one leaves the common generator where it was, so that a model starts with the same other weights
-    as its twin without recurrence. Between two of them something else must be drawn, or both get the same."""
+    """Whether initialisation leaves the global random generator unchanged, so that all other weights of a model are
+    those of the same model without recurrence. Two encodings initialised one right after the other get equal values."""
     select: Tensor
     sine: Tensor
     dilation: Tensor
@@ -94,7 +94,7 @@ class RecurrenceEncoding(nn.Module):
         return torch.sigmoid(self.mu)
 
     def kernel(self) -> Kernel:
-        """The present eigenvalue of every head, in float32 or better: powers of a rounded number go astray."""
+        """The eigenvalue of every head, in float32 or better: powers amplify rounding errors."""
         dtype = torch.promote_types(self.eta.dtype, torch.float32)
         eta, nu, theta = self.eta.to(dtype), self.nu.to(dtype), self.theta.to(dtype)
         eta_sign = torch.where(eta < 0, -1.0, 1.0).to(dtype)
@@ -115,7 +115,7 @@ class RecurrenceEncoding(nn.Module):
 
 
 def _generator_apart(device: torch.device) -> torch.Generator | None:
-    """Seeded with what the device's common generator would draw next, which does not move; None where there is none."""
+    """Seeded with the next number of the device's global generator, which stays unchanged; None on other devices."""
     if device.type not in ("cpu", "cuda"):
         return None
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):

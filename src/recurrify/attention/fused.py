@@ -1,4 +1,4 @@
-"""The way to the Triton kernels: when they can run, and the scan and the mix through them.
+"""The scan and the mix by Triton kernels, and when these can run.
 
 Shapes: B batch, H heads, R heads that carry a REM, Q queries, K keys, D head width.
 """

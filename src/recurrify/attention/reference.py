@@ -1,4 +1,4 @@
-"""Self-attention with recurrence as written on paper, with whole matrices: slow, plain, and the truth in tests.
+"""Self-attention with recurrence as defined in the paper, with whole matrices: the slow reference of the tests.
 
 Shapes: B batch, H heads, R heads that carry a REM, Q queries, M memory, K = M + Q keys, D head width.
 """

@@ -25,19 +25,19 @@ from recurrify.errors import UserError
 
 
 class ScanState(NamedTuple):
-    """All a scan remembers of the positions behind it."""
+    """What a scan keeps of earlier positions."""
 
     carry: Tensor
-    """(B, R, S, D), what goes on to later outputs; with truncation it is not used, and S is 0."""
+    """(B, R, S, D), what is added to later outputs; unused with truncation, where S is 0."""
     history: Tensor
-    """(B, R, ≤ L, D), the last values, which are all that a truncated REM can see; none without truncation."""
+    """(B, R, ≤ L, D), the last values, the only ones that a truncated REM reads; none without truncation."""
 
 
 class ScanResult(NamedTuple):
     output: Tensor
     """(B, R, T − memory, D)."""
     state: ScanState | None
-    """None for a bidirectional scan, which has seen its future and cannot go on."""
+    """None for a bidirectional scan, which cannot be continued."""
 
 
 class _ChunkMatrices(NamedTuple):
@@ -65,7 +65,7 @@ def scan(
     """P·V of `values` (B, R, T, D), for the rows after the first `memory` ones, which are keys without queries.
 
     `state` continues a causal scan: one token at a time or in any other pieces, the outputs are those of the whole.
-    On a GPU with Triton a kernel does the work, and `chunk` has no say.
+    On a GPU with Triton a kernel does the work and ignores `chunk`.
     """
     if chunk < 1:
         raise UserError(f"`chunk` must be at least 1: got {chunk}.")
@@ -93,8 +93,7 @@ def chunked_scan(
     chunk: int = 64,
     fused: bool = False,
 ) -> ScanResult:
-    """The same in plain PyTorch, on any device and in any precision; but where `fused`, what truncated REMs are made of
-    comes from the kernels."""
+    """The same in plain PyTorch, on any device and in any precision; with `fused`, truncated REMs use the kernels."""
     dtype = torch.promote_types(values.dtype, kernel.decay.dtype)
     # Autocast would run the matrices in 16 bits and lose the slow decays that the recurrence is there for.
     with torch.autocast(values.device.type, enabled=False):
@@ -117,7 +116,7 @@ def check_scan(
     memory: int,
     state: ScanState | None,
 ) -> None:
-    """Refuse values (of `shape`) and state that do not fit together: a kernel would read past their ends."""
+    """Raise UserError for values (of `shape`) and a state that do not fit: a kernel would read out of bounds."""
     heads = len(dilations)
     if len(shape) != 4 or shape[1] != heads:
         raise UserError(

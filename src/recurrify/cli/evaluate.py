@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import PartialState
 from rich.table import Table
 
-from recurrify.console import out_console, perplexity_level, progress_bar, say
+from recurrify.console import is_first, out_console, perplexity_level, progress_bar, say
 from recurrify.data.texts import pick_device, read_text
 from recurrify.data.tokens import TokenizedDocument
 from recurrify.errors import UserError
@@ -32,6 +33,7 @@ from recurrify.modeling.loading import load_model, own_recurrence
 from recurrify.pages.evaluation import write_evaluation_page
 from recurrify.results import provenance, save_result
 from recurrify.train.loop import uses_bf16
+from recurrify.train.settings import processes
 from recurrify.windows import check_window
 
 
@@ -51,6 +53,9 @@ def evaluate_models(
 ) -> None:
     """Score models on the same tokens, print a table and comparisons, and save the result."""
     where = pick_device(device)
+    shared = processes() > 1
+    if shared:
+        PartialState(cpu=where.type == "cpu")  # joins the processes, each on its own device
     half = where.type == "cuda" and uses_bf16("auto")
     asked, (window, overlaps) = window, _common_windows(models, window, overlap)
     speed: dict[str, dict[str, float]] = {}
@@ -66,10 +71,10 @@ def evaluate_models(
         tokens, checksum = read_text(data, split, tokenizer, say, text_field, tokens_per_document)
         if model.mechanism is not None:
             say(f"{name}: {memory_cost(model)}")
-        total = len(overlaps) * sum(len(document.ids) - 1 for document in tokens)
+        total = len(overlaps) * sum(len(document.ids) - 1 for document in tokens) // processes()
         model = model.to(where)
         with progress_bar(name, total) as advance, _timed(total, where) as speed[name]:
-            scores, found[name] = evaluation_rows(model, tokens, overlaps, advance, rows, half)
+            scores, found[name] = evaluation_rows(model, tokens, overlaps, advance, rows, half, shared)
         table += [{"model": name, "mechanism": model.recurrence.mechanism, **row} for row in scores]
     comparison: list[ComparisonRow] = []
     if len(models) == 1 and model.mechanism is not None and overlap is None:
@@ -80,6 +85,8 @@ def evaluate_models(
         for reference, evaluation in zip(found[models[0]], found[name], strict=True)
         if (gain := _gain(name, models[0], reference, evaluation)) is not None
     ]
+    if not is_first():
+        return
     _print_evaluation(table, speed)
     for gain in gains:
         _print(_gain_sentence(gain))
@@ -117,9 +124,10 @@ def _compared_with_base(
     model: RecurrentForCausalLM, tokens: Sequence[TokenizedDocument], rows: int, half: bool, scored: Evaluation
 ) -> list[ComparisonRow]:
     settings = comparison_settings(model, tokens)
-    total = comparison_tokens(settings[1:], tokens)
+    total = comparison_tokens(settings[1:], tokens) // processes()
+    how: dict[str, Any] = {"rows": rows, "bf16": half, "shared": processes() > 1}
     with progress_bar("comparison with the base", total) as advance:
-        return compare_with_base(model, tokens, rows=rows, bf16=half, progress=advance, scored=[(settings[0], scored)])
+        return compare_with_base(model, tokens, progress=advance, scored=[(settings[0], scored)], **how)
 
 
 def _comparison_lines(comparison: Sequence[ComparisonRow]) -> Iterator[str]:

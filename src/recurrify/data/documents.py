@@ -2,17 +2,19 @@
 
 import os
 import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
 from recurrify.data.corpora import CORPORA, Corpus, corpus_names, find_corpus
 from recurrify.data.files import UnreadableFileError, read_text_file, uncompressed_suffix
-from recurrify.data.hub import load_hub
+from recurrify.data.hub import stream_hub
 from recurrify.data.records import Document, Skipped
-from recurrify.data.splits import EVERYTHING, SPLIT_OF_NAME, canonical_split, deal
+from recurrify.data.splits import EVERYTHING, SPLIT_OF_NAME, Documents, canonical_split
 from recurrify.data.tables import TABLES, MissingFieldError, is_data_set, is_table, read_table
 from recurrify.errors import UserError
 
-__all__ = ["CORPORA", "Corpus", "Document", "Skipped", "check_source", "load_documents"]
+__all__ = ["CORPORA", "Corpus", "Document", "Skipped", "check_source", "load_documents", "stream_documents"]
 
 
 def load_documents(
@@ -55,10 +57,28 @@ def load_documents(
     skipped = [] if skipped is None else skipped
     if limit is not None and limit < 1:
         raise UserError(f"`limit` must be at least 1 document, or None for all of them: got limit={limit}.")
-    documents = _load(source, split, text_field, limit, skipped)[:limit]
+    documents = list(islice(_open(source, split, text_field, limit, skipped), limit))
     if not documents:
-        raise UserError(f"{source} has no text in its split {split!r}: give more text, or use split='all'.")
+        raise _no_text(source, split)
     return documents
+
+
+def stream_documents(
+    source: str | os.PathLike[str], split: str = "train", *, text_field: str = "text", skipped: list[Skipped]
+) -> Iterable[Document]:
+    """As `load_documents`, but each iteration reads the source again, one document at a time.
+
+    Only corpora by name are held in memory, unless they are data sets.
+    """
+    source, split = os.fspath(source), canonical_split(split)
+    documents = _open(source, split, text_field, None, skipped)
+    if next(iter(documents), None) is None:
+        raise _no_text(source, split)
+    return documents
+
+
+def _no_text(source: str, split: str) -> UserError:
+    return UserError(f"{source} has no text in its split {split!r}: give more text, or use split='all'.")
 
 
 def check_source(source: str) -> None:
@@ -72,34 +92,32 @@ def check_source(source: str) -> None:
         )
 
 
-def _load(source: str, split: str, text_field: str, limit: int | None, skipped: list[Skipped]) -> list[Document]:
+def _open(source: str, split: str, text_field: str, limit: int | None, skipped: list[Skipped]) -> Iterable[Document]:
     found = find_corpus(source)
     if found is not None:
         corpus, argument = found
         return corpus.load(split, limit, skipped, *([] if argument is None else [argument]))
     check_source(source)
     if is_data_set(source):
-        return load_hub(source, split, text_field=text_field, limit=limit, skipped=skipped)
+        return stream_hub(source, split, text_field, skipped, limit)
     path = Path(source).expanduser()
     if path.is_dir():
-        return _load_folder(path, split, text_field, skipped)
-    keyed = _read_file(path, path.name, text_field, skipped)
-    return deal([document for _, document in keyed], split, [key for key, _ in keyed])
+        return _open_folder(path, split, text_field, skipped)
+    return Documents(lambda skipped: _read_file(path, path.name, text_field, skipped), skipped, split)
 
 
-def _load_folder(folder: Path, split: str, text_field: str, skipped: list[Skipped]) -> list[Document]:
+def _open_folder(folder: Path, split: str, text_field: str, skipped: list[Skipped]) -> Documents:
     files = _visible_files(folder)
     own_splits = {name for file in files if (name := _own_split(file)) is not None}
     # One such name alone may be an accident: a source tree with a `test` folder is not a split corpus.
     if len(own_splits) < 2 or split == EVERYTHING:
-        keyed = _read_all(folder, files, text_field, skipped)
-        return deal([document for _, document in keyed], split, [key for key, _ in keyed])
+        return Documents(lambda skipped: _read_all(folder, files, text_field, skipped), skipped, split)
     if split not in own_splits:
         raise UserError(
             f"{folder} has no split {split!r}, only {', '.join(sorted(own_splits))}: choose another, or all."
         )
     chosen = [file for file in files if _own_split(file) == split]
-    return [document for _, document in _read_all(folder, chosen, text_field, skipped)]
+    return Documents(lambda skipped: _read_all(folder, chosen, text_field, skipped), skipped)
 
 
 def _visible_files(folder: Path) -> list[Path]:
@@ -121,35 +139,37 @@ def _own_split(file: Path) -> str | None:
     return SPLIT_OF_NAME.get(re.sub(r"-\d+-of-\d+$", "", file.name.partition(".")[0]))
 
 
-def _read_all(folder: Path, files: list[Path], text_field: str, skipped: list[Skipped]) -> list[tuple[str, Document]]:
-    keyed: list[tuple[str, Document]] = []
-    last = ""
+def _read_all(
+    folder: Path, files: Sequence[Path], text_field: str, skipped: list[Skipped]
+) -> Iterator[tuple[str, Document]]:
+    last, found = "", False
     for file in files:
         try:
-            keyed += _read_file(folder / file, file.as_posix(), text_field, skipped)
+            for keyed in _read_file(folder / file, file.as_posix(), text_field, skipped):
+                found = True
+                yield keyed
         except (UnreadableFileError, MissingFieldError) as error:
             reason = error.reason if isinstance(error, UnreadableFileError) else f"has no field {text_field!r}"
             skipped.append(Skipped(file.as_posix(), reason))
             last = f"; {file} {reason}"
-    if not keyed:
+    if not found:
         raise UserError(f"{folder} holds no text ({len(files)} files{last}): give a folder with UTF-8 text files.")
-    return keyed
 
 
-def _read_file(path: Path, name: str, text_field: str, skipped: list[Skipped]) -> list[tuple[str, Document]]:
+def _read_file(path: Path, name: str, text_field: str, skipped: list[Skipped]) -> Iterator[tuple[str, Document]]:
     """A file's documents, each with the key by which it is assigned to a split: its text for a row, else its name."""
     if not is_table(path):
         key = name.removesuffix(path.suffix) if path.suffix != uncompressed_suffix(path) else name
-        return [(key, Document(name, read_text_file(path)))]
-    keyed: list[tuple[str, Document]] = []
-    table = read_table(path)
+        yield key, Document(name, read_text_file(path))
+        return
+    table, found = read_table(path), False
     for number, fields in table.rows:
-        if keyed and text_field not in fields:
+        if found and text_field not in fields:
             raise UserError(f"{table.where(number)} has no field {text_field!r}, which rows before it have: add it.")
         text = table.text(number, fields, text_field)
         document = Document(f"{name}:{number}", text)
         if text.strip():
-            keyed.append((text, document))
+            found = True
+            yield text, document
         else:
             skipped.append(Skipped(document.name, f"has an empty {text_field!r}"))
-    return keyed

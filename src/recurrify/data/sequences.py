@@ -31,27 +31,27 @@ class TrainingSequences(Dataset[dict[str, Tensor]]):
         if windows < 1:
             raise UserError(f"`windows` must be at least 1 per sequence: got windows={windows}.")
         self.tokens_per_sequence = window + (windows - 1) * (window - overlap)
-        self._ids = [document.ids for document in documents]
+        self._documents = documents
         # The last token of a document is never an input: it has no target.
-        self._starts = [
-            (index, start)
-            for index, ids in enumerate(self._ids)
-            for start in range(0, len(ids) - 1, self.tokens_per_sequence)
-        ]
-        if not self._starts:
-            raise UserError(f"The {len(self._ids)} training documents hold no two tokens in a row: give longer texts.")
-
-    @property
-    def targets(self) -> int:
+        inputs = np.fromiter((max(len(document.ids) - 1, 0) for document in documents), np.int64, len(documents))
+        self.targets = int(inputs.sum())
         """The number of tokens predicted in one epoch."""
-        return sum(max(len(ids) - 1, 0) for ids in self._ids)
+        counts = -(-inputs // self.tokens_per_sequence)
+        self._document = np.repeat(np.arange(len(documents)), counts)
+        """Of each sequence."""
+        self._first = np.cumsum(counts) - counts
+        """The first sequence of each document."""
+        if not len(self._document):
+            raise UserError(f"The {len(documents)} training documents hold no two tokens in a row: give longer texts.")
 
     def __len__(self) -> int:
-        return len(self._starts)
+        return len(self._document)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        document, start = self._starts[index]
-        stretch = self._ids[document][start : start + self.tokens_per_sequence + 1]
+        index = range(len(self))[index]
+        document = self._document[index]
+        start = (index - self._first[document]) * self.tokens_per_sequence
+        stretch = self._documents[document].ids[start : start + self.tokens_per_sequence + 1]
         tokens = torch.from_numpy(stretch.astype(np.int64))
         return {"input_ids": tokens[:-1], "shift_labels": tokens[1:]}
 

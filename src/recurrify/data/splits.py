@@ -2,9 +2,11 @@
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator
 
-from recurrify.data.records import Document
+import numpy as np
+
+from recurrify.data.records import Document, Skipped
 from recurrify.errors import UserError
 
 SPLITS = ("train", "valid", "test")
@@ -35,26 +37,66 @@ def stable_hash(name: str) -> int:
     return int(hashlib.sha256(name.encode(errors="surrogateescape")).hexdigest(), 16)
 
 
-def deal(documents: list[Document], split: str, keys: Sequence[str]) -> list[Document]:
-    """The documents of one split of a source that has no splits of its own, in their given order.
+class Documents:
+    """Documents that are read from their source whenever they are iterated: they need not fit in memory.
 
-    Three documents or more are ranked by the hash of their keys: the first 5 % (at least one) are valid, the next 5 %
-    (at least one) are test, the rest is train. One or two documents are each cut by position instead: see
-    `cut_by_position`.
+    Args:
+        read: Reads all documents of the source, each with the key by which it is dealt to a split, and appends what it
+            leaves out to its argument.
+        skipped: What reading leaves out is appended to this list, once.
+        split: The split to keep, where the source has no splits of its own; by default everything is kept.
     """
-    if split == EVERYTHING:
-        return documents
-    if len(documents) < len(SPLITS):
-        pieces = [Document(name, cut_by_position(text)[SPLITS.index(split)]) for name, text in documents]
-        return [piece for piece in pieces if piece.text.strip()]
-    ranked = sorted(range(len(documents)), key=lambda index: stable_hash(keys[index]))
-    held_out = max(1, round(len(documents) * 0.05))
-    dealt = {
-        "valid": ranked[:held_out],
-        "test": ranked[held_out : 2 * held_out],
-        "train": ranked[2 * held_out :],
-    }
-    return [documents[index] for index in sorted(dealt[split])]
+
+    def __init__(
+        self,
+        read: Callable[[list[Skipped]], Iterator[tuple[str, Document]]],
+        skipped: list[Skipped],
+        split: str = EVERYTHING,
+    ) -> None:
+        self._read, self._skipped, self._reported = read, skipped, set[Skipped]()
+        self._kept: np.ndarray | None = None
+        self._pieces: list[Document] | None = None
+        if split == EVERYTHING:
+            return
+        hashes: list[int] = []
+        first: list[Document] = []
+        for key, document in self._everything():
+            hashes.append(stable_hash(key) >> 192)
+            if len(first) < len(SPLITS):
+                first.append(document)
+        if len(first) < len(SPLITS):
+            pieces = [Document(name, cut_by_position(text)[SPLITS.index(split)]) for name, text in first]
+            self._pieces = [piece for piece in pieces if piece.text.strip()]
+        else:
+            self._kept = _dealt(np.array(hashes, dtype=np.uint64), split)
+
+    def _everything(self) -> Iterator[tuple[str, Document]]:
+        skipped: list[Skipped] = []
+        try:
+            yield from self._read(skipped)
+        finally:
+            new = [entry for entry in skipped if entry not in self._reported]
+            self._reported.update(new)
+            self._skipped += new
+
+    def __iter__(self) -> Iterator[Document]:
+        if self._pieces is not None:
+            yield from self._pieces
+            return
+        for index, (_, document) in enumerate(self._everything()):
+            if self._kept is None or self._kept[index]:
+                yield document
+
+
+def _dealt(hashes: np.ndarray, split: str) -> np.ndarray:
+    """Which documents a split of a source without splits has: the first 5 % (at least one) by their hashes are valid,
+    the next 5 % (at least one) are test, the rest is train."""
+    ranked = np.argsort(hashes, kind="stable")
+    held_out = max(1, round(len(hashes) * 0.05))
+    parts = {"valid": ranked[:held_out], "test": ranked[held_out : 2 * held_out], "train": ranked[2 * held_out :]}
+    kept = np.zeros(len(hashes), dtype=bool)
+    kept[parts[split]] = True
+    return kept
 
 
 def cut_by_position(text: str) -> tuple[str, str, str]:

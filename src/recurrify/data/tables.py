@@ -5,7 +5,6 @@ the class "01" becomes 1, and it has no type for HotpotQA's paragraphs, which mi
 """
 
 import csv
-import io
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,7 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recurrify.data.files import COMPRESSED, UnreadableFileError, check_regular, read_text_file, uncompressed_suffix
+from recurrify.data.files import (
+    COMPRESSED,
+    UnreadableFileError,
+    check_regular,
+    read_text_file,
+    text_lines,
+    uncompressed_suffix,
+)
 from recurrify.data.splits import SPLIT_OF_NAME
 from recurrify.errors import UserError
 from recurrify.hub_access import hub_is_reachable
@@ -124,20 +130,22 @@ def read_table(path: Path) -> Table:
     suffix = uncompressed_suffix(path)
     if suffix == ".parquet":
         return Table(str(path), "row", enumerate(_parquet_rows(path), start=1))
-    content = read_text_file(path)
     if suffix in (".csv", ".tsv"):
-        return Table(str(path), "line", _csv_rows(content, str(path), "\t" if suffix == ".tsv" else ","))
-    if suffix in JSON_LINES or _begins_with_object(content):
-        return Table(str(path), "line", _json_lines(content, str(path)))
+        return Table(str(path), "line", _csv_rows(text_lines(path, ""), str(path), "\t" if suffix == ".tsv" else ","))
+    if suffix in JSON_LINES:
+        return Table(str(path), "line", _json_lines(text_lines(path, "\n"), str(path)))
+    content = read_text_file(path)
+    if _begins_with_object(content):
+        return Table(str(path), "line", _json_lines(content.split("\n"), str(path)))
     return Table(str(path), "row", enumerate(_json_rows(content, path), start=1))
 
 
 # ---- CSV and JSON ----------------------------------------------------------------------------------------
 
 
-def _csv_rows(content: str, source: str, delimiter: str) -> Iterator[tuple[int, dict[str, str]]]:
+def _csv_rows(lines: Iterable[str], source: str, delimiter: str) -> Iterator[tuple[int, dict[str, str]]]:
     csv.field_size_limit(2**31 - 1)  # the default, 131,072 characters, is less than a book
-    reader = csv.reader(io.StringIO(content, newline=""), strict=True, delimiter=delimiter)
+    reader = csv.reader(lines, strict=True, delimiter=delimiter)
     header: list[str] | None = None
     line = 1
     try:
@@ -169,9 +177,8 @@ def _header(cells: Sequence[str], source: str) -> list[str]:
     return header
 
 
-def _json_lines(content: str, source: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    # Not `splitlines`: it also breaks at characters such as U+2028 that may stand inside a JSON string.
-    for number, line in enumerate(content.split("\n"), start=1):
+def _json_lines(lines: Iterable[str], source: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    for number, line in enumerate(lines, start=1):
         if line.strip():
             where = f"{source}, line {number},"
             row = parse_json(line, where)

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from recurrify.data.documents import load_documents
+from recurrify.console import heartbeat
+from recurrify.data.documents import stream_documents
 from recurrify.data.records import Skipped
 from recurrify.data.token_cache import tokenize_cached
 from recurrify.data.tokens import TokenizedDocument, checksum, text_sizes
@@ -44,11 +45,15 @@ def read_text(
     say: Say,
     text_field: str = "text",
     tokens_per_document: int | None = None,
-) -> tuple[list[TokenizedDocument], str]:
-    """Tokenized documents and the checksum of their text."""
+) -> tuple[Sequence[TokenizedDocument], str]:
+    """Tokenized documents and the checksum of their text. Neither texts nor tokens need to fit in memory."""
     skipped: list[Skipped] = []
-    documents = load_documents(source, split, text_field=text_field, skipped=skipped)
-    tokens = tokenize_cached(documents, tokenizer, cache_folder(), show_progress=True, skipped=skipped)
+    with heartbeat(lambda: f"reading {source}"):
+        documents = stream_documents(source, split, text_field=text_field, skipped=skipped)
+        text_sum = checksum(documents)
+    tokens = tokenize_cached(
+        documents, tokenizer, cache_folder(), show_progress=True, skipped=skipped, text_checksum=text_sum
+    )
     for entry in skipped[:10]:
         say(f"skipped {entry.name}: {entry.reason}")
     if len(skipped) > 10:
@@ -57,7 +62,7 @@ def read_text(
         tokens = shorten(tokens, tokenizer, tokens_per_document)
     count = "1 document" if len(tokens) == 1 else f"{len(tokens)} documents"
     say(f"{source} ({split}): {count}, {sum(len(d.ids) for d in tokens):,} tokens")
-    return tokens, checksum(documents)
+    return tokens, text_sum
 
 
 def shorten(tokens: Sequence[TokenizedDocument], tokenizer: Any, most: int) -> list[TokenizedDocument]:

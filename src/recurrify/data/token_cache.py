@@ -1,57 +1,110 @@
-"""A cache of token ids on disk: a corpus is tokenized once per tokenizer."""
+"""A cache of token ids on disk: a corpus is tokenized once per tokenizer, and read through memory mapping.
+
+The file is a safetensors file: the ids of all documents, and tables of their names and sizes. It is written by hand,
+because the library writes tensors that are in memory, and a corpus may be larger.
+"""
 
 import hashlib
 import json
+import mmap
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, overload
 from uuid import uuid4
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from recurrify.data.records import Document, Skipped
-from recurrify.data.tokens import TokenizedDocument, checksum, tokenize_documents
+from recurrify.data.tokens import TokenizedDocument, checksum, no_tokens, tokenize_documents, tokenize_stream
+
+try:
+    import fcntl
+except ImportError:  # not on Windows, where processes that start together each tokenize
+    fcntl = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-FORMAT = "recurrify tokens 1"
+FORMAT = "recurrify tokens 2"
+HEADER = 2_048
+"""Bytes of the file's header, padded with spaces."""
+SIZES = ("ends", "words", "characters", "bytes", "name_ends")
+"""Tables of 64-bit integers, one entry per document; ends are offsets after its ids and after its name."""
+
+
+class CachedDocuments(Sequence[TokenizedDocument]):
+    """Tokenized documents in a cache file; those in use are read from it."""
+
+    def __init__(self, tables: dict[str, np.ndarray]) -> None:
+        self._tables = tables
+
+    def __len__(self) -> int:
+        return len(self._tables["ends"])
+
+    @overload
+    def __getitem__(self, index: int) -> TokenizedDocument: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[TokenizedDocument]: ...
+    def __getitem__(self, index: int | slice) -> TokenizedDocument | list[TokenizedDocument]:
+        if isinstance(index, slice):
+            return [self[one] for one in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        index %= len(self)
+        tables = self._tables
+        ids, name = (
+            tables[values][tables[ends][index - 1] if index else 0 : tables[ends][index]]
+            for values, ends in (("ids", "ends"), ("names", "name_ends"))
+        )
+        sizes = (int(tables[size][index]) for size in ("words", "characters", "bytes"))
+        return TokenizedDocument(name.tobytes().decode(errors="surrogateescape"), ids, *sizes)
 
 
 def tokenize_cached(
-    documents: Sequence[Document],
+    documents: Iterable[Document],
     tokenizer: "PreTrainedTokenizerBase",
     cache_dir: Path | None,
     *,
     show_progress: bool = False,
     skipped: list[Skipped] | None = None,
-) -> list[TokenizedDocument]:
+    text_checksum: str | None = None,
+) -> Sequence[TokenizedDocument]:
     """`tokenize_documents`, or its cached result for the same texts and tokenizer in `cache_dir`.
 
-    A cache that cannot be written is reported in `skipped`.
+    The documents are read one at a time, and again if there is no cached result. Of several processes one tokenizes.
+
+    Args:
+        documents: The documents.
+        tokenizer: The tokenizer.
+        cache_dir: The folder of the cache; None keeps ids in memory.
+        show_progress: Whether to show a progress bar.
+        skipped: A list to which documents that are too short are appended, and a cache that cannot be written.
+        text_checksum: `checksum(documents)`, if it is known.
     """
     skipped = [] if skipped is None else skipped
     if cache_dir is None:
         return tokenize_documents(documents, tokenizer, show_progress=show_progress, skipped=skipped)
-    path = Path(cache_dir) / f"tokens-{_cache_key(documents, tokenizer)}.safetensors"
-    cached = _read(path)
+    path = Path(cache_dir) / f"tokens-{_cache_key(text_checksum or checksum(documents), tokenizer)}.safetensors"
+    with _lock(path):
+        cached = _read(path)
+        if cached is None:
+            problem = _write(path, documents, tokenizer, show_progress)
+            cached = _read(path) if problem is None else None
     if cached is None:
-        too_short: list[Skipped] = []
-        fresh = tokenize_documents(documents, tokenizer, show_progress=show_progress, skipped=too_short)
-        problem = _write(path, fresh, too_short)
-        if problem is not None:
-            skipped.append(Skipped(f"the token cache {path.parent}", f"cannot be written ({problem})"))
-        cached = fresh, too_short
-    skipped += cached[1]
-    return cached[0]
+        skipped.append(Skipped(f"the token cache {path.parent}", f"cannot be written ({problem})"))
+        return tokenize_documents(documents, tokenizer, show_progress=show_progress, skipped=skipped)
+    found, too_short = cached
+    skipped += too_short
+    if not len(found):
+        raise no_tokens(too_short)
+    return found
 
 
-def _cache_key(documents: Sequence[Document], tokenizer: "PreTrainedTokenizerBase") -> str:
-    parts = [FORMAT, checksum(documents), _tokenizer_identity(tokenizer)]
+def _cache_key(text_checksum: str, tokenizer: "PreTrainedTokenizerBase") -> str:
+    parts = [FORMAT, text_checksum, _tokenizer_identity(tokenizer)]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
@@ -65,47 +118,90 @@ def _tokenizer_identity(tokenizer: "PreTrainedTokenizerBase") -> str:
     return json.dumps({key: value for key, value in serial.items() if key not in ("truncation", "padding")})
 
 
-def _write(path: Path, documents: list[TokenizedDocument], skipped: list[Skipped]) -> Exception | None:
-    """Write under a temporary name first, so that a killed run leaves no partial cache; returns what prevented it."""
-    ids = np.concatenate([document.ids for document in documents])
-    sizes = [
-        [document.name, len(document.ids), document.words, document.characters, document.bytes]
-        for document in documents
-    ]
-    about = {"documents": sizes, "skipped": skipped, "sha256": _digest(ids)}
-    temporary = path.with_suffix(f".{uuid4().hex}.tmp")
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Let processes that want the same file write it one after the other: all but the first find it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_file({"ids": ids}, temporary, metadata={FORMAT: json.dumps(about)})
+        folder = os.open(path.parent, os.O_RDONLY)
+    except OSError:  # reported when the file is written
+        yield
+        return
+    try:
+        if fcntl is not None:
+            with suppress(OSError):  # file systems without locks
+                fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
+def _write(
+    path: Path, documents: Iterable[Document], tokenizer: "PreTrainedTokenizerBase", show_progress: bool
+) -> OSError | None:
+    """Write under a temporary name first, so that a killed run leaves no partial cache; returns what prevented it."""
+    temporary = path.with_suffix(f".{uuid4().hex}.tmp")
+    tables, names, skipped = {name: array("q") for name in SIZES}, bytearray(), list[Skipped]()
+    count = 0
+    try:
+        with temporary.open("wb") as file:
+            file.write(b" " * HEADER)
+            digest = hashlib.sha256()
+
+            def add(content: bytes | bytearray) -> None:
+                digest.update(content)
+                file.write(content)
+
+            for document in tokenize_stream(documents, tokenizer, show_progress=show_progress, skipped=skipped):
+                add(document.ids.tobytes())
+                count += len(document.ids)
+                names += document.name.encode(errors="surrogateescape")
+                row = (count, document.words, document.characters, document.bytes, len(names))
+                for table, value in zip(tables.values(), row, strict=True):
+                    table.append(value)
+            add(b"\0" * (-4 * count % 8))  # 64-bit integers begin at multiples of 8
+            too_short = json.dumps(skipped).encode(errors="surrogateescape")
+            parts = {"ids": ("I32", count, 4 * count), "gap": ("U8", -4 * count % 8, -4 * count % 8)}
+            for name, table in tables.items():
+                add(table.tobytes())
+                parts[name] = ("I64", len(table), 8 * len(table))
+            for name, content in (("names", names), ("skipped", too_short)):
+                add(content)
+                parts[name] = ("U8", len(content), len(content))
+            file.seek(0)
+            file.write(_header(parts, digest.hexdigest()))
         os.replace(temporary, path)
         return None
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         return error
     finally:
         with suppress(OSError):
             temporary.unlink()
 
 
-def _read(path: Path) -> tuple[list[TokenizedDocument], list[Skipped]] | None:
+def _header(parts: dict[str, tuple[str, int, int]], digest: str) -> bytes:
+    described: dict[str, Any] = {"__metadata__": {FORMAT: digest}}
+    start = 0
+    for name, (kind, length, size) in parts.items():
+        described[name] = {"dtype": kind, "shape": [length], "data_offsets": [start, start + size]}
+        start += size
+    text = json.dumps(described).encode()
+    return (HEADER - 8).to_bytes(8, "little") + text.ljust(HEADER - 8)
+
+
+def _read(path: Path) -> tuple[CachedDocuments, list[Skipped]] | None:
     """The content of a cache file; None if it is missing or damaged."""
-    if not path.is_file():
-        return None
+    kinds = {"I32": np.int32, "I64": np.int64, "U8": np.uint8}
     try:
-        with safe_open(path, framework="numpy") as file:
-            about = json.loads(file.metadata()[FORMAT])
-            ids = file.get_tensor("ids")
-        if _digest(ids) != about["sha256"]:
-            return None
-        documents: list[TokenizedDocument] = []
-        start = 0
-        for name, length, words, characters, size in about["documents"]:
-            part = ids[start : start + length]
-            documents.append(TokenizedDocument(name, part, words, characters, size))
-            start += length
-        return documents, [Skipped(*entry) for entry in about["skipped"]]
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError):
+        with path.open("rb") as file:
+            described = json.loads(file.read(HEADER)[8:])
+            if hashlib.file_digest(file, "sha256").hexdigest() != described.pop("__metadata__")[FORMAT]:
+                return None
+            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        tables = {
+            name: np.frombuffer(content, kinds[part["dtype"]], part["shape"][0], HEADER + part["data_offsets"][0])
+            for name, part in described.items()
+        }
+        return CachedDocuments(tables), [Skipped(*entry) for entry in json.loads(tables["skipped"].tobytes())]
+    except (OSError, KeyError, TypeError, ValueError, AttributeError):
         return None
-
-
-def _digest(ids: np.ndarray) -> str:
-    return hashlib.sha256(ids.tobytes()).hexdigest()

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from recurrify.console import heartbeat, is_first
 from recurrify.data.records import Document, Skipped
 from recurrify.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-BATCH_CHARACTERS = 2_000_000
-"""Text per tokenizer call; at least one document per core, since a document uses one core."""
+BATCH_CHARACTERS, MOST_CHARACTERS = 2_000_000, 8_000_000
+"""Text per tokenizer call, and at most if there are fewer documents than cores: a document uses one core."""
 
 FEWEST_TOKENS = 2
 """One to read and one to predict."""
@@ -31,16 +32,36 @@ class TokenizedDocument(NamedTuple):
 
 
 def tokenize_documents(
-    documents: Sequence[Document],
+    documents: Iterable[Document],
     tokenizer: "PreTrainedTokenizerBase",
     *,
     show_progress: bool = False,
     skipped: list[Skipped] | None = None,
 ) -> list[TokenizedDocument]:
     """The documents' token ids, without special tokens; those with fewer than two go to `skipped`."""
-    skipped = [] if skipped is None else skipped
-    tokenized: list[TokenizedDocument] = []
-    for batch in _with_progress(list(_batches(documents)), show_progress):
+    too_short: list[Skipped] = []
+    tokenized = list(tokenize_stream(documents, tokenizer, show_progress=show_progress, skipped=too_short))
+    if not tokenized:
+        raise no_tokens(too_short)
+    if skipped is not None:
+        skipped += too_short
+    return tokenized
+
+
+def no_tokens(too_short: Sequence[Skipped]) -> UserError:
+    """The error for documents that give no two tokens."""
+    which = repr(too_short[0].name) if too_short else "no document"
+    which += f" and {len(too_short) - 1} more" if len(too_short) > 1 else ""
+    return UserError(
+        f"{which}: no text gives {FEWEST_TOKENS} tokens or more, the fewest that can be scored: give longer texts."
+    )
+
+
+def tokenize_stream(
+    documents: Iterable[Document], tokenizer: "PreTrainedTokenizerBase", *, show_progress: bool, skipped: list[Skipped]
+) -> Iterator[TokenizedDocument]:
+    """`tokenize_documents`, a few documents at a time."""
+    for batch in _with_progress(_batches(documents), show_progress):
         # `verbose=False`: documents may be longer than the model's context.
         encoded = tokenizer(
             [document.text for document in batch],
@@ -54,14 +75,7 @@ def tokenize_documents(
                 skipped.append(Skipped(document.name, f"gives {len(ids)} token(s), too few to predict any"))
             else:
                 sizes = text_sizes(document.text)
-                tokenized.append(TokenizedDocument(document.name, np.asarray(ids, dtype=np.int32), *sizes))
-    if not tokenized:
-        which = repr(documents[0].name) if documents else "no document"
-        which += f" and {len(documents) - 1} more" if len(documents) > 1 else ""
-        raise UserError(
-            f"{which}: no text gives {FEWEST_TOKENS} tokens or more, the fewest that can be scored: give longer texts."
-        )
-    return tokenized
+                yield TokenizedDocument(document.name, np.asarray(ids, dtype=np.int32), *sizes)
 
 
 def checksum(documents: Iterable[Document]) -> str:
@@ -81,24 +95,25 @@ def text_sizes(text: str) -> tuple[int, int, int]:
     return len(text.split()), len(text), len(text.encode(errors="replace"))
 
 
-def _batches(documents: Sequence[Document]) -> Iterator[list[Document]]:
+def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
     batch: list[Document] = []
     characters = 0
     for document in documents:
         batch.append(document)
         characters += len(document.text)
-        if characters >= BATCH_CHARACTERS and len(batch) >= (os.cpu_count() or 1):
+        if characters >= (BATCH_CHARACTERS if len(batch) >= (os.cpu_count() or 1) else MOST_CHARACTERS):
             yield batch
             batch, characters = [], 0
     if batch:
         yield batch
 
 
-def _with_progress(batches: list[list[Document]], show_progress: bool) -> Iterable[list[Document]]:
-    if not show_progress:
-        return batches
-    from rich.console import Console
-    from rich.progress import track
-
-    # Results go to stdout, progress to stderr.
-    return track(batches, description="Tokenizing", console=Console(stderr=True))
+def _with_progress(batches: Iterator[list[Document]], show_progress: bool) -> Iterator[list[Document]]:
+    if not (show_progress and is_first()):
+        yield from batches
+        return
+    texts = characters = 0
+    with heartbeat(lambda: f"tokenizing: {texts:,} documents, {characters:,} characters"):
+        for batch in batches:
+            yield batch
+            texts, characters = texts + len(batch), characters + sum(len(document.text) for document in batch)

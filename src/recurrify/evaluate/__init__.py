@@ -9,7 +9,7 @@ from recurrify.evaluate.answers import (
     predict_answers,
     score_answers,
 )
-from recurrify.evaluate.bootstrap import Gain, gain_beyond, interval, relative_gain
+from recurrify.evaluate.bootstrap import Gain, interval, relative_gain
 from recurrify.evaluate.classification import classification_metrics, share_interval
 from recurrify.evaluate.comparison import (
     ComparisonRow,
@@ -26,6 +26,7 @@ from recurrify.evaluate.flops import MemoryCost, full_flops_per_token, memory_co
 from recurrify.evaluate.inspection import TextChoice, gradient_profile, inspect_text, slot_attention
 from recurrify.evaluate.perplexity import (
     BatchRow,
+    StoppedEvaluation,
     as_recurrent,
     batch_of,
     check_counts,
@@ -57,6 +58,7 @@ __all__ = [
     "ProbeScore",
     "Reading",
     "ScoredDocument",
+    "StoppedEvaluation",
     "SymbolTraining",
     "Tally",
     "TextChoice",
@@ -78,7 +80,6 @@ __all__ = [
     "evaluation_mode",
     "evaluation_rows",
     "full_flops_per_token",
-    "gain_beyond",
     "gain_row",
     "gradient_profile",
     "inspect_text",

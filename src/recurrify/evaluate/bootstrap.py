@@ -83,29 +83,6 @@ def relative_gain(
     return _resampled(value, sides, metric, samples, seed, level, paired_seeds)
 
 
-def gain_beyond(
-    plain: Sequence[Evaluation],
-    known: Sequence[Evaluation],
-    new: Sequence[Evaluation],
-    times: float,
-    samples: int = 2000,
-    seed: int = 0,
-    level: float = 0.95,
-) -> Gain:
-    """By how much the gain of `new` over `plain` exceeds `times` that of `known`, in perplexity per word.
-
-    Each side has one evaluation per training seed, and a seed gave all three the same batches. Unlike a ratio of gains
-    it has a finite interval even if the known gain is near 0.
-    """
-
-    def passed(losses: Sequence[np.ndarray], units: np.ndarray) -> np.ndarray:
-        of_plain, of_known, of_new = losses
-        return _gain((of_plain, of_new), units) - times * _gain((of_plain, of_known), units)
-
-    _check(samples, level, "perplexity_per_word")
-    return _resampled(passed, [list(plain), list(known), list(new)], "perplexity_per_word", samples, seed, level, True)
-
-
 def _resampled(
     value: Callable[[Sequence[np.ndarray], np.ndarray], np.ndarray],
     sides: Sequence[Sequence[Evaluation]],

@@ -121,6 +121,7 @@ def compare_with_base(
     bf16: bool = False,
     progress: Callable[[int], None] | None = None,
     scored: Sequence[tuple[ComparisonSetting, Evaluation]] = (),
+    shared: bool = False,
 ) -> list[ComparisonRow]:
     """Score a model with memory and its base on the same tokens; the memory's row comes first.
 
@@ -134,6 +135,7 @@ def compare_with_base(
         bf16: Compute in bfloat16 on CUDA devices.
         progress: Called with the number of tokens scored; the total is `comparison_tokens(settings, documents)`.
         scored: Evaluations of these documents that exist already.
+        shared: Divide the documents among the processes of torch.distributed; all of them call this.
 
     Returns:
         Rows for the settings of `comparison_settings`, with paired 95 % intervals of the memory's gain.
@@ -154,6 +156,7 @@ def compare_with_base(
                 rows=max(1, rows * settings[0].window // setting.window),
                 bf16=bf16,
                 progress=progress,
+                shared=shared,
             )
     return comparison_rows(settings, [found[_reading(setting)] for setting in settings])
 

@@ -169,6 +169,12 @@ class Tally:
         self.window_loss = np.zeros(WINDOWS_KEPT)
         self.window_count = np.zeros(WINDOWS_KEPT, dtype=np.int64)
 
+    @property
+    def sums(self) -> tuple[np.ndarray, ...]:
+        """Everything that grows with what is added."""
+        positions, windows = (self.position_loss, self.position_count), (self.window_loss, self.window_count)
+        return self.nll, self.tokens, *positions, *windows
+
     def add(self, document: int, first: int, losses: np.ndarray) -> None:
         """Add the losses (float64) of predictions from the document's inputs `first`, `first + 1`, …"""
         self.nll[document] += losses.sum()

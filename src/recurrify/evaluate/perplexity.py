@@ -17,10 +17,15 @@ from recurrify.evaluate.evaluation import Evaluation, NamedTokens, ScoredDocumen
 from recurrify.mechanisms.config import NoRecurrence
 from recurrify.modeling.heads import RecurrentForCausalLM, add_recurrence
 from recurrify.modeling.model import RecurrentOutput, RecurrentPreTrainedModel
+from recurrify.modeling.sharding import is_sharded
 from recurrify.state import State
 
 MOST_TOKENS_PER_CALL = {"cpu": 1_024, "cuda": 32_768}
 """Larger calls are no faster, but delay progress reports and Ctrl-C."""
+
+
+class StoppedEvaluation(Exception):  # noqa: N818 - not an error
+    """The caller stopped an evaluation, in this process or in one that shares it."""
 
 
 def evaluate_documents(
@@ -34,6 +39,7 @@ def evaluate_documents(
     bf16: bool = False,
     exchange_memories: bool = False,
     progress: Callable[[int], None] | None = None,
+    shared: bool = False,
 ) -> Evaluation:
     """Score every token of every document except its first, exactly once.
 
@@ -50,6 +56,8 @@ def evaluate_documents(
             gain is memory.
         progress: Called with 0 at the start, then after each forward pass with the number of tokens that it scored. An
             exception that it raises, such as `KeyboardInterrupt`, ends the evaluation.
+        shared: Divide the documents among the processes of torch.distributed. All of them call this, and get the same
+            result; if one raises `StoppedEvaluation`, so do all.
     """
     check_counts(rows=rows, windows_per_call=1 if windows_per_call is None else windows_per_call)
     exchange = Exchange() if exchange_memories else None
@@ -63,6 +71,11 @@ def evaluate_documents(
         if windows_per_call is None:
             windows_per_call = max(1, min(8, most // (rows * window)))
         tally = Tally(documents, window, recurrent.recurrence.overlap)
+        divided = shared and not is_sharded(recurrent)  # every pass of a sharded model needs all processes
+        own = _own_share(documents) if divided else range(len(documents))
+        mine = [documents[index] for index in own]
+        if shared and not divided and progress is not None:
+            progress = _together(progress, recurrent.device)
         if progress is not None:
             progress(0)  # the clock of a progress bar starts here
 
@@ -73,18 +86,59 @@ def evaluate_documents(
                 losses, _ = _losses(recurrent, batch_rows, exchange([row.document for row in batch_rows], state))
             for row, found in zip(batch_rows, losses, strict=True):
                 scored = found[: row.stop - row.start]
-                check_finite(scored, documents[row.document], row.start, "loss")
-                tally.add(row.document, row.start, scored)
+                check_finite(scored, mine[row.document], row.start, "loss")
+                tally.add(own[row.document], row.start, scored)
             return after
 
-        if recurrent.mechanism is not None:
-            read_in_parallel(recurrent, documents, read, rows, windows_per_call, progress)
-        else:
-            for batch_rows, state in pieces(recurrent, documents, rows, windows_per_call):
-                read(batch_rows, state)
-                if progress is not None:
-                    progress(count_inputs(batch_rows))
+        with _added_up(tally, recurrent.device) if divided else nullcontext():
+            if recurrent.mechanism is not None:
+                read_in_parallel(recurrent, mine, read, rows, windows_per_call, progress)
+            else:
+                for batch_rows, state in pieces(recurrent, mine, rows, windows_per_call):
+                    read(batch_rows, state)
+                    if progress is not None:
+                        progress(count_inputs(batch_rows))
     return tally.evaluation()
+
+
+def _own_share(documents: Sequence[NamedTokens]) -> Sequence[int]:
+    """The documents that this process scores: of about as many tokens in each."""
+    longest_first = sorted(range(len(documents)), key=lambda index: -len(documents[index].ids))
+    return longest_first[torch.distributed.get_rank() :: torch.distributed.get_world_size()]
+
+
+@contextmanager
+def _agreeing(device: torch.device) -> Iterator[None]:
+    """Raise `StoppedEvaluation` in all processes if the block raises it in one of them."""
+    stopped = torch.tensor(0, device=device)
+    try:
+        yield
+    except StoppedEvaluation:
+        stopped += 1
+    torch.distributed.all_reduce(stopped)
+    if stopped:
+        raise StoppedEvaluation
+
+
+def _together(progress: Callable[[int], None], device: torch.device) -> Callable[[int], None]:
+    """`progress` for processes that run the same passes: it stops all of them at the same one."""
+
+    def advance(tokens: int) -> None:
+        with _agreeing(device):
+            progress(tokens)
+
+    return advance
+
+
+@contextmanager
+def _added_up(tally: Tally, device: torch.device) -> Iterator[None]:
+    """Add up the tallies of all processes in the end."""
+    with _agreeing(device):
+        yield
+    for sums in tally.sums:
+        values = torch.from_numpy(sums).to(device)
+        torch.distributed.all_reduce(values)
+        sums[:] = values.cpu().numpy()
 
 
 @contextmanager

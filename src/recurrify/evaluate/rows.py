@@ -26,11 +26,13 @@ def evaluation_rows(
     progress: Callable[[int], None] | None = None,
     rows: int = 32,
     bf16: bool = False,
+    shared: bool = False,
 ) -> tuple[list[dict[str, Any]], list[Evaluation]]:
-    """One table row per overlap, all scoring the same tokens, and the evaluations."""
+    """One table row per overlap, all scoring the same tokens, and the evaluations; `shared` among processes."""
     table, evaluations = [], []
     for overlap in overlaps:
-        found = evaluate_documents(model, tokens, overlap=overlap, rows=rows, bf16=bf16, progress=progress)
+        how: dict[str, Any] = {"rows": rows, "bf16": bf16, "progress": progress, "shared": shared}
+        found = evaluate_documents(model, tokens, overlap=overlap, **how)
         evaluations.append(found)
         table.append(
             {

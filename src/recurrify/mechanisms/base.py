@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 from recurrify.context import Past, Recorder, WindowContext
-from recurrify.families import as_mask
+from recurrify.masks import as_mask
 
 __all__ = ["CacheMechanism", "CacheRecorder", "Mechanism", "Past", "Recorder", "SlotMechanism", "WindowContext"]
 

@@ -60,7 +60,7 @@ def _positions(config: PretrainedConfig) -> int | None:
 
 
 def _usual_window(config: PretrainedConfig, given: Mapping[str, Any], positions: int | None) -> int:
-    """The paper's, or as long a one as leaves positions free for kept keys."""
+    """The paper's window, or the longest one that leaves free positions for kept keys."""
     if family_of(config).rotary:
         return MechanismConfig.window if positions is None else max(1, min(MechanismConfig.window, positions // 2))
     if not has_absolute_positions(config):

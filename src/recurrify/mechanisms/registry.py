@@ -6,7 +6,9 @@ To add one to recurrify, write its file and add one line to `BUILT_IN`. A packag
     mine = "my_package.mine:MyConfig"
 """
 
+import sys
 from dataclasses import fields
+from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -93,6 +95,12 @@ def recurrence_config(values: dict[str, Any]) -> MechanismConfig:
 
 
 def _entry_points() -> dict[str, EntryPoint]:
+    return _entry_points_on(tuple(sys.path))
+
+
+@cache
+def _entry_points_on(path: tuple[str, ...]) -> dict[str, EntryPoint]:
+    """Reading the metadata of all installed packages takes 20 ms, and every model asks for it."""
     return {point.name: point for point in entry_points(group=GROUP)}
 
 

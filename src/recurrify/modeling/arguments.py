@@ -18,7 +18,7 @@ STANDARD = ("inputs_embeds", "position_ids", "cache_position", "output_hidden_st
 
 def takes_standard_arguments(forward: Callable[..., Any]) -> Callable[..., Any]:
     """Add `return_dict` and the arguments of `STANDARD` to a model's `forward`, so that tools may pass them. Raises
-    UserError if one asks for something that a recurrent model does not do."""
+    UserError for values that a recurrent model does not support."""
     answer = can_return_tuple(forward)
 
     @wraps(forward)
@@ -34,7 +34,7 @@ def takes_standard_arguments(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def check_standard_arguments(values: Mapping[str, Any], mask: Tensor | None) -> None:
-    """Raise UserError if one of them asks for something that recurrent models do not do, and TypeError for others."""
+    """Raise UserError for values that recurrent models do not support, and TypeError for unknown arguments."""
     if values.get("inputs_embeds") is not None:
         raise UserError(
             "`inputs_embeds` is not supported: the state holds the tokens of the open window, so pass `input_ids`; "
@@ -53,7 +53,7 @@ def check_standard_arguments(values: Mapping[str, Any], mask: Tensor | None) -> 
 
 
 def _check_positions(positions: Tensor, mask: Tensor | None) -> None:
-    """Raise UserError for positions that say more than the order of the tokens."""
+    """Raise UserError for positions that do not simply count the tokens of a row."""
     jumps = positions.diff(dim=-1) != 1
     if mask is not None and mask.ndim == 2:
         real = mask[:, -positions.shape[-1] :].bool()

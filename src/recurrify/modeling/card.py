@@ -1,4 +1,4 @@
-"""The files beside a saved model's weights: a page about it, and a module by which other tools load it."""
+"""Files that are saved with the weights: a model card, and a module by which other tools load the model."""
 
 from collections.abc import Mapping
 from pathlib import Path

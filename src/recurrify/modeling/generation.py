@@ -13,14 +13,15 @@ from transformers import Cache, DynamicCache
 
 from recurrify.context import Past, WindowContext
 from recurrify.errors import UserError
-from recurrify.families import aligned, as_mask, run_backbone
+from recurrify.families import run_backbone
+from recurrify.masks import aligned, as_mask
 from recurrify.modeling.model import RecurrentPreTrainedModel
 from recurrify.speed.graphed_generation import DecodingGraphs
 from recurrify.state import State
 
 
 class RecurrentCache(Cache):
-    """What `generate` passes from step to step: the state, and the keys and values of the open windows."""
+    """The cache of `generate`: the state, and the keys and values of the open windows."""
 
     def __init__(self, state: State, seen: int) -> None:
         super().__init__(layers=[])
@@ -48,7 +49,7 @@ class RecurrentCache(Cache):
         self.room = None
         if self.buffers is not None:
             self.buffers.select(beam_idx)
-        self.graphs = DecodingGraphs()  # those there were read what lay elsewhere
+        self.graphs = DecodingGraphs()  # the old graphs read the old buffers
 
     def batch_select_indices(self, indices: Tensor) -> None:
         self.reorder_cache(indices)
@@ -79,7 +80,7 @@ class WindowBuffers(Cache):
         self.places: Tensor | None = None
 
     def fill(self, rows: Tensor, captured: DynamicCache, tokens: int) -> None:
-        """Take over what running `tokens` tokens of these rows' windows from the start gave."""
+        """Store the keys and values of the first `tokens` tokens of these rows' windows."""
         for layer, part in enumerate(captured.layers):
             for store, given in ((self.keys, part.keys), (self.values, part.values)):
                 front = self.slots.get(layer, 0)

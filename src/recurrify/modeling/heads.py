@@ -1,4 +1,4 @@
-"""The recurrent models by task, and the one verb that makes them: `add_recurrence`."""
+"""The recurrent models by task, and the function that makes them: `add_recurrence`."""
 
 from typing import Any
 
@@ -46,7 +46,7 @@ from recurrify.vocabulary import check_ids
 class Backbone:
     """A decoder without its head, as TRL calls it to score long texts in parts."""
 
-    _tp_plan = _pp_plan = None  # transformers looks for plans of distribution here
+    _tp_plan = _pp_plan = None  # read by transformers to distribute a model
 
     def __init__(self, model: "RecurrentForCausalLM") -> None:
         self.model = model

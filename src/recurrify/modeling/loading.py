@@ -38,21 +38,34 @@ def load_model(
     recurrence: MechanismConfig | dict[str, Any] | None = None,
     dtype: torch.dtype | None = None,
     device: torch.device | None = None,
+    device_map: Any = None,
 ) -> tuple[RecurrentForCausalLM, Any]:
     """A recurrent (or plain, windowed) causal language model and its tokenizer.
 
-    `recurrence` may be a config or just the settings that matter to the caller, such as {"mechanism": "carry",
-    "window": 300}, or {"mechanism": "best"} for what served best for its kind. A base model gets it. A model that
-    recurrify saved keeps its own mechanism and takes over the window settings; asking it for another make-up than it
-    has is an error. Without `recurrence`, a base model runs in plain windows as long as its positions allow, up to
-    1,024 tokens. What is added may first look at what the base computes, on `device` if one is given.
+    Args:
+        name: A name on the hub, a folder, the folder of a run, a .gguf file, or a model that recurrify ships.
+        recurrence: A config, or only some settings, such as {"mechanism": "carry", "window": 300};
+            {"mechanism": "best"} selects the memory that works best for this kind of base. A base model gets this
+            memory. A model that recurrify saved keeps its own mechanism and takes the window settings. None runs a
+            base model in plain windows, as long as its positions allow, up to 1,024 tokens.
+        dtype: Of the weights; float32 by default.
+        device: Of the model; weights are read straight onto it. A new memory may run the base there once, to initialise
+            its weights.
+        device_map: As in transformers: spreads the base over several devices.
+
+    Raises:
+        UserError: The model cannot be loaded, or it was saved with other settings of its mechanism.
     """
     wanted = recurrence.to_dict() if isinstance(recurrence, MechanismConfig) else recurrence
     source, kwargs = resolve_name(name)
     tokenizer = tokenizer_of(name, source, kwargs)
     if not kwargs:
         _must_be_causal(name, source)
-    model = _load_weights(name, source, dtype, kwargs).to(device)
+    if device_map is None and device is not None and "gguf_file" not in kwargs:
+        device_map = {"": device}
+    model = _load_weights(name, source, dtype, kwargs, device_map)
+    if device_map is None:
+        model = model.to(device)
     if isinstance(model, RecurrentForCausalLM):
         return (model if wanted is None else with_settings(model, wanted, name)), tokenizer
     if wanted is None:
@@ -154,7 +167,7 @@ TAKEN_BY = {
     "recurrify language model": "`recurrify scratch evaluate` and `recurrify scratch report` take its run",
     "recurrify forecaster": "`recurrify forecast evaluate` and `recurrify forecast predict` take its run",
 }
-"""What the models that are not transformers' call themselves in their config.json, and who knows them."""
+"""Formats in config.json that are not transformers' own, and the commands that read them."""
 
 
 def _must_be_pretrained(name: str, folder: Path) -> None:
@@ -169,7 +182,7 @@ def _must_be_pretrained(name: str, folder: Path) -> None:
 
 
 def _looks_like_a_path(name: str) -> bool:
-    """Rather than a name on the hub, which is `name` or `owner/name`."""
+    """Whether it is a path rather than a name on the hub, which is `name` or `owner/name`."""
     try:
         validate_repo_id(name)
     except HFValidationError:
@@ -182,7 +195,7 @@ def _downloaded_config(name: str) -> object:
 
 
 def _must_be_causal(name: str, source: str) -> None:
-    """Raise UserError, before weights are read, for a model that cannot predict the next token, if its config tells."""
+    """Raise UserError, before weights are read, if the config is that of a model that cannot predict the next token."""
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=trusts_remote_code())
     except Exception:  # whatever a stranger's files make transformers raise: loading the weights says it better
@@ -235,17 +248,20 @@ def tokenizer_of(name: str, source: str, kwargs: dict[str, Any]) -> Any:
 
 def _no_tokenizer(name: str) -> UserError:
     return UserError(
-        f"{name!r} has no tokenizer beside the model: save one there with tokenizer.save_pretrained({name!r})."
+        f"{name!r} has no tokenizer in its folder: save one there with tokenizer.save_pretrained({name!r})."
     )
 
 
-def _load_weights(name: str, source: str, dtype: torch.dtype | None, kwargs: dict[str, Any]) -> Any:
+def _load_weights(
+    name: str, source: str, dtype: torch.dtype | None, kwargs: dict[str, Any], device_map: Any = None
+) -> Any:
+    placed = {} if device_map is None else {"device_map": device_map}
     try:
         if Path(source).is_dir() and is_recurrent(source):
-            model = RecurrentForCausalLM.from_pretrained(source, dtype=dtype or torch.float32)
+            model = RecurrentForCausalLM.from_pretrained(source, dtype=dtype or torch.float32, **placed)
         else:
             trust = trusts_remote_code()
-            kwargs = {"dtype": dtype or torch.float32, "trust_remote_code": trust, **kwargs}
+            kwargs = {"dtype": dtype or torch.float32, "trust_remote_code": trust, **placed, **kwargs}
             model = load_base(AutoModelForCausalLM, source, **kwargs)
     except UserError:
         raise

@@ -23,6 +23,7 @@ from recurrify.modeling.arguments import check_shapes
 from recurrify.modeling.config import RecurrentConfig
 from recurrify.modeling.rows import overwrite, past_of, row_mask, shift_left
 from recurrify.modeling.saving import SavingMixin, versions_of
+from recurrify.modeling.sharding import gather_unit, name_unit
 from recurrify.packing import Packed, open_windows, pack
 from recurrify.speed.head_loss import IGNORE, summed_losses
 from recurrify.speed.products import product_dtype
@@ -49,9 +50,9 @@ class RecurrentOutput(ModelOutput):
 
 class WindowsRun(NamedTuple):
     hidden: Tensor | None
-    """(B, P, K), unless only losses were asked for."""
+    """(B, P, K); None if only losses are requested."""
     losses: Tensor | None
-    """(B, P), where targets were given and hidden states were not asked for."""
+    """(B, P), if there are targets and hidden states are not requested."""
     state: State
 
 
@@ -121,6 +122,7 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         if self._comes_trained and self.mechanism is not None and not config.added_only and can_compute:
             self.mechanism.start(base)
         self.post_init()
+        name_unit(self)
 
     def init_weights(self) -> None:
         """Called by post_init; a base that was handed in is trained, and tied as its owner wants it."""
@@ -255,8 +257,8 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         summed: bool = False,
         compiles: bool = False,
     ) -> Iterator[WindowDone]:
-        """Run packed rows, giving what each window leaves behind: its losses or, without targets, its hidden states;
-        statistics are read but not learned. Windows without losses are compiled only if it `compiles`: training does
+        """Run packed rows and yield the results of each window: its losses or, without targets, its hidden states.
+        Statistics are read but not updated. Windows without losses are compiled only with `compiles`: training does
         not repeat them."""
         window, overlap = self.recurrence.window, self.recurrence.overlap
         memory, live = state.memory, state.live
@@ -264,6 +266,7 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         statistics: tuple[Tensor, ...] = ()
         if self.mechanism is not None:
             self._check_cache()
+            gather_unit(self.mechanism)
             statistics = self.mechanism.statistics()
         for index, span in enumerate(schedule(packed.tokens.shape[1], window, overlap)):
             finished = filled > index
@@ -352,7 +355,7 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
             memory: What earlier windows left, or None.
             live: (rows,) bool on the CPU: the rows to which `memory` belongs.
             statistics: `mechanism.statistics()` of the call.
-            writes: Whether the window is full and its memory is asked for.
+            writes: Whether the window is full, so that its memory is computed.
         """
         return self._through_base(inputs, past_of(memory, live, self.device), statistics, writes)
 
@@ -490,5 +493,4 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
 def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
     """(B, N) cross entropies in float32 or better, 0 where the target is to be ignored."""
     logits = logits.flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32))
-    flat = F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORE, reduction="none")
-    return flat.view_as(targets)
+    return F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORE, reduction="none").view_as(targets)

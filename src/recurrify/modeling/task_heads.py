@@ -188,7 +188,7 @@ class RecurrentForQuestionAnswering(TaskModel):
     ) -> RecurrentAnswerOutput:
         """`input_ids` (examples, windows, tokens), or (examples, tokens) where one window holds everything.
 
-        - `span_mask`, shaped alike, says which tokens are context and can belong to an answer; None: all real ones.
+        - `span_mask`, of the same shape, marks the tokens that can belong to an answer; None: all real ones.
         - `start_positions`, `end_positions` (examples,) count tokens through all windows, window × tokens + token;
           -100 where the answer is no span. `kinds` (examples,) are indices into span, yes, no.
         """

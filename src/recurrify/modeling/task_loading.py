@@ -26,7 +26,7 @@ PAPERS_ANSWERING: dict[str, Any] = {
 }
 """The memory of the paper's question answering."""
 LONGEST_WINDOW = 512
-"""Tokens of a window unless something else is asked for: what the paper's encoder can read at once."""
+"""Default window: as many tokens as the paper's encoder has positions."""
 
 
 def load_task_model(

@@ -14,12 +14,13 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from recurrify.console import heartbeat, say, time_left
 from recurrify.errors import UserError
-from recurrify.interrupts import Interrupt, StoppedValidation
+from recurrify.evaluate.perplexity import StoppedEvaluation
+from recurrify.interrupts import Interrupt
 from recurrify.train.checkpoints import finish_checkpoint
 
 
 class StopEarly(TrainerCallback, Interrupt):
-    """Save and stop after a step once the time is up, or after Ctrl-C, SIGTERM or SIGHUP.
+    """Save and stop after a step once the time is up, or after Ctrl-C or a signal of a batch system.
 
     Processes that train together agree after each step, so that all of them stop at the same one.
     """
@@ -41,11 +42,10 @@ class StopEarly(TrainerCallback, Interrupt):
             control.should_save = control.should_training_stop = True
         return control
 
-    def check_validation(self, args: TrainingArguments) -> None:
-        """Raise `StoppedValidation` after a signal; called often while all processes validate."""
-        (self.interrupted,) = _any_process((self.heard,), args)
-        if self.interrupted:
-            raise StoppedValidation
+    def check_validation(self) -> None:
+        """Raise `StoppedEvaluation` after a signal; called often. The run validates this step when it resumes."""
+        if self.heard:
+            raise StoppedEvaluation
 
 
 def _any_process(flags: Sequence[bool], args: TrainingArguments) -> list[bool]:
@@ -64,7 +64,10 @@ class EndInOrder(TrainerCallback):
         if args.world_size > 1:
             torch.distributed.barrier()  # each process has a file in it
         if state.is_world_process_zero:
-            finish_checkpoint(Path(str(args.output_dir)) / f"checkpoint-{state.global_step}")
+            checkpoint = Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
+            # Of sharded runs: a pickled copy of the safetensors.
+            (checkpoint / "pytorch_model_fsdp.bin").unlink(missing_ok=True)
+            finish_checkpoint(checkpoint)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any

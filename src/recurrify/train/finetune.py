@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from transformers import EarlyStoppingCallback, TrainerState, TrainingArguments, set_seed
@@ -31,6 +32,7 @@ from recurrify.train.loop import (
     updates_per_epoch,
     uses_bf16,
 )
+from recurrify.train.memory import estimate_memory, free_gib, memory_sentence
 from recurrify.train.run_folder import (
     begin_run,
     check_vocabulary,
@@ -40,7 +42,7 @@ from recurrify.train.run_folder import (
     own_gpu,
     recorded,
 )
-from recurrify.train.settings import TrainSettings
+from recurrify.train.settings import TrainSettings, processes, shards
 
 
 def train_run(
@@ -58,20 +60,26 @@ def train_run(
     earlier = earlier_result(settings, say)
     if earlier is not None:
         return earlier
-    check_vocabulary(model, [*texts, *valid_texts], settings.model)
+    check_vocabulary(model, chain(texts, valid_texts), settings.model)
     recurrence = model.recurrence
     sequences = TrainingSequences(texts, window=recurrence.window, overlap=recurrence.overlap, windows=settings.windows)
     begin_run(settings)
 
     def validate(model: RecurrentForCausalLM, advance: Callable[[int], None]) -> dict[str, float]:
         rows, half = max(8, settings.batch), uses_bf16(settings.precision)
-        found = evaluate_documents(model, valid_texts, rows=rows, bf16=half, progress=advance)
+        found = evaluate_documents(model, valid_texts, rows=rows, bf16=half, progress=advance, shared=processes() > 1)
         return {"loss": found.total_nll / int(found.tokens.sum()), "perplexity_per_word": found.perplexity_per_word}
 
     say(
         f"{settings.model}: {count_parameters(model)['base']:,} parameters; windows of {recurrence.window}, overlap "
         f"{recurrence.overlap}, {settings.windows} in a sequence; {memory_cost(model)}"
     )
+
+    free = free_gib()
+    if free is not None:
+        half = uses_bf16(settings.precision)
+        needed = estimate_memory(model, settings.batch, settings.windows, half=half, shards=shards())
+        say(memory_sentence(model, needed.gib, free))
 
     def fit() -> TrainOutcome:
         return train(model, sequences, settings, validate, tokenizer, show_progress, progress_label)
@@ -149,7 +157,7 @@ def training_arguments(settings: TrainSettings, sequences: TrainingSequences, va
         lr_scheduler_type=settings.schedule,
         train_sampling_strategy="group_by_length" if settings.group_by_length else "random",
         restore_callback_states_from_checkpoint=True,  # a resumed run keeps the patience it had left
-        ddp_find_unused_parameters=True,  # a batch of one-window texts gives the memory no gradients
+        ddp_find_unused_parameters=False,  # the memory always takes part in the graph
         **(validation if validates else {}),
     )
 

@@ -2,7 +2,6 @@
 
 import importlib.util
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_model as load_weights
+from accelerate.utils.constants import OPTIMIZER_NAME
 from torch import Tensor
 from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
 from transformers.integrations import is_tensorboard_available
@@ -19,7 +18,9 @@ from transformers.trainer_callback import PrinterCallback
 from recurrify.console import busy, is_first
 from recurrify.data.sequences import IGNORED
 from recurrify.errors import UserError
-from recurrify.interrupts import StoppedValidation
+from recurrify.evaluate.perplexity import StoppedEvaluation
+from recurrify.modeling.saving import WEIGHTS
+from recurrify.modeling.sharding import is_sharded, level, load_whole_weights
 from recurrify.speed.backends import leave_out_cudnn
 from recurrify.speed.compiling import compile_function
 from recurrify.speed.products import quick_products
@@ -34,7 +35,7 @@ from recurrify.train.callbacks import (
     seconds_trained,
 )
 from recurrify.train.checkpoints import STATE_FILE, best_checkpoint, last_whole_checkpoint, replace_state
-from recurrify.train.settings import TrainerSettings
+from recurrify.train.settings import TrainerSettings, processes, shards
 
 Validate = Callable[[Any, Callable[[int], None]], Mapping[str, float]]
 """The scores of a model; it reports the tokens of each forward pass to its second argument, which may end it."""
@@ -69,8 +70,10 @@ class ValidatingTrainer(Trainer):
         self.validate = validate
         self.compiles = compiles
         self.quick: Any = None
+        self.stopped = False
+        """Whether a signal ended a validation."""
         self.advance: Callable[[int], None] = lambda tokens: None
-        """Called during validation with the tokens of each forward pass; `StoppedValidation` ends it."""
+        """Called during validation with the tokens of each forward pass; `StoppedEvaluation` ends it."""
 
     def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
         if self.compiles:
@@ -88,7 +91,7 @@ class ValidatingTrainer(Trainer):
             return loss
 
         fast = compile_function(own)
-        if verify_module(fast, own, loss_of, self.compute_loss_context_manager) is own:
+        if verify_module(fast, own, loss_of, self.accelerator.autocast) is own:
             return model
         return fast if model is own else compile_function(model)
 
@@ -97,7 +100,8 @@ class ValidatingTrainer(Trainer):
     ) -> dict[str, float]:
         try:
             metrics = self.validation_metrics(metric_key_prefix)
-        except StoppedValidation:
+        except StoppedEvaluation:
+            self.stopped = True
             self.control.should_save = self.control.should_training_stop = True
             return {f"{metric_key_prefix}_loss": math.inf}  # never the best
         self.log(dict(metrics))
@@ -118,6 +122,8 @@ class RecurrentTrainer(ValidatingTrainer):
         self.added_learning_rate = added_learning_rate
         self.is_verified = False
         """Whether the compiled step was compared with the eager one."""
+        if self.is_fsdp_enabled:
+            _check_sharding(self.accelerator.state.fsdp_plugin)
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         # Trainer counts the tokens of `shift_labels`. The model takes them as `targets`, in which Trainer, when it
@@ -134,20 +140,47 @@ class RecurrentTrainer(ValidatingTrainer):
         if targets is not None:
             tokens = (targets != IGNORED).sum().to(self.args.device)
             self.state.num_input_tokens_seen += int(self.accelerator.gather(tokens).sum().item())
-        if not self.is_verified:
+        if is_sharded(self.model):
+            inputs = level(self._prepare_inputs(inputs), IGNORED)
+        elif not self.is_verified:
             self.is_verified = True
             batch = {("targets" if name == "shift_labels" else name): value for name, value in inputs.items()}
-            verify_windows(self.model.train(), self._prepare_inputs(batch), self.compute_loss_context_manager)
+            verify_windows(self.model.train(), self._prepare_inputs(batch), self.accelerator.autocast)
         loss = super().training_step(model, inputs, *args, **kwargs)
         if not bool(torch.isfinite(loss)):
             raise non_finite("loss", self.state.global_step + 1)
         return loss
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """Load the safetensors of a checkpoint, whatever number of processes wrote it."""
+        was_sharded = (Path(resume_from_checkpoint) / f"{OPTIMIZER_NAME}.bin").is_file()
+        if was_sharded != self.is_fsdp_enabled:
+            raise UserError(
+                f"{resume_from_checkpoint!r} was written {'with' if was_sharded else 'without'} FSDP: resume "
+                f"{'with' if was_sharded else 'without'} it, on any number of processes, or choose another --out."
+            )
+        load_whole_weights(self.model if model is None else model, Path(resume_from_checkpoint) / WEIGHTS)
+
+    def _load_best_model(self) -> None:
+        load_whole_weights(self.model, Path(self.state.best_model_checkpoint or "") / WEIGHTS)
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         optimizer = super().create_optimizer(model)
         if self.added_learning_rate is not None:
             _split_added(optimizer, self.model, self.added_learning_rate)
         return optimizer
+
+
+def _check_sharding(plugin: Any) -> None:
+    """Raise `UserError` for settings of FSDP that cannot work here."""
+    if plugin.fsdp_version != 2:
+        raise UserError("FSDP version 1 is not supported: set `fsdp_version: 2` in the file for `accelerate launch`.")
+    if "FULL_STATE_DICT" not in str(plugin.state_dict_type):
+        raise UserError(
+            "Checkpoints are written in one piece: set `fsdp_state_dict_type: FULL_STATE_DICT` in the file for "
+            "`accelerate launch`."
+        )
+    plugin.cpu_ram_efficient_loading = False  # every process has the weights, and accelerate cannot spread buffers
 
 
 def _split_added(optimizer: torch.optim.Optimizer, model: Any, rate: float) -> None:
@@ -177,14 +210,22 @@ def uses_compile(choice: str) -> bool:
 
 def compile_mode(choice: str) -> str:
     """off, on or graphs; auto is graphs with one CUDA GPU."""
+    if choice == "graphs" and processes() > 1:
+        raise UserError(f"`compile` is graphs, but {processes()} processes train together: use auto, on or off.")
     if choice == "graphs" and not torch.cuda.is_available():
         raise UserError("`compile` is graphs, but this machine has no usable CUDA GPU: use auto, on or off.")
+    if choice == "on" and shards() > 1:
+        raise UserError(
+            "`compile` is on, but FSDP divides the weights, whose windows cannot be compiled: use auto or off."
+        )
     if choice != "auto":
         return choice
+    if shards() > 1:
+        return "off"
     if not torch.cuda.is_available():
         return "off"
-    # With several GPUs, Trainer spreads a batch over copies of the model.
-    return "graphs" if torch.cuda.device_count() == 1 else "on"
+    # Gradients that processes share arrive by hooks, which a captured step does not call.
+    return "graphs" if torch.cuda.device_count() == 1 and processes() == 1 else "on"
 
 
 def trainer_arguments(settings: TrainerSettings, steps: int, save_steps: int, **more: Any) -> TrainingArguments:
@@ -223,11 +264,6 @@ def trainer_arguments(settings: TrainerSettings, steps: int, save_steps: int, **
             "`torchrun --nproc-per-node N -m recurrify train …` or `accelerate launch`."
         )
     return args
-
-
-def processes() -> int:
-    """How many processes train together."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def _reports_to(choice: str) -> list[str]:
@@ -283,7 +319,7 @@ def run_to_end(
         trainer.add_callback(callback)
 
     def advance(tokens: int) -> None:
-        stop.check_validation(trainer.args)
+        stop.check_validation()
         progress.show_validation(trainer.state, tokens)
 
     trainer.advance = advance
@@ -298,19 +334,20 @@ def run_to_end(
                         _validate_saved(trainer, state, resume)
                 if state.global_step >= trainer.args.max_steps or is_over(state):
                     # Stopped between the last step and the saving of the model; Trainer would take one step more.
-                    load_weights(trainer.model, best_checkpoint(resume) / "model.safetensors", strict=False)
+                    load_whole_weights(trainer.model, best_checkpoint(resume) / WEIGHTS)
                     return TrainOutcome(True, state.global_step, _tokens(state, tokens_of), state.log_history)
             trainer.train(resume_from_checkpoint=str(resume) if resume else None)
-    except StoppedValidation:  # of the checkpoint that the run resumes from, which stays as it is
-        trainer.state = state
+    except StoppedEvaluation:  # of the checkpoint that the run resumes from, which stays as it is
+        trainer.state, trainer.stopped = state, True
     finally:
         progress.close()
+    interrupted = stop.interrupted or trainer.stopped
     return TrainOutcome(
-        finished=not (stop.out_of_time or stop.interrupted),
+        finished=not (stop.out_of_time or interrupted),
         steps=trainer.state.global_step,
         tokens=_tokens(trainer.state, tokens_of),
         history=trainer.state.log_history,
-        interrupted=stop.interrupted,
+        interrupted=interrupted,
     )
 
 
@@ -324,7 +361,7 @@ def _was_not_validated(state: TrainerState, args: TrainingArguments) -> bool:
 
 def _validate_saved(trainer: ValidatingTrainer, state: TrainerState, checkpoint: Path) -> None:
     """Validate a checkpoint, and write into its state what Trainer would have written at this step."""
-    load_weights(trainer.model, checkpoint / "model.safetensors", strict=False)
+    load_whole_weights(trainer.model, checkpoint / WEIGHTS)
     metrics = trainer.validation_metrics()
     entry = {**metrics, "epoch": state.epoch, "step": state.global_step, "seconds": seconds_trained(state.log_history)}
     state.log_history.append(entry)

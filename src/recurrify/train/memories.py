@@ -1,4 +1,4 @@
-"""What settings and commands ask about mechanisms; nothing here imports torch until a mechanism is named."""
+"""Facts about mechanisms for settings and commands; torch is imported only once a mechanism is named."""
 
 from recurrify.mechanisms.config import BEST
 from recurrify.mechanisms.registry import mechanism_config, mechanism_names

@@ -1,4 +1,4 @@
-"""The folder of a run: what a command finds in it when it starts, and what it leaves there."""
+"""The folder of a run: checks before the run starts, and the files that it writes."""
 
 import json
 import os
@@ -16,6 +16,7 @@ from recurrify.data.texts import Say
 from recurrify.errors import UserError
 from recurrify.evaluate.flops import memory_cost
 from recurrify.modeling.loading import own_memory
+from recurrify.modeling.sharding import is_sharded, whole_weights
 from recurrify.records import CONFIG_FILE, MODEL_FOLDER, RESULT_FILE, RUN_FILE, RunRecord
 from recurrify.results import full_disk_explained, load_result, provenance, save_result, write_whole
 from recurrify.train.callbacks import seconds_trained
@@ -27,9 +28,9 @@ Settings = TypeVar("Settings", bound=MemorySettings)
 LEGS_FILE = "legs.json"
 """One entry for each time a run was started or resumed, until its result has them."""
 WRITTEN = (RESULT_FILE, MODEL_FOLDER, "training.safetensors", "checkpoint-*")
-"""What runs leave in their folder."""
+"""Files of a run."""
 LEFTOVERS = (".*.tmp", ".saving-*", f"{MODEL_FOLDER}/.*.tmp", f"{MODEL_FOLDER}/.saving-*")
-"""What killed processes leave of files that they were writing."""
+"""Unfinished files of killed processes."""
 
 
 def recorded(settings: Settings, model: Any, data_checksum: str, held_out_checksum: str | None) -> Settings:
@@ -63,7 +64,7 @@ def earlier_result(settings: RunRecord, say: Say, also_written: Sequence[str] = 
     Args:
         settings: The settings of the run.
         say: Prints a line.
-        also_written: Names of files that only this kind of run leaves.
+        also_written: Names of files that only this kind of run writes.
 
     Raises:
         UserError: The folder has a run with other settings, or files of something else.
@@ -103,7 +104,7 @@ def _check_not_read(out: Path, data: str | Sequence[str] | None) -> None:
 
 
 def _check_loses_nothing(out: Path, written: Sequence[str]) -> None:
-    """A new run must not overwrite files that it has not written, nor hide a model of the folder's own."""
+    """Raise UserError if a new run would overwrite files of something else, or hide a model in the folder."""
     if (out / CONFIG_FILE).is_file():
         raise UserError(f"{str(out)!r} contains a model ({CONFIG_FILE}): choose another --out.")
     found = [path for pattern in written for path in sorted(out.glob(pattern)) if not _is_empty_folder(path)]
@@ -145,6 +146,7 @@ def complete_run(
     **facts: Any,
 ) -> dict[str, Any]:
     """Train with `fit`; if the run is finished, add `scores` and save model and result. Returns the result."""
+    facts["memory"] = memory_cost(model)._asdict()  # before processes divide the weights among themselves
     with full_disk_explained(settings.out):
         outcome = fit()
         if not outcome.finished:
@@ -156,7 +158,7 @@ def complete_run(
 
 
 def made_with(origin: Mapping[str, Any]) -> dict[str, str]:
-    """What numbers may depend on apart from settings, from a provenance."""
+    """The code, device and libraries of a run, from its provenance: numbers may depend on them."""
     git, machine, libraries = origin["git"], origin["machine"], origin["libraries"]
     return {
         "commit": (git["commit"] or "unknown") + (", changed" if git["dirty"] else ""),
@@ -169,7 +171,7 @@ def made_with(origin: Mapping[str, Any]) -> dict[str, str]:
 def run_result(
     kind: str, settings: TrainerSettings, model: Any, outcome: TrainOutcome, started: float, **more: Any
 ) -> dict[str, Any]:
-    """What every run reports: its end, its log, its size, its origin; `more` is what one kind of run adds."""
+    """The result of a run; `more` are entries of one kind of run."""
     legs = Path(settings.out) / LEGS_FILE
     return {
         "kind": kind,
@@ -180,7 +182,6 @@ def run_result(
         "train_loss": _mean_loss(outcome.history),
         "training_seconds": seconds_trained(outcome.history),
         "parameters": count_parameters(model),
-        "memory": memory_cost(model)._asdict(),
         **more,
         "history": outcome.history,
         "legs": load_result(legs)["legs"] if legs.is_file() else [],
@@ -201,16 +202,17 @@ def _mean_loss(history: Sequence[Mapping[str, float]]) -> float | None:
 
 def save_run(model: Any, tokenizer: Any, result: Mapping[str, Any], out: Path) -> None:
     """Save the model and then the result, which marks the run as finished."""
+    weights = {"state_dict": whole_weights(model)} if is_sharded(model) else {}
     if not is_first():
         return
-    model.save_pretrained(out / MODEL_FOLDER, about=_about(result))
+    model.save_pretrained(out / MODEL_FOLDER, about=_about(result), **weights)
     tokenizer.save_pretrained(out / MODEL_FOLDER)
     save_result(out / RESULT_FILE, result)
     (out / LEGS_FILE).unlink(missing_ok=True)
 
 
 def _about(result: Mapping[str, Any]) -> dict[str, Any]:
-    """For the page beside the model: the name of the data without the folders above it, and the last validation."""
+    """For the model card: the name of the data without the folders above it, and the last validation."""
     data = result["provenance"]["config"].get("data")
     scores: dict[str, float] = {}
     for entry in result["history"]:

@@ -1,8 +1,9 @@
 """The settings of every training run on Hugging Face's Trainer. Nothing here imports torch."""
 
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
 
 from recurrify.errors import UserError
 from recurrify.records import BUDGET, RunRecord
@@ -14,6 +15,16 @@ SCHEDULES = ("constant_with_warmup", "linear", "cosine")
 INPUT, MEMORY, TRAINING = "Input and output", "Memory", "Training"
 WARMUP_STEPS, WARMUP_SHARE = 100, 0.1
 """Default warm-up: this many steps, or this share of a short run."""
+
+
+def processes() -> int:
+    """How many processes train together."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def shards() -> int:
+    """Among how many processes `accelerate launch` divides the weights (FSDP); 1 if each has all of them."""
+    return processes() if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true" else 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +55,20 @@ class TrainerSettings(RunRecord):
     """SHA-256 of the training data."""
     held_out_checksum: str | None = setting(None, recorded=True, option=False)
     """SHA-256 of the validation or test data."""
+    processes: int = setting(factory=processes, recorded=True, option=False)
+    """Processes that train together."""
+
+    @property
+    def sequences_per_update(self) -> int:
+        """In all processes together."""
+        return self.batch * self.accumulate * self.processes
+
+    def check_same_run(self, earlier: Self) -> None:
+        """A run may resume on another number of processes, as long as its updates see as many sequences."""
+        if self.sequences_per_update == earlier.sequences_per_update:
+            same = {name: getattr(self, name) for name in ("batch", "accumulate", "processes")}
+            earlier = replace(earlier, **same)
+        super().check_same_run(earlier)
 
     def warmup(self, steps: int) -> int:
         """The warm-up of a run of this many steps."""

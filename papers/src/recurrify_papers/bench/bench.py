@@ -75,7 +75,7 @@ def run_bench(bench: Bench, parts: Sequence[str], out: Path) -> list[str]:
     for name in parts:
         say(f"{name}: {PARTS[name].purpose}")
         started, groups = time.time(), []
-        for group in _measure(bench, name):
+        for group in measure(bench, name):
             groups.append(group)
             result = {
                 "kind": "bench",
@@ -89,7 +89,8 @@ def run_bench(bench: Bench, parts: Sequence[str], out: Path) -> list[str]:
     return failed
 
 
-def _measure(bench: Bench, name: str) -> Iterator[Row]:
+def measure(bench: Bench, name: str) -> Iterator[Row]:
+    """The groups of a part, one after the other."""
     module, _, function = PARTS[name].function.partition(":")
     groups: Iterator[Row] = getattr(import_module(f"recurrify_papers.bench.{module}"), function)(bench)
     return groups

@@ -100,6 +100,7 @@ SMOLLM2 = replace(
     kv_heads=3,
     inner=1536,
     positions=8192,
+    windows=8,  # of 64 sequences in 140 GiB; twenty need more
 )
 LLAMA_1B = replace(
     SMOLLM2,

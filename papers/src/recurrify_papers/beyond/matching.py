@@ -4,37 +4,30 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from recurrify_papers.beyond.memories import PAPERS, memory_rows
+from recurrify_papers.beyond.memories import Memories, memory_rows
 from recurrify_papers.experiment import Table
-from recurrify_papers.plan import Entry, Plan, score_name
+from recurrify_papers.plan import Entry, score_name
 from recurrify_papers.runner import Results, Run
-from recurrify_papers.sizes import Settings
-
-FUNCTION = "recurrify_papers.finetune:matched_overlap"
 
 
 @dataclass(frozen=True)
 class Comparison:
     """Memories and their rivals: plain windows, and memories that are not learned."""
 
-    plan: Plan
-    known: Mapping[str, Settings]
-    """Mechanisms by name."""
+    memories: Memories
     trained: list[list[Entry]]
     """Compared within each list, plain windows also at the overlap that matches the cost of each memory."""
     untrained: list[list[Entry]]
     """Compared within each list as they are."""
-    base: Any = None
-    """None: that of the plan."""
 
     def runs(self) -> list[Run]:
         """Trainings, scores and controls."""
+        plan = self.memories.plan
+        for entries in [*self.trained, *self.untrained]:
+            plan.scored(entries)
         for entries in self.trained:
-            self.plan.scored(entries)
-            matched_runs(self.plan, entries, self.known, self.base)
-        for entries in self.untrained:
-            self.plan.scored(entries)
-        return list(self.plan.runs.values())
+            matched_runs(self.memories, entries)
+        return list(plan.runs.values())
 
     def table(self, results: Results) -> Table:
         """Perplexities, what each memory costs, and how it compares with its rivals."""
@@ -43,23 +36,23 @@ class Comparison:
         results, table = dict(results), Table()
         groups = []
         for entries in self.trained:
-            matched = matched_runs(self.plan, entries, self.known, self.base)
+            matched = matched_runs(self.memories, entries)
             groups.append([*entries, *matched_entries(matched, entries, results)])
         for entries in [*groups, *self.untrained]:
             made = perplexity_table(entries, results)
             table.rows += [*made.rows, *(row for entry in entries for row in memory_rows(entry, results))]
-            table.rows += rival_rows(entries, results, PAPERS, self.plan.size.window)
+            table.rows += rival_rows(entries, results, self.memories.size.window)
             table.missing += made.missing
         return table
 
 
-def matched_runs(
-    plan: Plan, entries: Iterable[Entry], known: Mapping[str, Settings], base: Any = None
-) -> dict[tuple[str, str], tuple[Entry, Entry]]:
+def matched_runs(memories: Memories, entries: Iterable[Entry]) -> dict[tuple[str, str], tuple[Entry, Entry]]:
     """Plain windows and memory, by the names of a training and of the run that matches it.
 
     Windows of the usual length are compared with memories of that length, longer ones with all.
     """
+    plan, known = memories.plan, memories.known
+    base = plan.base() if memories.base is None else memories.base
     entries = [entry for entry in entries if not entry.overlap]
     splits = {"valid": plan.size.valid_tokens, "test": plan.size.test_tokens}
     found = {}
@@ -71,10 +64,10 @@ def matched_runs(
             for seed in (seed for seed in plain.trained if seed in memory.trained):
                 for name in plain.trained[seed]:
                     match = f"{name}-as-{memory.label}"
-                    settings: dict[str, Any] = {"run": {"run": name}, "base": plan.base() if base is None else base}
+                    settings: dict[str, Any] = {"run": {"run": name}, "base": base}
                     settings |= {"recurrence": dict(recurrence), "splits": splits}
                     settings |= {"window": plain.window, "memory_window": memory.window}
-                    plan.add(Run(name=match, function=FUNCTION, settings=settings))
+                    plan.run("finetune:matched_overlap", match, **settings)
                     found[name, match] = plain, memory
     return found
 

@@ -1,13 +1,13 @@
 """What the experiments beyond the papers share: mechanisms by name, their learning rates, and rows about memory."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from recurrify_papers.experiment import Row
-from recurrify_papers.plan import SPLITS, Entry, Plan
+from recurrify_papers.plan import SPLITS, UNTRAINED, Entry, Plan
 from recurrify_papers.runner import Results
-from recurrify_papers.sizes import CARRY, PLAIN, Settings, tail
+from recurrify_papers.sizes import CARRY, PLAIN, Settings, Size, tail
 
 OURS = "ours; not published"
 PAPERS = "carry-1"
@@ -57,6 +57,19 @@ DEFAULTS: dict[str, Any] = {
 scored as they start; `ours` is the best, `slots` the best that works by slots; `only` restricts rows to some names."""
 
 
+def settings_of(size: Size) -> dict[str, Any]:
+    """The size's settings of this comparison."""
+    return DEFAULTS | dict(size.own.get("mechanisms", {}))
+
+
+def names_of(size: Size, wanted: Sequence[str] | None = None) -> list[str]:
+    """Mechanisms that have rows."""
+    own = settings_of(size)
+    always = ("plain", PAPERS, own["ours"])
+    found = own["mechanisms"] if wanted is None else wanted
+    return [name for name in found if own["only"] is None or name in own["only"] or name in always]
+
+
 def family(recurrence: Settings) -> str:
     """What shares a learning rate: a mechanism at any size."""
     kinds = [word for word in ("gated", "sliding") if recurrence.get(word)]
@@ -65,25 +78,29 @@ def family(recurrence: Settings) -> str:
 
 @dataclass
 class Memories:
-    """Runs of mechanisms by name."""
+    """Runs and rows of mechanisms by name."""
 
     plan: Plan
+    known: dict[str, Settings]
+    """Mechanisms by name, plain windows included."""
+    prefix: str = "beyond"
+    """Of the names of runs."""
+    base: Any = None
+    """None: that of the plan."""
+    tuned_on: str = "wiki"
+    """The text on which learning rates are chosen."""
+    tuning: Settings = field(default_factory=dict)
+    """Training settings of the runs that choose learning rates."""
+    changes: Mapping[str, Settings] = field(default_factory=dict)
+    """By corpus: training settings that differ from those of the paper's tables."""
 
-    def __post_init__(self) -> None:
-        self.own: dict[str, Any] = DEFAULTS | dict(self.plan.size.own.get("mechanisms", {}))
-        self.known: Mapping[str, Settings] = {"plain": PLAIN} | dict(self.own["mechanisms"])
-
-    def names(self, wanted: Sequence[str] | None = None) -> list[str]:
-        """Mechanisms that have rows."""
-        only = self.own["only"]
-        always = ("plain", PAPERS, self.own["ours"])
-        found = self.own["mechanisms"] if wanted is None else wanted
-        return [name for name in found if only is None or name in only or name in always]
+    @property
+    def size(self) -> Size:
+        return self.plan.size
 
     def training(self, corpus: str) -> dict[str, Any]:
-        """Settings that differ from those of the paper's tables."""
-        own = self.plan.size.own
-        return dict(own.get("beyond", {})) | ({} if corpus == "books" else dict(own.get("beyond-wiki", {})))
+        """The settings of training on a corpus."""
+        return {**self.size.training, **self.changes.get(corpus, {})}
 
     def train(
         self,
@@ -100,38 +117,62 @@ class Memories:
         """A fine-tuning of a mechanism, by default at the learning rate that is best for its family."""
         recurrence = {**self.known[name], **(changed or {})}
         if rate is None:
-            rate = self.plan.best_rate(self.tuning(family(self.known[name])), times)
-        kind = "plain" if name == "plain" else "best"
-        settings = self.training(corpus) | settings
+            rate = self.plan.best_rate(self.tries(name), times)
         return self.plan.train(
-            corpus, kind, seed=seed, label=f"beyond-{label or name}", recurrence=recurrence, rate=rate, **settings
+            corpus,
+            "plain" if name == "plain" else "best",
+            seed=seed,
+            label=f"{self.prefix}-{label or name}",
+            recurrence=recurrence,
+            rate=rate,
+            **{"base": self.base, **self.changes.get(corpus, {}), **settings},
         )
 
-    def tuning(self, of: str) -> dict[float, str]:
-        """The runs that choose a family's learning rate, on wiki text."""
-        name = next(name for name, recurrence in self.known.items() if family(recurrence) == of)
-        size = self.plan.size
-        return {rate: self.train("wiki", name, size.seeds[0], rate=rate) for rate in size.rates}
+    def first_of(self, name: str) -> str:
+        """The mechanism whose learning rate is chosen for the family of this one."""
+        return next(one for one in self.known if family(self.known[one]) == family(self.known[name]))
+
+    def tries(self, name: str) -> dict[float, str]:
+        """The runs that choose the learning rate of a mechanism's family."""
+        first = self.first_of(name)
+        return {
+            rate: self.train(self.tuned_on, first, self.size.seeds[0], rate=rate, **self.tuning)
+            for rate in self.size.rates
+        }
 
     def trained(self, corpus: str, name: str, seeds: Sequence[int], **settings: Any) -> dict[int, Sequence[str]]:
-        """By seed: the runs of a row. On wiki text, the first seed has been trained to choose the learning rate."""
-        of = family(self.known[name])
-        first = next(one for one, recurrence in self.known.items() if family(recurrence) == of)
+        """By seed: the runs of a row. Those that chose the learning rate count if they trained in the same way."""
         found: dict[int, Sequence[str]] = {}
         for seed in seeds:
-            chooses = corpus == "wiki" and name == first and seed == self.plan.size.seeds[0] and not settings
-            found[seed] = tuple(self.tuning(of).values()) if chooses else (self.train(corpus, name, seed, **settings),)
+            chose = corpus == self.tuned_on and name == self.first_of(name) and seed == self.size.seeds[0]
+            whole = chose and not settings and not self.tuning
+            found[seed] = tuple(self.tries(name).values()) if whole else (self.train(corpus, name, seed, **settings),)
         return found
+
+    def untrained(self, corpus: str, name: str) -> dict[int, Sequence[str]]:
+        """The base as it is, read with a mechanism."""
+        rate, seed = self.size.rates[0], self.size.seeds[0]
+        return {seed: (self.train(corpus, name, seed, label=f"{name}-untrained", rate=rate, function=UNTRAINED),)}
 
     def entry(self, corpus: str, name: str, trained: Mapping[int, Sequence[str]], **more: Any) -> Entry:
         """A row of a mechanism."""
-        values = {"label": name, "window": self.plan.size.window, "splits": SPLITS, **more}
+        values = {"label": name, "window": self.size.window, "splits": SPLITS, **more}
         return Entry(model=family(self.known[name]), dataset=corpus, trained=trained, **values)
 
+    def entries(self, corpus: str, name: str, trained: Mapping[int, Sequence[str]], **more: Any) -> list[Entry]:
+        """Plain windows at every overlap, or the row of a memory."""
+        if name != "plain":
+            return [self.entry(corpus, name, trained, **more)]
+        overlaps = sorted({0, *self.size.overlaps, *self.size.plain_overlaps})
+        return [self.entry(corpus, name, trained, overlap=one, **more) for one in overlaps if one < self.size.window]
 
-def untouched(training: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a run that leaves the base as it is: a warm-up begins with a learning rate of 0."""
-    return {"max_tokens": 1, "warmup_steps": max(1, training.get("warmup_steps", 1)), "compile": "off"}
+
+def all_memories(plan: Plan) -> Memories:
+    """The mechanisms that the size compares."""
+    own = plan.size.own
+    books = dict(own.get("beyond", {}))
+    changes = {"books": books, "wiki": books | dict(own.get("beyond-wiki", {}))}
+    return Memories(plan, {"plain": PLAIN, **settings_of(plan.size)["mechanisms"]}, changes=changes)
 
 
 def memory_rows(entry: Entry, results: Results) -> list[Row]:

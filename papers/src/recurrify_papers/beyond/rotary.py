@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from recurrify_papers.beyond.matching import Comparison
-from recurrify_papers.beyond.memories import OURS, family, memory_tokens, untouched
-from recurrify_papers.experiment import Chart, Experiment, Headline
+from recurrify_papers.beyond.memories import OURS, Memories, memory_tokens
+from recurrify_papers.experiment import Chart, Experiment, gain_headline
 from recurrify_papers.plan import Entry, Plan, against_first, model_of
-from recurrify_papers.runner import Run
 from recurrify_papers.sizes import CARRY, PLAIN, Settings, Size, tail
 
 SINKS = 4
@@ -72,58 +71,32 @@ def base_of(plan: Plan, outer: Size) -> Any:
     model = settings_of(outer)["model"]
     if model is not None:
         return model
-    settings = {"like": outer.base, "window": plan.size.window}
-    function = "recurrify_papers.beyond.rotary_base:make_base"
-    return model_of(plan.add(Run(name="rotary-base", function=function, settings=settings)))
+    made = plan.run("beyond.rotary_base:make_base", "rotary-base", like=outer.base, window=plan.size.window)
+    return model_of(made)
 
 
-def rotary_entries(plan: Plan, outer: Size, trained: bool) -> list[Entry]:
+def rotary_entries(memories: Memories, trained: bool) -> list[Entry]:
     """Everything fine-tuned, or the base as it is with what needs no training."""
-    size = plan.size
-    own = settings_of(outer)
-    base = base_of(plan, outer)
-    slug = re.sub(r"[^a-z0-9]+", "-", Path(own["model"] or "rotary").name.lower()).strip("-")
-    known = mechanisms(outer, size.window)
-
-    def train(name: str, rate: Any, seed: int, label: str = "", **more: Any) -> str:
-        kind = "plain" if name == "plain" else "best"
-        more = {"label": f"{slug}-{label}{name}", "recurrence": known[name], "base": base, **more}
-        return plan.train("books", kind, seed=seed, rate=rate, **more)
-
     found = []
-    for name, recurrence in known.items():
+    for name, recurrence in memories.known.items():
         rival = recurrence["mechanism"] in ("none", "kv")
         if trained:
-            first = next(one for one in known if family(known[one]) == family(recurrence))
-            tried = {rate: train(first, rate, size.seeds[0], "rate-", **plan.shorter()) for rate in size.rates}
-            runs = {seed: (train(name, plan.best_rate(tried), seed),) for seed in size.seeds}
+            runs = memories.trained("books", name, memories.size.seeds)
+            found += memories.entries("books", name, runs, rival=rival)
         elif rival:
-            more = untouched(size.training)
-            runs = {size.seeds[0]: (train(name, size.rates[0], size.seeds[0], "untouched-", **more),)}
-        else:
-            continue
-        overlaps = sorted({0, *size.overlaps, *size.plain_overlaps}) if name == "plain" else [0]
-        found += [
-            Entry(
-                label=name if trained else f"{name}-untrained",
-                model=family(recurrence),
-                dataset="books",
-                trained=runs,
-                window=size.window,
-                overlap=overlap,
-                rival=rival,
-            )
-            for overlap in overlaps
-            if overlap < size.window
-        ]
+            runs = memories.untrained("books", name)
+            found += memories.entries("books", name, runs, label=f"{name}-untrained", rival=rival)
     return against_first(found)
 
 
 def comparison(size: Size) -> Comparison:
     """Everything fine-tuned, and what needs no training."""
     plan = rotary_plan(size)
-    trained, untrained = (rotary_entries(plan, size, trained) for trained in (True, False))
-    return Comparison(plan, mechanisms(size, plan.size.window), [trained], [untrained], base_of(plan, size))
+    slug = re.sub(r"[^a-z0-9]+", "-", Path(settings_of(size)["model"] or "rotary").name.lower()).strip("-")
+    known = mechanisms(size, plan.size.window)
+    memories = Memories(plan, known, slug, base_of(plan, size), tuned_on="books", tuning=plan.shorter())
+    trained, untrained = (rotary_entries(memories, trained) for trained in (True, False))
+    return Comparison(memories, [trained], [untrained])
 
 
 EXPERIMENTS = (
@@ -135,20 +108,8 @@ EXPERIMENTS = (
         table=lambda size, results: comparison(size).table(results),
         differences=("The papers' models have absolute positions; model, mechanisms and budgets are ours.",),
         headlines=(
-            Headline(
-                label="kv-window",
-                metric="gain",
-                split="test",
-                percent=True,
-                sentence="Keeping the keys and values of a window lowers test perplexity by {value}.",
-            ),
-            Headline(
-                label="carry-1",
-                metric="gain",
-                split="test",
-                percent=True,
-                sentence="The paper's mechanism lowers it by {value}.",
-            ),
+            gain_headline("kv-window", "Keeping the keys and values of a window lowers test perplexity by {value}."),
+            gain_headline("carry-1", "The paper's mechanism lowers it by {value}."),
         ),
         chart=Chart(x="full_flops", metric="perplexity_per_word", split="test"),
         ours=True,

@@ -3,9 +3,18 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from recurrify_papers.beyond.memories import OURS, PAPERS, Memories, family, memory_rows, untouched
+from recurrify_papers.beyond.memories import (
+    OURS,
+    PAPERS,
+    Memories,
+    all_memories,
+    family,
+    memory_rows,
+    names_of,
+    settings_of,
+)
 from recurrify_papers.declare import perplexity_experiment
-from recurrify_papers.experiment import Chart, Headline, Row, Table
+from recurrify_papers.experiment import Chart, Row, Table, gain_headline
 from recurrify_papers.plan import LABELS, Entry, Plan, against_first, model_of
 from recurrify_papers.runner import Results
 from recurrify_papers.sizes import Size
@@ -28,13 +37,12 @@ def frozen_entries(plan: Plan) -> list[Entry]:
 
     The gain on a frozen base is over the base as it is, that of a trained one over the trained base.
     """
-    memories, size = Memories(plan), plan.size
+    memories, size = all_memories(plan), plan.size
     own = FROZEN | dict(size.own.get("frozen", {}))
     seed = size.seeds[0]
-    names = memories.names(own["names"])
-    training = {**size.training, **memories.training("books")}
-    as_it_is = memories.train("books", "plain", seed, label="untouched", rate=size.rates[0], **untouched(training))
-    base = memories.entry("books", "plain", {seed: (as_it_is,)}, label="plain, base as it is", rival=True)
+    names = names_of(size, own["names"])
+    as_it_is = memories.untrained("books", "plain")
+    base = memories.entry("books", "plain", as_it_is, label="plain, base as it is", rival=True)
     plain = memories.entry("books", "plain", memories.trained("books", "plain", [seed]), label="plain", rival=True)
     found = [base, plain]
     first = {family(memories.known[name]): name for name in reversed(names)}
@@ -55,12 +63,10 @@ def frozen_entries(plan: Plan) -> list[Entry]:
     return found
 
 
-def frozen_table(size: Size, results: Results) -> Table:
-    """Rows, and which share of the gain by memory remains without training the base."""
-    from recurrify_papers.rows import gain_by_memory, perplexity_table
+def add_shares(plan: Plan, entries: Sequence[Entry], results: Results, table: Table) -> None:
+    """What memories take, and which share of the gain by memory remains without training the base."""
+    from recurrify_papers.rows import gain_by_memory
 
-    entries = frozen_entries(Plan(size))
-    table = perplexity_table(entries, results)
     by_label = {entry.label: entry for entry in entries}
     for entry in entries:
         table.rows += memory_rows(entry, results)
@@ -72,7 +78,6 @@ def frozen_table(size: Size, results: Results) -> Table:
             share = gains[1].relative_gain / gains[0].relative_gain  # type: ignore[union-attr]
             common: dict[str, Any] = {"label": entry.label, "model": entry.model, "dataset": entry.dataset}
             table.rows.append(Row(metric="remaining share of the gain by memory", value=share, **common))
-    return table
 
 
 # ---- how many tokens -------------------------------------------------------------------------------------
@@ -94,16 +99,16 @@ def _warm_up(size: Size, training: Mapping[str, Any], tokens: int) -> int:
 
 def token_entries(plan: Plan) -> list[Entry]:
     """Plain windows, the paper's mechanism and the best, with a run of its own for each length."""
-    memories, size = Memories(plan), plan.size
+    memories, size = all_memories(plan), plan.size
     own = TOKENS | dict(size.own.get("tokens", {}))
-    training = {**size.training, **memories.training("books")}
+    training, ours = memories.training("books"), settings_of(size)["ours"]
     found = []
     for tokens in sorted(own["counts"]):
         settings = {"max_tokens": tokens, "epochs": 1000.0, "schedule": "cosine", "patience": 0}
         settings |= {"warmup_steps": _warm_up(size, training, tokens), "valid_every": max(1, tokens // 4)}
         long = tokens > own["seeded"]
         entries = []
-        for name in ("plain", PAPERS, memories.own["ours"]):
+        for name in ("plain", PAPERS, ours):
             trained: dict[int, Sequence[str]] = {}
             for seed in size.seeds[:1] if long else size.seeds:
                 trained[seed] = tuple(
@@ -147,7 +152,7 @@ START: dict[str, Any] = {"tokens": 5_000_000, "points": 10, "curriculum": ((2, 0
 
 def starts(memories: Memories) -> dict[str, tuple[str, str, dict[str, Any]]]:
     """Those that apply: only lookback has keys that can be moved."""
-    lookback = memories.known[memories.own["ours"]]["mechanism"] == "lookback"
+    lookback = memories.known[settings_of(memories.size)["ours"]]["mechanism"] == "lookback"
     return {name: start for name, start in STARTS.items() if lookback or name != "best-unmoved"}
 
 
@@ -157,8 +162,9 @@ def stages(memories: Memories, name: str, seed: int) -> list[str]:
     own = START | dict(size.own.get("starts", {}))
     changes = dict(changes)
     grows = changes.pop("curriculum", False)
-    mechanism = {"plain": "plain", "carry": PAPERS, "slots": memories.own["slots"], "best": memories.own["ours"]}[kind]
-    training = {**size.training, **memories.training("books")}
+    best = settings_of(size)
+    mechanism = {"plain": "plain", "carry": PAPERS, "slots": best["slots"], "best": best["ours"]}[kind]
+    training = memories.training("books")
     runs: list[str] = []
     for number, (windows, share) in enumerate(own["curriculum"] if grows else ((training["windows"], 1.0),)):
         tokens = round(share * own["tokens"])
@@ -181,7 +187,7 @@ def stages(memories: Memories, name: str, seed: int) -> list[str]:
 
 def start_entries(plan: Plan) -> list[Entry]:
     """The last stage of each start, on validation."""
-    memories, size = Memories(plan), plan.size
+    memories, size = all_memories(plan), plan.size
     return against_first(
         Entry(
             label=name,
@@ -196,24 +202,17 @@ def start_entries(plan: Plan) -> list[Entry]:
     )
 
 
-def start_table(size: Size, results: Results) -> Table:
-    """Rows, and validation losses over training tokens of the first seed."""
-    from recurrify_papers.rows import perplexity_table
-
-    plan = Plan(size)
-    memories = Memories(plan)
-    table = perplexity_table(start_entries(plan), results)
-    for name in starts(memories):
-        runs = stages(memories, name, size.seeds[0])
-        if not all(run in results for run in runs):
-            continue
+def add_curves(plan: Plan, entries: Sequence[Entry], results: Results, table: Table) -> None:
+    """Validation losses over training tokens of the first seed."""
+    for entry in entries:
         curve: Curve = []
         before = 0
-        for run in runs:
-            curve += [(before + tokens, loss) for tokens, loss in validation_curve(results[run])]
-            before += results[run]["tokens"]
-        table.curves.append(curve_of(name, curve))
-    return table
+        for run in stages(all_memories(plan), entry.label, plan.size.seeds[0]):
+            found = results.get(run, {"tokens": 0, "steps": 1, "history": []})
+            curve += [(before + tokens, loss) for tokens, loss in validation_curve(found)]
+            before += found["tokens"]
+        if curve:
+            table.curves.append(curve_of(entry.label, curve))
 
 
 # ---- a base that never saw books -------------------------------------------------------------------------
@@ -250,27 +249,18 @@ def unfamiliar_entries(plan: Plan) -> list[Entry]:
     return found
 
 
-def _unfamiliar_table(size: Size, results: Results) -> Table:
-    from recurrify_papers.rows import perplexity_table
-
-    if size.base is not None:
-        return Table(missing=[NEEDS_BASE])
-    return perplexity_table(unfamiliar_entries(Plan(size)), results)
-
-
 EXPERIMENTS = (
     perplexity_experiment(
         start_entries,
         name="starts",
         title="What starts fast: the first fine-tuning tokens",
         source=OURS,
-        table=start_table,
+        more=add_curves,
         headlines=(
-            Headline(
-                label="best",
-                metric="gain",
-                percent=True,
-                sentence="After the first fine-tuning tokens, the best memory lowers validation perplexity by {value}.",
+            gain_headline(
+                "best",
+                "After the first fine-tuning tokens, the best memory lowers validation perplexity by {value}.",
+                split="valid",
             ),
         ),
         chart=Chart(x="label", metric="gain", split="valid", title="Gain over plain windows"),
@@ -281,14 +271,10 @@ EXPERIMENTS = (
         name="frozen",
         title="A frozen base: only the memory is trained",
         source=OURS,
-        table=frozen_table,
+        more=add_shares,
         headlines=(
-            Headline(
-                label="lookback-64, frozen base",
-                metric="gain",
-                split="test",
-                percent=True,
-                sentence="On a frozen base, lookback-64 lowers test perplexity by {value}.",
+            gain_headline(
+                "lookback-64, frozen base", "On a frozen base, lookback-64 lowers test perplexity by {value}."
             ),
         ),
         chart=Chart(x="label", metric="gain", split="test", title="Gain over plain windows"),
@@ -300,12 +286,8 @@ EXPERIMENTS = (
         title="What is learned with how many fine-tuning tokens",
         source=OURS,
         headlines=(
-            Headline(
-                label="lookback-256",
-                metric="gain",
-                split="test",
-                percent=True,
-                sentence="With the fewest training tokens, the best memory lowers test perplexity by {value}.",
+            gain_headline(
+                "lookback-256", "With the fewest training tokens, the best memory lowers test perplexity by {value}."
             ),
         ),
         chart=Chart(x="at", metric="perplexity_per_word", split="test", log=True),
@@ -316,7 +298,7 @@ EXPERIMENTS = (
         name="unfamiliar",
         title="Why the gain may be small: a base that never saw books, and the paper's epochs of training",
         source=OURS,
-        table=_unfamiliar_table,
+        needs=NEEDS_BASE,
         differences=(
             "Both bases read as many tokens in pretraining: the one of wiki text alone reads it more often.",
             "Learning rates are chosen on books here, from the same candidates for both bases and both models.",

@@ -5,7 +5,6 @@ from typing import Any
 from recurrify_papers.declare import number_experiment
 from recurrify_papers.experiment import Chart, Headline
 from recurrify_papers.plan import Entry, Plan
-from recurrify_papers.runner import Run
 
 SEEDS, STEPS, BATCH, DOCUMENTS = (0, 1, 2), 2000, 64, 2000
 MODELS = {
@@ -34,13 +33,13 @@ def two_part_entries(plan: Plan) -> list[Entry]:
     own: dict[str, Any] = {"seeds": SEEDS, "steps": STEPS, "batch": BATCH, "documents": DOCUMENTS}
     own |= plan.size.own.get("two-part", {})
     seeds = own.pop("seeds")
-    function = "recurrify_papers.beyond.two_part_run:two_part_run"
     found = []
     for model, recurrence in MODELS.items():
         runs = {}
         for seed in seeds:
-            settings = {"recurrence": recurrence, "seed": seed, **own}
-            runs[seed] = (plan.add(Run(name=f"two-part-{model}-s{seed}", function=function, settings=settings)),)
+            name = f"two-part-{model}-s{seed}"
+            run = plan.run("beyond.two_part_run:two_part_run", name, recurrence=recurrence, seed=seed, **own)
+            runs[seed] = (run,)
         found.append(Entry(label=model, model=model, trained=runs))
     return found
 
@@ -56,7 +55,6 @@ EXPERIMENTS = (
             Headline(
                 label="recurrent",
                 metric="accuracy",
-                percent=True,
                 sentence="With a memory, {value} of the answers are correct; {published}.",
             ),
         ),

@@ -11,8 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from recurrify import UserError
-
 END = 0
 """The token that ends every document, where the answer is due; then come signs, rules and filler words."""
 KINDS = 2
@@ -56,11 +54,6 @@ class TwoPartDocuments(NamedTuple):
 def two_part_documents(count: int, seed: int, task: TwoPartTask | None = None) -> TwoPartDocuments:
     """`count` documents with their labels; all cases occur equally often, as far as `count` goes."""
     task = TwoPartTask() if task is None else task
-    if task.window < 2 or task.windows < 2 or task.labels < 2 or task.fillers < 1 or count < 1:
-        raise UserError(
-            "The task needs a document, two windows of two tokens, two labels and a filler word at least: "
-            f"got {count} of {task}."
-        )
     chance = np.random.default_rng(seed)
     tokens = chance.integers(task.rules + KINDS, task.vocabulary, size=(count, task.length))
     cases = chance.permutation(np.arange(count) % (KINDS * task.labels**2))

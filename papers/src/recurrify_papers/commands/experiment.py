@@ -1,6 +1,7 @@
 """`recurrify experiment`: published results by name, ours compared with them."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,8 +12,8 @@ from rich.table import Table
 from recurrify import UserError
 from recurrify.cli import examples
 from recurrify.console import out_console, say
+from recurrify_papers.clusters import Resources
 from recurrify_papers.experiment import chosen_experiments, experiments, run_experiments
-from recurrify_papers.runner import Resources
 from recurrify_papers.sizes import SIZES, Size, size_named
 
 app = typer.Typer(
@@ -50,6 +51,7 @@ def list_command() -> None:
     epilog=examples(
         "recurrify experiment run table2 --size tiny",
         "recurrify experiment run table1 table2 --size small --books novels/ --wiki enwik8:enwik8 --jobs 4",
+        "recurrify experiment run table2 --size small --cluster slurm --partition gpu --gpus-per-run 1 --time 4:00:00",
     )
 )
 def run(
@@ -60,20 +62,48 @@ def run(
     wiki: Wiki = None,
     settings: Set = None,
     cluster: Annotated[str, typer.Option(help="local, slurm or debug (always in this process).")] = "local",
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Runs at a time; default: 1 locally, no limit on Slurm.")
+    ] = None,
+    gpus_per_run: Annotated[
+        int | None, typer.Option(min=0, max=1, help="GPUs of each run; by default local runs share all.")
+    ] = None,
+    time: Annotated[
+        str | None, typer.Option(help="Time limit of a job, as MINUTES or HH:MM:SS; it then saves and resumes.")
+    ] = None,
+    partition: Annotated[str | None, typer.Option(help="Slurm partition.")] = None,
+    slurm: Annotated[
+        str | None, typer.Option(help='More parameters of submitit as JSON, such as \'{"slurm_account": "me"}\'.')
+    ] = None,
     max_minutes: Annotated[float | None, typer.Option(min=0.1, help="Stop and save after so many minutes.")] = None,
-    slurm: Annotated[str | None, typer.Option(help="submitit parameters as JSON, e.g. slurm_partition.")] = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Submit to Slurm and return.")] = False,
 ) -> None:
     """Run experiments: the base model and learning rates first, then every row.
 
     Finished runs are skipped and stopped ones resume, so the same command can be run again at any time. Runs that
-    several experiments share are executed once.
+    several experiments share are executed once. On Slurm each run is a job that waits for the runs it needs.
     """
     resources = Resources(
-        cluster=cluster, jobs=jobs, max_minutes=max_minutes, slurm={} if slurm is None else _json("slurm", slurm)
+        cluster=cluster,
+        jobs=jobs,
+        gpus_per_run=gpus_per_run,
+        time=None if time is None else minutes(time),
+        partition=partition,
+        slurm={} if slurm is None else _json("slurm", slurm),
+        max_minutes=max_minutes,
+        detach=detach,
     )
     for path in run_experiments(chosen_experiments(names), changed(size, books, wiki, settings), root, say, resources):
         typer.echo(str(path))
+
+
+def minutes(text: str) -> float:
+    """Minutes of MINUTES, HH:MM:SS or D-HH:MM:SS."""
+    found = re.fullmatch(r"(?:(?:(\d+)-)?(\d+):)?(\d+)(?::(\d\d))?", text)
+    if found is None or (found[2] is not None and found[4] is None):
+        raise UserError(f"--time is MINUTES or HH:MM:SS: got {text!r}.")
+    days, hours, whole, seconds = (int(part or 0) for part in found.groups())
+    return 24 * 60 * days + 60 * hours + whole + seconds / 60
 
 
 @app.command(
@@ -90,15 +120,56 @@ def status(
     wiki: Wiki = None,
     settings: Set = None,
 ) -> None:
-    """How many runs of each experiment are finished."""
-    from recurrify_papers.runner import read_result
+    """Where the runs of experiments stand: finished, running, queued, failed, stopped or waiting for others."""
+    from recurrify_papers.sweep import standings, table
 
     own = changed(size, books, wiki, settings)
-    folder = root / own.name / "runs"
+    found: dict[str, Any] = {}
     for one in chosen_experiments(names):
-        runs = one.runs(own)
-        done = sum(read_result(folder, run) is not None for run in runs)
-        typer.echo(f"{one.name}: {done} of {len(runs)} runs are finished")
+        stands = standings(one.runs(own), root / own.name / "runs")
+        done = sum(stand.state == "finished" for stand in stands.values())
+        typer.echo(f"{one.name}: {done} of {len(stands)} runs are finished")
+        found |= {name: stand for name, stand in stands.items() if stand.state not in ("finished", "waiting")}
+    if found:
+        out_console.print(table(found))
+
+
+@app.command(epilog=examples("recurrify experiment cancel table2 --size small"))
+def cancel(
+    names: Names,
+    size: SizeName = "tiny",
+    root: Root = ROOT,
+    books: Books = None,
+    wiki: Wiki = None,
+    settings: Set = None,
+) -> None:
+    """Stop the runs of experiments, on this machine or on Slurm. Those that train save first."""
+    from recurrify_papers.sweep import cancel as cancel_runs
+
+    own = changed(size, books, wiki, settings)
+    runs = [run for one in chosen_experiments(names) for run in one.runs(own)]
+    stopped = cancel_runs(list({run.name: run for run in runs}.values()), root / own.name / "runs")
+    typer.echo(f"{len(stopped)} runs are asked to stop" if stopped else "No run is queued or running.")
+
+
+@app.command(epilog=examples("recurrify experiment logs table2 books-plain-w64-o0-s0"))
+def logs(
+    name: Annotated[str, typer.Argument(help="Name from `recurrify experiment list`.")],
+    run: Annotated[str, typer.Argument(help="Name of a run from `recurrify experiment status`.")],
+    size: SizeName = "tiny",
+    root: Root = ROOT,
+    books: Books = None,
+    wiki: Wiki = None,
+    settings: Set = None,
+) -> None:
+    """Print the log of a run's last job, and its path."""
+    from recurrify_papers.sweep import log_of
+
+    own = changed(size, books, wiki, settings)
+    (experiment,) = chosen_experiments([name])
+    path = log_of(run, [one.name for one in experiment.runs(own)], root / own.name / "runs")
+    typer.echo(path.read_text(encoding="utf-8", errors="replace"))
+    say(str(path))
 
 
 @app.command(
@@ -113,7 +184,7 @@ def report(
     picture: Annotated[Path | None, typer.Option(help="Also draw a PNG: the chart of the first experiment.")] = None,
     name: Annotated[str | None, typer.Option(help="Only this experiment.")] = None,
 ) -> None:
-    """One HTML and one Markdown page per experiment, and an index: ours compared with published values."""
+    """One page per experiment, and an index: ours compared with published values."""
     from recurrify_papers.report import write_report
 
     for path in write_report(root, out or root, name, picture):

@@ -1,14 +1,12 @@
 """enwik8 and text8: a hundred million bytes of Wikipedia each, as dumped and as plain words.
 
-`enwik8:PATH` and `text8:PATH` name a local file, plain or as `.xz`, `.gz` or `.zip`. The names alone look for it in the
-folder in the variable RECURRIFY_DATA or, if that is not set, on the Hugging Face hub. The MD5 sum must be the published
-one. Splits are the usual ones: the first 90 %, the next and the last 5 % of the bytes; a character on a boundary
-belongs to the later split.
+`enwik8:PATH` and `text8:PATH` name a local file, plain or as `.xz`, `.gz` or `.zip`; the names alone are those of data
+sets on the Hugging Face hub. The MD5 sum must be the published one. Splits are the usual ones: the first 90 %, the next
+and the last 5 % of the bytes; a character on a boundary belongs to the later split.
 """
 
 import hashlib
 import lzma
-import os
 import re
 import zipfile
 import zlib
@@ -20,9 +18,6 @@ import fsspec
 
 from recurrify import UserError
 from recurrify.data import EVERYTHING, SPLITS, Corpus, Document, Skipped
-
-FOLDER_VARIABLE = "RECURRIFY_DATA"
-SUFFIXES = ("", ".xz", ".gz", ".zip")
 
 SHORTEST_DOCUMENT = 2_000
 """Characters; a shorter page, usually a redirect, is joined to the next one."""
@@ -133,15 +128,9 @@ def _title(pages: list[str]) -> str:
 
 
 def read_dump(dump: Dump, path: str | None = None) -> bytes:
-    """The dump's bytes, checked: from `path`, else from the folder in RECURRIFY_DATA, else from the hub."""
-    folder = os.environ.get(FOLDER_VARIABLE)
-    if path is not None:
-        source, data = path, _unpacked(Path(path).expanduser(), dump)
-    elif folder:
-        file = _in_folder(Path(folder).expanduser(), dump)
-        source, data = str(file), _unpacked(file, dump)
-    else:
-        source, data = dump.hub, _from_hub(dump)
+    """The dump's bytes, checked: from `path`, else from the hub."""
+    source = path or dump.hub
+    data = _from_hub(dump) if path is None else _unpacked(Path(path).expanduser(), dump)
     found = hashlib.md5(data, usedforsecurity=False).hexdigest()
     if found != dump.md5:
         raise UserError(
@@ -149,17 +138,6 @@ def read_dump(dump: Dump, path: str | None = None) -> bytes:
             f"({dump.size:,} bytes) have {dump.md5}; fetch it again from {dump.web}."
         )
     return data
-
-
-def _in_folder(folder: Path, dump: Dump) -> Path:
-    for suffix in SUFFIXES:
-        file = folder / f"{dump.name}{suffix}"
-        if file.is_file():
-            return file
-    raise UserError(
-        f"{FOLDER_VARIABLE} names the folder {folder}, but there is no {dump.name} in it: fetch it from {dump.web}, "
-        f"give it as {dump.name}:PATH, or unset the variable to ask the hub."
-    )
 
 
 def _unpacked(path: Path, dump: Dump) -> bytes:
@@ -186,7 +164,7 @@ def _from_hub(dump: Dump) -> bytes:
         reason = (str(error).strip().splitlines() or ["no reason given"])[0].rstrip(".")
         raise UserError(
             f"{dump.name} could not be loaded from {dump.hub} on the hub ({type(error).__name__}: {reason}): fetch "
-            f"{dump.web} and give it as {dump.name}:PATH, or put it into the folder that {FOLDER_VARIABLE} names."
+            f"{dump.web} and give it as {dump.name}:PATH."
         ) from error
 
 

@@ -10,23 +10,13 @@ from recurrify_papers.forecast.settings import MODELS, ForecastSettings
 
 if TYPE_CHECKING:
     from recurrify_papers.forecast.forecaster import Forecaster, load_trained, save_trained
-    from recurrify_papers.forecast.reading import Layout, Series, read_series
+    from recurrify_papers.forecast.reading import Series, read_series
 
-_HOMES = {"forecaster": ("Forecaster", "load_trained", "save_trained"), "reading": ("Layout", "Series", "read_series")}
-__all__ = [
-    "MODELS",
-    "ForecastSettings",
-    "Forecaster",
-    "Layout",
-    "Series",
-    "load_trained",
-    "read_series",
-    "save_trained",
-]
+__all__ = ["MODELS", "ForecastSettings", "Forecaster", "Series", "load_trained", "read_series", "save_trained"]
 
 
 def __getattr__(name: str) -> Any:
-    for home, names in _HOMES.items():
-        if name in names:
-            return getattr(import_module(f"{__name__}.{home}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = "reading" if name in ("Series", "read_series") else "forecaster"
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{home}"), name)

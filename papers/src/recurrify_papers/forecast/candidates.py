@@ -1,10 +1,11 @@
 """From settings to trained forecasters: networks, ridge regressions, statistical and naive models; and a choice."""
 
 import importlib.util
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,38 +16,20 @@ from torch import nn
 
 from recurrify import RSAConfig, UserError
 from recurrify.console import progress_bar
+from recurrify.data import pick_device
 from recurrify_papers.forecast.data import WindowedSeries, default_horizon, split_rows, usual_season
 from recurrify_papers.forecast.reading import Series
-from recurrify_papers.forecast.scoring import SLOW_WINDOWS, Backtest, backtest, joined, mean_squared_error
-from recurrify_papers.forecast.settings import NAIVE, NETWORKS, RIDGE, STATISTICAL, ForecastSettings
-from recurrify_papers.forecast.training import Progress, Training, Watch, precision_context
-from recurrify_papers.models.forecasters import (
-    LinearConfig,
-    LinearForecaster,
-    MixerConfig,
-    MixerForecaster,
-    RecurrentConfig,
-    RecurrentForecaster,
-    RidgeConfig,
-    RidgeForecaster,
-    SeasonalConfig,
-    SeasonalNaive,
-    StatisticalConfig,
-    StatisticalForecaster,
-)
+from recurrify_papers.forecast.scoring import SLOW_WINDOWS, Backtest, backtest, joined
+from recurrify_papers.forecast.settings import NAIVE, NETWORKS, RIDGE, STATISTICAL, ForecastSettings, whole_numbers
+from recurrify_papers.forecast.training import Progress, Training, Watch, epoch_starts, precision_context
+from recurrify_papers.models import forecasters
+from recurrify_papers.models.forecasters import RidgeConfig, RidgeForecaster, SeasonalNaive, StatisticalForecaster
 from recurrify_papers.models.informer import Informer, InformerConfig
 
 Say = Callable[[str], None]
-CLASSES: dict[str, tuple[Any, Any]] = {
-    "informer": (InformerConfig, Informer),
-    "recurrent": (RecurrentConfig, RecurrentForecaster),
-    "linear": (LinearConfig, LinearForecaster),
-    "mixer": (MixerConfig, MixerForecaster),
-    "ridge": (RidgeConfig, RidgeForecaster),
-    "statistical": (StatisticalConfig, StatisticalForecaster),
-    "seasonal": (SeasonalConfig, SeasonalNaive),
-}
-"""By the word in a saved configuration."""
+INFORMER_SETTINGS = (
+    "label", "heads", "inner", "encoder_layers", "decoder_layers", "factor", "distil", "mix", "recurrence_rows",
+)  # fmt: skip
 FIRST_DILATION = 3
 DEFAULT_PAST = 96
 AUTO_MINUTES = 1.0
@@ -66,11 +49,13 @@ AUTO_NETWORK: dict[str, Any] = {
 """Networks small enough for a CPU within the budget of `auto`."""
 FEWEST_NETWORK_WINDOWS = 500
 """Below, `auto` trains no network."""
+LEAST_NETWORK_MINUTES = 0.05
 STATISTICAL_SHARE = 0.5
 """Of the budget of `auto`, for all statistical models."""
 STATISTICAL_ROWS = 200
 """A statistical model is fitted to this many rows, or ten seasons."""
 LONGEST_SEASON = {"arima": 12}
+"""With a longer one a forecast takes minutes."""
 SEASONS = (1, 2, 4, 7, 14)
 LONGEST_PAST = {"nlinear": 720, "dlinear": 240}
 """Pasts that ridge regression tries, in seasons and rows."""
@@ -90,10 +75,6 @@ class Candidate:
     progress: Progress | None = None
     is_finished: bool = True
 
-    @property
-    def valid_mse(self) -> float:
-        return float(np.mean(self.valid.errors**2, dtype=np.float64))
-
 
 def resolved(settings: ForecastSettings, series: Series) -> ForecastSettings:
     """The settings with the lengths that this series gets by default."""
@@ -110,6 +91,7 @@ def resolved(settings: ForecastSettings, series: Series) -> ForecastSettings:
         past=past,
         label=past // 2 if settings.label is None else settings.label,
         inner=settings.inner or 4 * settings.width,
+        device=str(pick_device(settings.device)),
     )
 
 
@@ -120,43 +102,26 @@ def default_dilations(counts: tuple[int, ...]) -> tuple[int, ...]:
 
 def new_network(settings: ForecastSettings, channels: int, time_features: int) -> nn.Module:
     """A network with random weights."""
-    assert settings.past
-    assert settings.horizon
-    assert settings.inner
-    assert settings.label is not None
-    lengths = {"past": settings.past, "horizon": settings.horizon}
-    shape = {"channels": channels, "time_features": time_features, "width": settings.width, "dropout": settings.dropout}
+    config: dict[str, Any] = {name: getattr(settings, name) for name in ("past", "horizon")}
     if settings.model == "linear":
-        return LinearForecaster(LinearConfig(**lengths))
+        return forecasters.LinearForecaster(forecasters.WindowConfig(**config))
+    config |= {"channels": channels, "width": settings.width, "dropout": settings.dropout}
     if settings.model == "tsmixer":
         check_installed(settings.model)
-        own = {"channels": channels, "width": settings.width, "dropout": settings.dropout}
-        return MixerForecaster(MixerConfig(layers=settings.encoder_layers, **lengths, **own))  # type: ignore[arg-type]
-    if settings.model in ("lstm", "gru"):
-        return RecurrentForecaster(
-            RecurrentConfig(cell=settings.model, layers=settings.encoder_layers, **lengths, **shape)  # type: ignore[arg-type]
-        )
-    rsa = None
-    if settings.model.startswith("rsa-"):
-        dilations = default_dilations(settings.counts) if settings.dilations is None else settings.dilations
-        counts: Any = settings.counts
-        rsa = RSAConfig(heads=settings.heads, counts=counts, dilations=dilations, gate_start=settings.gate_start)
-    config = InformerConfig(
-        label=settings.label,
-        heads=settings.heads,
-        inner=settings.inner,
-        encoder_layers=settings.encoder_layers,
-        decoder_layers=settings.decoder_layers,
-        attention="full" if settings.model.endswith("transformer") else "prob",
-        factor=settings.factor,
-        distil=settings.distil,
-        mix=settings.mix,
-        rsa=rsa,
-        recurrence_rows="selected" if settings.recurrence_rows == "selected" else "all",
-        **lengths,
-        **shape,  # type: ignore[arg-type]
-    )
-    return Informer(config)
+        return forecasters.MixerForecaster(forecasters.MixerConfig(layers=settings.encoder_layers, **config))
+    config |= {name: getattr(settings, name) for name in INFORMER_SETTINGS}
+    attention: Any = "full" if settings.model.endswith("transformer") else "prob"
+    rsa = recurrence_config(settings) if settings.model.startswith("rsa-") else None
+    return Informer(InformerConfig(time_features=time_features, attention=attention, rsa=rsa, **config))
+
+
+def recurrence_config(settings: ForecastSettings) -> RSAConfig:
+    counts: Any = whole_numbers("counts", settings.counts)
+    if len(counts) != 6:
+        raise UserError(f"`counts` must be six numbers of heads: got {settings.counts}.")
+    chosen = settings.dilations
+    dilations = default_dilations(counts) if chosen is None else whole_numbers("dilations", chosen)
+    return RSAConfig(heads=settings.heads, counts=counts, dilations=dilations, gate_start=settings.gate_start)
 
 
 def is_installed(model: str) -> bool:
@@ -170,24 +135,11 @@ def check_installed(model: str) -> None:
         raise UserError(f'`model={model}` needs {package}: pip install "recurrify-papers[{extra}]".')
 
 
-def described(model: nn.Module) -> dict[str, Any]:
-    """What `rebuilt` needs, besides the weights."""
-    for kind, (_, model_class) in CLASSES.items():
-        if isinstance(model, model_class):
-            return {"kind": kind, "config": asdict(model.config)}
-    raise TypeError(f"not a forecaster: {type(model).__name__}")
-
-
-def rebuilt(description: dict[str, Any]) -> nn.Module:
-    config_class, model_class = CLASSES[description["kind"]]
-    return model_class(config_class(**description["config"]))
-
-
 def naive_model(settings: ForecastSettings) -> SeasonalNaive:
     assert settings.season
     assert settings.horizon
     season = 1 if settings.model == "last-value" else settings.season
-    return SeasonalNaive(SeasonalConfig(season=season, past=season, horizon=settings.horizon))
+    return SeasonalNaive(forecasters.SeasonalConfig(season=season, past=season, horizon=settings.horizon))
 
 
 @torch.inference_mode()
@@ -208,7 +160,7 @@ def fit_ridge(settings: ForecastSettings, data: WindowedSeries) -> RidgeForecast
         for groups in {1, data.channels if data.channels <= MOST_GROUPS else 1}:
             for penalty in PENALTIES:
                 model = _solved(replace(config, past=past, groups=groups, penalty=penalty), *moments)
-                error = mean_squared_error(model, data.with_past(past), "valid", TRIED_WINDOWS)
+                error = backtest(model, data, "valid", TRIED_WINDOWS).mse
                 if best is None or error < best[0]:
                     best = error, model
     assert best is not None
@@ -259,17 +211,15 @@ def statistical_model(settings: ForecastSettings, data: WindowedSeries) -> Stati
     check_installed(settings.model)
     assert settings.season
     assert settings.horizon
-    config = StatisticalConfig(
+    config = forecasters.StatisticalConfig(
         past=min(data.split.train_end, max(STATISTICAL_ROWS, 10 * settings.season)),
         horizon=settings.horizon,
         name=STATISTICAL[settings.model],
         season=settings.season,
-        channels=data.channels,
+        mean=tuple(data.scaling.mean.tolist()),
+        spread=tuple(data.scaling.spread.tolist()),
     )
-    model = StatisticalForecaster(config)
-    model.mean.copy_(torch.tensor(data.scaling.mean))
-    model.spread.copy_(torch.tensor(data.scaling.spread))
-    return model.to(data.values_TC.device)
+    return StatisticalForecaster(config)
 
 
 def train_candidate(
@@ -313,52 +263,41 @@ def _train_network(
     torch.manual_seed(settings.seed)
     model = new_network(settings, data.channels, data.times_TF.shape[1]).to(settings.device)
     training = Training(model, data, settings, folder)
-    bar = progress_bar("training", settings.epochs * training.steps_per_epoch) if shows_bar else nullcontext()
-    with bar as tick:
+    steps = settings.epochs * len(epoch_starts(data, settings, 0))
+    with progress_bar("training", steps) if shows_bar else nullcontext() as tick:
         return model, training.run(watch, tick)
 
 
 def train_candidates(settings: ForecastSettings, data: WindowedSeries, say: Say) -> Iterator[Candidate]:
     """All models that `auto` can afford within its budget of `max_minutes`, naive ones first."""
-    budget = 60 * (settings.max_minutes or AUTO_MINUTES)
-    deadline = time.monotonic() + budget
+    started, budget = time.monotonic(), 60 * (settings.max_minutes or AUTO_MINUTES)
     for name in (*NAIVE, *RIDGE):
         yield train_candidate(replace(settings, model=name), data)
-    spent = 0.0
     for name in filter(is_installed, STATISTICAL):
-        if (settings.season or 1) > LONGEST_SEASON.get(name, settings.season or 1):
-            say(f"{name}: left out, a season of {settings.season} takes it minutes; choose it with --model {name}")
-            continue
-        if time.monotonic() > deadline:
-            say(f"{name}: left out, the time is up; choose it with --model {name}")
-            continue
-        expected = _expected_seconds(statistical_model(replace(settings, model=name), data), data)
-        if spent + expected > STATISTICAL_SHARE * budget:
-            say(f"{name}: left out, it would take about {expected:.0f} s; choose it with --model {name}")
-            continue
-        spent += expected
-        yield train_candidate(replace(settings, model=name), data)
+        if time.monotonic() + _expected_seconds(name, settings, data) < started + STATISTICAL_SHARE * budget:
+            yield train_candidate(replace(settings, model=name), data)
+        else:
+            say(f"{name}: left out, it takes longer than the time allows; choose it with --model {name}")
     network = replace(settings, **AUTO_NETWORK)
     is_enough = len(data.with_past(network.past or 1).starts("train")) >= FEWEST_NETWORK_WINDOWS
     networks = list(filter(is_installed, AUTO_NETWORKS)) if is_enough else []
     for index, name in enumerate(networks):
-        minutes = (deadline - time.monotonic()) / (len(networks) - index) / 60
-        if minutes < 0.05:
+        minutes = (started + budget - time.monotonic()) / (len(networks) - index) / 60
+        if minutes < LEAST_NETWORK_MINUTES:
             say(f"{name}: left out, the time is up; choose it with --model {name}")
-            continue
-        yield train_candidate(replace(network, model=name, max_minutes=minutes), data, windows=AUTO_WINDOWS)
+        else:
+            yield train_candidate(replace(network, model=name, max_minutes=minutes), data, windows=AUTO_WINDOWS)
 
 
-def _expected_seconds(model: StatisticalForecaster, data: WindowedSeries) -> float:
-    """Of a backtest on validation and test, from one column of one window; the first call may compile."""
-    past_L = data.train_values[-model.config.past :, 0]
-    seconds = 0.0
+def _expected_seconds(name: str, settings: ForecastSettings, data: WindowedSeries) -> float:
+    """Of a backtest on validation and test, by the second forecast of one column; the first call compiles."""
+    if (settings.season or 1) > LONGEST_SEASON.get(name, math.inf):
+        return math.inf
+    model, seconds = statistical_model(replace(settings, model=name), data), 0.0
     for _ in range(2):
         started = time.monotonic()
-        model.forecast(past_L)
+        model.forecast(data.train_values[-model.config.past :, 0])
         seconds = time.monotonic() - started
-        if seconds > 5:
-            break
     windows = [min(SLOW_WINDOWS, len(one.starts("valid"))) for one in (*data.folds(), data)]
     return seconds * data.channels * sum(windows)
 
@@ -366,7 +305,7 @@ def _expected_seconds(model: StatisticalForecaster, data: WindowedSeries) -> flo
 def best_of(candidates: list[Candidate]) -> Candidate:
     """The lowest validation MSE; a model that was scored on some windows only is compared on these."""
     most = max(len(one.valid.first_rows) for one in candidates)
-    best = min((one for one in candidates if len(one.valid.first_rows) == most), key=lambda one: one.valid_mse)
+    best = min((one for one in candidates if len(one.valid.first_rows) == most), key=lambda one: one.valid.mse)
     for other in (one for one in candidates if len(one.valid.first_rows) < most):
         shared = [np.isin(one.valid.first_rows, pair.valid.first_rows) for one, pair in ((best, other), (other, best))]
         errors = [np.mean(one.valid.errors[rows] ** 2) for one, rows in zip((best, other), shared, strict=True)]

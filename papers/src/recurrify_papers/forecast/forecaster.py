@@ -2,8 +2,8 @@
 
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,27 +16,40 @@ from sklearn.base import BaseEstimator
 from torch import nn
 
 from recurrify import UserError
+from recurrify.attention import RecurrenceEncoding
+from recurrify.data import pick_device
 from recurrify.results import write_whole
 from recurrify_papers.forecast.candidates import (
+    AUTO_NETWORKS,
+    AUTO_WINDOWS,
     Candidate,
     Say,
     best_of,
-    described,
-    rebuilt,
+    naive_model,
     resolved,
     train_candidate,
     train_candidates,
 )
 from recurrify_papers.forecast.data import Scaling, Split, WindowedSeries, all_times, split_rows, spread_before
-from recurrify_papers.forecast.reading import Layout, Series, Source, read_series
-from recurrify_papers.forecast.scoring import LEVELS, Backtest, backtest, calibrated, rolling_intervals, scores
-from recurrify_papers.forecast.settings import ForecastSettings
+from recurrify_papers.forecast.reading import Series, Source, read_series
+from recurrify_papers.forecast.scoring import LEVELS, Backtest, backtest, long_table, scores, tracked_intervals
+from recurrify_papers.forecast.settings import NAIVE, ForecastSettings
 from recurrify_papers.forecast.training import Watch, precision_context
+from recurrify_papers.models import forecasters, informer
 
 CONFIG_FILE, WEIGHTS_FILE, MODEL_FOLDER = "config.json", "model.safetensors", "model"
-FORMAT = "recurrify forecaster 3"
-SHOWN_WINDOWS, SHOWN_FORECASTS, SHOWN_LEVEL = 4, 160, 0.9
+FORMAT = "recurrify forecaster 4"
+SHOWN_WINDOWS, SHOWN_FORECASTS, SHOWN_LEVEL = 4, 160, 90
 """Windows of each column whose forecasts are part of an evaluation; with many columns one is."""
+CLASSES: dict[str, tuple[Any, Any]] = {
+    "informer": (informer.InformerConfig, informer.Informer),
+    "linear": (forecasters.WindowConfig, forecasters.LinearForecaster),
+    "mixer": (forecasters.MixerConfig, forecasters.MixerForecaster),
+    "ridge": (forecasters.RidgeConfig, forecasters.RidgeForecaster),
+    "statistical": (forecasters.StatisticalConfig, forecasters.StatisticalForecaster),
+    "seasonal": (forecasters.SeasonalConfig, forecasters.SeasonalNaive),
+}
+"""By the word in a saved configuration."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,13 +80,8 @@ class Fitted:
     """The outcome of a training."""
 
     trained: Trained
-    data: WindowedSeries
     chosen: Candidate
     candidates: list[Candidate]
-
-
-def layout_of(settings: ForecastSettings) -> Layout:
-    return Layout(**{entry.name: getattr(settings, entry.name) for entry in fields(Layout)})
 
 
 def windows_of(settings: ForecastSettings, series: Series) -> WindowedSeries:
@@ -101,15 +109,13 @@ def fit_series(
     if settings.model == "auto":
         candidates = []
         for one in train_candidates(settings, data, say):
-            say(f"{one.name}: validation MSE {one.valid_mse:.4f}, {one.seconds:.1f} s")
+            say(f"{one.name}: validation MSE {one.valid.mse:.4f}, {one.seconds:.1f} s")
             candidates.append(one)
     else:
         candidates = [train_candidate(settings, data, folder, watch, shows_bar)]
     chosen = best_of(candidates) if len(candidates) > 1 else candidates[0]
     with precision_context(settings):
         latest = backtest(chosen.model, data, "test")
-    kept = len(chosen.valid.first_rows)
-    errors = np.concatenate([one.errors / one.spread for one in (chosen.valid, latest)])[-kept:]
     assert settings.season
     assert settings.horizon
     trained = Trained(
@@ -122,30 +128,26 @@ def fit_series(
         season=settings.season,
         horizon=settings.horizon,
         scaling=data.scaling,
-        half_widths=calibrated(errors),
+        half_widths=tracked_intervals(chosen.valid, latest)[1],
         spread_rows=data.spread_rows,
         valid_end=str(series.dates[data.split.valid_end - 1]),
     )
-    return Fitted(trained, data, chosen, candidates)
+    return Fitted(trained, chosen, candidates)
 
 
 def save_trained(trained: Trained, folder: str | Path) -> None:
     """The configuration is written last: a folder that has one is complete."""
     folder = Path(folder)
-    config = {
-        "format": FORMAT,
-        "name": trained.name,
-        "model": described(trained.model),
-        **{
-            name: getattr(trained, name)
-            for name in ("columns", "known", "frequency", "season", "horizon", "valid_end", "spread_rows")
-        },
-        "scaling": {entry.name: getattr(trained.scaling, entry.name).tolist() for entry in fields(Scaling)},
-    }
-    models = {"model": trained.model, "validated": trained.validated}
-    tensors = {f"{one}.{name}": value.clone() for one in models for name, value in models[one].state_dict().items()}
-    tensors["half_widths"] = torch.tensor(trained.half_widths)
-    write_whole(folder / WEIGHTS_FILE, save({name: value.cpu().contiguous() for name, value in tensors.items()}))
+    kind = next(name for name, (_, model_class) in CLASSES.items() if type(trained.model) is model_class)
+    config = {entry.name: getattr(trained, entry.name) for entry in fields(Trained)}
+    described: Any = trained.model.config
+    config |= {"format": FORMAT, "model": {"kind": kind, "config": asdict(described)}}
+    config["scaling"] = {name: values.tolist() for name, values in vars(trained.scaling).items()}
+    models = nn.ModuleDict({"model": trained.model, "validated": config.pop("validated")})
+    tensors = models.state_dict() | {"half_widths": torch.tensor(config.pop("half_widths"))}
+    # Both models may be one, and safetensors does not save shared memory.
+    contents = save({name: value.clone().cpu().contiguous() for name, value in tensors.items()})
+    write_whole(folder / WEIGHTS_FILE, contents)
     write_whole(folder / CONFIG_FILE, (json.dumps(config, indent=2) + "\n").encode())
 
 
@@ -165,14 +167,12 @@ def load_trained(path: str | Path) -> Trained:
         tensors = load_file(folder / WEIGHTS_FILE)
         half_widths = tensors.pop("half_widths").numpy()
         description = config.pop("model")
-        models: dict[str, Any] = {}
-        for one in ("model", "validated"):
-            models[one] = rebuilt(description).eval()
-            mine = {name: value for name, value in tensors.items() if name.startswith(f"{one}.")}
-            models[one].load_state_dict({name.removeprefix(f"{one}."): value for name, value in mine.items()})
+        config_class, model_class = CLASSES[description["kind"]]
+        pair = {one: model_class(config_class(**description["config"])) for one in ("model", "validated")}
+        nn.ModuleDict(pair).eval().load_state_dict(tensors)
         scaling = Scaling(**{name: np.array(values) for name, values in config.pop("scaling").items()})
         config |= {name: tuple(config[name]) for name in ("columns", "known")}
-        return Trained(**models, half_widths=half_widths, scaling=scaling, **config)
+        return Trained(**pair, half_widths=half_widths, scaling=scaling, **config)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
         raise UserError(f"The forecaster in {str(folder)!r} cannot be loaded: {error}.") from error
 
@@ -194,10 +194,10 @@ def matching(trained: Trained, series: Series) -> Series:
 
 
 def level_index(level: float) -> int:
-    found = [index for index, known in enumerate(LEVELS) if abs(known - level) < 1e-9]
-    if not found:
-        raise UserError(f"`level` must be one of {', '.join(f'{known:g}' for known in LEVELS)}: got {level:g}.")
-    return found[0]
+    if round(100 * level) not in LEVELS:
+        known = ", ".join(f"{one / 100:g}" for one in LEVELS)
+        raise UserError(f"`level` must be one of {known}: got {level:g}.")
+    return LEVELS.index(round(100 * level))
 
 
 @torch.inference_mode()
@@ -217,23 +217,17 @@ def forecast_after(trained: Trained, series: Series, level: float = 0.9) -> pd.D
     half = trained.half_widths[place] * spread_C * trained.scaling.spread
     # Models compute in float32: digits beyond a millionth of the spread are noise.
     digits = [min(300, 6 - math.floor(math.log10(spread))) for spread in trained.scaling.spread]
-    ends = {"": center, "_low": center - half, "_high": center + half}
-    rounded = {
-        name: np.stack([v.round(d) for v, d in zip(one.T, digits, strict=True)], 1) for name, one in ends.items()
-    }
+    ends = {"forecast": center, "low": center - half, "high": center + half}
+    tables = {}
+    for index, name in enumerate(trained.columns):
+        columns = {end: values[:, index].round(digits[index]) for end, values in ends.items()}
+        tables[name] = pd.DataFrame(columns, index=later)
+    table = pd.concat(tables, names=[series.id_column or "unique_id", series.date_column])
     if series.id_column is not None:
-        return _long(series, later, {"forecast": rounded[""], "low": rounded["_low"], "high": rounded["_high"]})
-    columns = {
-        f"{name}{end}": one[:, index] for index, name in enumerate(trained.columns) for end, one in rounded.items()
-    }
-    return pd.DataFrame(columns, index=pd.DatetimeIndex(later, name=series.date_column)).reset_index()
-
-
-def _long(series: Series, dates: pd.DatetimeIndex, parts: dict[str, np.ndarray]) -> pd.DataFrame:
-    """One row per series and date; the parts are (T, C)."""
-    ids = np.repeat(series.columns, len(dates))
-    columns = {series.id_column or "unique_id": ids, series.date_column: np.tile(dates, len(series.columns))}
-    return pd.DataFrame(columns | {name: values.T.ravel() for name, values in parts.items()})
+        return table.reset_index()
+    wide = table.unstack(0).swaplevel(axis=1)[list(trained.columns)]
+    wide.columns = [name if end == "forecast" else f"{name}_{end}" for name, end in wide.columns]
+    return wide.reset_index()
 
 
 @dataclass(frozen=True)
@@ -256,50 +250,88 @@ def rolling_test(
         seen = int((series.dates <= pd.Timestamp(trained.valid_end)).sum())
         split = Split(split.train_end, max(split.valid_end, seen), split.test_end)
     past: int = trained.model.config.past  # type: ignore[union-attr, assignment]
+    settings = replace(settings, device=str(pick_device(settings.device)))
     data = WindowedSeries(series, split, trained.scaling, past, trained.horizon, settings.device)
     with precision_context(settings):
         earlier = backtest(trained.validated.to(settings.device), data, "valid")
         later = backtest(trained.model.to(settings.device), data, "test", windows)
-    return Tested(data, later, rolling_intervals(earlier, later))
+    return Tested(data, later, tracked_intervals(earlier, later)[0])
 
 
 def cross_validation(tested: Tested, level: float = 0.9) -> pd.DataFrame:
-    """Rolling-origin forecasts as one long table: id, date, cutoff, y, forecast, low, high."""
-    data = tested.data
-    series, scaling, half = data.series, data.scaling, tested.half_widths[level_index(level)]
-    parts = {"y": tested.found.truth, "forecast": tested.found.forecast}
-    parts |= {"low": tested.found.forecast - half, "high": tested.found.forecast + half}
-    original = {name: scaling.undo(values.astype(np.float64)) for name, values in parts.items()}
-    tables = []
-    for index, first in enumerate(tested.found.first_rows):
-        dates = series.dates[first : first + data.horizon]
-        table = _long(series, dates, {name: values[index] for name, values in original.items()})
-        table.insert(2, "cutoff", series.dates[first - 1])
-        tables.append(table)
-    return pd.concat(tables, ignore_index=True)
+    """Rolling-origin forecasts as one long table: unique_id, date, cutoff, y, forecast, low, high."""
+    found, percent, dates = tested.found, LEVELS[level_index(level)], tested.data.series.dates
+    cutoffs = np.tile(np.repeat(found.first_rows - 1, tested.data.horizon), tested.data.channels)
+    table = long_table(found, tested.data, tested.half_widths).assign(cutoff=dates[cutoffs])
+    names = {"ds": "date", f"forecast-lo-{percent}": "low", f"forecast-hi-{percent}": "high"}
+    columns = ["unique_id", "date", "cutoff", "y", "forecast", "low", "high"]
+    return table.rename(columns=names).astype({"unique_id": str})[columns]
 
 
 def shown_windows(tested: Tested) -> list[dict[str, Any]]:
     """Some forecasts with their past and intervals, in original units, for the page."""
-    found, series, horizon = tested.found, tested.data.series, tested.data.horizon
-    half = tested.half_widths[level_index(SHOWN_LEVEL)]
-    undo, shown = tested.data.scaling.undo, []
+    series, horizon = tested.data.series, tested.data.horizon
     count = max(1, min(SHOWN_WINDOWS, SHOWN_FORECASTS // len(series.columns)))
-    for index in np.unique(np.linspace(len(found.first_rows) - 1, 0, count).round().astype(int)):
-        first = int(found.first_rows[index])
-        before = max(0, first - 2 * horizon)
-        center, width = found.forecast[index], half[index]
-        ends = {"forecast": undo(center), "low": undo(center - width), "high": undo(center + width)}
-        for column, name in enumerate(series.columns):
-            shown.append(
-                {
-                    "column": name,
-                    "dates": [str(date) for date in series.dates[before : first + horizon]],
-                    "truth": series.values[before : first + horizon, column].tolist(),
-                    **{end: values[:, column].tolist() for end, values in ends.items()},
-                }
-            )
+    chosen = np.unique(np.linspace(len(tested.found.first_rows) - 1, 0, count).round().astype(int))
+    parts = {entry.name: getattr(tested.found, entry.name)[chosen] for entry in fields(Backtest)}
+    some = replace(tested, found=Backtest(**parts), half_widths=tested.half_widths[:, chosen])
+    table = cross_validation(some, SHOWN_LEVEL / 100)
+    shown = []
+    for (column, cutoff), window in table.groupby(["unique_id", "cutoff"], sort=False):
+        first = series.dates.get_loc(cutoff) + 1
+        rows = slice(max(0, first - 2 * horizon), first + horizon)
+        shown.append(
+            {
+                "column": column,
+                "dates": [str(date) for date in series.dates[rows]],
+                "truth": series.values[rows, series.columns.index(column)].tolist(),
+                **{end: window[end].tolist() for end in ("forecast", "low", "high")},
+            }
+        )
     return shown
+
+
+def evaluation(
+    trained: Trained,
+    series: Series,
+    settings: ForecastSettings,
+    models: Mapping[str, nn.Module] | None = None,
+    unseen: bool = True,
+) -> dict[str, Any]:
+    """Scores on the test part, the chosen model first; `models` are other candidates by name."""
+    tested = rolling_test(trained, series, settings, unseen)
+    data = tested.data
+    rows = [{"model": trained.name} | scores(tested.found, data, trained.season, tested.half_widths)]
+    known = replace(settings, season=trained.season, horizon=trained.horizon)
+    others = {name: naive_model(replace(known, model=name)) for name in NAIVE} | dict(models or {})
+    for name, model in others.items():
+        if name != trained.name:
+            found = backtest(model, data, "test", AUTO_WINDOWS if name in AUTO_NETWORKS else None)
+            rows.append({"model": name} | scores(found, data, trained.season))
+    return {
+        "model": trained.name,
+        "data": series.name,
+        "columns": list(trained.columns),
+        "own_data": settings.data_checksum in (None, series.checksum),
+        "first_date": str(series.dates[data.split.valid_end]),
+        "last_date": str(series.dates[data.split.test_end - 1]),
+        "frequency": series.frequency,
+        "season": trained.season,
+        "horizon": trained.horizon,
+        "repairs": list(series.repairs),
+        "scores": rows,
+        "windows": shown_windows(tested),
+        "gates": gates(trained.model),
+    }
+
+
+def gates(model: nn.Module) -> dict[str, float]:
+    """By layer, the share of the recurrence in its heads' output."""
+    return {
+        name.removesuffix(".attention.encoding"): module.gate().item()
+        for name, module in model.named_modules()
+        if isinstance(module, RecurrenceEncoding)
+    }
 
 
 class Forecaster(BaseEstimator):
@@ -319,7 +351,7 @@ class Forecaster(BaseEstimator):
         date_column: str | None = None,
         id_column: str | None = None,
         columns: Sequence[str] | None = None,
-        known: Sequence[str] = (),
+        known: Sequence[str] | None = None,
         freq: str | None = None,
         resample: str | None = None,
         max_minutes: float | None = None,
@@ -332,16 +364,16 @@ class Forecaster(BaseEstimator):
 
     def _settings(self) -> ForecastSettings:
         mine = {name: value for name, value in self.get_params(deep=False).items() if name != "settings"}
-        return ForecastSettings(out="", **mine | (self.settings or {}))
+        return ForecastSettings(data="", **mine | (self.settings or {}))
 
     def _read(self, data: Source | None) -> Series:
-        return self.series_ if data is None else read_series(data, layout_of(self._settings()))
+        return self.series_ if data is None else read_series(data, **self._settings().layout)
 
     def fit(self, data: Source, y: None = None) -> Self:
         """Train on a file or DataFrame; the last parts of it are for validation and test."""
-        self.series_ = read_series(data, layout_of(self._settings()))
+        self.series_ = read_series(data, **self._settings().layout)
         fitted = fit_series(self._settings(), self.series_, say=lambda _: None)
-        self.trained_, self.candidates_ = fitted.trained, {one.name: one.valid_mse for one in fitted.candidates}
+        self.trained_, self.candidates_ = fitted.trained, {one.name: one.valid.mse for one in fitted.candidates}
         return self
 
     def predict(self, data: Source | None = None, level: float = 0.9) -> pd.DataFrame:

@@ -37,7 +37,7 @@ def _change(result: Mapping[str, Any]) -> float | None:
 
 def write_page(result: Mapping[str, Any], path: str | Path) -> None:
     own, change = result["scores"][0], _change(result)
-    held = next(one for one in own["coverage"] if one["level"] == 0.9)
+    held = next(one for one in own["coverage"] if one["level"] == 90)
     facts = [("MASE", f"{own['mase']:.2f}"), ("MAE, original units", f"{own['mae_original']:.4g}")]
     facts += [("90 % intervals hold", f"{held['held']:.1%}"), ("windows", f"{own['windows']:,}")]
     answer = Verdict(
@@ -74,7 +74,8 @@ def forecast_chart(result: Mapping[str, Any]) -> Chart:
     for name, label in (("series", "Series "), ("from", "Forecast from ")):
         choices = list(dict.fromkeys(record[name] for record in records))
         menu = alt.binding_select(options=choices, name=label)
-        menus.append(alt.selection_point(fields=[name], bind=menu, value=choices[-1], name=name))
+        first = choices[0] if name == "series" else choices[-1]
+        menus.append(alt.selection_point(fields=[name], bind=menu, value=first, name=name))
     base = alt.Chart(alt.Data(values=records)).encode(x=alt.X("date:T", title=None))
     for chosen in menus:
         base = base.transform_filter(chosen)
@@ -123,20 +124,18 @@ SCORES = {
 
 
 def score_table(result: Mapping[str, Any]) -> Table:
-    columns: list[str | Column] = [
-        "model",
-        *(Column(title, lambda value: f"{value:,.4g}") for title in SCORES.values()),
-    ]
     rows = [[row["model"], *(row.get(name) for name in SCORES)] for row in result["scores"]]
-    return Table(f"Test part, {result['first_date']} to {result['last_date']}", columns, rows)
+    title = f"Test part, {result['first_date']} to {result['last_date']}"
+    return Table(title, ["model", *_score_columns()], rows)
 
 
 def column_table(result: Mapping[str, Any]) -> Table:
     own = result["scores"][0]
-    held = next(one for one in own["coverage"] if one["level"] == 0.9)["by_column"]
-    columns: list[str | Column] = [
-        "column",
-        *(Column(title, lambda value: f"{value:,.4g}") for title in SCORES.values()),
-    ]
+    held = next(one for one in own["coverage"] if one["level"] == 90)["by_column"]
     rows = [[name, *(found.get(score) for score in SCORES), held[name]] for name, found in own["columns"].items()]
-    return Table(f"{own['model']} by column", [*columns, Column("90 % hold", lambda value: f"{value:.1%}")], rows)
+    columns: list[str | Column] = ["column", *_score_columns(), Column("90 % hold", lambda value: f"{value:.1%}")]
+    return Table(f"{own['model']} by column", columns, rows)
+
+
+def _score_columns() -> list[Column]:
+    return [Column(title, lambda value: f"{value:,.4g}") for title in SCORES.values()]

@@ -43,18 +43,6 @@ Source: TypeAlias = str | Path | pd.DataFrame
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
-    """How to read a file."""
-
-    date_column: str | None = None
-    id_column: str | None = None
-    columns: Sequence[str] | None = None
-    known: Sequence[str] = ()
-    freq: str | None = None
-    resample: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Series:
     """Numbers at regular steps of time, one column per series."""
 
@@ -86,40 +74,45 @@ class Series:
         return replace(self, values=self.values[:, chosen], columns=tuple(columns))
 
 
-def read_series(source: Source, layout: Layout | None = None) -> Series:
+def read_series(
+    source: Source,
+    *,
+    date_column: str | None = None,
+    id_column: str | None = None,
+    columns: Sequence[str] | None = None,
+    known: Sequence[str] | None = None,
+    freq: str | None = None,
+    resample: str | None = None,
+) -> Series:
     """Read a file or a DataFrame in wide format (one column per series) or long format (with an id column).
 
     Raises:
         UserError: the file has no dates, no numbers, no regular step, or too much is missing.
     """
-    layout = layout or Layout()
     repairs: list[str] = []
+    covariates = list(known or ())
     table, name, checksum, separator = _load(source)
-    date_column = _date_column(name, table, layout.date_column)
-    id_column = layout.id_column or (ID_NAME if ID_NAME in table else None)
-    if id_column is not None and id_column not in table:
-        raise UserError(f"{name} has no column {id_column!r}: it has {', '.join(table)}.")
+    date_column = _date_column(name, table, date_column)
+    id_column = id_column or (ID_NAME if ID_NAME in table else None)
+    _check_columns(name, table, [one for one in (id_column, *(columns or ()), *covariates) if one])
     dates = parse_dates(name, table[date_column], repairs)
     others = table.drop(columns=[date_column, *([id_column] if id_column else [])])
-    wanted = None if layout.columns is None else [*layout.columns, *layout.known]
+    wanted = None if columns is None else [*columns, *covariates]
     numbers = _numbers(name, others, wanted, separator, repairs)
-    unknown = [column for column in layout.known if column not in numbers]
-    if unknown or len(numbers.columns) == len(layout.known):
+    if len(numbers.columns) == len(covariates) or not numbers.columns.isin(covariates).sum() == len(covariates):
         raise UserError(f"{name} needs a column of numbers to forecast and its known covariates: got {list(numbers)}.")
-    frame, known = numbers.drop(columns=list(layout.known)), numbers[list(layout.known)]
-    frame.index = known.index = dates
+    numbers.index = dates
     if id_column is not None:
-        frame = _wide(name, frame, table[id_column].astype(str).to_numpy(), layout.resample is not None)
-        known = _shared(name, known)
-    if layout.resample is not None:
-        frame, known = (one.resample(_offset("resample", layout.resample)).mean() for one in (frame, known))
-        repairs.append(f"rows were averaged to one per {layout.resample}")
-    frame = _in_order(name, frame.join(known) if len(known.columns) and id_column is None else frame, repairs)
-    frame, frequency = _regular(name, frame, layout.freq or layout.resample, repairs)
-    if len(known.columns):
-        known = frame[known.columns] if id_column is None else known.sort_index().reindex(frame.index)
-        frame = frame.drop(columns=known.columns, errors="ignore")
-        frame, known = frame.loc[: frame.last_valid_index()], known.ffill().bfill()
+        ids = table[id_column].astype(str).to_numpy()
+        wide = _wide(name, numbers.drop(columns=covariates), ids, resample is not None)
+        numbers = wide.join(_shared(name, numbers[covariates]))
+    if resample is not None:
+        numbers = numbers.resample(_offset("resample", resample)).mean()
+        repairs.append(f"rows were averaged to one per {resample}")
+    numbers, frequency = _regular(name, _in_order(name, numbers, repairs), freq or resample, repairs)
+    frame = numbers.drop(columns=covariates)
+    if covariates:  # their rows reach beyond the last value
+        frame = frame.loc[: frame.last_valid_index()]
     frame = _filled(name, frame, id_column is not None, repairs)
     return Series(
         name=name,
@@ -130,10 +123,16 @@ def read_series(source: Source, layout: Layout | None = None) -> Series:
         repairs=tuple(repairs),
         checksum=checksum,
         file_columns=tuple(map(str, others.columns)),
-        known=known,
+        known=numbers[covariates].ffill().bfill(),
         date_column=date_column,
         id_column=id_column,
     )
+
+
+def _check_columns(name: str, table: pd.DataFrame, wanted: Sequence[str]) -> None:
+    missing = [column for column in wanted if column not in table]
+    if missing:
+        raise UserError(f"{name} has no column {missing[0]!r}: it has {', '.join(map(str, table.columns))}.")
 
 
 def _load(source: Source) -> tuple[pd.DataFrame, str, str, str]:
@@ -179,8 +178,7 @@ def _load(source: Source) -> tuple[pd.DataFrame, str, str, str]:
 def _date_column(name: str, table: pd.DataFrame, asked: str | None) -> str:
     """The column asked for; one with a usual name; the first, if it holds dates."""
     if asked is not None:
-        if asked not in table:
-            raise UserError(f"{name} has no column {asked!r}: it has {', '.join(map(str, table.columns))}.")
+        _check_columns(name, table, [asked])
         return asked
     usual = [column for known in DATE_NAMES for column in table if str(column).lower() == known]
     found = usual[0] if usual else str(table.columns[0])
@@ -209,14 +207,14 @@ def parse_dates(name: str, column: pd.Series, repairs: list[str]) -> pd.Datetime
         if text.str.fullmatch(pattern).all():
             written = text.astype("int64") if "unit" in arguments else text
             return pd.DatetimeIndex(pd.to_datetime(written, **arguments))
-    ways: list[dict[str, Any]] = [{}]
-    if text.str.match(r"\d{1,2}[./-]\d{1,2}[./-]").all():
-        ways = [{"dayfirst": False}, {"dayfirst": True}]
-    found = [dates for way in ways if (dates := _parsed(text, way)) is not None]
+    day_or_month = text.str.match(r"\d{1,2}[./-]\d{1,2}[./-]").all()
+    ways: Any = [{"dayfirst": False}, {"dayfirst": True}] if day_or_month else [{}, {"format": "ISO8601"}]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        read = [pd.to_datetime(text, utc=True, errors="coerce", **way) for way in (*ways, {"format": "mixed"})]
+    found = [pd.DatetimeIndex(dates).tz_localize(None) for dates in read[:2] if dates.notna().all()]
     if not found:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            bad = pd.to_datetime(text, errors="coerce", utc=True, format="mixed").isna()
+        bad = read[2].isna()
         cell = (
             f"{text[bad].iloc[0]!r} in row {_row(bad)}" if bad.any() else f"several formats, such as {text.iloc[0]!r}"
         )
@@ -237,18 +235,6 @@ def _irregularity(dates: pd.DatetimeIndex) -> float:
     return float(steps.std() / max(steps.mean(), 1.0))
 
 
-def _parsed(text: pd.Series, way: dict[str, Any]) -> pd.DatetimeIndex | None:
-    formats: tuple[dict[str, Any], ...] = ({}, {"format": "ISO8601"})
-    for one in formats:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                return pd.DatetimeIndex(pd.to_datetime(text, utc=True, **one, **way)).tz_localize(None)
-        except (ValueError, OverflowError):
-            continue
-    return None
-
-
 def _row(marked: pd.Series) -> int:
     """The row of the first marked cell, counted from 1 after the line of names."""
     return int(np.flatnonzero(marked.to_numpy())[0]) + 1
@@ -257,9 +243,6 @@ def _row(marked: pd.Series) -> int:
 def _numbers(
     name: str, table: pd.DataFrame, asked: Sequence[str] | None, separator: str, repairs: list[str]
 ) -> pd.DataFrame:
-    missing = [column for column in asked or () if column not in table]
-    if missing:
-        raise UserError(f"{name} has no column {missing[0]!r}: it has {', '.join(map(str, table.columns))}.")
     found: dict[str, pd.Series] = {}
     for column in dict.fromkeys(asked if asked is not None else table.columns):
         cells = table[column]
@@ -294,14 +277,13 @@ def _number_column(name: str, cells: pd.Series, separator: str, repairs: list[st
                     "a dot between thousands: write them without dots, or with two decimals."
                 )
         return numbers
-    for pattern, kind in ((DECIMAL_COMMA, "a decimal comma"), (THOUSANDS_COMMA, "commas between thousands")):
-        if (separator == ",") == (kind == "a decimal comma") or not written.str.fullmatch(pattern).all():
-            continue
-        decimal = kind == "a decimal comma"
-        plain = cells.str.strip().str.replace("." if decimal else ",", "", regex=False)
-        repairs.append(f"numbers such as {written[written.str.contains(',')].iloc[0]} were read with {kind}")
-        return pd.to_numeric(plain.str.replace(",", ".", regex=False)).astype(float)
-    return numbers
+    thousands = separator == ","
+    if not written.str.fullmatch(THOUSANDS_COMMA if thousands else DECIMAL_COMMA).all():
+        return numbers
+    kind = "commas between thousands" if thousands else "a decimal comma"
+    repairs.append(f"numbers such as {written[written.str.contains(',')].iloc[0]} were read with {kind}")
+    plain = cells.str.strip().str.replace("," if thousands else ".", "", regex=False)
+    return pd.to_numeric(plain.str.replace(",", ".", regex=False)).astype(float)
 
 
 def _wide(name: str, frame: pd.DataFrame, ids: np.ndarray, averages: bool) -> pd.DataFrame:

@@ -1,37 +1,26 @@
 """The settings of a forecasting run. Command-line options are made from these fields."""
 
-import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from recurrify import UserError
 from recurrify.records import RunRecord
+from recurrify.settings import setting
 
 NAIVE = ("last-value", "seasonal")
 RIDGE = ("nlinear", "dlinear")
 STATISTICAL = {"ets": "AutoETS", "theta": "AutoTheta", "arima": "AutoARIMA"}
-NETWORKS = ("rsa-informer", "informer", "rsa-transformer", "transformer", "lstm", "gru", "linear", "tsmixer")
+NETWORKS = ("rsa-informer", "informer", "rsa-transformer", "transformer", "linear", "tsmixer")
 MODELS = ("auto", *NAIVE, *RIDGE, *STATISTICAL, *NETWORKS)
-LARGEST_SEED = 2**32 - 1
-RECURRENCE_LEARNING_RATE = 3e-2
-"""docs/forecasting.md says how it was chosen."""
+DATA, BUDGET, NETWORK, TRAINING = "Data", "Budget", "Networks", "Training of networks"
 
 
-def option(default: Any, text: str, panel: str, choices: tuple[str, ...] = (), least: float | None = None) -> Any:
-    """A field with its help, the panel of `--help` it appears in, and its valid values."""
-    return field(default=default, metadata={"help": text, "panel": panel, "choices": choices, "least": least})
-
-
-def _data(default: Any, text: str, **checks: Any) -> Any:
-    return option(default, text, "Data", **checks)
-
-
-def _model(default: Any, text: str, **checks: Any) -> Any:
-    return option(default, text, "Networks", **checks)
-
-
-def _training(default: Any, text: str, **checks: Any) -> Any:
-    return option(default, text, "Training of networks", **checks)
+def whole_numbers(name: str, text: str) -> tuple[int, ...]:
+    """Of a setting that takes several."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise UserError(f"`{name}` must be whole numbers separated by commas: got {text!r}.") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,88 +29,103 @@ class ForecastSettings(RunRecord):
 
     may_differ: ClassVar[tuple[str, ...]] = ("out", "max_minutes", "device", "data")
 
-    data: str = ""
-    model: str = option("auto", f"One of {', '.join(MODELS)}.", "Data", choices=MODELS)
-    horizon: int | None = _data(None, "Rows to forecast [default: about a season].", least=1)
-    past: int | None = _data(None, "Rows that a network reads [default: 96, less for short files].", least=1)
-    date_column: str | None = _data(None, "Column of dates [default: found by name or place].")
-    id_column: str | None = _data(None, "Column of series names, for long format [default: unique_id].")
-    columns: tuple[str, ...] | None = _data(None, "Columns to forecast, comma-separated [default: all numbers].")
-    known: tuple[str, ...] = _data((), "Covariates that are known in advance, comma-separated.")
-    freq: str | None = _data(None, "Step of the dates, like h, D or MS [default: found].")
-    resample: str | None = _data(None, "Average rows to this step first, like h, D or MS.")
-    split: str = _data("auto", "12/4/4 months (of 30 days), or shares like 0.7/0.1/0.2, or auto.")
-    season: int | None = _data(None, "Steps of a season [default: a day, week or year].", least=1)
-    label: int | None = _model(None, "Rows of the past that the decoder starts from [default: half].", least=0)
-    width: int = _model(512, "Width of the hidden states.", least=1)
-    heads: int = _model(8, "Attention heads.", least=1)
-    inner: int | None = _model(None, "Width of the feed-forward part [default: four times the width].", least=1)
-    encoder_layers: int = _model(2, "Layers of the encoder, or of an LSTM or GRU.", least=1)
-    decoder_layers: int = _model(1, "Layers of the decoder.", least=1)
-    dropout: float = _model(0.05, "Dropout probability.")
-    factor: int = _model(5, "ProbSparse attention computes factor x ceil(ln T) of T rows.", least=1)
-    distil: bool = _model(False, "Halve the sequence between encoder layers, as in Informer.")
-    mix: bool = _model(False, "Mix rows and heads after the decoder's self-attention, as in Informer's code.")
-    counts: tuple[int, ...] = _model((0, 2, 2, 0, 2, 2), "RSA: heads that are regular, cosine, sine, and dilated ones.")
-    dilations: tuple[int, ...] | None = _model(None, "RSA: one per dilated head [default: 3,6,12,... in each kind].")
-    recurrence_rows: str = _model(
-        "all", "RSA-Informer: rows with recurrence, all or selected.", choices=("all", "selected")
-    )
-    gate_start: float | None = _model(None, "RSA: initial logit of the gates [default: drawn from U(-3, 3)].")
-    epochs: int = _training(6, "Largest number of epochs.", least=1)
-    patience: int = _training(3, "Epochs without improvement before stopping (0 = never).", least=0)
-    batch: int = _training(32, "Windows per step.", least=1)
-    learning_rate: float = _training(1e-4, "Learning rate of the first epoch.", least=0)
-    recurrence_learning_rate: float | None = _training(
-        RECURRENCE_LEARNING_RATE, "RSA: learning rate of gates, decays and angles.", least=0
-    )
-    schedule: str = _training(
-        "halve",
-        "halve, published (halve from the third epoch), cosine or constant.",
-        choices=("halve", "published", "cosine", "constant"),
-    )
-    halve_every: int = _training(1, "Epochs between halvings.", least=1)
-    order: str = _training("shuffled", "Training windows: shuffled or sequential.", choices=("shuffled", "sequential"))
-    epoch_windows: int | None = _training(None, "Windows per epoch [default: all].", least=1)
-    valid_windows: int | None = _training(None, "Validation windows, spread evenly [default: all].", least=1)
-    precision: str = _training("auto", "auto (tf32 on CUDA), bf16 or fp32.", choices=("auto", "bf16", "fp32"))
-    speed: str = _training(
-        "auto", "auto (graph on CUDA), plain, graph or compile.", choices=("auto", "plain", "graph", "compile")
-    )
-    seed: int = _training(0, "Seed of the weights and of shuffling.", least=0)
-    device: str = "cpu"
-    data_checksum: str | None = None
+    data: str = setting(panel=DATA, basic=True)
+    """CSV or Parquet file with a column of dates and columns of numbers."""
+    out: str = setting("", panel=DATA, basic=True)
+    """Folder of the run (default: runs/forecast/NAME); run the same command again to resume."""
+    model: str = setting("auto", choices=MODELS, panel=DATA, basic=True)
+    """auto (chosen on validation), last-value, seasonal, nlinear, dlinear, ets, theta, arima, tsmixer, linear, or a
+    network: rsa-informer, informer, rsa-transformer, transformer."""
+    horizon: int | None = setting(None, at_least=1, panel=DATA, basic=True)
+    """Rows to forecast (default: about a season)."""
+    columns: list[str] | None = setting(None, panel=DATA, basic=True)  # noqa: RUF009
+    """Column to forecast; may be repeated (default: all numbers)."""
+    known: list[str] | None = setting(None, panel=DATA, basic=True)  # noqa: RUF009
+    """Covariate that is known in advance; may be repeated."""
+    id_column: str | None = setting(None, panel=DATA, basic=True)
+    """Column of series names, for long format (default: unique_id)."""
+    date_column: str | None = setting(None, panel=DATA)
+    """Column of dates (default: found by name or place)."""
+    freq: str | None = setting(None, panel=DATA)
+    """Step of the dates, like h, D or MS (default: found)."""
+    resample: str | None = setting(None, panel=DATA, basic=True)
+    """Average rows to this step first, like h, D or MS."""
+    split: str = setting("auto", panel=DATA)
+    """12/4/4 months (of 30 days), or shares like 0.7/0.1/0.2, or auto."""
+    season: int | None = setting(None, at_least=1, panel=DATA)
+    """Steps of a season (default: a day, week or year)."""
+    max_minutes: float | None = setting(None, positive=True, panel=BUDGET, basic=True)
+    """Time budget; auto uses 1 minute by default."""
+    device: str = setting("auto", panel=BUDGET)
+    """auto, cpu, cuda or cuda:N."""
+    past: int | None = setting(None, at_least=1, panel=NETWORK)
+    """Rows that a network reads (default: 96, less for short files)."""
+    width: int = setting(512, at_least=1, panel=NETWORK)
+    """Width of the hidden states."""
+    encoder_layers: int = setting(2, at_least=1, panel=NETWORK)
+    """Layers of the encoder."""
+    dropout: float = setting(0.05, at_least=0, at_most=0.99, panel=NETWORK)
+    """Dropout probability."""
+    label: int | None = setting(None, at_least=0, option=False)
+    """Rows of the past that the decoder starts from (default: half)."""
+    heads: int = setting(8, at_least=1, option=False)
+    """Attention heads."""
+    inner: int | None = setting(None, at_least=1, option=False)
+    """Width of the feed-forward part (default: four times the width)."""
+    decoder_layers: int = setting(1, at_least=1, option=False)
+    """Layers of the decoder."""
+    factor: int = setting(5, at_least=1, option=False)
+    """ProbSparse attention computes factor x ceil(ln T) of T rows."""
+    distil: bool = setting(False, option=False)
+    """Halve the sequence between encoder layers, as in Informer."""
+    mix: bool = setting(False, option=False)
+    """Mix rows and heads after the decoder's self-attention, as in Informer's code."""
+    counts: str = setting("0,2,2,0,2,2", option=False)
+    """RSA: heads that are regular, cosine, sine, and dilated ones."""
+    dilations: str | None = setting(None, option=False)
+    """RSA: one per dilated head (default: 3,6,12,... in each kind)."""
+    recurrence_rows: str = setting("all", choices=("all", "selected"), option=False)
+    """RSA-Informer: rows with recurrence, all or selected."""
+    gate_start: float | None = setting(None, option=False)
+    """RSA: initial logit of the gates (default: drawn from U(-3, 3))."""
+    epochs: int = setting(6, at_least=1, panel=TRAINING)
+    """Largest number of epochs."""
+    batch: int = setting(32, at_least=1, panel=TRAINING)
+    """Windows per step."""
+    learning_rate: float = setting(1e-4, at_least=0, panel=TRAINING)
+    """Learning rate of the first epoch."""
+    seed: int = setting(0, at_least=0, at_most=2**32 - 1, panel=TRAINING)
+    """Seed of the weights and of shuffling."""
+    patience: int = setting(3, at_least=0, option=False)
+    """Epochs without improvement before stopping (0 = never)."""
+    recurrence_learning_rate: float | None = setting(3e-2, at_least=0, option=False)
+    """RSA: learning rate of gates, decays and angles (chosen on validation, see the page on forecasting)."""
+    schedule: str = setting("halve", choices=("halve", "published", "cosine", "constant"), option=False)
+    """halve, published (halve from the third epoch), cosine or constant."""
+    halve_every: int = setting(1, at_least=1, option=False)
+    """Epochs between halvings."""
+    order: str = setting("shuffled", choices=("shuffled", "sequential"), option=False)
+    """Training windows: shuffled or sequential."""
+    epoch_windows: int | None = setting(None, at_least=1, option=False)
+    """Windows per epoch (default: all)."""
+    valid_windows: int | None = setting(None, at_least=1, option=False)
+    """Validation windows, spread evenly (default: all)."""
+    precision: str = setting("auto", choices=("auto", "bf16", "fp32"), option=False)
+    """auto (tf32 on CUDA), bf16 or fp32."""
+    speed: str = setting("auto", choices=("auto", "plain"), option=False)
+    """auto (steps captured as a CUDA graph, if possible) or plain."""
+    data_checksum: str | None = setting(None, recorded=True, option=False)
     """Of the file: a changed file is another run."""
 
     def __post_init__(self) -> None:
-        for name, kind in {"columns": str, "known": str, "counts": int, "dilations": int}.items():
-            object.__setattr__(self, name, _as_tuple(name, getattr(self, name), kind))
-        for name, entry in self.__dataclass_fields__.items():
-            value, checks = getattr(self, name), entry.metadata
-            if checks.get("choices") and value not in checks["choices"]:
-                raise UserError(f"`{name}` must be one of {', '.join(checks['choices'])}: got {value!r}.")
-            least = checks.get("least")
-            if value is not None and least is not None and not (math.isfinite(value) and value >= least):
-                raise UserError(f"`{name}` must be at least {least:g}: got {value}.")
-        if self.seed > LARGEST_SEED:
-            raise UserError(f"`seed` must be at most {LARGEST_SEED}: got {self.seed}.")
-        if self.max_minutes is not None and not 0 < self.max_minutes < math.inf:
-            raise UserError(f"`max_minutes` must be a positive number: got {self.max_minutes}.")
+        super().__post_init__()
         if self.past is not None and self.label is not None and self.label > self.past:
             raise UserError(f"`label` must be at most `past`: got label={self.label}, past={self.past}.")
-        if self.speed == "graph" and self.device == "cpu":
-            raise UserError(f"`speed='graph'` needs a CUDA device: got device={self.device!r}; use plain or compile.")
-        if not 0 <= self.dropout < 1:
-            raise UserError(f"`dropout` must be at least 0 and below 1: got {self.dropout}.")
-        if len(self.counts) != 6:
-            raise UserError(f"`counts` must be six numbers of heads: got {self.counts}.")
+
+    @property
+    def layout(self) -> dict[str, Any]:
+        """How to read the file: arguments of `read_series`."""
+        return {name: getattr(self, name) for name in LAYOUT}
 
 
-def _as_tuple(name: str, value: Any, kind: type) -> tuple[Any, ...] | None:
-    if value is None:
-        return None
-    try:
-        parts = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
-        return tuple(kind(part) for part in parts)
-    except ValueError:
-        raise UserError(f"`{name}` must be comma-separated numbers: got {value!r}.") from None
+LAYOUT = ("date_column", "id_column", "columns", "known", "freq", "resample")

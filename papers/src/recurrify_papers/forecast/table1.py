@@ -5,18 +5,20 @@ recurrence are those of the RSA authors, who give none for ETTm1-288 and WTH-336
 horizon. Dilations were not published; ours are `default_dilations`.
 """
 
-import json
 import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any, NamedTuple
+
+import pandas as pd
 
 from recurrify import UserError
 from recurrify.results import load_result, provenance, save_result
-from recurrify_papers.runner import Run, Say, run_all
+from recurrify_papers.runner import Run, Say
+from recurrify_papers.sweep import run_all
 
 RESULT = Path(__file__).parents[3] / "results" / "rsa-table1.json"
 """Committed results of the table and of its variants, one row per run."""
@@ -120,27 +122,6 @@ def chosen_settings(names: list[str] | None) -> list[Setting]:
     return [one for one in SETTINGS if not names or one.name in names or one.data in names]
 
 
-def numbers(option: str, text: str) -> tuple[float, ...]:
-    try:
-        return tuple(dict.fromkeys(float(part) for part in text.split(",")))
-    except ValueError:
-        raise UserError(f"`{option}` must be comma-separated numbers: got {text!r}.") from None
-
-
-def parsed(texts: Sequence[str]) -> dict[str, Any]:
-    """NAME=VALUE settings; a value is JSON, or a word."""
-    found: dict[str, Any] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise UserError(f"`recipe` must be like mix=true: got {text!r}.")
-        try:
-            found[name] = json.loads(value)
-        except ValueError:
-            found[name] = value
-    return found
-
-
 def runs(
     data: Path,
     settings: Sequence[Setting],
@@ -150,21 +131,15 @@ def runs(
 ) -> Iterator[Run]:
     """One run per setting, model, learning rate and seed; with `rates`, only at the chosen ones."""
     for setting in settings:
+        lengths = {name: getattr(setting, name) for name in ("horizon", "past", "label", "factor")}
+        layers = {name: getattr(setting, name) for name in ("encoder_layers", "decoder_layers")}
+        own = {"data": str(data / f"{setting.data}.csv"), "counts": ",".join(map(str, setting.counts))}
+        shared = RECIPE | recipe.changed | lengths | layers | own | {"device": recipe.device}
         for model in recipe.models:
-            tried = recipe.rates[:1] if model in UNTRAINED else recipe.rates
-            if rates is not None:
-                tried = (rates[setting.name, model],)
-            for rate in tried:
-                for seed in seeds if model not in UNTRAINED else seeds[:1]:
-                    config = RECIPE | recipe.changed | {"data": str(data / f"{setting.data}.csv"), "model": model}
-                    config |= {
-                        "learning_rate": rate,
-                        "seed": seed,
-                        "device": recipe.device,
-                        "counts": list(setting.counts),
-                    }
-                    config |= {name: getattr(setting, name) for name in ("horizon", "past", "label", "factor")}
-                    config |= {name: getattr(setting, name) for name in ("encoder_layers", "decoder_layers")}
+            tried = (rates[setting.name, model],) if rates is not None else recipe.rates
+            for rate in tried[:1] if model in UNTRAINED else tried:
+                for seed in seeds[:1] if model in UNTRAINED else seeds:
+                    config = shared | {"model": model, "learning_rate": rate, "seed": seed}
                     name = f"{setting.name}-{model}-{rate:g}-s{seed}"
                     yield Run(name=name, function="recurrify_papers.forecast.table1:train_one", settings=config)
 
@@ -174,10 +149,9 @@ def train_one(config: dict[str, Any], folder: Path, say: Say) -> dict[str, Any] 
     import torch
 
     from recurrify_papers.forecast.candidates import new_network, resolved, train_candidate
-    from recurrify_papers.forecast.evaluation import gates
-    from recurrify_papers.forecast.forecaster import windows_of
+    from recurrify_papers.forecast.forecaster import gates, windows_of
     from recurrify_papers.forecast.reading import read_series
-    from recurrify_papers.forecast.scoring import backtest, scores
+    from recurrify_papers.forecast.scoring import backtest
     from recurrify_papers.forecast.settings import ForecastSettings
     from recurrify_papers.forecast.training import precision_context
 
@@ -192,16 +166,18 @@ def train_one(config: dict[str, Any], folder: Path, say: Say) -> dict[str, Any] 
     if not found.is_finished:
         return None
     with precision_context(settings):
-        test = scores(backtest(found.model, data, "test"), data, settings.season or 1)
-    say(f"{folder.name}: MSE {test['mse']:.3f}")
+        test = backtest(found.model, data, "test")
+    say(f"{folder.name}: MSE {test.mse:.3f}")
     progress = found.progress
     row: Row = {
         "variant": "table",
         "setting": f"{series.name}-{settings.horizon}",
         **{name: config[name] for name in ("model", "learning_rate", "seed")},
         "recurrence_learning_rate": settings.recurrence_learning_rate if "rsa" in settings.model else None,
-        "valid_mse": progress.valid_mse if progress else None,
-        **{name: test[name] for name in ("mse", "mae", "windows")},
+        "valid_mse": progress.best_loss if progress else None,
+        "mse": test.mse,
+        "mae": float(test.errors.mean(dtype=float)),
+        "windows": len(test.truth),
         "best_epoch": progress.best_epoch if progress else 0,
         "epochs": len(progress.history) if progress else 0,
         "seconds": sum(epoch["seconds"] for epoch in progress.history) if progress else 0.0,
@@ -234,34 +210,30 @@ def committed_rows(variant: str = "table") -> list[Row]:
 
 def chosen_rates(rows: Sequence[Row]) -> dict[tuple[str, str], float]:
     """By setting and model, the learning rate with the lowest validation MSE of the first seed."""
-    first = [row for row in rows if row["seed"] == 0]
-    first.sort(key=lambda row: math.inf if row["valid_mse"] is None else row["valid_mse"], reverse=True)
-    return {(row["setting"], row["model"]): row["learning_rate"] for row in first}
+    return {(one["setting"], one["model"]): one["learning_rate"] for one in _best(rows).to_dict("records")}
+
+
+def _best(rows: Sequence[Row]) -> pd.DataFrame:
+    first = pd.DataFrame(rows).query("seed == 0").sort_values("valid_mse", kind="stable")
+    return first.drop_duplicates(["setting", "model"])[["setting", "model", "learning_rate"]]
 
 
 class Mean(NamedTuple):
     mean: float
-    error: float | None
-    """One standard error over seeds."""
+    error: float
+    """One standard error over seeds; NaN for one seed."""
 
     def __str__(self) -> str:
-        return f"{self.mean:.3f}" if self.error is None else f"{self.mean:.3f} ± {self.error:.3f}"
+        return f"{self.mean:.3f}" if math.isnan(self.error) else f"{self.mean:.3f} ± {self.error:.3f}"
 
 
 def means(rows: Sequence[Row], metric: str = "mse") -> dict[str, dict[str, Mean]]:
     """By setting and model, over the seeds at the chosen learning rate."""
-    rates = chosen_rates(rows)
-    values: dict[str, dict[str, list[float]]] = {}
-    for row in rows:
-        if row["learning_rate"] == rates.get((row["setting"], row["model"])):
-            values.setdefault(row["setting"], {}).setdefault(row["model"], []).append(row[metric])
-    return {
-        setting: {
-            model: Mean(fmean(found), stdev(found) / math.sqrt(len(found)) if len(found) > 1 else None)
-            for model, found in models.items()
-        }
-        for setting, models in values.items()
-    }
+    found = pd.DataFrame(rows).merge(_best(rows)).groupby(["setting", "model"], sort=False)[metric]
+    table: dict[str, dict[str, Mean]] = {}
+    for (setting, model), mean, error in found.agg(["mean", "sem"]).itertuples():
+        table.setdefault(setting, {})[model] = Mean(mean, error)
+    return table
 
 
 def markdown(rows: Sequence[Row]) -> list[str]:
@@ -286,10 +258,10 @@ def markdown(rows: Sequence[Row]) -> list[str]:
 
 def _star(own: dict[str, Mean], model: str) -> str:
     """Marks a mean that is lower than the other of the pair by more than one standard error of the difference."""
-    if any(name not in own or own[name].error is None for name in PAIR):
+    if any(name not in own for name in PAIR):
         return ""
     mine, other = own[model], own[next(name for name in PAIR if name != model)]
-    return " *" if other.mean - mine.mean > math.hypot(mine.error or 0, other.error or 0) else ""
+    return " *" if other.mean - mine.mean > math.hypot(mine.error, other.error) else ""
 
 
 def summary(rows: Sequence[Row]) -> str:

@@ -1,7 +1,6 @@
 """Training of networks with the whole series on the device: one look-up per batch, and CUDA graphs.
 
-Every epoch has its own seed, and a stop within an epoch saves the random states, so a resumed run takes the same steps
-as one that never stopped.
+Every epoch has its own seed, so a run that resumes after an epoch takes the same steps as one that never stopped.
 """
 
 import math
@@ -18,17 +17,16 @@ from torch import Tensor, nn
 from recurrify import UserError
 from recurrify.attention import recurrence_parameters
 from recurrify.interrupts import Interrupt
-from recurrify.speed import capturable_optimizer, capture, compile_function, leave_out_cudnn, on_side_stream, set_rate
+from recurrify.speed import capturable_optimizer, capture, leave_out_cudnn, on_side_stream, set_rate
 from recurrify.train import finish_checkpoint, last_whole_checkpoint
 from recurrify_papers.forecast.data import WindowedSeries
-from recurrify_papers.forecast.scoring import mean_squared_error
+from recurrify_papers.forecast.scoring import backtest
 from recurrify_papers.forecast.settings import ForecastSettings
+from recurrify_papers.scratch.stepping import matmul_context
 
 STATE_FILE = "training.pt"
 STEPS_BEFORE_CAPTURE = 3
 """Eager steps before a CUDA graph is captured: libraries and the allocator settle."""
-STEPS_BETWEEN_LOOKS = 50
-"""At the clock on CUDA, where each look waits for the device."""
 LARGEST_SHARE_OF_SAVING = 0.05
 """Of the time: short epochs are not all saved."""
 Watch = Callable[[dict[str, Any]], None]
@@ -48,20 +46,10 @@ class Progress:
     history: list[dict[str, float]] = field(default_factory=list)
     best: dict[str, Tensor] = field(default_factory=dict)
     """The weights of the best epoch."""
-    steps: int = 0
-    """Steps of the open epoch."""
-    seconds: float = 0.0
-    """Time of these steps."""
-    within: dict[str, Tensor] = field(default_factory=dict)
-    """Of these steps: the sum of losses, and the random states."""
 
     def stops(self, settings: ForecastSettings) -> bool:
         waited = self.epoch - self.best_epoch
         return self.epoch >= settings.epochs or 0 < settings.patience <= waited
-
-    @property
-    def valid_mse(self) -> float | None:
-        return self.best_loss if self.history else None
 
 
 def precision_context(settings: ForecastSettings) -> AbstractContextManager[Any]:
@@ -89,10 +77,7 @@ class Step:
     def __init__(self, model: nn.Module, data: WindowedSeries, settings: ForecastSettings) -> None:
         self.settings, self.data, self.model = settings, data, model
         device = torch.device(settings.device)
-        # cuDNN's LSTM and GRU keep a state of their own, and are one call anyway.
-        usual = "graph" if device.type == "cuda" and settings.model not in ("lstm", "gru") else "plain"
-        self.speed = usual if settings.speed == "auto" else settings.speed
-        self.forward: Callable[..., Tensor] = compile_function(model) if self.speed == "compile" else model
+        self.captures = device.type == "cuda" and settings.speed == "auto"
         leave_out_cudnn()
         self.optimizer = capturable_optimizer(
             model.parameters(),
@@ -106,7 +91,7 @@ class Step:
         self.eager_steps = 0
 
     def __call__(self, starts_B: Tensor) -> Tensor:
-        if self.speed != "graph":
+        if not self.captures:
             return self._update(starts_B)
         if self.eager_steps < STEPS_BEFORE_CAPTURE:
             self.eager_steps += 1
@@ -129,7 +114,7 @@ class Step:
     def _backward(self, starts_B: Tensor) -> Tensor:
         batch = self.data.batch(starts_B)
         with precision_context(self.settings):
-            forecast = self.forward(batch.past, batch.past_time, batch.future_time)
+            forecast = self.model(batch.past, batch.past_time, batch.future_time)
         loss = nn.functional.mse_loss(forecast.float(), batch.future)
         loss.backward()
         return loss
@@ -153,46 +138,35 @@ def epoch_starts(data: WindowedSeries, settings: ForecastSettings, epoch: int) -
 
 
 class Training:
-    """Trains a model in place, and resumes from what its folder holds."""
+    """Trains a model in place, and resumes after the last epoch that its folder holds."""
 
     def __init__(
         self, model: nn.Module, data: WindowedSeries, settings: ForecastSettings, folder: Path | None = None
     ) -> None:
-        if torch.device(settings.device).type == "cuda" and settings.precision != "fp32":
-            torch.set_float32_matmul_precision("high")
         self.model, self.data, self.settings, self.folder = model, data, settings, folder
         self.step = Step(model, data, settings)
         self.progress = Progress()
         self.interrupt = Interrupt()
-        self.deadline = math.inf
+        self.deadline = time.monotonic() + 60 * (settings.max_minutes or math.inf)
         checkpoint = None if folder is None else last_whole_checkpoint(folder)
         if checkpoint is not None:
             self._load(checkpoint / STATE_FILE)
 
-    @property
-    def steps_per_epoch(self) -> int:
-        return len(epoch_starts(self.data, self.settings, 0))
-
     def run(self, watch: Watch | None = None, tick: Tick | None = None) -> Progress:
-        """Train to the end, for `max_minutes`, or until Ctrl-C or SIGTERM, which are raised after saving.
+        """Train to the end, for `max_minutes`, or until Ctrl-C or SIGTERM, which are raised.
 
         The model is left with the weights of the best epoch, or of the last step if no epoch is finished.
         """
-        settings, progress = self.settings, self.progress
-        if settings.max_minutes is not None:
-            self.deadline = time.monotonic() + 60 * settings.max_minutes
+        settings, progress, next_save = self.settings, self.progress, 0.0
         if tick is not None:
-            tick(progress.epoch * self.steps_per_epoch + progress.steps)
-        next_save = 0.0
-        with self.interrupt.listening() if self.folder is not None else nullcontext():
-            while not progress.stops(settings):
-                is_whole = self._epoch(tick)
+            tick(progress.epoch * len(epoch_starts(self.data, settings, 0)))
+        listening = self.interrupt.listening() if self.folder is not None else nullcontext()
+        with listening, matmul_context(settings.precision, torch.device(settings.device)):
+            while not progress.stops(settings) and self._epoch(tick):
                 started = time.monotonic()
-                if not is_whole or progress.stops(settings) or started >= next_save:
-                    self._save()
+                if self.folder is not None and (progress.stops(settings) or started >= next_save):
+                    self._save(self.folder)
                     next_save = time.monotonic() + (time.monotonic() - started) / LARGEST_SHARE_OF_SAVING
-                if not is_whole:
-                    break
                 if watch is not None:
                     watch(progress.history[-1])
         if progress.best:
@@ -203,60 +177,36 @@ class Training:
         return progress
 
     def _epoch(self, tick: Tick | None) -> bool:
-        """False if it was stopped before the last step."""
-        settings, progress, device = self.settings, self.progress, self.data.values_TC.device
+        """False if it was stopped before the last step: its steps are then taken again by a run that resumes."""
+        settings, progress, began = self.settings, self.progress, time.monotonic()
         torch.manual_seed(settings.seed * 1_000_003 + progress.epoch)
         set_rate(self.step.optimizer, learning_rate(settings, progress.epoch))
         self.model.train()
         batches = epoch_starts(self.data, settings, progress.epoch)
-        total = torch.zeros((), device=device)
-        if progress.within:
-            total.copy_(progress.within["loss"])
-            torch.set_rng_state(progress.within["cpu"].cpu())
-            if device.type == "cuda" and "cuda" in progress.within:
-                torch.cuda.set_rng_state(progress.within["cuda"].cpu(), device)
-        began = time.monotonic() - progress.seconds
-        between = STEPS_BETWEEN_LOOKS if device.type == "cuda" else 1
-        for number in range(progress.steps, len(batches)):
-            if self._is_due(total, looks=(number - progress.steps) % between == 0):
-                progress.steps, progress.seconds = number, time.monotonic() - began
-                progress.within = {"loss": total, "cpu": torch.get_rng_state()}
-                if device.type == "cuda":
-                    progress.within["cuda"] = torch.cuda.get_rng_state(device)
+        total = torch.zeros((), device=self.data.values_TC.device)
+        for starts_B in batches:
+            if self.interrupt.heard or time.monotonic() > self.deadline:
                 return False
-            total += self.step(batches[number])
+            total += self.step(starts_B)
             if tick is not None:
                 tick(1)
         losses = {"train_mse": total.item() / len(batches)}
         seconds = round(time.monotonic() - began, 3)
-        self.model.eval()
         with precision_context(settings):
-            losses["valid_mse"] = mean_squared_error(self.model, self.data, "valid", settings.valid_windows)
+            losses["valid_mse"] = backtest(self.model, self.data, "valid", settings.valid_windows).mse
         if not all(map(math.isfinite, losses.values())):
             raise UserError(
                 f"The loss is not finite in epoch {progress.epoch + 1}: use a lower --learning-rate and a new folder."
             )
         progress.epoch += 1
-        progress.steps, progress.seconds, progress.within = 0, 0.0, {}
         progress.history.append({"epoch": progress.epoch, **losses, "seconds": seconds})
         if losses["valid_mse"] < progress.best_loss:
             progress.best_loss, progress.best_epoch = losses["valid_mse"], progress.epoch
             progress.best = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
         return True
 
-    def _is_due(self, total: Tensor, looks: bool) -> bool:
-        if self.interrupt.heard or not looks or math.isinf(self.deadline):
-            return self.interrupt.heard
-        total.item()  # steps are only queued on CUDA: wait for them
-        return time.monotonic() > self.deadline
-
-    def _save(self) -> None:
-        if self.folder is None:
-            return
-        done = self.progress.epoch * self.steps_per_epoch + self.progress.steps
-        path = self.folder / f"checkpoint-{done}"
-        if path.is_dir():  # the one that this run resumed from
-            return
+    def _save(self, folder: Path) -> None:
+        path = folder / f"checkpoint-{self.progress.epoch}"
         path.mkdir(parents=True)
         state = {"model": self.model.state_dict(), "optimizer": self.step.optimizer.state_dict()}
         torch.save(state | {"progress": asdict(self.progress)}, path / STATE_FILE)

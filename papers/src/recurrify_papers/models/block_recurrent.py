@@ -25,6 +25,7 @@ from torch.nn import functional
 
 from recurrify import RSAConfig, UserError
 from recurrify.attention import RecurrenceEncoding, mix_recurrence
+from recurrify.settings import setting
 from recurrify.vocabulary import embed
 from recurrify_papers.kernels.relative import relative_attention, relative_kernels_run
 from recurrify_papers.models.parts import (
@@ -32,7 +33,6 @@ from recurrify_papers.models.parts import (
     DecoderConfig,
     FeedForward,
     LanguageOutput,
-    check_sizes,
     check_state,
     initialize,
     join_heads,
@@ -55,19 +55,16 @@ class BlockRecurrentConfig(DecoderConfig):
 
     has_waves: ClassVar[bool] = False
 
-    window: int = 512
+    window: int = setting(512, at_least=2)
     """Positions that each position sees: itself and those before it."""
-    block: int = 128
+    block: int = setting(128, at_least=1)
     """Positions between two updates of the states; in the paper as many as in the window. A training segment has two
     blocks or more."""
-    states: int = 512
+    states: int = setting(512, at_least=1)
     """State vectors."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_sizes(self, "block", "states")
-        if self.window < 2:
-            raise UserError(f"`window` must be at least 2: got {self.window}.")
         if self.target_length < 2 * self.block or self.target_length % self.block != 0:
             raise UserError(
                 f"`target_length`, a run's --length, must be two or more whole blocks, or the states never learn what "

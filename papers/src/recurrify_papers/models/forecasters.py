@@ -1,4 +1,4 @@
-"""Forecasters to compare with: naive, linear, LSTM and GRU, statistical models of statsforecast, and TSMixer.
+"""Forecasters to compare with: naive, linear, statistical models of statsforecast, and TSMixer.
 
 Every forecaster takes the past and the calendar of past and future, and returns the whole forecast at once. Calendars
 may end with known covariates.
@@ -23,11 +23,17 @@ AVERAGE = 25
 
 
 @dataclass(frozen=True, kw_only=True)
-class SeasonalConfig:
+class WindowConfig:
+    past: int
+    """Rows that are read."""
+    horizon: int
+    """Rows to forecast."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeasonalConfig(WindowConfig):
     """Repeats the last season; a season of 1 repeats the last value."""
 
-    past: int
-    horizon: int
     season: int
 
     def __post_init__(self) -> None:
@@ -54,16 +60,10 @@ def trend_of(past_BCL: Tensor) -> Tensor:
     return functional.avg_pool1d(functional.pad(past_BCL, (side, side), mode="replicate"), AVERAGE, stride=1)
 
 
-@dataclass(frozen=True, kw_only=True)
-class LinearConfig:
-    past: int
-    horizon: int
-
-
 class LinearForecaster(nn.Module):
     """DLinear (Zeng et al., 2023) for gradient descent: trend and remainder, each by one matrix, shared by columns."""
 
-    def __init__(self, config: LinearConfig) -> None:
+    def __init__(self, config: WindowConfig) -> None:
         super().__init__()
         self.config = config
         self.trend = nn.Linear(config.past, config.horizon)
@@ -79,9 +79,7 @@ class LinearForecaster(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RidgeConfig:
-    past: int
-    horizon: int
+class RidgeConfig(WindowConfig):
     kind: str
     """nlinear: differences to the last value; dlinear: trend and remainder."""
     groups: int = 1
@@ -127,30 +125,26 @@ class RidgeForecaster(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StatisticalConfig:
-    past: int
-    horizon: int
+class StatisticalConfig(WindowConfig):
     name: str
     """A class of statsforecast.models: AutoETS, AutoTheta or AutoARIMA."""
     season: int
-    channels: int
+    mean: tuple[float, ...]
+    """Of each column: the models see original units, in which values may be positive, for example."""
+    spread: tuple[float, ...]
 
 
 class StatisticalForecaster(nn.Module):
-    """A model of statsforecast that is fitted to the past of each forecast, in original units."""
+    """A model of statsforecast that is fitted to the past of each forecast."""
 
     is_slow: ClassVar[bool] = True
-    mean: Tensor
-    spread: Tensor
 
     def __init__(self, config: StatisticalConfig) -> None:
         super().__init__()
         self.config = config
-        self.register_buffer("mean", torch.zeros(config.channels, dtype=torch.float64))
-        self.register_buffer("spread", torch.ones(config.channels, dtype=torch.float64))
 
     def forecast(self, past_L: np.ndarray) -> np.ndarray:
-        """(P,): of one column, in original units."""
+        """(P,): of one column."""
         from statsforecast import models
 
         model = getattr(models, self.config.name)(season_length=self.config.season)
@@ -160,53 +154,13 @@ class StatisticalForecaster(nn.Module):
             return found
 
     def forward(self, past_BLC: Tensor, past_time_BLF: Tensor, future_time_BPF: Tensor) -> Tensor:
-        original_BLC = (past_BLC.double() * self.spread + self.mean).cpu().numpy()
-        forecasts = [self.forecast(past_L) for past_LC in original_BLC for past_L in past_LC.T]
-        shape = (len(past_BLC), self.config.channels, self.config.horizon)
-        found_BPC = (
-            torch.tensor(np.array(forecasts), dtype=torch.float64).view(shape).transpose(1, 2).to(past_BLC.device)
-        )
-        return ((found_BPC - self.mean) / self.spread).float()
+        original_BLC = past_BLC.double().cpu().numpy() * self.config.spread + self.config.mean
+        found_BPC = np.stack([np.stack([self.forecast(past_L) for past_L in one.T], 1) for one in original_BLC])
+        return torch.tensor((found_BPC - self.config.mean) / self.config.spread).to(past_BLC)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecurrentConfig:
-    past: int
-    horizon: int
-    cell: str
-    """lstm or gru."""
-    channels: int
-    time_features: int
-    width: int = 128
-    layers: int = 2
-    dropout: float = 0.05
-    """Between layers and before the output."""
-
-
-class RecurrentForecaster(nn.Module):
-    """An LSTM or GRU that reads the past, then zeros and the calendar of the future."""
-
-    def __init__(self, config: RecurrentConfig) -> None:
-        super().__init__()
-        self.config = config
-        cell = {"lstm": nn.LSTM, "gru": nn.GRU}[config.cell]
-        between = config.dropout if config.layers > 1 else 0.0
-        inputs = config.channels + config.time_features
-        self.cell = cell(inputs, config.width, config.layers, batch_first=True, dropout=between)
-        self.dropout = nn.Dropout(config.dropout)
-        self.output = nn.Linear(config.width, config.channels)
-
-    def forward(self, past_BLC: Tensor, past_time_BLF: Tensor, future_time_BPF: Tensor) -> Tensor:
-        values = functional.pad(past_BLC, (0, 0, 0, self.config.horizon))
-        times = torch.cat([past_time_BLF, future_time_BPF], dim=1)
-        hidden, _ = self.cell(torch.cat([values, times], dim=2))
-        return self.output(self.dropout(hidden[:, -self.config.horizon :]))
-
-
-@dataclass(frozen=True, kw_only=True)
-class MixerConfig:
-    past: int
-    horizon: int
+class MixerConfig(WindowConfig):
     channels: int
     width: int = 64
     """Width inside the part that mixes columns."""

@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from recurrify import RSAConfig, UserError
 from recurrify.attention import RecurrenceEncoding, scan
+from recurrify.settings import check_choice
 from recurrify_papers.models.prob_sparse import prob_sparse_attention, sample_keys
 
 LONGEST_CHUNK = 1024
@@ -60,8 +61,8 @@ class InformerConfig:
     several rows of one or two heads, later rows included, instead of its own row of all heads."""
     rsa: RSAConfig | None = None
     """Adds recurrence to every self-attention, causal in the decoder and both ways in the encoder; None is Informer."""
-    recurrence_rows: Literal["all", "selected"] = "all"
-    """Rows of ProbSparse attention that get recurrence: all, or only those of the queries chosen."""
+    recurrence_rows: str = "all"
+    """Rows of ProbSparse attention that get recurrence: all, or `selected`, those of the queries chosen."""
 
     def __post_init__(self) -> None:
         if isinstance(self.rsa, dict):  # a configuration read back from JSON
@@ -76,10 +77,8 @@ class InformerConfig:
             raise UserError(f"`width` must be even and a multiple of `heads`: got {self.width} and {self.heads}.")
         if not 0 <= self.dropout < 1:
             raise UserError(f"`dropout` must be at least 0 and below 1: got {self.dropout}.")
-        if self.attention not in ("prob", "full"):
-            raise UserError(f"`attention` must be prob or full: got {self.attention!r}.")
-        if self.recurrence_rows not in ("all", "selected"):
-            raise UserError(f"`recurrence_rows` must be all or selected: got {self.recurrence_rows!r}.")
+        check_choice("attention", self.attention, "prob", "full")
+        check_choice("recurrence_rows", self.recurrence_rows, "all", "selected")
         if self.recurrence_rows == "selected" and self.attention == "full":
             raise UserError("`recurrence_rows='selected'` needs attention='prob': full attention selects no rows.")
         if self.rsa is not None and self.rsa.heads != self.heads:

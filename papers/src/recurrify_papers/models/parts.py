@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from recurrify import RSAConfig, UserError
+from recurrify.settings import check_settings, setting
 
 INITIAL_STD = 0.02
 """Standard deviation of the initial weights."""
@@ -22,13 +23,11 @@ class LanguageOutput(NamedTuple):
     """A NamedTuple of tensors without gradient, the input of the next segment."""
 
 
-def check_sizes(config: Any, *names: str) -> None:
-    """Raise `UserError` unless all sizes are at least 1 and `dropout` is below 1."""
-    for name in names:
-        if getattr(config, name) < 1:
-            raise UserError(f"`{name}` must be at least 1: got {getattr(config, name)}.")
-    if not 0 <= config.dropout < 1:
-        raise UserError(f"`dropout` must be at least 0 and below 1: got {config.dropout}.")
+def check_config(config: Any) -> None:
+    """Raise `UserError` for the first value of a configuration that its declaration does not allow."""
+    check_settings(config)
+    if config.dropout >= 1:
+        raise UserError(f"`dropout` must be below 1: got {config.dropout}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,27 +37,27 @@ class DecoderConfig:
     has_waves: ClassVar[bool] = True
     """Whether positions are sines and cosines, which need an even width."""
 
-    vocabulary: int
+    vocabulary: int = setting(at_least=1)
     """Symbols."""
-    layers: int = 14
+    layers: int = setting(14, at_least=1)
     """Layers, each attention and a feed-forward part."""
-    width: int = 512
+    width: int = setting(512, at_least=1)
     """Width of the hidden states."""
-    heads: int = 8
+    heads: int = setting(8, at_least=1)
     """Attention heads."""
-    head_width: int | None = None
+    head_width: int | None = setting(None, at_least=1)
     """Width of a head; None: width / heads."""
-    inner: int = 2048
+    inner: int = setting(2048, at_least=1)
     """Width inside the feed-forward part."""
-    dropout: float = 0.1
+    dropout: float = setting(0.1, at_least=0)
     """Dropout on the embeddings, each part's output, inside the feed-forward part, and before the softmax."""
-    target_length: int = 512
+    target_length: int = setting(512, at_least=1)
     """Positions of a training segment; the model itself takes any length."""
     rsa: RSAConfig | None = None
     """Adds recurrence to the attention of every layer; None is the plain model."""
 
     def __post_init__(self) -> None:
-        check_sizes(self, "vocabulary", "layers", "width", "heads", "inner", "target_length")
+        check_config(self)
         if self.has_waves and self.width % 2 == 1:
             raise UserError(f"`width` must be even, for sines and cosines: got {self.width}.")
         if self.head_width is None:
@@ -69,8 +68,6 @@ class DecoderConfig:
                 )
             # Stored, so that the saved configuration has the number.
             object.__setattr__(self, "head_width", self.width // self.heads)
-        elif self.head_width < 1:
-            raise UserError(f"`head_width` must be at least 1, or None for width / heads: got {self.head_width}.")
         if self.rsa is not None and self.rsa.heads != self.heads:
             raise UserError(
                 f"`rsa` must have as many heads as the model: got rsa.heads={self.rsa.heads}, heads={self.heads}."

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recurrify import UserError
+from recurrify.settings import setting
 from recurrify.vocabulary import embed
-from recurrify_papers.models.parts import LanguageOutput, check_sizes, check_state
+from recurrify_papers.models.parts import LanguageOutput, check_config, check_state
 
 INITIAL_RANGE = 0.1
 """Largest absolute value of an initial embedding."""
@@ -22,23 +22,21 @@ INITIAL_RANGE = 0.1
 class RecurrentLanguageConfig:
     """The defaults are an LSTM as large as the published 14-layer Transformer-XL for characters."""
 
-    vocabulary: int
+    vocabulary: int = setting(at_least=1)
     """Symbols."""
-    cell: Literal["lstm", "gru"] = "lstm"
+    cell: Literal["lstm", "gru"] = setting("lstm", choices=("lstm", "gru"))
     """LSTM or GRU."""
-    layers: int = 3
+    layers: int = setting(3, at_least=1)
     """Stacked recurrent layers."""
-    width: int = 1408
+    width: int = setting(1408, at_least=1)
     """Width of the embeddings and of every layer."""
-    dropout: float = 0.1
+    dropout: float = setting(0.1, at_least=0)
     """Dropout on the embeddings, between layers, and before the softmax; never from one position to the next."""
-    target_length: int = 512
+    target_length: int = setting(512, at_least=1)
     """Positions of a training segment; the model itself takes any length."""
 
     def __post_init__(self) -> None:
-        check_sizes(self, "vocabulary", "layers", "width", "target_length")
-        if self.cell not in ("lstm", "gru"):
-            raise UserError(f"`cell` must be lstm or gru: got {self.cell!r}.")
+        check_config(self)
 
 
 class RecurrentLanguageState(NamedTuple):

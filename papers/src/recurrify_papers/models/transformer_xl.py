@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from recurrify import RSAConfig, UserError
 from recurrify.attention import RecurrenceEncoding, mix_recurrence
+from recurrify.settings import setting
 from recurrify.vocabulary import embed
 from recurrify_papers.kernels.relative import relative_attention, relative_kernels_run
 from recurrify_papers.models.parts import (
@@ -33,22 +34,18 @@ from recurrify_papers.models.parts import (
 class TransformerXLConfig(DecoderConfig):
     """The defaults are the published 14-layer model for characters."""
 
-    memory_length: int = 512
+    memory_length: int = setting(512, at_least=0)
     """Positions of each layer's input that are kept for the next segment."""
     same_length: bool = False
     """Let every position see the same number of keys, itself and the `memory_length − 1` before it. The recurrence of
     RSA is truncated at the same distance."""
-    clamp: int | None = None
+    clamp: int | None = setting(None, at_least=1)
     """Largest distance that positions distinguish; None: no limit."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.memory_length < 0:
-            raise UserError(f"`memory_length` must be at least 0 (no memory): got {self.memory_length}.")
         if self.same_length and self.memory_length < 2:
             raise UserError(f"`same_length` needs a `memory_length` of at least 2: got {self.memory_length}.")
-        if self.clamp is not None and self.clamp < 1:
-            raise UserError(f"`clamp` must be at least 1, or None for no limit: got {self.clamp}.")
 
     @property
     def recurrence(self) -> RSAConfig | None:

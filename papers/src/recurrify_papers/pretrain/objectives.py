@@ -1,10 +1,10 @@
 """Pretraining objectives: the next token, masked tokens, or spans that were cut out.
 
 Each objective is a collator, from rows of token ids (B, N + 1) to a batch with `input_ids` and `labels`. Random choices
-depend only on the seed and the number of the batch, so that a resumed run sees the same batches.
+depend only on the seed and the tokens of the batch, so that a resumed run sees the same batches.
 """
 
-import os
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -26,29 +26,19 @@ Batch = dict[str, Tensor]
 Token = TypeVar("Token")
 
 
-class RandomCollator:
-    """A collator with a seed for each batch."""
-
-    def __init__(self, seed: int) -> None:
-        # Processes that train in parallel choose different tokens.
-        self.seed, self.process = seed, int(os.environ.get("RANK", "0"))
-        self.batches = 0
-        """Batches so far; a resumed run sets it."""
-
-    def next_seed(self) -> int:
-        made = np.random.SeedSequence([self.seed, self.process, self.batches]).generate_state(1)
-        self.batches += 1
-        return int(made[0])
+def batch_seed(seed: int, rows: np.ndarray) -> int:
+    """The seed of a batch; rows are shuffled in each epoch, so it sees other choices there."""
+    return zlib.crc32(np.ascontiguousarray(rows).tobytes(), seed)
 
 
-class Masked(RandomCollator):
+class Masked:
     """BERT's objective: of 15 % of the tokens, 80 % are masked, 10 % replaced at random and 10 % kept.
 
     Rows are put between [CLS] and [SEP]. Special tokens are never chosen.
     """
 
     def __init__(self, tokenizer: Any, seed: int = 0) -> None:
-        super().__init__(seed)
+        self.seed = seed
         if tokenizer.mask_token_id is None:
             raise UserError("Masked language modelling needs a tokenizer with a mask token: use another one.")
         self.front = [token for token in (tokenizer.cls_token_id,) if token is not None]
@@ -67,7 +57,7 @@ class Masked(RandomCollator):
         inside = torch.from_numpy(np.asarray(rows).astype(np.int64))[:, :-1]
         edges = [torch.tensor(edge, dtype=torch.long).expand(len(rows), -1) for edge in (self.front, self.back)]
         tokens = torch.cat([edges[0], inside, edges[1]], dim=1)
-        self.collator.generator = torch.Generator().manual_seed(self.next_seed())
+        self.collator.generator = torch.Generator().manual_seed(batch_seed(self.seed, rows))
         special = torch.isin(tokens, self.special)
         inputs, labels = self.collator.torch_mask_tokens(tokens.clone(), special)
         if bool((labels == IGNORED).all()) and not bool(special.all()):
@@ -78,16 +68,16 @@ class Masked(RandomCollator):
         return {"input_ids": inputs, "labels": labels}
 
 
-class SpanCorruption(RandomCollator):
+class SpanCorruption:
     """T5's objective: spans of three tokens on average, 15 % of all, are each replaced by a sentinel."""
 
     def __init__(self, tokenizer: Any, seed: int = 0) -> None:
-        super().__init__(seed)
+        self.seed = seed
         self.sentinels = sentinels_of(tokenizer)
         self.end = tokenizer.eos_token_id
 
     def __call__(self, rows: np.ndarray) -> Batch:
-        chance = np.random.default_rng(self.next_seed())
+        chance = np.random.default_rng(batch_seed(self.seed, rows))
         inputs, targets = [], []
         for row in np.asarray(rows).astype(np.int64)[:, :-1]:
             spans = random_spans(len(row), chance)

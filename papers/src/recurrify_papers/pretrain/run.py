@@ -84,7 +84,7 @@ def pretrain(settings: PretrainSettings, say: Say) -> dict[str, Any]:
 
 
 def _tokenize(documents: Sequence[Document], tokenizer: Any) -> list[TokenizedDocument]:
-    return tokenize_cached(documents, tokenizer, cache_folder(), show_progress=True)
+    return list(tokenize_cached(documents, tokenizer, cache_folder(), show_progress=True))
 
 
 def _checksum_of_all(sources: Sequence[Sequence[Document]]) -> str:

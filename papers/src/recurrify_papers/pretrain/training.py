@@ -4,10 +4,10 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.data import Subset
 from transformers import (
     BertConfig,
     BertForMaskedLM,
@@ -29,12 +29,10 @@ from recurrify.train import (
     TrainOutcome,
     Validate,
     ValidatingTrainer,
-    last_whole_checkpoint,
     run_to_end,
     trainer_arguments,
     uses_compile,
 )
-from recurrify_papers.pretrain.objectives import RandomCollator
 from recurrify_papers.pretrain.settings import PretrainSettings
 
 LOWEST_RATE = 0.1
@@ -45,50 +43,25 @@ Collate = Callable[[Any], dict[str, torch.Tensor]]
 
 def new_model(settings: PretrainSettings, vocabulary: int, end: int, pad: int | None = None) -> Any:
     """A model with random weights in the architecture of the objective."""
+    width, dropout = settings.width, settings.dropout
+    shape: dict[str, Any] = {
+        "vocab_size": vocabulary,
+        "hidden_size": width,
+        "num_hidden_layers": settings.layers,
+        "num_attention_heads": settings.heads,
+        "eos_token_id": end,
+    }
     if settings.objective == "mlm":
-        return BertForMaskedLM(
-            BertConfig(
-                vocab_size=vocabulary,
-                max_position_embeddings=settings.positions,
-                hidden_size=settings.width,
-                num_hidden_layers=settings.layers,
-                num_attention_heads=settings.heads,
-                intermediate_size=4 * settings.width,
-                hidden_dropout_prob=settings.dropout,
-                attention_probs_dropout_prob=settings.dropout,
-                pad_token_id=pad,
-                eos_token_id=end,
-            )
-        )
+        dropouts = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), dropout)
+        shape |= {"max_position_embeddings": settings.positions, "intermediate_size": 4 * width, "pad_token_id": pad}
+        return BertForMaskedLM(BertConfig(**shape, **dropouts))
     if settings.objective == "span":
+        shape |= {"num_decoder_layers": settings.layers, "d_kv": width // settings.heads, "d_ff": 4 * width}
         return T5ForConditionalGeneration(
-            T5Config(
-                vocab_size=vocabulary,
-                d_model=settings.width,
-                d_kv=settings.width // settings.heads,
-                d_ff=4 * settings.width,
-                num_layers=settings.layers,
-                num_heads=settings.heads,
-                dropout_rate=settings.dropout,
-                pad_token_id=pad,
-                decoder_start_token_id=pad,
-                eos_token_id=end,
-            )
+            T5Config(**shape, dropout_rate=dropout, pad_token_id=pad, decoder_start_token_id=pad)
         )
-    model = GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=vocabulary,
-            n_positions=settings.positions,
-            n_embd=settings.width,
-            n_layer=settings.layers,
-            n_head=settings.heads,
-            resid_pdrop=settings.dropout,
-            embd_pdrop=settings.dropout,
-            attn_pdrop=settings.dropout,
-            bos_token_id=end,
-            eos_token_id=end,
-        )
-    )
+    dropouts = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), dropout)
+    model = GPT2LMHeadModel(GPT2Config(**shape, **dropouts, n_positions=settings.positions, bos_token_id=end))
     # Transformers does not find it by the name of the class; its warning about that would stop compilation.
     model.loss_type = "ForCausalLM"
     return model
@@ -96,39 +69,26 @@ def new_model(settings: PretrainSettings, vocabulary: int, end: int, pad: int | 
 
 @dataclass(frozen=True)
 class Pace:
-    """Batches, updates and epochs. Short batches are dropped, so every batch is full."""
+    """Updates of one size: sequences of an epoch that do not fill an update are left out."""
 
-    batches_per_epoch: int
-    accumulate: int
-    tokens_per_batch: int
+    updates_per_epoch: int
+    sequences_per_update: int
     """Over all processes."""
+    tokens_per_update: int
 
     @classmethod
     def of(cls, settings: PretrainSettings, rows: int) -> "Pace":
-        together = settings.batch * int(os.environ.get("WORLD_SIZE", "1"))
+        together = settings.batch * settings.accumulate * int(os.environ.get("WORLD_SIZE", "1"))
         if rows < together:
             raise UserError(
-                f"The training text has {rows} sequences of {settings.positions} tokens, too few for one batch of "
+                f"The training text has {rows} sequences of {settings.positions} tokens, too few for one update of "
                 f"{together}: lower --batch, or use more text."
             )
-        return cls(rows // together, settings.accumulate, together * settings.positions)
-
-    @property
-    def updates_per_epoch(self) -> int:
-        return math.ceil(self.batches_per_epoch / self.accumulate)
-
-    def batches(self, steps: int) -> int:
-        """Batches of the first `steps` updates; the last update of an epoch may have fewer."""
-        epochs, rest = divmod(steps, self.updates_per_epoch)
-        return epochs * self.batches_per_epoch + rest * self.accumulate
-
-    def tokens(self, steps: int) -> int:
-        """Tokens of the first `steps` updates."""
-        return self.batches(steps) * self.tokens_per_batch
+        return cls(rows // together, together, together * settings.positions)
 
     def steps(self, tokens: float) -> int:
         """The number of updates closest to this many tokens; at least one."""
-        return max(1, round(tokens / self.tokens_per_batch / self.batches_per_epoch * self.updates_per_epoch))
+        return max(1, round(tokens / self.tokens_per_update))
 
     def total_steps(self, settings: PretrainSettings) -> int:
         """The updates of a run."""
@@ -172,6 +132,7 @@ def pretrain_model(
     pace = Pace.of(settings, len(rows))
     steps = pace.total_steps(settings)
     interval = min(pace.steps(settings.valid_every), steps)
+    whole = Subset(rows, range(pace.updates_per_epoch * pace.sequences_per_update))
     arguments = trainer_arguments(
         settings,
         steps,
@@ -188,16 +149,13 @@ def pretrain_model(
     trainer = ValidatingTrainer(
         model=model,
         args=arguments,
-        train_dataset=rows,
-        eval_dataset=rows,
+        train_dataset=whole,
+        eval_dataset=whole,
         data_collator=collate,
         validate=validate,
         compiles=uses_compile(settings.compile),
     )
-    resumed = last_whole_checkpoint(Path(settings.out))
-    if resumed is not None and isinstance(collate, RandomCollator):
-        collate.batches = pace.batches(int(resumed.name.split("-")[1]))
     try:
-        return run_to_end(trainer, settings, pace.tokens, last=[StopOnNonFinite()])
+        return run_to_end(trainer, settings, lambda done: done * pace.tokens_per_update, last=[StopOnNonFinite()])
     finally:
         model.config.use_cache = True  # Trainer turns it off

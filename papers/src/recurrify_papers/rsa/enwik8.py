@@ -7,9 +7,7 @@ from typing import Any
 from recurrify_papers.declare import number_experiment
 from recurrify_papers.experiment import Headline, Row
 from recurrify_papers.plan import Entry, Plan
-from recurrify_papers.runner import Run
 
-FUNCTION = "recurrify_papers.rsa.train:train_run"
 REPRODUCTION = "COMP6258 Reproducibility Challenge, Encoding Recurrence into Transformers (Coulson et al.), Table 2"
 PUBLISHED = {"xl": 1.26, "rsa-xl": 5.07, "brt": 1.29, "rsa-xl-small-256": 3.93, "rsa-xl-smallest": 3.93}
 """Bits per byte in the reproduction's Table 2."""
@@ -85,8 +83,7 @@ def model_entries(plan: Plan, models: Callable[[Mapping[str, Any]], list[Model]]
         for seed in own.get("seeds", (0,)):
             data = size.source(size.thesis)
             settings = {"arch": model.arch, "data": data, "settings": shape, "seed": seed, **training}
-            run = Run(name=f"scratch-{model.name}-s{seed}", function=FUNCTION, settings=settings)
-            trained[seed] = (plan.add(run),)
+            trained[seed] = (plan.run("rsa.train:train_run", f"scratch-{model.name}-s{seed}", **settings),)
         found.append(Entry(label=model.name, model=model.arch, dataset="enwik8", trained=trained))
     return found
 

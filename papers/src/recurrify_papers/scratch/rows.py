@@ -5,7 +5,7 @@ B rows, N symbols of a segment, T symbols of the stream, V vocabulary.
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,14 +14,24 @@ from torch.nn import functional
 from recurrify import UserError
 
 
+class Batches(Protocol):
+    """Training batches of one shape, on their device."""
+
+    device: torch.device
+    segments: int
+    """Batches of an epoch."""
+
+    def segment(self, number: int) -> Tensor:
+        """The batch of this number."""
+
+
 class BatchRows:
-    """Training batches of one shape. Symbols at the end that do not fill a segment in every row are left out."""
+    """A stream in batches. Symbols at the end that do not fill a segment in every row are left out."""
 
     def __init__(self, ids_T: Tensor, batch: int, length: int) -> None:
         per_row = (len(ids_T) - 1) // batch
-        self.length = length
+        self.length, self.device = length, ids_T.device
         self.segments = per_row // length
-        """Batches of an epoch."""
         if self.segments < 1:
             raise UserError(
                 f"The training part has {len(ids_T):,} symbols, too few for {batch} rows of {length} and the symbol "

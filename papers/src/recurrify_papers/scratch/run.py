@@ -46,10 +46,10 @@ def train_scratch(settings: ScratchSettings, say: Say) -> dict[str, Any]:
     uses_half(settings.precision, device)
     data = read_symbols(settings.symbols, settings.data, valid=settings.valid, text_field=settings.text_field, say=say)
     settings = replace(settings, data_checksum=data.checksum, held_out_checksum=data.held_out_checksum)
-    model = _new_model(settings, settings.model_settings, data.symbols.size).to(device)
+    model = new_model(settings, settings.model_settings, data.symbols.size).to(device)
     evaluated = _evaluated_model(settings, model)
     streams_T = {part: torch.from_numpy(stream.ids).to(device) for part, stream in data.streams.items()}
-    BatchRows(streams_T["train"], settings.batch, settings.length)  # fails if the text is too short
+    rows = BatchRows(streams_T["train"], settings.batch, settings.length)  # fails if the text is too short
     earlier = earlier_result(settings, say)
     if earlier is not None:
         return earlier
@@ -65,7 +65,7 @@ def train_scratch(settings: ScratchSettings, say: Say) -> dict[str, Any]:
         ):
             outcome = fit(
                 model,
-                streams_T["train"],
+                rows,
                 settings,
                 validate=lambda _, watch: _score(evaluated, valid_T, settings, watch)[0],
                 folder=out,
@@ -148,7 +148,8 @@ def score_run(
     return {"model": str(run), "arch": arch, "unit": unit, **_described(stream, *scored)}
 
 
-def _new_model(settings: ScratchSettings, own: dict[str, Any], vocabulary: int) -> nn.Module:
+def new_model(settings: ScratchSettings, own: dict[str, Any], vocabulary: int) -> nn.Module:
+    """The model with random weights."""
     torch.manual_seed(settings.seed)
     return language_model(settings.arch, vocabulary, target_length=settings.length, **own)
 
@@ -158,7 +159,7 @@ def _evaluated_model(settings: ScratchSettings, model: nn.Module) -> nn.Module:
     if not settings.eval_settings:
         return model
     config: Any = model.config
-    other = _new_model(settings, settings.model_settings | settings.eval_settings, config.vocabulary)
+    other = new_model(settings, settings.model_settings | settings.eval_settings, config.vocabulary)
     try:
         other.load_state_dict(model.state_dict(), assign=True)
     except RuntimeError as error:

@@ -50,6 +50,8 @@ class ScratchSettings(RunRecord):
     """Peak learning rate of RSA's gates, decays and angles; None: the same."""
     schedule: str = setting("cosine", choices=("constant_with_warmup", "linear", "cosine"), panel=TRAINING)
     """Learning rate after the warm-up: constant_with_warmup, linear or cosine."""
+    lowest_rate: float = setting(0.0, at_least=0, at_most=1, option=False)
+    """End of a linear or cosine schedule, as a share of the peak."""
     warmup_steps: int = setting(0, at_least=0, panel=TRAINING)
     """Steps of linear warm-up."""
     weight_decay: float = setting(0.0, at_least=0, panel=TRAINING)
@@ -143,4 +145,5 @@ class ScratchSettings(RunRecord):
         if self.schedule == "constant_with_warmup":
             return self.learning_rate
         done = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
-        return self.learning_rate * (1 - done if self.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * done)))
+        left = 1 - done if self.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * done))
+        return self.learning_rate * (self.lowest_rate + (1 - self.lowest_rate) * left)

@@ -1,6 +1,6 @@
-"""One update of the weights over batch rows: eager, compiled, or captured as one CUDA graph.
+"""One update of the weights over a batch: eager, compiled, or captured as one CUDA graph.
 
-The program never waits for a step: the symbols and the learning rate are on the device, and the loss stays there.
+The program never waits for a step: the batches and the learning rate are on the device, and the loss stays there.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ from recurrify import UserError
 from recurrify.attention import recurrence_parameters
 from recurrify.speed import capturable_optimizer, capture, compile_function, on_side_stream, set_rate
 from recurrify.train import uses_bf16
-from recurrify_papers.scratch.rows import BatchRows
+from recurrify_papers.scratch.rows import Batches
 from recurrify_papers.scratch.settings import ScratchSettings
 
 STEPS_BEFORE_CAPTURE = 3
@@ -24,6 +24,8 @@ CUDNN_MODELS = ("lstm", "gru")
 
 State = Any
 """A NamedTuple of tensors without gradient: what a model carries from segment to segment."""
+Loss = Callable[[Any, Tensor, State], tuple[Tensor, State]]
+"""From a model, a batch and the state before it to the loss and the state after it."""
 LossFunction = Callable[[Tensor, State], tuple[Tensor, State]]
 
 
@@ -57,13 +59,21 @@ def matmul_context(precision: str, device: torch.device) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
+def next_symbol_loss(model: Any, tokens_BN: Tensor, state: State) -> tuple[Tensor, State]:
+    """The loss of predicting each symbol of a segment from those before it."""
+    logits_BNV, after = model(tokens_BN[:, :-1], state)
+    return functional.cross_entropy(logits_BNV.float().flatten(0, 1), tokens_BN[:, 1:].flatten()), after
+
+
 class Stepper:
     """Runs the steps of a training run in order, and keeps the state between them."""
 
-    def __init__(self, model: nn.Module, rows: BatchRows, settings: ScratchSettings) -> None:
+    def __init__(
+        self, model: nn.Module, rows: Batches, settings: ScratchSettings, loss: Loss = next_symbol_loss
+    ) -> None:
         self.model: Any = model
-        self.rows, self.settings = rows, settings
-        self.device = rows.ids_BT.device
+        self.rows, self.settings, self.loss_of = rows, settings, loss
+        self.device = rows.device
         self.speed, self.half = chosen_speed(settings, self.device), uses_half(settings.precision, self.device)
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer = capturable_optimizer(
@@ -110,8 +120,7 @@ class Stepper:
 
     def _loss(self, tokens_BN: Tensor, state: State) -> tuple[Tensor, State]:
         with precision_context(self.half, self.device):
-            logits_BNV, after = self.model(tokens_BN[:, :-1], state)
-        return functional.cross_entropy(logits_BNV.float().flatten(0, 1), tokens_BN[:, 1:].flatten()), after
+            return self.loss_of(self.model, tokens_BN, state)
 
     def _update(self, loss_of: LossFunction, tokens_BN: Tensor) -> Tensor:
         loss, self.state = self._learn(loss_of, tokens_BN, self.state)

@@ -16,16 +16,17 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import nn
 
 from recurrify import UserError
-from recurrify.interrupts import Interrupt, StoppedValidation
+from recurrify.evaluate import StoppedEvaluation
+from recurrify.interrupts import Interrupt
 from recurrify.results import write_whole
 from recurrify.speed import quick_products
 from recurrify.train import finish_checkpoint, last_whole_checkpoint
-from recurrify_papers.scratch.rows import BatchRows, Score
+from recurrify_papers.scratch.rows import Batches, Score
 from recurrify_papers.scratch.settings import ScratchSettings
-from recurrify_papers.scratch.stepping import Stepper
+from recurrify_papers.scratch.stepping import Loss, Stepper, next_symbol_loss
 
 WEIGHTS = "model.safetensors"
 SECONDS_BETWEEN_SAVES = 300
@@ -74,11 +75,13 @@ class ScratchOutcome:
 class Run:
     """A run in progress."""
 
-    def __init__(self, model: nn.Module, ids_T: Tensor, settings: ScratchSettings, folder: Path | None) -> None:
+    def __init__(
+        self, model: nn.Module, rows: Batches, settings: ScratchSettings, loss: Loss, folder: Path | None
+    ) -> None:
         self.model, self.settings, self.folder = model, settings, folder
-        self.stepper = Stepper(model, BatchRows(ids_T, settings.batch, settings.length), settings)
+        self.stepper = Stepper(model, rows, settings, loss)
         self.progress = Progress()
-        self.losses = torch.zeros(settings.log_steps, device=ids_T.device)
+        self.losses = torch.zeros(settings.log_steps, device=rows.device)
         self.pending = 0
         """Steps whose losses are still on the device."""
         self.started = 0.0
@@ -185,20 +188,22 @@ class Run:
 
 def fit(
     model: nn.Module,
-    ids_T: Tensor,
+    rows: Batches,
     settings: ScratchSettings,
     *,
+    loss: Loss = next_symbol_loss,
     validate: Validate | None = None,
     folder: Path | None = None,
     on_validation: Callable[[dict[str, float]], None] = lambda entry: None,
     on_steps: Callable[[int], None] = lambda steps: None,
 ) -> ScratchOutcome:
-    """Train `model` in place, on the device of the stream.
+    """Train `model` in place, on the device of the batches.
 
     Args:
         model: The model.
-        ids_T: The training stream.
+        rows: The training batches, in order; the state starts again with each epoch.
         settings: The settings of the run.
+        loss: The loss of a batch.
         validate: Scores the model during training.
         folder: Where checkpoints are written: every five minutes, at the end, after `max_minutes` and on an interrupt.
             Training resumes from the last one. A signal ends a validation; the run that resumes repeats it.
@@ -206,7 +211,7 @@ def fit(
         on_steps: Receives the number of steps done.
     """
     begun = time.monotonic()
-    run, interrupt = Run(model, ids_T, settings, folder), Interrupt()
+    run, interrupt = Run(model, rows, settings, loss, folder), Interrupt()
     on_steps(run.progress.step)
     # oneDNN runs LSTM layers as a whole, which is worth more than its products cost.
     recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
@@ -214,11 +219,11 @@ def fit(
 
     def check_signal(symbols: int) -> None:
         if interrupt.heard:
-            raise StoppedValidation
+            raise StoppedEvaluation
 
     def validate_if_due() -> None:
         if validate is not None and run.is_unvalidated:
-            with suppress(StoppedValidation):
+            with suppress(StoppedEvaluation):
                 on_validation(run.validate(validate, check_signal))
 
     with interrupt.listening():

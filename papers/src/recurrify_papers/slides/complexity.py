@@ -5,7 +5,6 @@ from typing import Any
 from recurrify_papers.declare import number_experiment
 from recurrify_papers.experiment import Chart, Headline, Row
 from recurrify_papers.plan import Entry, Plan
-from recurrify_papers.runner import Run
 from recurrify_papers.slides.lengths import SOURCE
 
 PARTS: dict[str, tuple[str, dict[str, int]]] = {
@@ -51,9 +50,8 @@ def complexity_entries(plan: Plan) -> list[Entry]:
         for axis in ("T", "D"):
             name = f"complexity-{part.lower().replace(',', '').replace(' ', '-')}-{axis}"
             settings = {"part": part, "axis": axis, "slow": part in SLOW, "light": part in LIGHT, "grids": grids}
-            function = "recurrify_papers.slides.measuring:complexity_run"
-            runs = {0: (plan.add(Run(name=name, function=function, settings=settings)),)}
-            found.append(Entry(label=part, model=part, dataset=f"along {axis}", trained=runs, note=order))
+            run = plan.run("slides.measuring:complexity_run", name, **settings)
+            found.append(Entry(label=part, model=part, dataset=f"along {axis}", trained={0: (run,)}, note=order))
     return found
 
 

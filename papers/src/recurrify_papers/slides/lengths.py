@@ -9,7 +9,6 @@ from typing import Any
 from recurrify_papers.declare import number_experiment
 from recurrify_papers.experiment import Chart, Headline
 from recurrify_papers.plan import Entry, Plan
-from recurrify_papers.runner import Run
 
 SOURCE = "Lecture slides, RNNs (using LSTMs and GRUs) vs. transformers"
 _LAYERS: dict[str, Any] = {"layers": 3, "width": 64, "heads": 8, "head_width": 8, "inner": 256, "dropout": 0.0}
@@ -23,12 +22,12 @@ MODELS: dict[str, tuple[dict[str, Any], int | None, str]] = {
     ),
     "xl": (
         # Segments of half the training length: else training would never see a memory.
-        {**_LAYERS, "inner": 232, "target_length": 20, "memory_length": 20},
+        {**_LAYERS, "inner": 232, "memory_length": 20},
         20,
         "segments of 20 with the 20 positions before as memory, without gradient",
     ),
     "brt": (
-        {**_LAYERS, "inner": 160, "target_length": 40, "window": 20, "block": 10, "states": 16},
+        {**_LAYERS, "inner": 160, "window": 20, "block": 10, "states": 16},
         40,
         "segments of 40 in a sliding window of 20; 16 states are written every 10 positions",
     ),
@@ -54,18 +53,16 @@ COMMON = ("steps", "batch", "length", "lengths", "valid_sequences", "test_sequen
 def length_entries(plan: Plan) -> list[Entry]:
     """Every architecture on every rule, and the levels to compare with."""
     study = STUDY | dict(plan.size.own.get("slides-lengths", {}))
-    functions = "recurrify_papers.slides.rule_training"
+    function = "recurrify_papers.slides.rule_training:rule_run"
     found = []
     for task in study["tasks"]:
         for arch, (model, segment, reads) in MODELS.items():
             settings: dict[str, Any] = {"task": task, "arch": arch, "model": model, "segment": segment}
             settings |= {name: study[name] for name in COMMON}
-            trained = plan.tuned(
-                f"rule-{task}-{arch}", f"{functions}:rule_run", settings, study["rates"], study["seeds"]
-            )
+            trained = plan.tuned(f"rule-{task}-{arch}", function, settings, study["rates"], study["seeds"])
             found.append(Entry(label=arch, model=arch, dataset=task, trained=trained, note=f"reads {reads}"))
-        settings = {"task": task, "length": study["length"], "lengths": study["lengths"]}
-        levels = plan.add(Run(name=f"rule-{task}-levels", function=f"{functions}:levels_run", settings=settings))
+        own = {"length": study["length"], "lengths": study["lengths"]}
+        levels = plan.run("slides.rule_training:levels_run", f"rule-{task}-levels", task=task, **own)
         found.append(Entry(label="levels", model="levels", dataset=task, trained={0: (levels,)}))
     return found
 
@@ -83,7 +80,6 @@ EXPERIMENTS = (
                 dataset="parity",
                 at=400.0,
                 metric="accuracy",
-                percent=True,
                 sentence="At ten times the training length an LSTM computes parity correctly in {value} of cases.",
             ),
             Headline(
@@ -91,7 +87,6 @@ EXPERIMENTS = (
                 dataset="parity",
                 at=400.0,
                 metric="accuracy",
-                percent=True,
                 sentence="A transformer does in {value}.",
             ),
         ),

@@ -34,8 +34,8 @@ TIMES_FLOOR = 5
 """A size is fitted if it takes at least this many times the floor."""
 SECONDS_IN_A_ROW, MOST_IN_A_ROW = 0.01, 100
 """Captured passes run back to back for about this long: their mean hides the first launch."""
-COUNTED_SIZES = (64, 128, 256)
-"""Where operations are counted; they grow by a formula, so small sizes suffice."""
+COUNTED_SIZES = (64, 128)
+"""Where operations are counted; they are a power of the size, so two small sizes suffice."""
 METRICS = {"seconds": "forward and backward time", "forward_seconds": "forward time", "peak_bytes": "memory"}
 Sizes = list[tuple[int, int]]
 Point = dict[str, float | None]

@@ -71,6 +71,12 @@ class RuleTask(ABC):
         """
         return self.draw(count, length, chance)
 
+    def draw_test(self, count: int, length: int, seed: int) -> RuleSequences:
+        """Test sequences with the answers that are scored. Each length has its own: the shorter ones would otherwise be
+        prefixes of the longer."""
+        drawn = self.draw(count, length, stream("test", seed, length))
+        return RuleSequences(drawn.inputs, self.scored(drawn.targets))
+
     def scored(self, targets: np.ndarray) -> np.ndarray:
         """The targets without all but the last answer of each sequence: the one that `length` makes hard."""
         rows, last = np.arange(len(targets)), last_due(targets)
@@ -135,7 +141,7 @@ class Dyck(RuleTask):
     def levels(self, length: int, memory: int) -> Levels:
         """Sampled. Where the innermost open bracket was opened out of sight, a guess depends on the height of the
         visible walk, on how often it reaches its lowest depth, and on whether its position is even."""
-        drawn = self.draw(SAMPLED_SEQUENCES, length, np.random.default_rng([STREAMS["levels"], length]))
+        drawn = self.draw(SAMPLED_SEQUENCES, length, stream("levels", length))
         last = last_due(drawn.targets)
         answers = np.take_along_axis(drawn.targets, last[:, None], axis=1)[:, 0]
         counted = np.bincount(answers[answers != IGNORED])
@@ -223,3 +229,8 @@ def rule_task(name: str) -> RuleTask:
     if name not in RULE_TASKS:
         raise UserError(f"There is no rule {name!r}: choose one of {', '.join(RULE_TASKS)}.")
     return RULE_TASKS[name]
+
+
+def stream(part: str, *seeds: int) -> np.random.Generator:
+    """Where the sequences of a part are drawn from."""
+    return np.random.default_rng([STREAMS[part], *seeds])

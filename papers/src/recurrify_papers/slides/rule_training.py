@@ -1,53 +1,31 @@
 """A small language model on a recurrent rule: trained on short sequences, scored at any length."""
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import get_cosine_with_min_lr_schedule_with_warmup
 
 from recurrify.data import pick_device
 from recurrify.results import provenance
-from recurrify_papers.models.language import count_parameters, language_model
-from recurrify_papers.runner import Say
-from recurrify_papers.slides.rule_tasks import IGNORED, STREAMS, RuleSequences, rule_task
+from recurrify_papers.finetune import OUT, finished
+from recurrify_papers.models.language import count_parameters
+from recurrify_papers.runner import Say, minutes_left
+from recurrify_papers.scratch.run import new_model
+from recurrify_papers.scratch.settings import ScratchSettings
+from recurrify_papers.scratch.stepping import State
+from recurrify_papers.scratch.training import ScratchOutcome, fit
+from recurrify_papers.slides.rule_tasks import IGNORED, RuleSequences, RuleTask, rule_task, stream
 
+RECIPE: dict[str, Any] = {"warmup_steps": 50, "lowest_rate": 0.05, "clip": 1.0, "precision": "fp32", "speed": "eager"}
+"""What all models share. Compiling takes longer than the training of a model this small."""
 POSITIONS_AT_ONCE = 1 << 16
 """How many positions are scored together."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RuleTraining:
-    """The settings of one training."""
-
-    task: str
-    """A name from `RULE_TASKS`."""
-    arch: str
-    """A name from `ARCHITECTURES`."""
-    model: dict[str, Any] = field(default_factory=dict)
-    """Settings of the architecture."""
-    segment: int | None = None
-    """Positions read at a time, with the state carried to the next segment without gradient; None: all."""
-    length: int
-    """The longest sequences of training."""
-    steps: int
-    batch: int
-    learning_rate: float
-    """The maximum, after a linear warm-up; a cosine decreases it to a twentieth."""
-    warmup: int = 50
-    """Steps of the warm-up."""
-    seed: int
-    """Of the initial weights and of the sequences: the same for every architecture."""
-
-    def draw(self, part: str, *seeds: int) -> np.random.Generator:
-        """Where the sequences of a part are drawn from."""
-        return np.random.default_rng([STREAMS[part], self.seed, *seeds])
 
 
 class RuleScore(NamedTuple):
@@ -56,19 +34,29 @@ class RuleScore(NamedTuple):
     accuracy: float
 
 
-def rule_run(settings: dict[str, Any], folder: Path, say: Say) -> dict[str, Any]:
-    """Train a model on a rule and score it at every length."""
+def rule_run(settings: dict[str, Any], folder: Path, say: Say) -> dict[str, Any] | None:
+    """Train a model on a rule and score it at every length.
+
+    `segment` is how many positions are read at a time, with the state carried to the next segment without gradient;
+    None reads whole sequences.
+    """
     own = dict(settings)
+    task, segment = rule_task(own.pop("task")), own.pop("segment")
     lengths, valid, test = (own.pop(name) for name in ("lengths", "valid_sequences", "test_sequences"))
-    training = RuleTraining(**own)
+    shared = {**RECIPE, "out": str(folder / OUT), "data": settings["task"], "max_minutes": minutes_left()}
+    run = ScratchSettings(settings=own.pop("model"), **shared, **own)
     with one_thread():
-        model = train_on_rule(training, pick_device())
-        found = validate_rule(model, training, valid)
-        scores = {length: score_rule(model, training, length, test).accuracy for length in lengths}
+        model = new_model(run, run.model_settings, task.vocabulary).to(pick_device())
+        if finished(vars(train_on_rule(model, task, segment, run))) is None:
+            return None
+        found = score_rule(model, task.draw_up_to(valid, run.length, stream("valid", run.seed)), segment)
+        drawn = {length: task.draw_test(test, length, run.seed) for length in lengths}
+        scores = {length: score_rule(model, test_part, segment).accuracy for length, test_part in drawn.items()}
+    shutil.rmtree(run.out)
     longest = max(lengths)
-    say(f"{folder.name}: accuracy {found.accuracy:.3f} up to {training.length}, {scores[longest]:.3f} at {longest}")
+    say(f"{folder.name}: accuracy {found.accuracy:.3f} up to {run.length}, {scores[longest]:.3f} at {longest}")
     parameters = count_parameters(model)
-    note = f"learning rate {training.learning_rate:g}; {parameters:,} parameters"
+    note = f"learning rate {run.learning_rate:g}; {parameters:,} parameters"
     return {
         "kind": "rule",
         "parameters": parameters,
@@ -77,7 +65,7 @@ def rule_run(settings: dict[str, Any], folder: Path, say: Say) -> dict[str, Any]
             {"metric": "accuracy", "at": float(length), "value": value, "note": note}
             for length, value in scores.items()
         ],
-        "provenance": provenance(asdict(training), seed=training.seed),
+        "provenance": provenance(settings, seed=run.seed),
     }
 
 
@@ -104,26 +92,30 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def train_on_rule(training: RuleTraining, device: torch.device) -> nn.Module:
-    """The trained model. All sequences are drawn in advance, so that the host never delays a step."""
-    task = rule_task(training.task)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(training.seed)
-        model = language_model(training.arch, task.vocabulary, **training.model)
-    model.to(device).train()
-    drawn = task.draw_up_to(training.steps * training.batch, training.length, training.draw("train"))
-    inputs_NT, targets_NT = _on_device(drawn, device)
-    optimizer = torch.optim.Adam(model.parameters(), lr=training.learning_rate, fused=True)
-    schedule = get_cosine_with_min_lr_schedule_with_warmup(optimizer, training.warmup, training.steps, min_lr_rate=0.05)
-    for inputs_BT, targets_BT in zip(inputs_NT.split(training.batch), targets_NT.split(training.batch), strict=True):
-        logits_BTV = read_sequences(model, inputs_BT.long(), training.segment)
-        loss = functional.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.long().flatten(), ignore_index=IGNORED)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-    return model.eval()
+class RuleBatches:
+    """Sequences and their targets, (2, B, T). All are drawn in advance, so that the host never delays a step."""
+
+    def __init__(self, drawn: RuleSequences, batch: int, device: torch.device) -> None:
+        self.both_2NT, self.batch, self.device = _on_device(drawn, device), batch, device
+        self.segments = self.both_2NT.shape[1] // batch
+
+    def segment(self, number: int) -> Tensor:
+        return self.both_2NT[:, number * self.batch : (number + 1) * self.batch]
+
+
+def train_on_rule(model: nn.Module, task: RuleTask, segment: int | None, run: ScratchSettings) -> ScratchOutcome:
+    """Train in place on sequences up to `run.length`; they depend on the seed and are the same for every model."""
+    device = next(model.parameters()).device
+    drawn = task.draw_up_to(run.steps * run.batch, run.length, stream("train", run.seed))
+    batches = RuleBatches(drawn, run.batch, device)
+    return fit(model, batches, run, loss=partial(_loss, segment=segment), folder=Path(run.out))
+
+
+def _loss(model: nn.Module, both_2BT: Tensor, state: State, segment: int | None) -> tuple[Tensor, State]:
+    """Each batch has sequences of its own, so the state stays the first one."""
+    inputs_BT, targets_BT = both_2BT
+    logits_BTV = read_sequences(model, inputs_BT, segment)
+    return functional.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), ignore_index=IGNORED), state
 
 
 def read_sequences(model: nn.Module, ids_BT: Tensor, segment: int | None) -> Tensor:
@@ -135,33 +127,20 @@ def read_sequences(model: nn.Module, ids_BT: Tensor, segment: int | None) -> Ten
     return torch.cat(pieces, dim=1)
 
 
-def validate_rule(model: nn.Module, training: RuleTraining, sequences: int) -> RuleScore:
-    """Score sequences like those of training, from their own stream."""
-    drawn = rule_task(training.task).draw_up_to(sequences, training.length, training.draw("valid"))
-    return _score(model, drawn, training.segment)
-
-
-def score_rule(model: nn.Module, training: RuleTraining, length: int, sequences: int) -> RuleScore:
-    """Score test sequences of one length by their last answer; in copying by all answers."""
-    task = rule_task(training.task)
-    # Each length has its own sequences: the shorter ones would otherwise be prefixes of the longer.
-    drawn = task.draw(sequences, length, training.draw("test", length))
-    return _score(model, RuleSequences(drawn.inputs, task.scored(drawn.targets)), training.segment)
-
-
 @torch.no_grad()
-def _score(model: nn.Module, drawn: RuleSequences, segment: int | None) -> RuleScore:
-    inputs_NT, targets_NT = _on_device(drawn, next(model.parameters()).device)
-    rows = max(1, POSITIONS_AT_ONCE // inputs_NT.shape[1])
+def score_rule(model: nn.Module, drawn: RuleSequences, segment: int | None) -> RuleScore:
+    """The score of all answers that are due."""
+    both_2NT = _on_device(drawn, next(model.parameters()).device)
+    rows = max(1, POSITIONS_AT_ONCE // both_2NT.shape[2])
     losses, right = [], []
-    for inputs_BT, targets_BT in zip(inputs_NT.split(rows), targets_NT.split(rows), strict=True):
+    for inputs_BT, targets_BT in (both.long() for both in both_2NT.split(rows, dim=1)):
         due = targets_BT != IGNORED
-        logits_AV = read_sequences(model, inputs_BT.long(), segment)[due]
-        answers_A = targets_BT[due].long()
+        logits_AV = read_sequences(model, inputs_BT, segment)[due]
+        answers_A = targets_BT[due]
         losses.append(functional.cross_entropy(logits_AV, answers_A, reduction="none"))
         right.append(logits_AV.argmax(-1) == answers_A)
     return RuleScore(torch.cat(losses).double().mean().item(), torch.cat(right).double().mean().item())
 
 
-def _on_device(drawn: RuleSequences, device: torch.device) -> tuple[Tensor, Tensor]:
-    return torch.from_numpy(drawn.inputs).to(device), torch.from_numpy(drawn.targets).to(device)
+def _on_device(drawn: RuleSequences, device: torch.device) -> Tensor:
+    return torch.stack([torch.from_numpy(part) for part in drawn]).to(device)

@@ -1,9 +1,8 @@
 """The thesis's questions: recurrent GPT-2 on enwik8 by its metrics, compared with XLNet, and what recurrence costs."""
 
 from recurrify_papers.declare import number_experiment, perplexity_experiment
-from recurrify_papers.experiment import Chart, Headline
+from recurrify_papers.experiment import Chart, Headline, gain_headline
 from recurrify_papers.plan import KINDS, LABELS, Entry, Plan
-from recurrify_papers.runner import Run
 from recurrify_papers.yoshida2020.tables import overlap_entries
 
 SOURCE = "Investigating the Impact of Recurrent Connections on Pre-Trained Transformer-based Models"
@@ -13,6 +12,8 @@ PREDICTED_TOKENS = 2_000
 CLASSES = 50
 """The most frequent tokens, over which AUC-ROC is averaged."""
 METRICS, COST, CONVERGENCE = "thesis-metrics", "thesis-cost", "thesis-convergence"
+COST_CHANGES = {"batches": (16,), "documents": 16, "document_tokens": 4_800, "prompts": (300,)}
+"""How the measured shape differs from that of `recurrify bench`."""
 
 
 def enwik8_entries(plan: Plan) -> list[Entry]:
@@ -48,20 +49,18 @@ def metric_entries(plan: Plan) -> list[Entry]:
     for kind in KINDS:
         name = plan.train(size.thesis, kind, seed=size.seeds[0])
         settings = {"run": {"run": name}, "data": size.source(size.thesis), "tokens": tokens, "classes": CLASSES}
-        function = "recurrify_papers.thesis.prediction:prediction_run"
-        run = plan.add(Run(name=f"{name}-metrics", function=function, settings=settings))
+        run = plan.run("thesis.prediction:prediction_run", f"{name}-metrics", **settings)
         trained = {size.seeds[0]: (run,)}
         found.append(Entry(label=LABELS[kind], model=kind, dataset=size.thesis, trained=trained))
     return found
 
 
 def cost_entries(plan: Plan) -> list[Entry]:
-    """Both models, then their comparison."""
-    size = plan.size
-    names = [plan.train(size.thesis, kind, seed=size.seeds[0]) for kind in COMPARED]
-    settings = {"runs": [{"run": name} for name in names], "workload": size.own.get(COST, {})}
-    run = plan.add(Run(name=COST, function="recurrify_papers.thesis.cost:cost_run", settings=settings))
-    return [Entry(label="both models", model="carry", trained={size.seeds[0]: (run,)})]
+    """Both models in one run; the benchmark's shapes are called as the sizes, and cost does not depend on weights."""
+    shape = {"paper": "gpt2"}.get(plan.size.name, plan.size.name)
+    changes = {**COST_CHANGES, **plan.size.own.get(COST, {})}
+    run = plan.run("thesis.cost:cost_run", COST, shape=shape, changes=changes)
+    return [Entry(label="both models", model="carry", trained={0: (run,)})]
 
 
 def curve_entries(plan: Plan) -> list[Entry]:
@@ -72,9 +71,7 @@ def curve_entries(plan: Plan) -> list[Entry]:
     for kind in COMPARED:
         more = {} if own is None else {"label": f"curve-{kind}", **own}
         runs[kind] = {"run": plan.train(size.thesis, kind, seed=size.seeds[0], **more)}
-    settings = {"runs": runs}
-    function = "recurrify_papers.thesis.convergence:convergence_run"
-    run = plan.add(Run(name=CONVERGENCE, function=function, settings=settings))
+    run = plan.run("thesis.convergence:convergence_run", CONVERGENCE, runs=runs)
     return [Entry(label="both models", model="carry", dataset=size.thesis, trained={size.seeds[0]: (run,)})]
 
 
@@ -85,13 +82,7 @@ EXPERIMENTS = (
         title="Recurrent GPT-2 and XLNet on enwik8",
         source=f"{SOURCE} (announced, no numbers printed)",
         headlines=(
-            Headline(
-                label=LABELS["carry"],
-                metric="gain",
-                split="test",
-                percent=True,
-                sentence="Recurrence lowers test perplexity on enwik8 by {value}; {published}.",
-            ),
+            gain_headline(LABELS["carry"], "Recurrence lowers test perplexity on enwik8 by {value}; {published}."),
         ),
         chart=Chart(x="overlap", metric="perplexity_per_word", split="test"),
     ),
@@ -104,7 +95,6 @@ EXPERIMENTS = (
             Headline(
                 label=LABELS["carry"],
                 metric="accuracy",
-                percent=True,
                 sentence="The recurrent model predicts {value} of the next tokens; {published}.",
             ),
         ),
@@ -120,7 +110,6 @@ EXPERIMENTS = (
                 label="",
                 metric="training tokens per second, ratio",
                 sentence="Recurrent training runs at {value} of the speed of plain windows; {published}.",
-                percent=True,
             ),
         ),
     ),

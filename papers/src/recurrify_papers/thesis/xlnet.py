@@ -19,11 +19,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PretrainedConfig, XLNetConfig, XLNetLMHeadModel
 from transformers.models.xlnet.modeling_xlnet import XLNetLMHeadModelOutput
 
-from recurrify import UserError
-
 IGNORED = -100
 """The target of an input that is not scored."""
-ATTENTION = ("uni", "bi")
 
 Memory = list[Tensor] | None
 """For each layer (M, B, W), as transformers has it; None before a document's first window."""
@@ -31,9 +28,6 @@ Memory = list[Tensor] | None
 
 def xlnet_config(like: PretrainedConfig, *, window: int, memory: int, attention: str = "uni") -> XLNetConfig:
     """An XLNet as wide, deep and many-headed as another model, for the same tokens."""
-    check_windows(window, memory)
-    if attention not in ATTENTION:
-        raise UserError(f"`attention` must be uni (one-way) or bi (two streams): got {attention!r}.")
     inner = getattr(like, "n_inner", None) or getattr(like, "intermediate_size", None) or 4 * like.hidden_size
     return XLNetConfig(
         vocab_size=like.vocab_size,
@@ -49,14 +43,6 @@ def xlnet_config(like: PretrainedConfig, *, window: int, memory: int, attention:
         bos_token_id=getattr(like, "bos_token_id", None),
         eos_token_id=getattr(like, "eos_token_id", None),
     )
-
-
-def check_windows(window: int, memory: int) -> None:
-    """Raise `UserError` for sizes that cannot be."""
-    if not isinstance(window, int) or window < 1:
-        raise UserError(f"`window` must be at least 1: got {window!r}.")
-    if not isinstance(memory, int) or isinstance(memory, bool) or memory < 0:
-        raise UserError(f"`memory` must be a whole number of tokens, 0 for none: got memory={memory!r}.")
 
 
 def left_to_right_inputs(ids_BN: Tensor) -> dict[str, Tensor]:
@@ -124,7 +110,6 @@ class WindowedXLNet(XLNetLMHeadModel):
 
     def set_windows(self, *, window: int, memory: int, checkpoint: bool = False) -> None:
         """`checkpoint` keeps only the memory of each window and recomputes the window in the backward pass."""
-        check_windows(window, memory)
         self.window, self.memory, self.checkpoint = window, memory, checkpoint
         self.config.window, self.config.mem_len = window, memory
 

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +15,8 @@ from recurrify.results import provenance
 from recurrify.train import TrainSettings, train, uses_bf16
 from recurrify_papers.finetune import train_settings, trained
 from recurrify_papers.runner import Say
-from recurrify_papers.thesis.xlnet import WindowedXLNet, check_windows, xlnet_config
+from recurrify_papers.thesis.xlnet import WindowedXLNet, xlnet_config
 from recurrify_papers.thesis.xlnet_scoring import score_xlnet
-
-
-@dataclass(frozen=True, kw_only=True)
-class XLNetMemory:
-    """The settings of XLNet's windows."""
-
-    window: int = 300
-    memory: int = 300
-    """Tokens before a window that its layers remember; 0 is none."""
-    attention: str = "uni"
-    """Of a model from scratch: uni predicts by the content stream, bi by the query stream. A pretrained model has its
-    own."""
-    checkpoint: bool = True
-    """Recompute each window in the backward pass: XLNet keeps its attention weights, which would fill a GPU."""
-
-    def __post_init__(self) -> None:
-        check_windows(self.window, self.memory)
 
 
 def train_xlnet(settings: dict[str, Any], folder: Path, say: Say) -> dict[str, Any] | None:
@@ -49,17 +32,16 @@ def xlnet_run(settings: TrainSettings, say: Say, progress_label: str = "") -> di
     tokenizer is trained from scratch.
     """
     out, started = Path(settings.out), time.time()
-    wanted = {name: value for name, value in settings.recurrence.items() if name != "mechanism"}
-    memory = XLNetMemory(**{**wanted, "checkpoint": True})
     set_seed(settings.seed)
-    model, tokenizer = new_xlnet(settings.model, memory)
+    model, tokenizer = new_xlnet(settings.model, settings.recurrence["window"], settings.recurrence["memory"])
+    model.checkpoint = True  # XLNet keeps its attention weights, which would fill a GPU
     texts, checksum = read_text(settings.data, "train", tokenizer, say, settings.text_field)
     valid, _ = read_text(settings.data, "valid", tokenizer, say, settings.text_field, settings.valid_tokens)
-    own = asdict(replace(memory, attention=model.config.attn_type))
-    settings = replace(settings, recurrence={"mechanism": "xlnet", **own}, data_checksum=checksum)
+    own = {**settings.recurrence, "attention": model.config.attn_type, "checkpoint": True}
+    settings = replace(settings, recurrence=own, data_checksum=checksum)
     say(
         f"XLNet, {model.num_parameters():,} parameters, attention {model.config.attn_type!r}; windows of "
-        f"{memory.window}, memory {memory.memory}, {settings.windows} windows in a sequence"
+        f"{model.window}, memory {model.memory}, {settings.windows} windows in a sequence"
     )
 
     def validate(model: Any, advance: Callable[[int], None]) -> dict[str, float]:
@@ -88,22 +70,19 @@ def xlnet_run(settings: TrainSettings, say: Say, progress_label: str = "") -> di
     }
 
 
-def new_xlnet(name: str, memory: XLNetMemory) -> tuple[WindowedXLNet, Any]:
+def new_xlnet(name: str, window: int, memory: int) -> tuple[WindowedXLNet, Any]:
     """The pretrained XLNet of that name, or a new one in the shape of another model; and the tokenizer."""
     if is_xlnet(name):
-        return load_xlnet(name, memory)
+        model, tokenizer = load_xlnet(name)
+        model.set_windows(window=window, memory=memory)
+        return model, tokenizer
     like, tokenizer = load_model(name, {"mechanism": "none"})
-    config = xlnet_config(like.base.config, window=memory.window, memory=memory.memory, attention=memory.attention)
-    model = WindowedXLNet(config)
-    model.set_windows(window=memory.window, memory=memory.memory, checkpoint=memory.checkpoint)
-    return model, tokenizer
+    return WindowedXLNet(xlnet_config(like.base.config, window=window, memory=memory)), tokenizer
 
 
-def load_xlnet(name: str, memory: XLNetMemory) -> tuple[WindowedXLNet, Any]:
+def load_xlnet(name: str) -> tuple[WindowedXLNet, Any]:
     """A trained XLNet and its tokenizer, by the hub's name or a folder."""
-    model = WindowedXLNet.from_pretrained(name, dtype=torch.float32)
-    model.set_windows(window=memory.window, memory=memory.memory, checkpoint=memory.checkpoint)
-    return model, load_tokenizer(name)
+    return WindowedXLNet.from_pretrained(name, dtype=torch.float32), load_tokenizer(name)
 
 
 def is_xlnet(name: str) -> bool:

@@ -9,8 +9,8 @@ from torch import Tensor
 from transformers import XLNetLMHeadModel
 
 from recurrify import UserError
-from recurrify.evaluate import Evaluation, ScoredDocument, Tally, check_counts, check_documents, evaluation_mode
-from recurrify_papers.thesis.xlnet import IGNORED, check_windows, whole_memory, window_losses
+from recurrify.evaluate import Evaluation, ScoredDocument, Tally, check_documents, evaluation_mode
+from recurrify_papers.thesis.xlnet import IGNORED, whole_memory, window_losses
 
 
 def score_xlnet(
@@ -35,8 +35,6 @@ def score_xlnet(
         progress: Called after each forward pass with the number of tokens that it scored; an exception that it raises
             ends the evaluation.
     """
-    check_windows(window, memory)
-    check_counts(rows=rows)
     check_documents(documents, model.config.vocab_size)
     tally = Tally(documents, window, 0)
     half = bf16 and model.device.type == "cuda"

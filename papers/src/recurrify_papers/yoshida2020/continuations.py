@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from recurrify import UserError
 from recurrify.data import pick_device, read_text
-from recurrify.evaluate import NamedTokens, as_recurrent, check_counts, check_ids, evaluation_mode, recurrence_settings
+from recurrify.evaluate import NamedTokens, as_recurrent, evaluation_mode, recurrence_settings
 from recurrify.results import provenance
 from recurrify_papers.finetune import trained_model
 from recurrify_papers.runner import Say
@@ -53,7 +53,6 @@ def sample_contexts(documents: Sequence[NamedTokens], count: int, *, window: int
     Each document is cut into contexts from a random token on, so that no token belongs to two of them; then `count` of
     all contexts are drawn.
     """
-    check_counts(count=count, window=window)
     random, taken = np.random.default_rng(seed), window + 1
     places: list[tuple[NamedTokens, int]] = []
     for document in documents:
@@ -85,22 +84,11 @@ def continue_contexts(
 
     End-of-text tokens are never written, so every continuation has its full length.
     """
-    check_counts(new_tokens=new_tokens, batch=batch)
-    if not contexts:
-        raise UserError("There is nothing to continue: give at least one context.")
-    lengths = {len(context.ids) for context in contexts}
-    if len(lengths) > 1:
-        raise UserError(
-            f"Contexts must all be one window long: got lengths from {min(lengths)} to {max(lengths)}; "
-            "take them from one call of sample_contexts."
-        )
-    window = lengths.pop()
+    window = len(contexts[0].ids)
     inputs = np.stack([np.append(context.ids, context.next_token) for context in contexts]).astype(np.int64)
     continuations = []
     with evaluation_mode(model):
         recurrent = as_recurrent(model, window, overlap=0)
-        for context, row in zip(contexts, inputs, strict=True):
-            check_ids(row, f"A context of {context.document!r}", recurrent.base.config.vocab_size)
         with recurrence_settings(recurrent, window, overlap=0):
             for start in range(0, len(inputs), batch):
                 ids = torch.from_numpy(inputs[start : start + batch]).to(recurrent.device)

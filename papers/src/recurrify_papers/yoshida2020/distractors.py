@@ -1,37 +1,34 @@
-"""A question-answering set with long contexts, made from questions that have one paragraph each."""
+"""Question-answering sets with long contexts, made from questions that have one paragraph each."""
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from recurrify import UserError
 from recurrify.data import Question, QuestionSet, gold_paragraphs, join_paragraphs, plain_title, words_of
 
 
 def mix_paragraphs(
-    sources: Sequence[QuestionSet], distractors: int = 9, test_share: float = 0.2, seed: int = 0
-) -> tuple[QuestionSet, QuestionSet]:
-    """A training and a test set in which each question's paragraph is at a random place among those of others.
+    questions: Sequence[Question], shares: Mapping[str, float], distractors: int = 9, seed: int = 0
+) -> dict[str, QuestionSet]:
+    """Sets in which each question's paragraph is at a random place among those of others.
 
-    As in HotpotQA's distractor setting, ten paragraphs by default, each under its title. The articles are divided
-    between the two sets, so that no paragraph of an article, gold or distractor, is in both. A distractor contains none
-    of the question's answers. Questions whose answer does not occur in their paragraph, or occurs in nearly all, are
-    left out and counted.
+    As in HotpotQA's distractor setting, ten paragraphs by default, each under its title. The articles are divided by
+    the `shares` of the sets, so that no paragraph of an article, gold or distractor, is in two of them. A distractor
+    contains none of the question's answers. Questions whose answer does not occur in their paragraph, or occurs in
+    nearly all, are left out and counted.
     """
-    if not 0 < test_share < 1:
-        raise UserError(f"`test_share` must lie between 0 and 1: got {test_share}.")
-    if distractors < 1:
-        raise UserError(f"`distractors` must be at least 1: got {distractors}.")
-    questions = [question for source in sources for question in source.questions]
     chance = random.Random(seed)
     articles = sorted({plain_title(question.article) for question in questions})
     chance.shuffle(articles)
-    held_out = set(articles[: round(test_share * len(articles))])
-    dealt: tuple[list[Question], list[Question]] = ([], [])
-    for question in questions:
-        dealt[plain_title(question.article) in held_out].append(question)
-    train, test = (_mixed(part, distractors, chance) for part in dealt)
-    return train, test
+    made, begin, total = {}, 0, 0.0
+    for name, share in shares.items():
+        total += share
+        end = round(total * len(articles))
+        own = set(articles[begin:end])
+        dealt = [question for question in questions if plain_title(question.article) in own]
+        made[name], begin = _mixed(dealt, distractors, chance), end
+    return made
 
 
 def _mixed(questions: Sequence[Question], distractors: int, chance: random.Random) -> QuestionSet:
@@ -59,7 +56,7 @@ def _mixed(questions: Sequence[Question], distractors: int, chance: random.Rando
         made.questions.append(question._replace(context=context, span=span))
     if not made.questions:
         raise UserError(
-            f"None of {len(questions)} questions can be put among {distractors} paragraphs of others: "
-            "give more articles."
+            f"None of {len(questions)} questions can be put among {distractors} paragraphs of others: give more "
+            f"articles, or fewer distractors than {distractors}."
         )
     return made

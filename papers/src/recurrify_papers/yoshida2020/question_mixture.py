@@ -2,23 +2,17 @@
 
 import hashlib
 import random
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from recurrify import UserError
-from recurrify.data import QuestionSet, load_questions, plain_title, save_questions
+from recurrify.data import Question, load_questions, plain_title, save_questions
 from recurrify.results import provenance
 from recurrify_papers.runner import Say
 from recurrify_papers.yoshida2020.distractors import mix_paragraphs
 
-PARTS = ("train", "valid", "test")
-TEST_SHARE = 0.2
+SHARES = {"train": 0.72, "valid": 0.08, "test": 0.2}
 """Of all articles."""
-VALID_SHARE = 0.1
-"""Of the articles that are left for training."""
 
 
 def mixture_run(settings: dict[str, Any], folder: Path, say: Say) -> dict[str, Any]:
@@ -29,13 +23,9 @@ def mixture_run(settings: dict[str, Any], folder: Path, say: Say) -> dict[str, A
     """
     seed, distractors, most = settings["seed"], settings["distractors"], settings["questions"]
     files = settings["data"]
-    sources = [_read_source(path, most, seed, say) for path in files]
-    try:
-        made = _mixed(sources, distractors, seed)
-    except UserError as error:
-        raise UserError(f"{str(error).removesuffix('.')}, or fewer distractors than {distractors}.") from error
+    questions = [question for path in files for question in _read_source(path, most, seed)]
     parts: dict[str, dict[str, Any]] = {}
-    for name, part in zip(PARTS, made, strict=True):
+    for name, part in mix_paragraphs(questions, SHARES, distractors, seed).items():
         path = folder / f"{name}.json"
         save_questions(part, path)
         articles = len({plain_title(question.article) for question in part.questions})
@@ -48,19 +38,7 @@ def mixture_run(settings: dict[str, Any], folder: Path, say: Say) -> dict[str, A
     return {"kind": "question-mixture", "parts": parts, "provenance": origin}
 
 
-def _mixed(sources: Sequence[QuestionSet], distractors: int, seed: int) -> tuple[QuestionSet, QuestionSet, QuestionSet]:
-    """For training, validation and test."""
-    rest, test = mix_paragraphs(sources, distractors, TEST_SHARE, seed)
-    # Mixed again: a paragraph of a validation article must not be among those of a training question either.
-    kept = {plain_title(question.article) for question in rest.questions}
-    remaining = [
-        replace(source, questions=[one for one in source.questions if plain_title(one.article) in kept])
-        for source in sources
-    ]
-    return *mix_paragraphs(remaining, distractors, VALID_SHARE, seed + 1), test
-
-
-def _read_source(path: str, most: int | None, seed: int, say: Say) -> QuestionSet:
+def _read_source(path: str, most: int | None, seed: int) -> list[Question]:
     source = load_questions(path)
     if source.style != "squad":
         raise UserError(
@@ -70,7 +48,7 @@ def _read_source(path: str, most: int | None, seed: int, say: Say) -> QuestionSe
     if most is not None and most < len(chosen):
         places = random.Random(seed).sample(range(len(chosen)), most)
         chosen = [chosen[place] for place in sorted(places)]
-    return QuestionSet([one._replace(id=f"{Path(path).stem}-{one.id}") for one in chosen], "squad", Counter())
+    return [one._replace(id=f"{Path(path).stem}-{one.id}") for one in chosen]
 
 
 def _sha256(path: Path) -> str:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from recurrify_papers.declare import perplexity_experiment
-from recurrify_papers.experiment import Chart, Experiment, Headline, Row, Table
+from recurrify_papers.experiment import Chart, Experiment, Row, Table, gain_headline
 from recurrify_papers.plan import KINDS, LABELS, VARIANTS, Entry, Plan, against_first
 from recurrify_papers.runner import Results, Run
 from recurrify_papers.sizes import Size
@@ -115,16 +115,20 @@ def rate_table(size: Size, results: Results) -> Table:
     return table
 
 
-def _gain_headline(model: str, sentence: str) -> Headline:
-    return Headline(label=LABELS[model], metric="gain", split="test", percent=True, sentence=sentence)
-
-
-OURS = "With the best mechanism found here, {value} lower."
-WINDOWS = Headline(
-    label=f"{LABELS['carry']}, window 300",
-    metric="gain",
-    percent=True,
-    sentence="With windows of 300, recurrence lowers validation perplexity by {value}; {published}.",
+OVERLAP: dict[str, Any] = {
+    "curves": True,
+    "settings": published.hyperparameters,
+    "headlines": (
+        gain_headline(LABELS["carry"], "Recurrence lowers test perplexity without overlap by {value}; {published}."),
+        gain_headline(LABELS["best"], "With the best mechanism found here, {value} lower."),
+    ),
+    "chart": Chart(x="overlap", metric="perplexity_per_word", split="test"),
+}
+"""What tables 1 and 2 share."""
+WINDOWS = gain_headline(
+    f"{LABELS['carry']}, window 300",
+    "With windows of 300, recurrence lowers validation perplexity by {value}; {published}.",
+    split="valid",
 )
 EXPERIMENTS = (
     Experiment(
@@ -141,26 +145,14 @@ EXPERIMENTS = (
         name="table1",
         title="Perplexity on encyclopaedia articles against overlap",
         source=f"{SOURCE}, Table 1 (WikiText-103)",
-        curves=True,
-        settings=published.hyperparameters,
-        headlines=(
-            _gain_headline("carry", "Recurrence lowers test perplexity without overlap by {value}; {published}."),
-            _gain_headline("best", OURS),
-        ),
-        chart=Chart(x="overlap", metric="perplexity_per_word", split="test"),
+        **OVERLAP,
     ),
     perplexity_experiment(
         lambda plan: overlap_entries(plan, "books", published.TABLE_2, plan.size.plain_overlaps),
         name="table2",
         title="Perplexity on books against overlap",
         source=f"{SOURCE}, Table 2 (PG-19)",
-        curves=True,
-        settings=published.hyperparameters,
-        headlines=(
-            _gain_headline("carry", "Recurrence lowers test perplexity without overlap by {value}; {published}."),
-            _gain_headline("best", OURS),
-        ),
-        chart=Chart(x="overlap", metric="perplexity_per_word", split="test"),
+        **OVERLAP,
     ),
     perplexity_experiment(
         window_entries,
@@ -184,11 +176,8 @@ EXPERIMENTS = (
         title="Variants of the mechanism: short runs on books",
         source="ours; the paper's authors tried several of these and found none much better",
         headlines=(
-            Headline(
-                label="tail-64-pooled",
-                metric="gain",
-                percent=True,
-                sentence="A tail of 64 positions lowers validation perplexity by {value}.",
+            gain_headline(
+                "tail-64-pooled", "A tail of 64 positions lowers validation perplexity by {value}.", split="valid"
             ),
         ),
         chart=Chart(x="label", metric="gain", split="valid", title="Gain over plain windows"),

@@ -24,12 +24,10 @@ def text_entries(plan: Plan) -> list[Entry]:
     written = {}
     for kind in KINDS:
         run = plan.train("books", kind, seed=size.seeds[0])
-        function = "recurrify_papers.yoshida2020.continuations:continuations_run"
-        settings = {"run": {"run": run}, **common}
-        written[kind] = {"run": plan.add(Run(name=f"{run}-written", function=function, settings=settings))}
+        made = plan.run("yoshida2020.continuations:continuations_run", f"{run}-written", run={"run": run}, **common)
+        written[kind] = {"run": made}
     settings = {"data": size.books, "texts": TOPIC_TEXTS, "topics": TOPICS, "shown": SHOWN, "runs": written}
-    function = "recurrify_papers.yoshida2020.topics:topics_run"
-    plan.add(Run(name=RUN, function=function, settings=settings))
+    plan.run("yoshida2020.topics:topics_run", RUN, **settings)
     return [Entry(label="all models", model="carry", dataset="books", trained={size.seeds[0]: (RUN,)})]
 
 
@@ -62,7 +60,6 @@ EXPERIMENTS = (
             Headline(
                 label=LABELS["carry"],
                 metric="closer share",
-                percent=True,
                 sentence="In {value} of contexts the recurrent model stays closer to the topic; {published}.",
             ),
         ),

@@ -13,7 +13,6 @@ from sklearn.feature_extraction.text import CountVectorizer
 
 from recurrify import UserError
 from recurrify.data import load_documents
-from recurrify.evaluate import check_counts
 from recurrify.results import load_result, provenance
 from recurrify_papers.plan import LABELS
 from recurrify_papers.runner import RESULT_FILE, Say
@@ -91,7 +90,6 @@ def fit_topics(
     texts: Sequence[str], topics: int = 20, seed: int = 0, *, chunk_words: int | None = CHUNK_WORDS
 ) -> TopicModel:
     """Fit a topic model on training text, cut into chunks of `chunk_words` words; None fits on whole texts."""
-    check_counts(topics=topics)
     chunks = [chunk for text in texts for chunk in _chunks(text, chunk_words)]
     if len(chunks) > MOST_CHUNKS:
         kept = np.random.default_rng(seed).choice(len(chunks), MOST_CHUNKS, replace=False)
@@ -131,11 +129,6 @@ def compare_topics(
       a context than a wrong topic is. `with_words` therefore repeats the comparison on the contexts that every kind
       continues with a known word.
     """
-    if not contexts or not continuations:
-        raise UserError("There is nothing to compare: give contexts and at least one kind of continuations.")
-    for kind, texts in continuations.items():
-        if len(texts) != len(contexts):
-            raise UserError(f"{kind!r} has {len(texts)} continuations of {len(contexts)} contexts: give one for each.")
     of_contexts = topic_model.distributions(contexts)
     bits = {kind: divergences(of_contexts, topic_model.distributions(texts)) for kind, texts in continuations.items()}
     worded = {kind: topic_model.known_words(texts) > 0 for kind, texts in continuations.items()}

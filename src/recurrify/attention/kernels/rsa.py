@@ -20,7 +20,7 @@ WARPS = 4
 
 
 class _Grid(NamedTuple):
-    """How the work falls into programs, block by block."""
+    """How the work is divided into programs, block by block."""
 
     blocks: Blocks
     groups: int
@@ -248,12 +248,12 @@ def _gradients(
 
 
 def unit_stride(tensor: Tensor) -> Tensor:
-    """`tensor` itself, or a copy if neighbours in its last dimension do not lie side by side."""
+    """`tensor` itself, or a contiguous copy if its last dimension has another stride than 1."""
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 class _Eager(torch.autograd.Function):
-    """Past the dispatcher, whose way through an operator takes longer than a small kernel."""
+    """Without the dispatcher, whose overhead for an operator is larger than a small kernel."""
 
     forward = staticmethod(_launch_forward)
     setup_context = staticmethod(_remember)

@@ -1,4 +1,4 @@
-"""What the RSA kernels are given, and how lanes fall into blocks."""
+"""The arguments of the RSA kernels, and how lanes are divided into blocks."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -37,7 +37,7 @@ class Given(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """How the lanes fall into blocks. Also asked with lengths that torch.compile keeps open: comparisons only."""
+    """How the lanes are divided into blocks. Lengths may be symbolic under torch.compile: only comparisons work."""
 
     length: int
     """Steps of a lane in one block."""

@@ -38,7 +38,7 @@ from recurrify.attention.kernels.rsa_parts import (
     write_table,
 )
 
-# Lengths differ from batch to batch; a kernel compiled anew for each of their kinds would stall training.
+# Lengths differ from batch to batch; compiling a kernel for each kind of length would stall training.
 # (Loops run by `while`, because Triton's interpreter cannot take a range of loaded numbers with today's numpy.)
 LENGTHS = ["positions", "memory", "blocks", "offset", "one_way", "parts"]
 
@@ -302,7 +302,7 @@ def _ends(
 
 @triton.jit
 def _meet_ends(out_rows, in_rows, past_re, past_im, future_re, future_im):
-    """All products that `across_gradient` asks for."""
+    """All products that `across_gradient` needs."""
     out_re, out_im = meet(out_rows, past_re, past_im)
     in_re, in_im = meet(in_rows, future_re, future_im)
     both_re, both_im = times(past_re, past_im, future_re, future_im)

@@ -23,13 +23,13 @@ QUARTERS = tl.constexpr(0.6366197723675814)
 """Quarter turns in one radian."""
 LOOK_BATCH = tl.constexpr(16)
 NEGLIGIBLE_BITS = tl.constexpr(100.0)
-"""Weights below 2^−100 are left out: next to any other term of the sum float32 cannot tell them from 0."""
+"""Weights below 2^−100 are left out: added to any other term of the sum they vanish in float32."""
 SMALLEST_DECAY = tl.constexpr(1e-30)
 
 
 @triton.jit
 def program(heads, blocks, GROUP: tl.constexpr, BD: tl.constexpr):
-    """Which block, which head and which sequences this program has, and which columns."""
+    """The block, head, sequences and columns of this program."""
     index = tl.program_id(0) % blocks
     row = tl.program_id(0) // blocks
     return index, row % heads, row // heads * GROUP, tl.program_id(1) * BD + tl.arange(0, BD)
