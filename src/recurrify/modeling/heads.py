@@ -277,6 +277,10 @@ def add_recurrence(model: PreTrainedModel, config: MechanismConfig | RSAConfig |
         **labels_of(model.config) if issubclass(kind, _LABELLED) else {},
     )
     recurrent = kind(full, model)
+    quantiser = getattr(model, "hf_quantizer", None)
+    if quantiser is not None:  # which knows how to save its weights
+        recurrent.hf_quantizer = quantiser
+        full.quantization_config = model.config.quantization_config
     for name, part in recurrent.named_children():
         if name != "base":
             part.to(model.device, model.dtype)
