@@ -17,6 +17,7 @@ from recurrify.cli import classify, options, probe, qa
 from recurrify.cli.add import add_command
 from recurrify.cli.advise import advise_command
 from recurrify.cli.inspect import inspect_command
+from recurrify.cli.serve import serve_command
 from recurrify.cli.settings import examples
 from recurrify.cli.train import add_train_command
 from recurrify.console import err_console, say
@@ -190,6 +191,10 @@ app.command(
         "recurrify inspect runs/novels chapter.txt --plain runs/plain --compare runs/tail --tokens 2000",
     ),
 )(inspect_command)
+app.command(
+    name="serve",
+    epilog=examples("recurrify serve runs/novels", "recurrify serve owner/name --port 8001 --device cuda"),
+)(serve_command)
 app.add_typer(qa.app, name="qa")
 app.add_typer(classify.app, name="classify")
 app.add_typer(probe.app, name="probe")
