@@ -2,9 +2,9 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
-import time
 from dataclasses import fields
 from inspect import signature
 from pathlib import Path
@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 import typer
+from huggingface_hub import constants
 from typer.testing import CliRunner
 
-from recurrify import UserError, __version__
+from recurrify import UserError, __version__, hub_access
 from recurrify.cli import inspect as inspecting
 from recurrify.cli import main as cli
-from recurrify.cli import probe
+from recurrify.cli import options, probe
 from recurrify.evaluate import probe_run
 from recurrify.evaluate.inspection import REACH
 from recurrify.mechanisms import mechanism_names, recurrence_config
@@ -209,17 +210,19 @@ def test_commands_silence_third_party_messages() -> None:
     assert run(program).stdout.split() == ["True", "False"]
 
 
-def test_missing_network_is_reported_quickly(refused: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    from huggingface_hub import constants
-
-    from recurrify import hub_access
-
+def test_network_that_never_answers_is_reported_before_torch_is_loaded(
+    refused: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(hub_access, "SECONDS", 0.2)
-    monkeypatch.setattr(hub_access, "_connect", lambda *_: time.sleep(30))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     hub_access.hub_is_reachable.cache_clear()
+    said: list[str] = []
+    monkeypatch.setattr(options, "say", said.append)
     try:
-        assert "check the network connection; the small decoder" in refused("generate", "nowhere", "--prompt", "w5")
+        with socket.create_server(("127.0.0.1", 0)) as hole:  # takes connections, but never answers
+            monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{hole.getsockname()[1]}")
+            assert "check the network connection; the small decoder" in refused("generate", "nowhere", "--prompt", "w5")
+        assert said == ["The Hugging Face hub does not answer: only what was downloaded before is used."]
         assert constants.HF_HUB_OFFLINE
     finally:
         hub_access.hub_is_reachable.cache_clear()

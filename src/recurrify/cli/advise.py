@@ -35,7 +35,7 @@ def advise_command(
     """
     check_overwrites_nothing(out, data, model)
     check_overwrites_nothing(page, data, model)
-    options.load_libraries()
+    options.load_libraries(model, data=data)
     from recurrify.cli.evaluate import write_results
     from recurrify.data import check_source, checksum, load_documents, pick_device
     from recurrify.evaluate.advise import advice_tokens, advise, candidate_memories, measure_readings, sample_pieces
