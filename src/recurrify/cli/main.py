@@ -122,7 +122,7 @@ def evaluate(
     """
     given = locals()
     check_overwrites_nothing(out, data, *models)
-    check_overwrites_nothing(page, data, *models)
+    options.check_page(page, data, *models)
     options.load_libraries(*models, data=data)
     from recurrify.data.documents import check_source
 

@@ -11,6 +11,7 @@ import typer
 from recurrify.console import busy, say
 from recurrify.errors import UserError
 from recurrify.hub_access import hub_is_reachable
+from recurrify.results import check_overwrites_nothing
 from recurrify.train.memories import BEST, mechanism_names
 
 MODEL_HELP = "Hugging Face name, folder, run folder, .gguf file or shipped:base."
@@ -68,6 +69,13 @@ def load_libraries(*models: str | None, data: str = "") -> None:
 
 def _may_be_on_the_hub(model: str) -> bool:
     return not model.startswith((".", "/", "~", "shipped:")) and not Path(model).exists()
+
+
+def check_page(page: Path | None, *read: str | Path | None) -> None:
+    """Before long work: raise `UserError` if the page cannot be written there, or charts cannot be drawn."""
+    if page is not None:
+        check_overwrites_nothing(page, *read, content=b"<")
+        import_module("recurrify.pages.charts")
 
 
 def check_given_once(app: typer.Typer, arguments: Sequence[str], option: str) -> None:

@@ -4,12 +4,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import altair as alt
-
 from recurrify.errors import UserError
 from recurrify.pages.numbers import finite
 from recurrify.pages.page import Chart, themes
 from recurrify.results import write_whole
+
+try:
+    import altair as alt
+except ModuleNotFoundError as error:
+    raise UserError(f'Pages need the package {error.name!r}: run `pip install "recurrify[pages]"`.') from error
 
 PICTURE_WIDTH = 460
 DASHES = [[1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [10, 3]]
@@ -96,11 +99,11 @@ def line_chart(
         tips.append(alt.Tooltip(end, type="quantitative", title=name, format=y_format))
     base = alt.Chart(alt.Data(values=kept)).encode(x=x_axis, y=y_axis)
     if series:
-        short = len(names) > 4 and max(map(len, names)) <= 20
+        wide = 7 * max(map(len, names), default=0) + 45
         legend = alt.Legend(
             orient="top",
             direction="vertical",
-            columns=2 if short else 1,
+            columns=alt.ExprRef(f"max(1, floor(width / {wide}))"),
             title=None,
             labelLimit=320,
             symbolType="stroke",
