@@ -124,6 +124,8 @@ class _Lines:
 
     def line(self) -> str:
         text = f"{self.name}: {self.done:,} of {self.total:,}, {100 * self.done / max(self.total, 1):.0f} %"
+        if self.done >= self.total:
+            return f"{text}, finishing"
         if self.done > self.before >= 0:
             pace = (time.monotonic() - self.begun) / (self.done - self.before)
             text += f", {time_left(pace * (self.total - self.done))}"

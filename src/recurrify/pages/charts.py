@@ -14,7 +14,7 @@ try:
 except ModuleNotFoundError as error:
     raise UserError(f'Pages need the package {error.name!r}: run `pip install "recurrify[pages]"`.') from error
 
-PICTURE_WIDTH = 460
+PICTURE_WIDTH, AXIS_WIDTH = 460, 60
 DASHES = [[1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [10, 3]]
 """One fewer than there are colours, so that thirty lines look different."""
 
@@ -99,11 +99,13 @@ def line_chart(
         tips.append(alt.Tooltip(end, type="quantitative", title=name, format=y_format))
     base = alt.Chart(alt.Data(values=kept)).encode(x=x_axis, y=y_axis)
     if series:
-        wide = 7 * max(map(len, names), default=0) + 45
+        widest = 7 * max(map(len, names), default=0) + 45
+        # Not by the signal `width`, which changes after the legend was laid out; a picture has no container.
+        space = f"(isFinite(containerSize()[0]) ? containerSize()[0] : {PICTURE_WIDTH}) - {AXIS_WIDTH}"
         legend = alt.Legend(
             orient="top",
             direction="vertical",
-            columns=alt.ExprRef(f"max(1, floor(width / {wide}))"),
+            columns=alt.ExprRef(f"max(1, floor(({space}) / {widest}))"),
             title=None,
             labelLimit=320,
             symbolType="stroke",

@@ -144,11 +144,9 @@ def evaluation_verdict(result: Mapping[str, Any]) -> Verdict:
             continue
         mine, theirs = (_row(rows, entry, key) for key in ("model", "against"))
         name, against = (str(entry.get(f"{key}label") or entry.get(other)) for key, other in NAMED)
-        facts = [("compared with", against)]
-        facts.append(("cost", extra_cost(mine.get("full_flops_per_token"), theirs.get("full_flops_per_token"))))
+        facts = [("cost", extra_cost(mine.get("full_flops_per_token"), theirs.get("full_flops_per_token")))]
         for label, row in ((name, mine), (against, theirs)):
-            value = row.get(gain.measure.replace(" ", "_"))
-            facts.append((f"{label}, {gain.measure}", numbers.perplexity(value)))
+            facts.append((label, numbers.perplexity(row.get(gain.measure.replace(" ", "_")))))
         readings = [row for row in rows if row.get("role") not in (None, "memory")]
         subject = name[:1].upper() + name[1:] if entry.get("label") else name
         sentence = f"{gain.sentence(subject, against)} {best_of_all(mine, readings)}".rstrip()
