@@ -6,9 +6,6 @@ from typing import Any
 
 from recurrify.pages import numbers
 
-SAME_PRICE = 1.05
-"""Readings that cost up to this many times as many FLOPs as the memory are held against it first."""
-
 
 @dataclass(frozen=True)
 class Gain:
@@ -77,6 +74,8 @@ def best_of_all(memory: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) 
     """Whether another reading of the base is better than the memory, and at what cost."""
     if not others:
         return ""
+    from recurrify.evaluate.comparison import SAME_PRICE  # loads torch, which other pages do not need
+
     price, level = memory["full_flops_per_token"], memory["perplexity_per_token"]
     better = [row for row in others if row["perplexity_per_token"] < level]
     cheap = [row for row in better if row["full_flops_per_token"] <= SAME_PRICE * price]
