@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-cluster soak docs lint fix clean
+.PHONY: demo test test-cluster test-versions soak docs lint fix clean
 
 demo: $(VENV)/.ready  ## set up, then read a novel with and without memory: about five minutes on two cores
 	$(BIN)/recurrify demo
@@ -12,6 +12,29 @@ test: $(VENV)/.ready lint  ## set up, then lint, types, import directions and al
 
 test-cluster: $(VENV)/.ready  ## a sweep on a real Slurm on this machine (Debian, root): a node dies, a disk is full
 	$(BIN)/python -m pytest -rs papers/tests/cluster/slurm_sweep.py
+
+OLDEST := transformers==5.17.0
+NEWEST := transformers
+OLDEST_TORCH ?= torch==2.13.0
+NEWEST_TORCH ?= torch==2.13.0
+CONTRACT := tests/modeling/test_contract.py tests/modeling/test_families.py tests/modeling/test_saving.py \
+  tests/modeling/test_saved_by_0_1_0.py tests/modeling/test_generation.py tests/modeling/test_trainer.py \
+  tests/integrations/test_tool_trainer.py tests/integrations/test_tool_server.py tests/integrations/test_tool_torchao.py
+
+test-versions: .versions/oldest .versions/newest  ## the contract with the oldest and the newest transformers
+	.versions/oldest/bin/python -m pytest $(CONTRACT)
+	.versions/newest/bin/python -m pytest $(CONTRACT)
+
+.versions/oldest: PACKAGES = "$(OLDEST)"
+.versions/oldest: TORCH = $(OLDEST_TORCH)
+.versions/newest: PACKAGES = "$(NEWEST)" torchao
+.versions/newest: TORCH = $(NEWEST_TORCH)
+.versions/%: pyproject.toml
+	rm -rf $@
+	$(PYTHON) -m venv $@
+	$@/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH) || (rm -rf $@ && false)
+	$@/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH) $(PACKAGES) \
+	  -e '.[serve]' pytest hypothesis || (rm -rf $@ && false)
 
 KILLS ?= 100
 INPUTS ?= 2000
@@ -40,4 +63,4 @@ $(VENV)/.ready: pyproject.toml papers/pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) .versions .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

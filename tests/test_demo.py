@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, logging
+from transformers import GPT2Config, GPT2LMHeadModel, logging
 
 from recurrify import add_recurrence
 from recurrify import demo as demo_module
@@ -25,6 +24,7 @@ from recurrify.pages import numbers
 from recurrify.pages.demo import summary
 from recurrify.train import finetune
 from support.commands import invoke
+from support.tokenizers import like_gpt2
 
 LIVE_TOKENS = 10_000
 
@@ -51,27 +51,13 @@ def load_texts(split: str, limit: int | None, skipped: list[Skipped]) -> list[Do
     return TEXTS[split][:limit]
 
 
-def tokenizer() -> PreTrainedTokenizerFast:
-    pieces = Tokenizer(models.BPE())
-    pieces.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    pieces.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300,
-        special_tokens=["<|endoftext|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    pieces.train_from_iterator((document.text for document in TEXTS["train"]), trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=pieces, eos_token="<|endoftext|>", bos_token="<|endoftext|>")
-
-
 def no_model(name: str) -> str:
     raise UserError("No network.")
 
 
 def ship(folder: Path) -> None:
     """base, plain and recurrent, as they are shipped."""
-    words = tokenizer()
+    words = like_gpt2([document.text for document in TEXTS["train"]], 300)
     sizes = {"n_positions": 256, "n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": len(words)}
     end = words.eos_token_id
     torch.manual_seed(0)

@@ -18,6 +18,7 @@ from recurrify import MechanismConfig
 from recurrify.cli.main import app
 from recurrify.mechanisms.registry import BUILT_IN, recurrence_config
 from support.models import tiny
+from support.processes import free_port
 from support.runs import model_folder
 from support.tokenizers import like_bert
 
@@ -58,7 +59,9 @@ def test_python_blocks_run(
     asked = {"context": CONTEXT, "qas": [{"id": "1", "question": "Which words ?", "answers": answers}]}
     Path("questions.json").write_text(json.dumps({"data": [{"title": "t", "paragraphs": [asked]}]}), encoding="utf-8")
     names: dict[str, Any] = {"__name__": "example"}
+    port = str(free_port())
     for code in blocks(page, "python"):
+        code = code.replace("8765", port)
         for name, folder in models.items():
             code = code.replace(f'"{name}"', repr(str(folder)))
         exec(compile(code, str(page), "exec"), names)

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from recurrify.data import Document, make_tokenizer
+from recurrify.data import Document
 from recurrify.errors import UserError
+from recurrify_papers.data.tokenizers import make_tokenizer
 from recurrify_papers.pretrain.objectives import (
     Masked,
     SpanCorruption,

@@ -27,6 +27,10 @@ out_console = Console()
 err_console = Console(stderr=True)
 LINE_SECONDS = 8.0
 """Between two lines of a log, where there is no terminal to show a bar."""
+_said = time.monotonic()
+"""When the last line was printed."""
+_lines: list[Callable[[], str] | None] = []
+"""What open heartbeats print, the innermost last."""
 
 
 def is_first() -> bool:
@@ -36,6 +40,8 @@ def is_first() -> bool:
 
 def say(text: str) -> None:
     """Print a line of progress."""
+    global _said
+    _said = time.monotonic()
     if is_first():
         err_console.print(text, style="dim", highlight=False, markup=False, soft_wrap=True)
 
@@ -53,13 +59,18 @@ def show_table(caption: str, header: Sequence[str], rows: Sequence[Sequence[str]
 
 
 @contextmanager
-def heartbeat(line: Callable[[], str]) -> Iterator[None]:
-    """Print `line()` every few seconds until the block ends: a log is never silent for long."""
+def heartbeat(line: Callable[[], str] | None) -> Iterator[None]:
+    """Print `line()` whenever nothing was printed for some seconds, until the block ends.
+
+    Of nested blocks the innermost speaks; None keeps silent, for what shows progress in another way.
+    """
+    _lines.append(line)
     over = threading.Event()
 
     def beat() -> None:
-        while not over.wait(max(LINE_SECONDS, 0.01)):
-            say(line())
+        while not over.wait(max(_said + LINE_SECONDS - time.monotonic(), 0.01)):
+            if line is not None and line is _lines[-1] and time.monotonic() - _said >= LINE_SECONDS:
+                say(line())
 
     thread = threading.Thread(target=beat, daemon=True)
     thread.start()
@@ -68,6 +79,7 @@ def heartbeat(line: Callable[[], str]) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
+        _lines.remove(line)
 
 
 @contextmanager
@@ -92,7 +104,7 @@ def progress_bar(name: str, total: int) -> Iterator[Callable[[int], None]]:
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:3.0f}%"))
     times = (TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, *times, console=err_console, transient=True) as bar:
+    with heartbeat(None), Progress(*columns, *times, console=err_console, transient=True) as bar:
         task = bar.add_task(name, total=total)
         yield lambda done: bar.advance(task, done)
 
@@ -112,6 +124,8 @@ class _Lines:
 
     def line(self) -> str:
         text = f"{self.name}: {self.done:,} of {self.total:,}, {100 * self.done / max(self.total, 1):.0f} %"
+        if self.done >= self.total:
+            return f"{text}, finishing"
         if self.done > self.before >= 0:
             pace = (time.monotonic() - self.begun) / (self.done - self.before)
             text += f", {time_left(pace * (self.total - self.done))}"

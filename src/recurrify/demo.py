@@ -135,7 +135,7 @@ def _read_novel(advance: Advance, say: Say) -> dict[str, Any]:
     model, tokenizer = _loaded(names["memory"])
     memory = add_recurrence(model.base, MEMORY) if names["memory"] == MODEL else model
     document = Document("novel", NOVEL.read_text(encoding="utf-8"))
-    ids, pieces = _pieces(document.text, tokenizer)
+    (_, ids), pieces = inspection.text_pieces(document, tokenizer)
     text = TokenizedDocument(document.name, ids, *text_sizes(document.text))
     settings = comparison_settings(memory, [text])
     said = f"{len(ids):,} tokens, windows of {settings[0].window}; {memory_cost(memory)}"
@@ -175,13 +175,6 @@ def _table_row(row: ComparisonRow) -> dict[str, Any]:
 def _loaded(name: str) -> tuple[Any, Any]:
     _quiet()
     return load_model(name)
-
-
-def _pieces(text: str, tokenizer: Any) -> tuple[np.ndarray, list[str]]:
-    """The text's tokens, and the part of the text that each of them adds."""
-    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-    ends = [0, *(stop for _, stop in encoded["offset_mapping"])]
-    return np.asarray(encoded["input_ids"]), [text[ends[place] : stop] for place, stop in enumerate(ends[1:])]
 
 
 def _model(name: str, setting: ComparisonSetting) -> Any:

@@ -1,17 +1,16 @@
 """The Hugging Face hub: whether it can be reached, and whether code that comes with a model may run."""
 
 import os
-import socket
 import sys
 import threading
+from contextlib import suppress
 from functools import cache
-from urllib.parse import urlsplit
 
 __all__ = ["hub_is_reachable", "trusts_remote_code"]
 
 TRUST = "RECURRIFY_TRUST_REMOTE_CODE"
-SECONDS = 4.0
-"""How long to wait for a connection; the hub's own retries take more than a minute."""
+SECONDS = 3.0
+"""How long to wait for an answer; the hub's own retries take more than a minute."""
 
 
 def trusts_remote_code() -> bool:
@@ -21,29 +20,27 @@ def trusts_remote_code() -> bool:
 
 @cache
 def hub_is_reachable() -> bool:
-    """Whether the hub can be reached. If not, its libraries use downloaded files only for the rest of the process."""
+    """Whether the hub answers. If not, its libraries use downloaded files only for the rest of the process."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
         return False
-    if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
-        return True  # the proxy answers for the hub
-    address = urlsplit(constants.ENDPOINT)
-    connected: list[bool] = []
+    answered = threading.Event()
     # In a thread, because looking up a name has no time limit of its own.
-    thread = threading.Thread(target=_connect, args=(address.hostname, address.port or 443, connected), daemon=True)
+    thread = threading.Thread(target=_ask, args=(constants.ENDPOINT, answered), daemon=True)
     thread.start()
     thread.join(SECONDS)
-    if not connected:
+    if not answered.is_set():
         constants.HF_HUB_OFFLINE = True
         if "datasets" in sys.modules:
             sys.modules["datasets"].config.HF_HUB_OFFLINE = True
-    return bool(connected)
+    return answered.is_set()
 
 
-def _connect(host: str, port: int, connected: list[bool]) -> None:
-    try:
-        with socket.create_connection((host, port), timeout=SECONDS):
-            connected.append(True)
-    except OSError:
-        pass
+def _ask(address: str, answered: threading.Event) -> None:
+    """Any answer counts. The hub's own session knows proxies and certificates."""
+    from huggingface_hub import get_session
+
+    with suppress(Exception):  # of dozens of types
+        get_session().head(address, timeout=SECONDS)
+        answered.set()

@@ -84,7 +84,8 @@ def open_windows(packed: Packed, window: int, overlap: int) -> tuple[Tensor, lis
     lengths = [length - start for length, start in zip(packed.lengths, starts, strict=True)]
     longest = max(lengths)
     if len(set(starts)) == 1:
-        return packed.tokens[:, starts[0] : starts[0] + longest], lengths
+        # A copy: a part of a long text would keep all of it in memory.
+        return packed.tokens[:, starts[0] : starts[0] + longest].clone(), lengths
     columns = torch.tensor(starts)[:, None] + torch.arange(longest)[None]
     columns = columns.clamp(max=packed.tokens.shape[1] - 1).to(packed.tokens.device)
     return packed.tokens.gather(1, columns), lengths

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import constants
 from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BloomConfig, BloomForCausalLM, T5Config
@@ -134,7 +135,8 @@ class TestModel:
     ) -> None:
         asked = []
         monkeypatch.setattr(loading, "tokenizer_of", lambda name, *_: asked.append(name))
-        monkeypatch.setattr(loading.constants, "HF_HUB_OFFLINE", True)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
         sentence = refused("generate", "nowhere", "--prompt", "w5")
         assert "unset HF_HUB_OFFLINE" in sentence
         assert "shipped:base needs no network" in sentence

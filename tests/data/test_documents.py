@@ -1,15 +1,12 @@
 """Documents from files, folders and named corpora, and the errors that users can run into."""
 
 import gzip
-import json
 import lzma
 import os
 import sys
-from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 
-import datasets
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,19 +14,10 @@ from hypothesis import strategies as st
 from recurrify.data import CORPORA, Document, Skipped, checksum, corpus_names, load_documents, register_corpus
 from recurrify.data.splits import cut_by_position
 from recurrify.errors import UserError
+from support.containers import CONTAINERS, as_parquet, json_lines, write
 
 WORDS = " ".join(f"word{number}" for number in range(400))
 SPLITS = ("train", "valid", "test")
-
-
-def write(path: Path, content: str | bytes) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return path
-
-
-def json_lines(*records: object) -> str:
-    return "".join(json.dumps(record) + "\n" for record in records)
 
 
 def names(documents: list[Document]) -> list[str]:
@@ -51,6 +39,15 @@ class TestFiles:
         assert train.text + valid.text + test.text == WORDS
         assert abs(len(train.text) / len(WORDS) - 0.9) < 0.05
         assert valid.text.startswith("word")
+
+    def test_compressed_text_is_cut_where_the_text_is(self, tmp_path: Path) -> None:
+        plain = write(tmp_path / "book.txt", WORDS)
+        for path in (
+            write(tmp_path / "book.txt.gz", gzip.compress(WORDS.encode())),
+            write(tmp_path / "book.gz", gzip.compress(WORDS.encode())),
+        ):
+            for split in SPLITS:
+                assert texts(load_documents(path, split)) == texts(load_documents(plain, split))
 
     def test_json_lines_give_one_document_per_line(self, tmp_path: Path) -> None:
         # U+2028 breaks lines for `str.splitlines`, but not in JSON Lines.
@@ -118,38 +115,9 @@ class TestFiles:
 ROWS = [{"text": f"text {number}, with “quotes” and\nlines", "id": f"0{number}"} for number in range(40)]
 
 
-def as_csv(path: Path, delimiter: str = ",") -> Path:
-    lines = [delimiter.join(("id", "text")), *(f'{row["id"]}{delimiter}"{row["text"]}"' for row in ROWS)]
-    return write(path, "\r\n".join(lines) + "\r\n")
-
-
-def as_parquet(path: Path) -> Path:
-    datasets.Dataset.from_list(ROWS).to_parquet(path)
-    return path
-
-
-def as_saved(path: Path) -> Path:
-    datasets.Dataset.from_list(ROWS).save_to_disk(path)
-    return path
-
-
-CONTAINERS: dict[str, Callable[[Path], Path]] = {
-    "a.jsonl": lambda path: write(path, json_lines(*ROWS)),
-    "b.jsonl.gz": lambda path: write(path, gzip.compress(json_lines(*ROWS).encode())),
-    "c.json": lambda path: write(path, json.dumps(ROWS, indent=1)),
-    "d.json.xz": lambda path: write(path, lzma.compress(json.dumps({"data": ROWS}).encode())),
-    "e.json": lambda path: write(path, json_lines(*ROWS)),
-    "f.csv": as_csv,
-    "g.tsv": lambda path: as_csv(path, "\t"),
-    "h.parquet": as_parquet,
-    "saved": as_saved,
-    "folder": lambda path: as_csv(path / "rows.csv").parent,
-}
-
-
 @pytest.mark.parametrize("name", CONTAINERS)
 def test_same_rows_split_alike_in_every_container(tmp_path: Path, name: str) -> None:
-    source = CONTAINERS[name](tmp_path / name)
+    source = CONTAINERS[name](tmp_path / name, ROWS)
     reference = write(tmp_path / "reference.ndjson", json_lines(*ROWS))
     assert texts(load_documents(source, "all")) == [row["text"] for row in ROWS]
     for split in SPLITS:
@@ -159,7 +127,7 @@ def test_same_rows_split_alike_in_every_container(tmp_path: Path, name: str) -> 
 
 @pytest.mark.parametrize("source", ["a.parquet", "hf:owner/name"])
 def test_missing_datasets_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
-    as_parquet(tmp_path / "a.parquet")
+    as_parquet(tmp_path / "a.parquet", ROWS)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UserError, match=r'pip install "recurrify\[data\]"'):

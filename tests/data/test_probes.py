@@ -23,9 +23,8 @@ from recurrify.data.probes import (
 from recurrify.data.probes_guess import level_by_place, most_frequent
 from recurrify.data.probes_text import PEOPLE, PLACES, TEXT_PROBES, ProbeText, TextProbe, clean_filler, text_probe
 from recurrify.data.sequences import IGNORED
-from recurrify.data.tokenizers import load_tokenizer
 from recurrify.errors import UserError
-from recurrify.modeling.loading import SHIPPED
+from recurrify.modeling.loading import model_tokenizer
 
 WINDOW = 24
 TEXT_WINDOW = 160
@@ -151,7 +150,7 @@ class TestSymbols:
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    return load_tokenizer(str(SHIPPED / "base"))
+    return model_tokenizer("shipped:base")
 
 
 @pytest.fixture(scope="module")

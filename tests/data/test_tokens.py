@@ -16,13 +16,13 @@ from recurrify.data import (
     TokenizedDocument,
     checksum,
     load_documents,
-    make_tokenizer,
     token_cache,
     tokenize_cached,
     tokenize_documents,
     tokens,
 )
 from recurrify.errors import UserError
+from support.tokenizers import like_gpt2
 
 DOCUMENTS = [
     Document("one", "the cat sat on the mat, déjà vu"),
@@ -32,7 +32,7 @@ DOCUMENTS = [
 
 
 def small_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
-    made = make_tokenizer([Document("a", "the cat sat on the mat the dog sat on the cat " * 5)], vocabulary)
+    made = like_gpt2(["the cat sat on the mat the dog sat on the cat " * 5], vocabulary)
     made.model_max_length = 16
     return made
 

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from recurrify import CarryConfig, NoRecurrence, SummaryConfig, UserError, add_recurrence
+from recurrify import CarryConfig, NoRecurrence, UserError, add_recurrence
 from recurrify.data import TokenizedDocument
 from recurrify.evaluate import Evaluation, Tally, evaluate_documents
 from recurrify.results import load_result, save_result
-from recurrify.state import State
 from support.models import VOCABULARY, tiny
 
 WINDOW = 8
@@ -36,21 +35,6 @@ def carrying(base: Any, **settings: Any) -> Any:
         for weight in model.mechanism.parameters():
             weight.normal_(std=0.5)
     return model
-
-
-def summing() -> Any:
-    """Its memory keeps what older windows wrote."""
-    torch.manual_seed(1)
-    model = add_recurrence(tiny("gpt2"), SummaryConfig(window=WINDOW, tokens=2, limit=4))
-    with torch.no_grad():
-        for weight in model.mechanism.parameters():
-            weight.normal_(std=0.5)
-    return model
-
-
-def having(memory: torch.Tensor | None) -> State:
-    state = State.fresh(1)
-    return state if memory is None else state._replace(memory=memory, live=torch.ones(1, dtype=torch.bool))
 
 
 def plain(overlap: int) -> Any:
@@ -130,42 +114,6 @@ def test_rows_and_windows_per_call_change_nothing(
     np.testing.assert_allclose(found.nll, expected.nll, rtol=1e-5)
     assert found.loss_by_window == pytest.approx(expected.loss_by_window, rel=1e-5)
     assert found.loss_by_position[overlap:] == pytest.approx(expected.loss_by_position[overlap:], rel=1e-5)
-
-
-@pytest.mark.parametrize("mechanism", ["carry", "summary"])
-def test_exchanged_memories_are_those_of_other_documents(mechanism: str) -> None:
-    """The longer document is read alone at the end, with the last memory of the other. Each continues with its own."""
-    model = carrying(tiny("gpt2")).eval() if mechanism == "carry" else summing().eval()
-    both = [document("long", 4 * WINDOW + 1), document("short", 2 * WINDOW + 1)]
-    found = evaluate_documents(model, both, exchange_memories=True)
-    nll, given = np.zeros(2), [None, None]
-    for window in range(4):
-        left: list[Any] = list(given)
-        for index, one in enumerate(both):
-            ids = torch.from_numpy(one.ids.astype(np.int64))[None, window * WINDOW : (window + 1) * WINDOW + 1]
-            if ids.shape[1] <= WINDOW:
-                continue
-            with torch.no_grad():
-                others, own = (
-                    model(ids[:, :-1], targets=ids[:, 1:], state=having(memory), return_losses=True)
-                    for memory in (given[1 - index], given[index])
-                )
-            nll[index] += float(others.token_losses.double().sum())
-            if (window + 2) * WINDOW < len(one.ids):
-                left[index] = own.state.memory
-        given = left
-    assert found.nll == pytest.approx(nll, rel=1e-5)
-    assert abs(found.nll - evaluate_documents(model, both).nll).max() > 1e-3
-
-
-def test_exchange_needs_two_documents_and_a_memory() -> None:
-    with pytest.raises(UserError, match="two or more that are longer than a window"):
-        evaluate_documents(
-            carrying(tiny("gpt2")), [document("alone", 30), document("short", 3)], exchange_memories=True
-        )
-    plain = add_recurrence(tiny("gpt2"), NoRecurrence(window=WINDOW))
-    both = [evaluate_documents(plain, DOCUMENTS, exchange_memories=one).nll for one in (False, True)]
-    assert both[0] == pytest.approx(both[1], rel=1e-5)
 
 
 @pytest.mark.gpu

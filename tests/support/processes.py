@@ -1,5 +1,6 @@
 """Other processes, seen from a test."""
 
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,3 +21,9 @@ def runs(process: int) -> bool:
         return "State:\tZ" not in Path(f"/proc/{process}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("localhost", 0))
+        return int(found.getsockname()[1])

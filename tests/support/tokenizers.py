@@ -1,4 +1,4 @@
-"""Small fast tokenizers like those of BERT and RoBERTa, made from a few texts."""
+"""Small fast tokenizers like those of BERT, GPT-2 and RoBERTa, made from a few texts."""
 
 from collections.abc import Sequence
 
@@ -37,20 +37,29 @@ def like_bert(texts: Sequence[str], words: int = 200) -> PreTrainedTokenizerFast
     return PreTrainedTokenizerFast(tokenizer_object=made, model_input_names=names, **SPECIAL)
 
 
+def like_gpt2(texts: Sequence[str], size: int) -> PreTrainedTokenizerFast:
+    """Byte pairs; one special token begins and ends a text."""
+    end = "<|endoftext|>"
+    return PreTrainedTokenizerFast(tokenizer_object=_byte_pairs(texts, size, [end]), eos_token=end, bos_token=end)
+
+
 def like_roberta(texts: Sequence[str], size: int = 300) -> PreTrainedTokenizerFast:
     """Byte pairs; spaces belong to the next word; `<s> a </s></s> b </s>` without token types."""
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    made.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=size,
-        special_tokens=list(SPECIAL.values()),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    made.train_from_iterator(texts, trainer)
+    made = _byte_pairs(texts, size, list(SPECIAL.values()))
     ids = [(token, made.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
     made.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] [SEP] $B [SEP]", special_tokens=ids
     )
     return PreTrainedTokenizerFast(tokenizer_object=made, model_input_names=["input_ids", "attention_mask"], **SPECIAL)
+
+
+def _byte_pairs(texts: Sequence[str], size: int, special: list[str]) -> Tokenizer:
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    made.train_from_iterator(texts, trainer)
+    return made

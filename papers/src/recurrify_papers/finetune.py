@@ -15,6 +15,7 @@ from recurrify.evaluate import evaluate_documents, full_flops_per_token, memory_
 from recurrify.modeling import recurrence_config
 from recurrify.results import load_result, provenance
 from recurrify.train import TrainSettings, train_run, uses_bf16
+from recurrify_papers.exchange import Exchange
 from recurrify_papers.plan import MODEL
 from recurrify_papers.pretrain.run import PretrainSettings, pretrain
 from recurrify_papers.runner import RESULT_FILE, Say, minutes_left
@@ -105,7 +106,12 @@ def score(settings: Settings, folder: Path, say: Say) -> dict[str, Any]:
         costs = dict.fromkeys(("flops_per_token", "full_flops_per_token"))
     else:
         found = evaluate_documents(
-            model, tokens, overlap=overlap, rows=ROWS, bf16=half, exchange_memories=settings["exchanged"]
+            model,
+            tokens,
+            overlap=overlap,
+            rows=ROWS,
+            bf16=half,
+            change_state=Exchange() if settings["exchanged"] else None,
         )
         costs = {
             "flops_per_token": paper_flops_per_token(model, overlap=overlap),

@@ -59,9 +59,9 @@ def write_report(root: Path, out: Path, name: str | None = None, picture: Path |
         file = f"{result.get('file') or result['name']}-{result['size']}.html"
         write_page(out / file, page)
         assert isinstance(page.verdict, Verdict)
-        lines.append([Link(result["title"], file), result["size"], page.verdict.sentence, result["source"]])
+        lines.append([Link(result["title"], file), page.verdict.sentence, result["source"], result["size"]])
         written.append(out / file)
-    table = Table("Experiments", ["experiment", "size", "result", "published in"], lines)
+    table = Table("Experiments", ["experiment", "result", "published in", "size"], lines)
     index = Page("Experiments", Verdict(f"{len(results)} published tables and experiments of ours, run here."), [table])
     write_page(out / "index.html", index)
     if picture is not None:
@@ -119,7 +119,7 @@ def verdict_of(rows: Sequence[Record], experiment: Experiment | None) -> Verdict
     sentences = [_sentence(headline, row) for headline, row in known]
     headline, row = known[0]
     show = _shown_in_words(headline)
-    interval = "" if row.get("low") is None else f"{show(row['low'])} to {show(row['high'])}"
+    interval = "" if row.get("low") is None else f"95 % interval: {show(row['low'])} to {show(row['high'])}"
     facts = [("published", show(row["published"]))] if row.get("published") is not None else []
     if row.get("seeds"):
         facts.append(("seeds", str(row["seeds"])))
@@ -186,7 +186,7 @@ def tidy_table(caption: str, rows: Sequence[Record]) -> Table:
     records = []
     for row in rows:
         show = shown_as(row["metric"])
-        interval = None if row.get("low") is None else f"{show(row['low'])} to {show(row['high'])}"
+        interval = None if row.get("low") is None else f"95 % interval: {show(row['low'])} to {show(row['high'])}"
         published = None if row.get("published") is None else show(row["published"])
         value = None if row["value"] is None else show(row["value"])
         metric = str(row["metric"]).replace("_", " ")

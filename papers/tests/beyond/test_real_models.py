@@ -8,10 +8,11 @@ import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from recurrify import CarryConfig, UserError
-from recurrify.data import Document, TokenizedDocument, make_tokenizer
+from recurrify.data import Document, TokenizedDocument
 from recurrify.evaluate import full_flops_per_token
 from recurrify_papers.beyond import real_models, real_rows
 from recurrify_papers.beyond.real_rows import FOUR_ROWS, TIMED, TRAINED, UNTRAINED, Row, kv, plain, with_row
+from recurrify_papers.data.tokenizers import make_tokenizer
 
 WORDS = "The river ran past the old mill and the miller counted every sack of grain. "
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from recurrify import UserError
-from recurrify.data import Document, make_tokenizer
+from recurrify.data import Document
 from recurrify_papers.data import wikipedia
+from recurrify_papers.data.tokenizers import make_tokenizer
 from recurrify_papers.scratch import symbols
 from recurrify_papers.scratch.symbols import Alphabet, SymbolData, Tokens, encode_part, load_symbols, read_symbols
 

@@ -13,11 +13,13 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForMaskedLM, AutoModelForSeq2SeqLM, AutoTokenizer, GPT2LMHeadModel
 
 from recurrify import CarryConfig, add_recurrence
-from recurrify.data import collate_rows, load_documents, load_tokenizer, tokenize_documents
+from recurrify.data import load_documents, tokenize_documents
 from recurrify.errors import UserError
 from recurrify.modeling.loading import load_model
 from recurrify.modeling.task_loading import load_task_model
 from recurrify.speed import compiler_options
+from recurrify_papers.data.packed import collate_rows
+from recurrify_papers.data.tokenizers import load_tokenizer
 from recurrify_papers.pretrain import run as running
 from recurrify_papers.pretrain import training as pretraining
 from recurrify_papers.pretrain.run import pretrain

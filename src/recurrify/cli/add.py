@@ -33,6 +33,7 @@ def add_command(
     options.check_mechanism(mechanism, none=False)
     asked = {"mechanism": mechanism, "window": window, "overlap": overlap, **memory_settings(settings)}
     recurrence = {name: value for name, value in asked.items() if value is not None}
+    options.load_libraries(model)
     import torch
 
     from recurrify.data.texts import pick_device

@@ -34,8 +34,8 @@ def advise_command(
     All readings score the same tokens. Nothing is trained.
     """
     check_overwrites_nothing(out, data, model)
-    check_overwrites_nothing(page, data, model)
-    options.load_libraries()
+    options.check_page(page, data, model)
+    options.load_libraries(model, data=data)
     from recurrify.cli.evaluate import write_results
     from recurrify.data import check_source, checksum, load_documents, pick_device
     from recurrify.evaluate.advise import advice_tokens, advise, candidate_memories, measure_readings, sample_pieces
@@ -77,7 +77,8 @@ def advise_command(
         "kind": "advice",
         "rows": [reading.to_dict() for reading in readings],
         "gains": gains,
-        "notes": [*advice.sentences, note],
+        "advice": advice.sentences,
+        "notes": [note],
         "command": command,
         "provenance": provenance(config, data_checksum=checksum(documents)),
     }

@@ -48,7 +48,7 @@ def train_command(given: dict[str, Any]) -> None:
     """
     asked = given["recurrence"]
     options.check_mechanism(asked.get("mechanism", "carry"))
-    options.load_libraries()
+    options.load_libraries(given["model"], data=given["data"])
     from recurrify.modeling import recurrence_config
     from recurrify.train.classify import classify_train
 
@@ -83,6 +83,7 @@ def evaluate(
     Each model is compared with the first one, with an interval over texts.
     """
     check_overwrites_nothing(out, data, *models)
+    options.load_libraries(*models, data=data)
     from recurrify.data.texts import pick_device
     from recurrify.train.classify import classify_evaluate
 
@@ -110,6 +111,7 @@ def predict(
     device: options.Device = "auto",
 ) -> None:
     """Write the class of each text and the probability of every class, one row per text."""
+    options.load_libraries(model, data=data)
     from recurrify.data.texts import pick_device
     from recurrify.train.classify import classify_predict
 

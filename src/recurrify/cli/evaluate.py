@@ -23,14 +23,13 @@ from recurrify.evaluate.comparison import (
     comparison_tokens,
     gain_rows,
     training_differences,
-    verdict,
 )
 from recurrify.evaluate.evaluation import Evaluation
 from recurrify.evaluate.flops import memory_cost
 from recurrify.evaluate.rows import evaluation_rows, gain_row
 from recurrify.modeling.heads import RecurrentForCausalLM
 from recurrify.modeling.loading import load_model, own_recurrence
-from recurrify.pages.evaluation import write_evaluation_page
+from recurrify.pages.evaluation import evaluation_verdict, write_evaluation_page
 from recurrify.results import provenance, save_result
 from recurrify.train.loop import uses_bf16
 from recurrify.train.settings import processes
@@ -87,27 +86,39 @@ def evaluate_models(
     ]
     if not is_first():
         return
+    notes = _notes(models, gains, longer, window, tokens_per_document, comparison)
+    config = {"models": models, "data": data, "split": split, "window": window, "overlap": overlap}
+    config["tokens_per_document"] = tokens_per_document
+    result = {
+        "kind": "evaluation",
+        "rows": table + [row.to_dict() for row in comparison[1:]],
+        "gains": gains + [{**gain, "model": models[0]} for gain in gain_rows(comparison)],
+        "notes": notes,
+        "speed": speed,
+        "documents": {name: [one.to_dict() for one in evaluations] for name, evaluations in found.items()},
+        "provenance": provenance(config, data_checksum=checksum),
+    }
     _print_evaluation(table, speed)
     for gain in gains:
         _print(_gain_sentence(gain))
-    for line in _comparison_lines(comparison):
-        _print(line)
-    notes = _notes(models, gains, longer, window, tokens_per_document, comparison)
+    if comparison:
+        _print_comparison(comparison, result)
     for note in notes:
         _print(f"note: {note}")
-    if out is not None or page is not None:
-        config = {"models": models, "data": data, "split": split, "window": window, "overlap": overlap}
-        config["tokens_per_document"] = tokens_per_document
-        result = {
-            "kind": "evaluation",
-            "rows": table + [row.to_dict() for row in comparison[1:]],
-            "gains": gains + [{**gain, "model": models[0]} for gain in gain_rows(comparison)],
-            "notes": notes,
-            "speed": speed,
-            "documents": {name: [one.to_dict() for one in evaluations] for name, evaluations in found.items()},
-            "provenance": provenance(config, data_checksum=checksum),
-        }
-        write_results(result, out, page)
+    write_results(result, out, page)
+
+
+def _print_comparison(comparison: Sequence[ComparisonRow], result: dict[str, Any]) -> None:
+    """What the base scores in the memory's windows, at equal cost, and in its full context; and what follows."""
+    _print("Its own base on the same tokens:")
+    for row in comparison[1:]:
+        level = perplexity_level(row.evaluation.perplexity_per_token, 3)
+        _print(
+            f"  {row.setting.label}: {level} per token at {row.setting.flops_per_token:.3g} FLOPs per token; "
+            f"the memory's is {row.gain}"
+        )
+    verdict = evaluation_verdict(result)
+    _print(f"{verdict.number} ({verdict.interval}). {verdict.sentence}")
 
 
 def write_results(result: dict[str, Any], out: Path | None, page: Path | None) -> None:
@@ -128,20 +139,6 @@ def _compared_with_base(
     how: dict[str, Any] = {"rows": rows, "bf16": half, "shared": processes() > 1}
     with progress_bar("comparison with the base", total) as advance:
         return compare_with_base(model, tokens, progress=advance, scored=[(settings[0], scored)], **how)
-
-
-def _comparison_lines(comparison: Sequence[ComparisonRow]) -> Iterator[str]:
-    """What the base scores in the memory's windows, at equal cost, and in its full context."""
-    if not comparison:
-        return
-    yield "Its own base on the same tokens:"
-    for row in comparison[1:]:
-        level = perplexity_level(row.evaluation.perplexity_per_token, 3)
-        yield (
-            f"  {row.setting.label}: {level} per token at {row.setting.flops_per_token:.3g} FLOPs per token; "
-            f"the memory's is {row.gain}"
-        )
-    yield verdict(comparison)
 
 
 def _notes(

@@ -1,11 +1,13 @@
 """`recurrify generate`: continue a prompt."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 import typer
 from transformers import TextStreamer, set_seed
 
+from recurrify.console import heartbeat
 from recurrify.data.texts import pick_device
 from recurrify.errors import UserError
 from recurrify.modeling.heads import RecurrentForCausalLM
@@ -44,7 +46,7 @@ def continue_text(
     streamer = (
         TextStreamer(tokenizer, skip_special_tokens=True, clean_up_tokenization_spaces=False) if beams == 1 else None
     )
-    with torch.inference_mode():
+    with torch.inference_mode(), heartbeat(None) if streamer else nullcontext():
         output = loaded.generate(
             ids,
             attention_mask=torch.ones_like(ids),

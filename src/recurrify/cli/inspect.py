@@ -35,7 +35,7 @@ def inspect_command(
     The page has the loss of each token with and without memory, attention to the memory, gradients to earlier windows,
     and how the memory changes. A JSON file contains the numbers.
     """
-    options.load_libraries()
+    options.load_libraries(model, plain, *(compare or ()), data=text)
     from recurrify.evaluate import TextChoice, inspect_text
     from recurrify.pages.inspect import NUMBERS_FILE, inspect_lines, write_inspection
 

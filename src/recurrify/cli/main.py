@@ -1,5 +1,6 @@
 """The `recurrify` command: its subcommands, and how errors and interruptions end it."""
 
+import logging
 import os
 import re
 import sys
@@ -17,9 +18,10 @@ from recurrify.cli import classify, options, probe, qa
 from recurrify.cli.add import add_command
 from recurrify.cli.advise import advise_command
 from recurrify.cli.inspect import inspect_command
+from recurrify.cli.serve import serve_command
 from recurrify.cli.settings import examples
 from recurrify.cli.train import add_train_command
-from recurrify.console import err_console, say
+from recurrify.console import err_console, heartbeat, say
 from recurrify.errors import UserError
 from recurrify.hub_access import TRUST
 from recurrify.interrupts import CTRL_C, interrupt_code
@@ -56,14 +58,16 @@ def common(
         os.environ[TRUST] = "1"
     warnings.filterwarnings("ignore", module=r"(?!recurrify)")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    logging.getLogger("torchao").setLevel(logging.ERROR)
+    after_import("torch", lambda: logging.getLogger("torch").setLevel(logging.ERROR))
     after_import("transformers", _quieten_transformers)
 
 
 def _quieten_transformers() -> None:
-    from transformers import logging
+    from transformers.utils import logging as transformers_logging
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
 
 
 @app.command(epilog=examples("recurrify demo", "recurrify demo --live-tokens 200000 --out runs/longer"))
@@ -75,6 +79,7 @@ def demo(
 
     Run the same command again to resume.
     """
+    options.load_libraries()
     from recurrify.demo import run_demo
     from recurrify.pages.demo import summary
 
@@ -118,8 +123,8 @@ def evaluate(
     """
     given = locals()
     check_overwrites_nothing(out, data, *models)
-    check_overwrites_nothing(page, data, *models)
-    options.load_libraries()
+    options.check_page(page, data, *models)
+    options.load_libraries(*models, data=data)
     from recurrify.data.documents import check_source
 
     check_source(data)
@@ -153,7 +158,7 @@ def generate(
 ) -> None:
     """Continue a text of any length; the output is streamed."""
     text = _prompt_text(prompt, prompt_file)
-    options.load_libraries()
+    options.load_libraries(model)
     from recurrify.cli.generate import continue_text
 
     sampling = (
@@ -190,6 +195,10 @@ app.command(
         "recurrify inspect runs/novels chapter.txt --plain runs/plain --compare runs/tail --tokens 2000",
     ),
 )(inspect_command)
+app.command(
+    name="serve",
+    epilog=examples("recurrify serve runs/novels", "recurrify serve owner/name --port 8001 --device cuda"),
+)(serve_command)
 app.add_typer(qa.app, name="qa")
 app.add_typer(classify.app, name="classify")
 app.add_typer(probe.app, name="probe")
@@ -215,7 +224,8 @@ def main() -> None:
             stream.reconfigure(errors="replace")  # a terminal that knows only ASCII shows ? for other characters
     try:
         options.check_given_once(app, sys.argv[1:], "--data")
-        code = app(standalone_mode=False) or 0
+        with heartbeat(lambda: "still working"):
+            code = app(standalone_mode=False) or 0
     except UserError as error:
         _end(str(error))
     except (typer.Abort, KeyboardInterrupt):

@@ -1,5 +1,6 @@
 """Options that several commands share. Commands that train take theirs from a settings dataclass (`settings.py`)."""
 
+import sys
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -7,8 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from recurrify.console import heartbeat
+from recurrify.console import busy, say
 from recurrify.errors import UserError
+from recurrify.hub_access import hub_is_reachable
+from recurrify.results import check_overwrites_nothing
 from recurrify.train.memories import BEST, mechanism_names
 
 MODEL_HELP = "Hugging Face name, folder, run folder, .gguf file or shipped:base."
@@ -51,10 +54,28 @@ def check_mechanism(name: str, none: bool = True) -> None:
         raise UserError(f"Unknown mechanism {name!r}: known are {', '.join(known)}.")
 
 
-def load_libraries() -> None:
-    """Import torch and transformers; says so if that takes long."""
-    with heartbeat(lambda: "loading PyTorch and transformers"):
-        import_module("recurrify.modeling")
+def load_libraries(*models: str | None, data: str = "") -> None:
+    """Import torch and transformers, which takes seconds, and say so.
+
+    If one of the models or the data may be on the hub, report first whether the hub answers.
+    """
+    on_hub = data.startswith("hf:") or any(_may_be_on_the_hub(model) for model in models if model)
+    if on_hub and not hub_is_reachable():
+        say("The Hugging Face hub does not answer: only what was downloaded before is used.")
+    if "recurrify.modeling" not in sys.modules:
+        with busy("loading PyTorch and transformers"):
+            import_module("recurrify.modeling")
+
+
+def _may_be_on_the_hub(model: str) -> bool:
+    return not model.startswith((".", "/", "~", "shipped:")) and not Path(model).exists()
+
+
+def check_page(page: Path | None, *read: str | Path | None) -> None:
+    """Before long work: raise `UserError` if the page cannot be written there, or charts cannot be drawn."""
+    if page is not None:
+        check_overwrites_nothing(page, *read, content=b"<")
+        import_module("recurrify.pages.charts")
 
 
 def check_given_once(app: typer.Typer, arguments: Sequence[str], option: str) -> None:

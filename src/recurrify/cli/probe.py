@@ -72,7 +72,7 @@ def probe_a_model(
     The answer is one of several candidates, so the level of chance is known. "Full context" has facts and question in
     one window.
     """
-    options.load_libraries()
+    options.load_libraries(model, data=haystack)
     from recurrify.evaluate.probe_run import TextProbing, probe_model
 
     check_takes_results(out)
@@ -118,6 +118,7 @@ def train(
     out: OutFolder = Path("runs/probe-train"),
 ) -> None:
     """Train a small model on a task of symbols over a few windows, and test it over many more."""
+    options.load_libraries(model)
     from recurrify.evaluate.probe_run import SymbolTraining, probe_training
 
     check_takes_results(out)

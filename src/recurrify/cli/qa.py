@@ -41,7 +41,7 @@ def train_command(given: dict[str, Any]) -> None:
     asked = given["recurrence"]
     mechanism = asked.get("mechanism", "carry")
     options.check_mechanism(mechanism)
-    options.load_libraries()
+    options.load_libraries(given["model"], data=given["data"])
     from recurrify.modeling import recurrence_config
     from recurrify.modeling.task_loading import PAPERS_ANSWERING
     from recurrify.train.answer import PREDICTIONS_FILE, answer_train
@@ -78,6 +78,7 @@ def evaluate(
 ) -> None:
     """Score a trained model with the official metrics: exact match and F1."""
     check_overwrites_nothing(out, data, model)
+    options.load_libraries(model, data=data)
     from recurrify.data.texts import pick_device
     from recurrify.train.answer import answer_evaluate
 
@@ -103,6 +104,7 @@ def predict(
 ) -> None:
     """Answer questions and write the answers in the official format."""
     check_overwrites_nothing(out, data, model)
+    options.load_libraries(model, data=data)
     from recurrify.data.texts import pick_device
     from recurrify.train.answer import answer_predict, write_predictions
 

@@ -34,7 +34,7 @@ def train_command(given: dict[str, Any]) -> None:
     asked = given["recurrence"]
     if "mechanism" in asked:
         check_mechanism(asked["mechanism"])
-    load_libraries()
+    load_libraries(given["model"], data=given["data"])
     from recurrify.data.documents import check_source
 
     for source in filter(None, (given["data"], given["valid"])):

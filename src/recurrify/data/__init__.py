@@ -5,7 +5,6 @@ from recurrify.data.corpora import CORPORA, Corpus, corpus_names, register_corpu
 from recurrify.data.documents import check_source, load_documents
 from recurrify.data.labelled import LabelledText, LabelledTexts, hold_out, load_labelled
 from recurrify.data.labelled_windows import GroupedByLength, collate_texts, tokenize_texts
-from recurrify.data.packed import PackedRows, collate_rows, pack_documents
 from recurrify.data.probes import SYMBOL_PROBES, SymbolProbe, SymbolTexts, symbol_probe
 from recurrify.data.probes_text import TEXT_PROBES, ProbeText, TextProbe, text_probe
 from recurrify.data.question_windows import WindowedQuestion, collate_questions, window_questions
@@ -24,7 +23,6 @@ from recurrify.data.splits import EVERYTHING, SPLITS, canonical_split
 from recurrify.data.tables import Table, open_table, read_table
 from recurrify.data.texts import Say, cache_folder, pick_device, read_text, shorten
 from recurrify.data.token_cache import tokenize_cached
-from recurrify.data.tokenizers import check_vocabulary_size, load_tokenizer, make_tokenizer, save_tokenizer
 from recurrify.data.tokens import TokenizedDocument, checksum, tokenize_documents
 
 __all__ = [
@@ -39,7 +37,6 @@ __all__ = [
     "GroupedByLength",
     "LabelledText",
     "LabelledTexts",
-    "PackedRows",
     "ProbeText",
     "Question",
     "QuestionSet",
@@ -55,11 +52,9 @@ __all__ = [
     "cache_folder",
     "canonical_split",
     "check_source",
-    "check_vocabulary_size",
     "checksum",
     "collate",
     "collate_questions",
-    "collate_rows",
     "collate_texts",
     "corpus_names",
     "gold_paragraphs",
@@ -68,17 +63,13 @@ __all__ = [
     "load_documents",
     "load_labelled",
     "load_questions",
-    "load_tokenizer",
-    "make_tokenizer",
     "open_table",
-    "pack_documents",
     "pick_device",
     "plain_title",
     "read_table",
     "read_text",
     "register_corpus",
     "save_questions",
-    "save_tokenizer",
     "shorten",
     "symbol_probe",
     "text_probe",

@@ -66,8 +66,6 @@ class LabelledTexts:
             words += f"; {len(self.empty):,} empty left out: {self.unit} " + shortened(list(map(str, self.empty)))
         return words
 
-    told = summary
-
 
 def load_labelled(source: str, text_field: str, label_field: str | None, split: str = "train") -> LabelledTexts:
     """The texts and classes of a file of rows or of a Hugging Face data set, as `recurrify.data.open_table` reads them.

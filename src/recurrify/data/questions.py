@@ -60,8 +60,6 @@ class QuestionSet:
             parts.append(f"skipped {len(self.skipped):,}")
         return ", ".join(parts)
 
-    told = summary
-
 
 class _Item(NamedTuple):
     """One question as its file gives it."""

@@ -21,7 +21,7 @@ from recurrify.evaluate.comparison import (
     matched_window,
     training_differences,
 )
-from recurrify.evaluate.evaluation import METRICS, Evaluation, NamedTokens, ScoredDocument, Tally
+from recurrify.evaluate.evaluation import METRICS, Evaluation, NamedTokens, ScoredDocument, Tally, Text
 from recurrify.evaluate.flops import MemoryCost, full_flops_per_token, memory_cost, paper_flops_per_token
 from recurrify.evaluate.inspection import TextChoice, gradient_profile, inspect_text, slot_attention
 from recurrify.evaluate.perplexity import (
@@ -35,9 +35,10 @@ from recurrify.evaluate.perplexity import (
     check_ids,
     evaluate_documents,
     evaluation_mode,
+    read_in_parallel,
     recurrence_settings,
+    scoring,
 )
-from recurrify.evaluate.prediction import Predictions, collect_predictions, predict_documents, prediction_metrics
 from recurrify.evaluate.probe_run import SymbolTraining, TextProbing, probe_model, probe_training
 from recurrify.evaluate.probing import ProbeScore, score_symbols, score_texts
 from recurrify.evaluate.rows import evaluation_rows, gain_row
@@ -54,13 +55,13 @@ __all__ = [
     "Gain",
     "MemoryCost",
     "NamedTokens",
-    "Predictions",
     "ProbeScore",
     "Reading",
     "ScoredDocument",
     "StoppedEvaluation",
     "SymbolTraining",
     "Tally",
+    "Text",
     "TextChoice",
     "TextProbing",
     "advise",
@@ -72,7 +73,6 @@ __all__ = [
     "check_finite",
     "check_ids",
     "classification_metrics",
-    "collect_predictions",
     "compare_with_base",
     "comparison_settings",
     "comparison_tokens",
@@ -92,15 +92,15 @@ __all__ = [
     "official_predictions",
     "paper_flops_per_token",
     "predict_answers",
-    "predict_documents",
-    "prediction_metrics",
     "probe_model",
     "probe_training",
+    "read_in_parallel",
     "recurrence_settings",
     "relative_gain",
     "score_answers",
     "score_symbols",
     "score_texts",
+    "scoring",
     "share_interval",
     "slot_attention",
     "training_differences",

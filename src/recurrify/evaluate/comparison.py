@@ -95,22 +95,6 @@ def strongest_rival(table: Sequence[ComparisonRow]) -> ComparisonRow:
     return min(affordable or table[1:], key=lambda row: row.evaluation.perplexity_per_token)
 
 
-def verdict(table: Sequence[ComparisonRow]) -> str:
-    """The memory held against the strongest reading of the base at its price, and against any that is better."""
-    memory, rival = table[0], strongest_rival(table)
-    assert rival.gain is not None
-    level = memory.evaluation.perplexity_per_token
-    price = "" if rival.setting.flops_per_token <= SAME_PRICE * memory.setting.flops_per_token else ", which cost more"
-    said = f"The memory's perplexity per token is {rival.gain} than that of {rival.setting.label}{price}."
-    better = [row for row in table[1:] if row is not rival and row.evaluation.perplexity_per_token < level]
-    if better:
-        best = min(better, key=lambda row: row.evaluation.perplexity_per_token)
-        times = best.setting.flops_per_token / memory.setting.flops_per_token
-        said += f" {best.setting.label[0].upper()}{best.setting.label[1:]} reaches "
-        said += f"{best.evaluation.perplexity_per_token:.4g}, for {times:.2f} times the FLOPs."
-    return said
-
-
 def compare_with_base(
     model: PreTrainedModel,
     documents: Sequence[ScoredDocument],

@@ -315,7 +315,7 @@ def inspect_text(
             "`recurrify train`; a model without memory goes to --plain."
         )
     document = _choose(choice)
-    text, pieces = _tokens(document, tokenizer, choice.tokens)
+    text, pieces = text_pieces(document, tokenizer, choice.tokens)
     twin = _plain(model, document, text, plain, choice.tokens)
     others = {one: _of_same_tokens(one, document, text, choice.tokens) for one in compare}
     say(f"{document.name}: {len(text.ids):,} tokens, windows of {model.recurrence.window}")
@@ -371,7 +371,7 @@ def _choose(choice: TextChoice) -> Document:
     return documents[choice.document - 1]
 
 
-def _tokens(document: Document, tokenizer: Any, most: int) -> tuple[Text, list[str]]:
+def text_pieces(document: Document, tokenizer: Any, most: int | None = None) -> tuple[Text, list[str]]:
     """The document's first tokens, and the part of its text that each of them stands for."""
     fast = bool(tokenizer.is_fast)
     encoded = tokenizer(document.text, add_special_tokens=False, return_offsets_mapping=fast, verbose=False)
@@ -409,7 +409,7 @@ def _plain(
 
 def _of_same_tokens(name: str, document: Document, text: Text, most: int) -> RecurrentForCausalLM:
     model, tokenizer = load_model(name)
-    if not np.array_equal(_tokens(document, tokenizer, most)[0].ids, text.ids):
+    if not np.array_equal(text_pieces(document, tokenizer, most)[0].ids, text.ids):
         raise UserError(
             f"{name!r} cuts the text into other tokens than the recurrent model: name a model with the same tokenizer."
         )

@@ -37,7 +37,7 @@ def evaluate_documents(
     rows: int = 8,
     windows_per_call: int | None = None,
     bf16: bool = False,
-    exchange_memories: bool = False,
+    change_state: Callable[[Sequence[int], State], State] | None = None,
     progress: Callable[[int], None] | None = None,
     shared: bool = False,
 ) -> Evaluation:
@@ -52,21 +52,20 @@ def evaluate_documents(
         windows_per_call: Windows of each row in one forward pass; by default 8, or fewer where they are long. Neither
             changes the result; both bound memory use.
         bf16: Compute in bfloat16 on CUDA devices.
-        exchange_memories: Let every window read the memory of another document: a control that shows how much of a
-            gain is memory.
+        change_state: Called before each window with the documents of the rows and their state; returns the state that
+            the window is scored with, for controls. The state that is carried on stays the documents' own.
         progress: Called with 0 at the start, then after each forward pass with the number of tokens that it scored. An
             exception that it raises, such as `KeyboardInterrupt`, ends the evaluation.
         shared: Divide the documents among the processes of torch.distributed. All of them call this, and get the same
             result; if one raises `StoppedEvaluation`, so do all.
     """
     check_counts(rows=rows, windows_per_call=1 if windows_per_call is None else windows_per_call)
-    exchange = Exchange() if exchange_memories else None
-    if exchange is not None:
+    if change_state is not None:
         rows, windows_per_call = max(rows, 2), 1
     with scoring(model, documents, window, overlap, bf16) as recurrent:
         window = recurrent.recurrence.window
         most = MOST_TOKENS_PER_CALL.get(recurrent.device.type, MOST_TOKENS_PER_CALL["cuda"])
-        if recurrent.device.type == "cpu" and exchange is None:
+        if recurrent.device.type == "cpu" and change_state is None:
             rows = max(1, min(rows, most // window))
         if windows_per_call is None:
             windows_per_call = max(1, min(8, most // (rows * window)))
@@ -81,9 +80,8 @@ def evaluate_documents(
 
         def read(batch_rows: Sequence[BatchRow], state: State) -> State:
             losses, after = _losses(recurrent, batch_rows, state)
-            if exchange is not None:
-                # The carried state stays the document's own: only the scored pass reads another memory.
-                losses, _ = _losses(recurrent, batch_rows, exchange([row.document for row in batch_rows], state))
+            if change_state is not None:
+                losses, _ = _losses(recurrent, batch_rows, change_state([row.document for row in batch_rows], state))
             for row, found in zip(batch_rows, losses, strict=True):
                 scored = found[: row.stop - row.start]
                 check_finite(scored, mine[row.document], row.start, "loss")
@@ -384,37 +382,3 @@ def _next_rows(batch_rows: Sequence[BatchRow], waiting: deque[BatchRow], state: 
     if len(kept) < len(batch_rows):
         state = state.select(torch.tensor(kept, dtype=torch.long))
     return [row for row in following if row is not None], state
-
-
-class Exchange:
-    """Gives every document the memory of another one in the batch, before each window.
-
-    Added weights adapt to a kind of text even if nothing is remembered. A gain over the memories of other documents is
-    memory; a gain over plain windows need not be.
-    """
-
-    def __init__(self) -> None:
-        self.spare: dict[int, Tensor] = {}
-        """By document, the latest memories of two of them: for the last document, which is read alone."""
-
-    def __call__(self, documents: Sequence[int], state: State) -> State:
-        """`documents` are those that the rows read."""
-        rows = state.live.nonzero()[:, 0]
-        if state.memory is None or len(rows) == 0:
-            return state
-        on_device, reading = rows.to(state.memory.device), [documents[row] for row in rows.tolist()]
-        own = state.memory[on_device]
-        if len(reading) > 1:
-            given = own.roll(1, 0)
-            self.spare = {reading[0]: own[:1], reading[1]: own[1:2]}
-        else:
-            given = self._others(reading[0])
-        memory = state.memory.clone()
-        memory[on_device] = given
-        return state._replace(memory=memory)
-
-    def _others(self, document: int) -> Tensor:
-        others = [memory for of, memory in self.spare.items() if of != document]
-        if not others:
-            raise UserError("Memories are exchanged between documents: give two or more that are longer than a window.")
-        return others[0]

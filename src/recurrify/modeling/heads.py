@@ -1,5 +1,6 @@
 """The recurrent models by task, and the function that makes them: `add_recurrence`."""
 
+import copy
 from typing import Any
 
 from torch import Tensor
@@ -8,6 +9,7 @@ from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
+    GenerationConfig,
     GenerationMixin,
     PreTrainedModel,
 )
@@ -127,12 +129,25 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):
     def _is_one_step(input_ids: Tensor, attention_mask: Tensor | None) -> bool:
         return input_ids.shape[1] == 1 and (attention_mask is None or bool(attention_mask[:, -1].all()))
 
-    def generate(self, inputs: Tensor | None = None, *args: Any, state: State | None = None, **kwargs: Any) -> Any:
+    def generate(
+        self,
+        inputs: Tensor | None = None,
+        generation_config: GenerationConfig | None = None,
+        *args: Any,
+        state: State | None = None,
+        **kwargs: Any,
+    ) -> Any:
         """transformers' `generate`; with `state` it continues where an earlier call stopped."""
         if state is not None:
             kwargs["past_key_values"] = RecurrentCache(state.detach(), seen=0)
-        kwargs["prefill_chunk_size"] = None  # a prompt is read in windows anyway
-        return super().generate(inputs, *args, **kwargs)
+        # A prompt is read in windows anyway.
+        kwargs.pop("prefill_chunk_size", None)
+        if generation_config is None:
+            kwargs["prefill_chunk_size"] = None
+        elif generation_config.prefill_chunk_size is not None:
+            generation_config = copy.deepcopy(generation_config)
+            generation_config.prefill_chunk_size = None
+        return super().generate(inputs, generation_config, *args, **kwargs)
 
     def init_continuous_batching(self, *_: Any, **__: Any) -> Any:
         raise UserError(
@@ -262,6 +277,10 @@ def add_recurrence(model: PreTrainedModel, config: MechanismConfig | RSAConfig |
         **labels_of(model.config) if issubclass(kind, _LABELLED) else {},
     )
     recurrent = kind(full, model)
+    quantiser = getattr(model, "hf_quantizer", None)
+    if quantiser is not None:  # which knows how to save its weights
+        recurrent.hf_quantizer = quantiser
+        full.quantization_config = model.config.quantization_config
     for name, part in recurrent.named_children():
         if name != "base":
             part.to(model.device, model.dtype)

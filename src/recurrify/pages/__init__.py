@@ -7,7 +7,6 @@ The toolkit (`Page`, `Verdict`, `Table`, `line_chart`, `write_page` ...) is for 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from recurrify.errors import UserError
 from recurrify.pages import numbers
 
 if TYPE_CHECKING:
@@ -61,7 +60,4 @@ if not TYPE_CHECKING:
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         home = "charts" if name in ("bar_chart", "chart", "line_chart", "write_picture") else "page"
-        try:
-            return getattr(import_module(f"{__name__}.{home}"), name)
-        except ModuleNotFoundError as error:
-            raise UserError(f'Pages need the package {error.name!r}: run `pip install "recurrify[pages]"`.') from error
+        return getattr(import_module(f"{__name__}.{home}"), name)

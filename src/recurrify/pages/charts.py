@@ -4,14 +4,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import altair as alt
-
 from recurrify.errors import UserError
 from recurrify.pages.numbers import finite
 from recurrify.pages.page import Chart, themes
 from recurrify.results import write_whole
 
-PICTURE_WIDTH = 460
+try:
+    import altair as alt
+except ModuleNotFoundError as error:
+    raise UserError(f'Pages need the package {error.name!r}: run `pip install "recurrify[pages]"`.') from error
+
+PICTURE_WIDTH, AXIS_WIDTH = 460, 60
 DASHES = [[1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [10, 3]]
 """One fewer than there are colours, so that thirty lines look different."""
 
@@ -96,11 +99,13 @@ def line_chart(
         tips.append(alt.Tooltip(end, type="quantitative", title=name, format=y_format))
     base = alt.Chart(alt.Data(values=kept)).encode(x=x_axis, y=y_axis)
     if series:
-        short = len(names) > 4 and max(map(len, names)) <= 20
+        widest = 7 * max(map(len, names), default=0) + 45
+        # Not by the signal `width`, which changes after the legend was laid out; a picture has no container.
+        space = f"(isFinite(containerSize()[0]) ? containerSize()[0] : {PICTURE_WIDTH}) - {AXIS_WIDTH}"
         legend = alt.Legend(
             orient="top",
             direction="vertical",
-            columns=2 if short else 1,
+            columns=alt.ExprRef(f"max(1, floor(({space}) / {widest}))"),
             title=None,
             labelLimit=320,
             symbolType="stroke",

@@ -8,7 +8,7 @@ from typing import Any
 from recurrify.pages import numbers
 from recurrify.pages.charts import line_chart
 from recurrify.pages.evaluation import TERMS, cost_chart, gain_table, position_chart, score_table
-from recurrify.pages.findings import Gain, extra_cost
+from recurrify.pages.findings import Gain, best_of_all, extra_cost
 from recurrify.pages.inspect import Reader
 from recurrify.pages.page import (
     Block,
@@ -46,28 +46,12 @@ def demo_verdict(result: Result) -> Verdict:
     entry, memory = real["gains"][0], rows["memory"]
     gain = Gain.of(entry)
     assert gain is not None
-    sentence = gain.sentence("The memory", str(entry["against_label"])).rstrip(".") + f". {_price(rows)}"
+    sentence = gain.sentence("The memory", str(entry["against_label"]))
+    sentence += " " + best_of_all(memory, [row for role, row in rows.items() if role != "memory"])
     facts = [("model", str(real["model"])), ("trained", "nothing")]
     facts.append(("cost", extra_cost(memory["full_flops_per_token"], rows["windows"]["full_flops_per_token"])))
     facts += [(str(row["label"]), numbers.perplexity(row["perplexity_per_token"])) for row in rows.values()]
     return Verdict(sentence, gain.number, gain.interval_text, facts, gain.tone)
-
-
-def _price(rows: Mapping[str, Result]) -> str:
-    """Whether another reading of the base is better, and at what cost."""
-    memory = rows["memory"]
-    price, level = memory["full_flops_per_token"], memory["perplexity_per_token"]
-    better = [row for role, row in rows.items() if role != "memory" and row["perplexity_per_token"] < level]
-    cheap = [row for row in better if row["full_flops_per_token"] <= 1.05 * price]
-    if cheap:
-        return f"But {cheap[0]['label']} is better at the same price."
-    if not better:
-        return "No other reading of the base compared here is better."
-    best = min(better, key=lambda row: row["perplexity_per_token"])
-    times = best["full_flops_per_token"] / price
-    return (
-        f"It is the best at its price, not the best of all: {best['label']} is better, for {times:.1f} times the FLOPs."
-    )
 
 
 def _novel(real: Result) -> list[Block]:

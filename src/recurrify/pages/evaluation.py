@@ -1,15 +1,14 @@
-"""The page of `recurrify evaluate`: which model reads the text best, by how much, at what cost."""
+"""The page of `recurrify evaluate` and `advise`: what reads the text best, by how much, at what cost."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from recurrify.pages import numbers
-from recurrify.pages.charts import line_chart
-from recurrify.pages.findings import Gain, extra_cost
-from recurrify.pages.page import Chart, Column, Fold, Page, Section, Table, Terms, Text, Verdict, write_page
+from recurrify.pages.findings import Gain, best_of_all, extra_cost
+from recurrify.pages.page import Chart, Column, Fold, Listing, Page, Section, Table, Terms, Text, Verdict, write_page
 
-TITLE = "recurrify evaluate"
+TITLES = {"evaluation": "recurrify evaluate", "advice": "recurrify advise: the best buy for this text"}
 TERMS = [
     ("perplexity per token", "exp of the mean loss per token: comparable between models with the same tokenizer."),
     ("perplexity per word", "exp of the loss per whitespace word: comparable between tokenizers."),
@@ -18,6 +17,8 @@ TERMS = [
     ("overlap", "tokens of the previous window that are read again, as context, at the start of each window."),
     ("gain", "relative drop of perplexity; intervals resample documents (paired bootstrap, 95 %)."),
 ]
+NAMED = (("", "model"), ("against_", "against"))
+"""The labels of a gain's two sides, and their names where there are none."""
 SCORES = {
     "perplexity_per_token": Column("perplexity per token", numbers.perplexity),
     "perplexity_per_word": Column("perplexity per word", numbers.perplexity),
@@ -32,7 +33,8 @@ def write_evaluation_page(result: Mapping[str, Any], path: str | Path) -> None:
     Args:
         result: `rows` as `evaluate.rows.evaluation_rows` makes them, each with its `model` and optionally a `label`;
             `gains` with `model`, `against`, `relative_gain`, `interval`, `unit` and optionally `against_label`; and
-            optionally `documents`, `speed`, `notes` and `provenance`. The first gain is the headline.
+            optionally `documents`, `speed`, `notes`, `provenance`, and of advice `advice` and `command`. The first gain
+            is the headline.
         path: The HTML file.
     """
     rows = result.get("rows") or []
@@ -40,13 +42,18 @@ def write_evaluation_page(result: Mapping[str, Any], path: str | Path) -> None:
     if result.get("gains"):
         tables.append(gain_table(result["gains"]))
     blocks = [
+        *([Listing(str(result["command"]), "the command to run next")] if result.get("command") else []),
         *(Text(str(note), "warning") for note in result.get("notes") or []),
         Section("Scores and cost", tables),
         *(Section("Where in the window", [chart]) for chart in [_by_position(result)] if chart is not None),
         *_speed(result),
         Fold("What the numbers mean", [Terms(TERMS)]),
     ]
-    write_page(path, Page(TITLE, _verdict(result), blocks, cost_chart(rows), result.get("provenance") or {}))
+    # Readings of one base by their labels; readings of different windows of one kind are one line.
+    series = {} if result.get("advice") else {row["role"]: row["label"] for row in rows if row.get("role")}
+    chart = cost_chart([{"series": series.get(row.get("role")), **row} for row in rows])
+    title = TITLES.get(str(result.get("kind")), TITLES["evaluation"])
+    write_page(path, Page(title, evaluation_verdict(result), blocks, chart, result.get("provenance") or {}))
 
 
 def row_label(row: Mapping[str, Any]) -> str:
@@ -111,6 +118,8 @@ def cost_chart(rows: Sequence[Mapping[str, Any]], unit: str = "token") -> Chart 
         f"{one['reading']}: {numbers.perplexity(one['perplexity'])} at {numbers.large(one['FLOPs per token'])} FLOPs"
         for one in known
     )
+    from recurrify.pages.charts import line_chart  # without altair, scores are printed
+
     return line_chart(
         known,
         x="FLOPs per token",
@@ -126,20 +135,23 @@ def cost_chart(rows: Sequence[Mapping[str, Any]], unit: str = "token") -> Chart 
     )
 
 
-def _verdict(result: Mapping[str, Any]) -> Verdict:
+def evaluation_verdict(result: Mapping[str, Any]) -> Verdict:
+    """The first gain and its cost; without gains, the lowest perplexity."""
     rows = result.get("rows") or []
     for entry in result.get("gains") or []:
         gain = Gain.of(entry)
         if gain is None:
             continue
         mine, theirs = (_row(rows, entry, key) for key in ("model", "against"))
-        against = str(entry.get("against_label") or entry.get("against"))
-        facts = [("compared with", against)]
-        facts.append(("cost", extra_cost(mine.get("full_flops_per_token"), theirs.get("full_flops_per_token"))))
-        for name, row in ((str(entry.get("model")), mine), (against, theirs)):
-            value = row.get(gain.measure.replace(" ", "_"))
-            facts.append((f"{name}, {gain.measure}", numbers.perplexity(value)))
-        sentence = gain.sentence(str(entry.get("label") or entry.get("model")), against)
+        name, against = (str(entry.get(f"{key}label") or entry.get(other)) for key, other in NAMED)
+        facts = [("cost", extra_cost(mine.get("full_flops_per_token"), theirs.get("full_flops_per_token")))]
+        for label, row in ((name, mine), (against, theirs)):
+            facts.append((label, numbers.perplexity(row.get(gain.measure.replace(" ", "_")))))
+        readings = [row for row in rows if row.get("role") not in (None, "memory")]
+        subject = name[:1].upper() + name[1:] if entry.get("label") else name
+        sentence = f"{gain.sentence(subject, against)} {best_of_all(mine, readings)}".rstrip()
+        if result.get("advice"):
+            sentence = " ".join(result["advice"])
         return Verdict(sentence, gain.number, gain.interval_text, facts, gain.tone)
     if rows:
         best = min(rows, key=lambda row: numbers.finite(row.get("perplexity_per_token")) or float("inf"))
@@ -177,6 +189,8 @@ def position_chart(records: Sequence[Mapping[str, Any]]) -> Chart:
         if (loss := numbers.finite(one["loss"])) is not None:
             ends.setdefault(str(one["model"]), []).append(loss)
     said = "; ".join(f"{name}: {found[0]:.2f} at the start, {found[-1]:.2f} at the end" for name, found in ends.items())
+    from recurrify.pages.charts import line_chart
+
     return line_chart(
         records,
         x="position",

@@ -1,6 +1,6 @@
 """What a comparison says, in words that claim no more than its interval allows."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,3 +68,23 @@ def extra_cost(flops: Any, other: Any) -> str:
     if mine is None or not theirs:
         return numbers.MISSING
     return f"{numbers.percent(mine / theirs - 1, signed=True)} FLOPs"
+
+
+def best_of_all(memory: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str:
+    """Whether another reading of the base is better than the memory, and at what cost."""
+    if not others:
+        return ""
+    from recurrify.evaluate.comparison import SAME_PRICE  # loads torch, which other pages do not need
+
+    price, level = memory["full_flops_per_token"], memory["perplexity_per_token"]
+    better = [row for row in others if row["perplexity_per_token"] < level]
+    cheap = [row for row in better if row["full_flops_per_token"] <= SAME_PRICE * price]
+    if cheap:
+        return f"But {cheap[0]['label']} is better at the same price."
+    if not better:
+        return "No other reading of the base compared here is better."
+    best = min(better, key=lambda row: row["perplexity_per_token"])
+    times = best["full_flops_per_token"] / price
+    return (
+        f"It is the best at its price, not the best of all: {best['label']} is better, for {times:.1f} times the FLOPs."
+    )

@@ -153,6 +153,11 @@ class Table(Block):
         ]
 
     @property
+    def stacked(self) -> bool:
+        """Whether cells stand below each other on a phone: rows with sentences are wide."""
+        return any(cell.long for row in self.cells for cell in row)
+
+    @property
     def header(self) -> list[str]:
         return [column.title for column in self.titled]
 

@@ -75,7 +75,7 @@ def _titles(tasks: Sequence[Asked]) -> list[str]:
     titles: list[str] = []
     for one in tasks:
         namesakes = [other for other in tasks if other.task == one.task]
-        parts = [one.form] if len({other.form for other in namesakes}) > 1 else []
+        parts = [one.form] if one.form and len({other.form for other in namesakes}) > 1 else []
         alike = set.intersection(*(set(other.settings) for other in namesakes))
         parts += [f"{name} {value}" for name, value in one.settings if (name, value) not in alike]
         title = f"{one.task} ({', '.join(parts)})" if parts else one.task

@@ -160,7 +160,7 @@ def windows_for(
 def read_questions(path: str, say: Say, answers_needed: bool = True) -> QuestionSet:
     """The questions of a file; reports what was skipped."""
     found = load_questions(path, answers_needed)
-    say(f"{path}: {found.told()}")
+    say(f"{path}: {found.summary()}")
     for entry in found.skipped[:10]:
         say(f"skipped {entry.name}: {entry.reason}")
     if len(found.skipped) > 10:

@@ -141,6 +141,7 @@ class ShowProgress(TrainerCallback):
             text = TextColumn("{task.fields[text]}")
             self.bar = Progress(*columns, text, TimeElapsedColumn(), TimeRemainingColumn(), console=self.console)
             self.bar.add_task("train", total=state.max_steps, completed=state.global_step, text=self.text)
+            self.shown.enter_context(heartbeat(None))
             self.shown.enter_context(self.bar)
         else:
             say(self._line())

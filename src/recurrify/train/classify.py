@@ -82,7 +82,7 @@ def classify_train(
         raise UserError(f"All texts of {settings.data} have the class {classes[0]!r}: at least two are needed.")
     if settings.test is None:
         texts, test = hold_out(given, settings.seed)
-        say(f"held out for the test: {test.told()}")
+        say(f"held out for the test: {test.summary()}")
     else:
         texts, test = given, read_labelled(settings.test, settings, say, "test")
     known = {text.text for text in texts.texts}
@@ -156,7 +156,7 @@ def classify_evaluate(
     """Score trained classifiers on the same texts, and compare each with the first."""
     started = time.time()
     given = load_labelled(data, text_field, label_field, "test")
-    say(f"{data}: {given.told()}")
+    say(f"{data}: {given.summary()}")
     rows: list[dict[str, Any]] = []
     right: list[np.ndarray] = []
     for name in names:
@@ -183,7 +183,7 @@ def classify_predict(
     if out.suffix not in PREDICTION_FILES:
         raise UserError(f"Predictions are written as {' or '.join(PREDICTION_FILES)}: got {str(out)!r}.")
     given = load_labelled(data, text_field, None, "test")
-    say(f"{data}: {given.told()}")
+    say(f"{data}: {given.summary()}")
     classifier = load_classifier(name)
     classifier.model.to(device)
     tokens = classifier.tokens([text.text for text in given.texts])
@@ -261,7 +261,7 @@ def _set_language_weight(classifier: Classifier, weight: float) -> None:
 def read_labelled(source: str, settings: ClassifySettings, say: Say, split: str = "train") -> LabelledTexts:
     """Texts with their classes; reports how many."""
     found = load_labelled(source, settings.text_field, settings.label_field, split)
-    say(f"{source}: {found.told()}")
+    say(f"{source}: {found.summary()}")
     return found
 
 

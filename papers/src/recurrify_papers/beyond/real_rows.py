@@ -35,6 +35,7 @@ from recurrify.evaluate import (
     matched_window,
     relative_gain,
 )
+from recurrify_papers.exchange import Exchange
 
 LENGTHS = {"novels": 16_384, "enwik8": 8_192, "code": 8_192, "novels_15k": 15_000, "valid": 4_096}
 """Scored tokens of each document, by corpus; one more is read."""
@@ -166,7 +167,9 @@ def score(
 ) -> Scored:
     """Score every token but the first of each document; `exchange` gives each another document's memory."""
     rows = max(2, FORWARD_TOKENS // model.recurrence.window)
-    found = evaluate_documents(model, documents, rows=rows, windows_per_call=1, bf16=True, exchange_memories=exchange)
+    found = evaluate_documents(
+        model, documents, rows=rows, windows_per_call=1, bf16=True, change_state=Exchange() if exchange else None
+    )
     cost = memory_cost(model)
     row = {
         "name": name,

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import DataCollatorForLanguageModeling
 
 from recurrify import UserError
-from recurrify.data import collate_rows
+from recurrify_papers.data.packed import collate_rows
 
 IGNORED = -100
 """Label of a token that is not predicted."""

@@ -15,20 +15,17 @@ from recurrify import UserError
 from recurrify.console import is_first
 from recurrify.data import (
     Document,
-    PackedRows,
     Say,
     TokenizedDocument,
     cache_folder,
     checksum,
-    load_tokenizer,
-    make_tokenizer,
-    pack_documents,
-    save_tokenizer,
     tokenize_cached,
 )
 from recurrify.records import RESULT_FILE
 from recurrify.results import full_disk_explained, provenance, save_result
 from recurrify.train import TrainOutcome, Validate, earlier_result, seconds_trained, uses_bf16
+from recurrify_papers.data.packed import PackedRows, pack_documents
+from recurrify_papers.data.tokenizers import load_tokenizer, make_tokenizer, save_tokenizer
 from recurrify_papers.documents import read_documents
 from recurrify_papers.pretrain.objectives import IGNORED, Masked, collator_of
 from recurrify_papers.pretrain.settings import OBJECTIVES, PretrainSettings

@@ -65,7 +65,7 @@ class PretrainSettings(TrainerSettings):
                 f"heads={math.gcd(self.heads, self.width)}."
             )
         if self.tokenizer is None:
-            from recurrify.data import check_vocabulary_size  # imports tokenizers
+            from recurrify_papers.data.tokenizers import check_vocabulary_size
 
             check_vocabulary_size(self.vocabulary, self.objective)
         if self.dropout >= 1:

@@ -24,7 +24,6 @@ from transformers import (
 from transformers.utils import is_torch_tf32_available
 
 from recurrify import UserError
-from recurrify.data import PackedRows
 from recurrify.train import (
     TrainOutcome,
     Validate,
@@ -33,6 +32,7 @@ from recurrify.train import (
     trainer_arguments,
     uses_compile,
 )
+from recurrify_papers.data.packed import PackedRows
 from recurrify_papers.pretrain.settings import PretrainSettings
 
 LOWEST_RATE = 0.1

@@ -23,11 +23,11 @@ from recurrify.data import (
     Say,
     cache_folder,
     canonical_split,
-    load_tokenizer,
-    pack_documents,
     tokenize_cached,
 )
 from recurrify.results import write_whole
+from recurrify_papers.data.packed import pack_documents
+from recurrify_papers.data.tokenizers import load_tokenizer
 from recurrify_papers.data.wikipedia import ENWIK8, TEXT8, part_of_dump, read_dump
 from recurrify_papers.documents import read_documents
 

@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 from recurrify.data import pick_device, read_text
-from recurrify.evaluate import collect_predictions, prediction_metrics
 from recurrify.results import provenance
 from recurrify.train import uses_bf16
 from recurrify_papers.finetune import trained_model
 from recurrify_papers.runner import Say
+from recurrify_papers.thesis.predictions import collect_predictions, prediction_metrics
 
 
 def prediction_run(settings: dict[str, Any], folder: Path, say: Say) -> dict[str, Any]:

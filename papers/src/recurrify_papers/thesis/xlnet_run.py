@@ -10,9 +10,10 @@ import torch
 from transformers import AutoConfig, set_seed
 
 from recurrify import load_model
-from recurrify.data import TrainingSequences, load_tokenizer, read_text
+from recurrify.data import TrainingSequences, read_text
 from recurrify.results import provenance
 from recurrify.train import TrainSettings, train, uses_bf16
+from recurrify_papers.data.tokenizers import load_tokenizer
 from recurrify_papers.finetune import train_settings, trained
 from recurrify_papers.runner import Say
 from recurrify_papers.thesis.xlnet import WindowedXLNet, xlnet_config

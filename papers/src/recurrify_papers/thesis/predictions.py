@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from recurrify.errors import UserError
-from recurrify.evaluate.evaluation import NamedTokens, Text
-from recurrify.evaluate.perplexity import (
+from recurrify import State, UserError
+from recurrify.evaluate import (
     BatchRow,
+    NamedTokens,
+    Text,
     batch_of,
     check_counts,
     check_finite,
     read_in_parallel,
     scoring,
 )
-from recurrify.state import State
 
 TOP = 5
 

@@ -6,13 +6,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from recurrify.data.records import Document
-from recurrify.errors import UserError
+import recurrify
+from recurrify import UserError
+from recurrify.data import Document
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-SHIPPED_PREFIX, SHIPPED_FOLDER = "shipped:", Path(__file__).parent.parent / "shipped"
+SHIPPED_PREFIX, SHIPPED_FOLDER = "shipped:", Path(recurrify.__file__).parent / "shipped"
 SHIPPED = tuple(sorted(SHIPPED_PREFIX + path.parent.name for path in SHIPPED_FOLDER.glob("*/config.json")))
 END_OF_TEXT = "<|endoftext|>"
 SMALLEST_VOCABULARY = 257

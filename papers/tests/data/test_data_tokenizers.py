@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from recurrify.data import tokenizers
-from recurrify.data.packed import PackedRows, collate_rows, pack_documents
-from recurrify.data.records import Document
-from recurrify.data.tokenizers import load_tokenizer, make_tokenizer, save_tokenizer
-from recurrify.data.tokens import TokenizedDocument
-from recurrify.errors import UserError
+from recurrify import UserError
+from recurrify.data import Document, TokenizedDocument
+from recurrify_papers.data import tokenizers
+from recurrify_papers.data.packed import PackedRows, collate_rows, pack_documents
+from recurrify_papers.data.tokenizers import load_tokenizer, make_tokenizer, save_tokenizer
 from support.words import word_tokenizer
 
 TEXT = "the cat sat on the mat and the cat ate the rat; " * 30

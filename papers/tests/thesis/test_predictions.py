@@ -8,7 +8,7 @@ import torch
 
 from recurrify import UserError
 from recurrify.data import TokenizedDocument
-from recurrify.evaluate import predict_documents
+from recurrify_papers.thesis.predictions import predict_documents
 from support.checks import WINDOW, recurrent
 from support.models import VOCABULARY, tiny
 

@@ -11,8 +11,8 @@ from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from recurrify.data.tokens import TokenizedDocument
-from recurrify.errors import UserError
+from recurrify import UserError
+from recurrify.data import TokenizedDocument
 
 
 def pack_documents(documents: Sequence[TokenizedDocument], end: int, vocabulary: int) -> np.ndarray:
