@@ -55,7 +55,7 @@ def test_long_work_is_never_silent(
         printed.clear()
         with work:
             printed.clear()
-            assert printed.wait(60)
+            assert rank == "1" or printed.wait(60)
     written = capsys.readouterr()
     assert written.out == ""
     for words in ("loading\nloading: 0 s\n", "scoring: 0 of 4, 0 %\n"):

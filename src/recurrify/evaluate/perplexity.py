@@ -75,8 +75,6 @@ def evaluate_documents(
         mine = [documents[index] for index in own]
         if shared and not divided and progress is not None:
             progress = _together(progress, recurrent.device)
-        if progress is not None:
-            progress(0)  # the clock of a progress bar starts here
 
         def read(batch_rows: Sequence[BatchRow], state: State) -> State:
             losses, after = _losses(recurrent, batch_rows, state)
@@ -89,6 +87,8 @@ def evaluate_documents(
             return after
 
         with _added_up(tally, recurrent.device) if divided else nullcontext():
+            if progress is not None:
+                progress(0)  # the clock of a progress bar starts here
             if recurrent.mechanism is not None:
                 read_in_parallel(recurrent, mine, read, rows, windows_per_call, progress)
             else:

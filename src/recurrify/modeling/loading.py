@@ -271,7 +271,7 @@ def _load_weights(
     except Exception as error:  # whatever a stranger's files make transformers raise
         raise UserError(f"Could not load the model {name!r}: {first_line(error)}") from error
     for parameter_name, parameter in model.named_parameters():
-        if not bool(torch.isfinite(parameter).all()):
+        if not parameter.is_meta and not bool(torch.isfinite(parameter).all()):
             raise UserError(
                 f"The weights of {name!r} hold numbers that are not finite, in {parameter_name!r}: "
                 "training went wrong or the file is damaged; take an earlier one."
