@@ -99,19 +99,7 @@ def line_chart(
         tips.append(alt.Tooltip(end, type="quantitative", title=name, format=y_format))
     base = alt.Chart(alt.Data(values=kept)).encode(x=x_axis, y=y_axis)
     if series:
-        widest = 7 * max(map(len, names), default=0) + 45
-        # Not by the signal `width`, which changes after the legend was laid out; a picture has no container.
-        space = f"(isFinite(containerSize()[0]) ? containerSize()[0] : {PICTURE_WIDTH}) - {AXIS_WIDTH}"
-        legend = alt.Legend(
-            orient="top",
-            direction="vertical",
-            columns=alt.ExprRef(f"max(1, floor(({space}) / {widest}))"),
-            title=None,
-            labelLimit=320,
-            symbolType="stroke",
-            symbolSize=350,
-            symbolOpacity=1,
-        )
+        legend = _legend_above(names)
         tips.insert(0, alt.Tooltip(series, type="nominal"))
         base = base.encode(color=alt.Color(series, type="nominal", scale=alt.Scale(domain=names), legend=legend))
     if tip:
@@ -130,6 +118,23 @@ def line_chart(
     layers.append(base.mark_point(filled=True, size=55).encode(opacity=seen, tooltip=tips).add_params(hover))
     layers += _rules(levels or {}, "y") + _rules(marks or {}, "x")
     return chart(alt.layer(*layers), title=title, description=description, caption=caption, height=height)
+
+
+def _legend_above(names: Sequence[str]) -> alt.Legend:
+    """As many columns as the width of the page has room for."""
+    widest = 7 * max(map(len, names), default=0) + 45
+    # Not by the signal `width`, which changes after the legend was laid out; a picture has no container.
+    space = f"(isFinite(containerSize()[0]) ? containerSize()[0] : {PICTURE_WIDTH}) - {AXIS_WIDTH}"
+    return alt.Legend(
+        orient="top",
+        direction="vertical",
+        columns=alt.ExprRef(f"max(1, floor(({space}) / {widest}))"),
+        title=None,
+        labelLimit=320,
+        symbolType="stroke",
+        symbolSize=350,
+        symbolOpacity=1,
+    )
 
 
 def _scale(kind: str, points: bool, zero: bool = False) -> alt.Scale:
