@@ -124,6 +124,7 @@ def test_rounding_of_the_eager_step_counts(ours: float, agrees: bool) -> None:
     def step(size: float) -> Step:
         return Step(torch.tensor(1.0), {"weight": torch.tensor([size])})
 
+    assert compare_steps(step(0.0), step(1.6), torch.bfloat16, exact=step(1.0)) is not None  # too far for rounding
     assert (compare_steps(step(ours), step(1.1), torch.bfloat16, exact=step(1.0)) is None) is agrees
 
 

@@ -116,6 +116,12 @@ def test_cache_depends_on_text_and_tokenizer(tokenizer: PreTrainedTokenizerFast,
     assert len(list(tmp_path.iterdir())) == 3
 
 
+def test_text_that_changes_while_it_is_read_is_not_cached(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="changed while it was read"):
+        tokenize_cached(DOCUMENTS, tokenizer, tmp_path, text_checksum=checksum(DOCUMENTS[:1]))
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "emptied", "foreign"])
 def test_damaged_cache_is_rebuilt(tokenizer: PreTrainedTokenizerFast, tmp_path: Path, damage: str) -> None:
     tokenize_cached(DOCUMENTS, tokenizer, tmp_path)

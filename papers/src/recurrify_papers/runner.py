@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import socket
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -180,7 +181,7 @@ def _locked(own: Path, say: Say) -> Iterator[None]:
             pass
         with suppress(OSError):  # a full disk
             file.truncate(0)
-            file.write(str(os.getpid()))
+            file.write(f"{os.getpid()} {socket.gethostname()}")
             file.flush()
         yield
 
@@ -191,5 +192,6 @@ def process_of(own: Path) -> int | None:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            return int(file.read())
+            process, _, host = file.read().partition(" ")
+            return int(process) if host == socket.gethostname() else None
     return None

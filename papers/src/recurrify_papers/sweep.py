@@ -240,7 +240,8 @@ def cancel(runs: Sequence[Run], folder: Path) -> list[str]:
         cancel_slurm(list(jobs.values()))
     here = {name: process for name in unfinished if name not in jobs and (process := process_of(folder / name))}
     for process in here.values():
-        os.kill(process, signal.SIGTERM)
+        with suppress(ProcessLookupError):  # it ended meanwhile
+            os.kill(process, signal.SIGTERM)
     return [*jobs, *here]
 
 

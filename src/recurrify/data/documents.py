@@ -159,7 +159,7 @@ def _read_all(
 def _read_file(path: Path, name: str, text_field: str, skipped: list[Skipped]) -> Iterator[tuple[str, Document]]:
     """A file's documents, each with the key by which it is assigned to a split: its text for a row, else its name."""
     if not is_table(path):
-        key = name.removesuffix(path.suffix) if path.suffix != uncompressed_suffix(path) else name
+        key = name.removesuffix(path.suffix) if path.suffix.lower() != uncompressed_suffix(path) else name
         yield key, Document(name, read_text_file(path))
         return
     table, found = read_table(path), False

@@ -36,7 +36,7 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
     check_regular(path)
     openers: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
     try:
-        with openers.get(path.suffix, open)(path, "rb") as file:
+        with openers.get(path.suffix.lower(), open)(path, "rb") as file:
             yield file
     except (gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError) as error:
         raise UnreadableFileError(
@@ -96,5 +96,5 @@ def _checked_text(path: Path) -> Iterator[str]:
 
 
 def uncompressed_suffix(path: Path) -> str:
-    """The file name's suffix without .gz or .xz: ".jsonl" for "a.jsonl.gz"."""
-    return path.with_suffix("").suffix if path.suffix in COMPRESSED else path.suffix
+    """The file name's suffix without .gz or .xz, in lower case: ".jsonl" for "A.JSONL.GZ"."""
+    return (path.with_suffix("").suffix if path.suffix.lower() in COMPRESSED else path.suffix).lower()

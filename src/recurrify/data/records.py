@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+CHANGED_MEANWHILE = "The text changed while it was read: run the command again when nothing writes to it."
+
 
 class Document(NamedTuple):
     """One text; windows and sequences never cross documents."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from recurrify.data.records import Document, Skipped
+from recurrify.data.records import CHANGED_MEANWHILE, Document, Skipped
 from recurrify.errors import UserError
 
 SPLITS = ("train", "valid", "test")
@@ -84,6 +84,8 @@ class Documents:
             yield from self._pieces
             return
         for index, (_, document) in enumerate(self._everything()):
+            if self._kept is not None and index >= len(self._kept):
+                raise UserError(CHANGED_MEANWHILE)
             if self._kept is None or self._kept[index]:
                 yield document
 

@@ -86,7 +86,7 @@ def is_data_set(source: str) -> bool:
     if source.startswith(HUB_PREFIX) or is_saved_dataset(path):
         return True
     # A path that does not exist in a folder that does is a mistyped path.
-    looks_like_file = is_table(path) or path.suffix in (".txt", ".text", ".md", *COMPRESSED)
+    looks_like_file = is_table(path) or path.suffix.lower() in (".txt", ".text", ".md", *COMPRESSED)
     named = HUB_NAME.fullmatch(source) is not None and not looks_like_file
     return named and not path.exists() and not path.parent.exists()
 

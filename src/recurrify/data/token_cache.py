@@ -18,7 +18,14 @@ from uuid import uuid4
 import numpy as np
 
 from recurrify.data.records import Document, Skipped
-from recurrify.data.tokens import TokenizedDocument, checksum, no_tokens, tokenize_documents, tokenize_stream
+from recurrify.data.tokens import (
+    TokenizedDocument,
+    checksum,
+    no_tokens,
+    tokenize_documents,
+    tokenize_stream,
+    unchanged,
+)
 
 try:
     import fcntl
@@ -87,12 +94,15 @@ def tokenize_cached(
     skipped = [] if skipped is None else skipped
     if cache_dir is None:
         return tokenize_documents(documents, tokenizer, show_progress=show_progress, skipped=skipped)
-    path = Path(cache_dir) / f"tokens-{_cache_key(text_checksum or checksum(documents), tokenizer)}.safetensors"
-    with _lock(path):
-        cached = _read(path)
-        if cached is None:
-            problem = _write(path, documents, tokenizer, show_progress)
-            cached = _read(path) if problem is None else None
+    text_checksum = text_checksum or checksum(documents)
+    path = Path(cache_dir) / f"tokens-{_cache_key(text_checksum, tokenizer)}.safetensors"
+    cached, problem = _read(path), None
+    if cached is None:
+        with _lock(path):
+            cached = _read(path)  # another process may have written it meanwhile
+            if cached is None:
+                problem = _write(path, unchanged(documents, text_checksum), tokenizer, show_progress)
+                cached = _read(path) if problem is None else None
     if cached is None:
         skipped.append(Skipped(f"the token cache {path.parent}", f"cannot be written ({problem})"))
         return tokenize_documents(documents, tokenizer, show_progress=show_progress, skipped=skipped)
@@ -120,7 +130,7 @@ def _tokenizer_identity(tokenizer: "PreTrainedTokenizerBase") -> str:
 
 @contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Let processes that want the same file write it one after the other: all but the first find it."""
+    """Let processes write to the cache one after the other: all that want the same file but the first find it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         folder = os.open(path.parent, os.O_RDONLY)

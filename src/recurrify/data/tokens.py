@@ -3,12 +3,12 @@
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from recurrify.console import heartbeat, is_first
-from recurrify.data.records import Document, Skipped
+from recurrify.data.records import CHANGED_MEANWHILE, Document, Skipped
 from recurrify.errors import UserError
 
 if TYPE_CHECKING:
@@ -82,12 +82,26 @@ def checksum(documents: Iterable[Document]) -> str:
     """The SHA-256 of the documents' names and texts, in their order."""
     digest = hashlib.sha256()
     for document in documents:
-        for part in document:
-            content = part.encode(errors="surrogateescape")
-            # The length first, so that ("ab", "c") and ("a", "bc") differ.
-            digest.update(len(content).to_bytes(8, "big"))
-            digest.update(content)
+        _add(digest, document)
     return digest.hexdigest()
+
+
+def unchanged(documents: Iterable[Document], expected: str) -> Iterator[Document]:
+    """The documents; raises UserError at the end if this is not their checksum."""
+    digest = hashlib.sha256()
+    for document in documents:
+        _add(digest, document)
+        yield document
+    if digest.hexdigest() != expected:
+        raise UserError(CHANGED_MEANWHILE)
+
+
+def _add(digest: Any, document: Document) -> None:
+    for part in document:
+        content = part.encode(errors="surrogateescape")
+        # The length first, so that ("ab", "c") and ("a", "bc") differ.
+        digest.update(len(content).to_bytes(8, "big"))
+        digest.update(content)
 
 
 def text_sizes(text: str) -> tuple[int, int, int]:

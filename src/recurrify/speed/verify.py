@@ -36,6 +36,8 @@ TINY = 1e-3
 """Gradients smaller than this share of all are not compared one by one: they are mostly rounding."""
 ROUNDING = 2.0
 """How many times as far as the eager step a compiled step may be from the step in float32."""
+MOST = 0.5
+"""The largest difference that rounding can explain."""
 
 
 class Tolerance(NamedTuple):
@@ -154,7 +156,7 @@ def compare_steps(
     in 16 bits."""
     wanted, allowed = exact or theirs, TOLERANCES[dtype]
     off, rounding = (_relative(step.loss, wanted.loss) for step in (ours, theirs))
-    if not off <= max(allowed.loss, ROUNDING * rounding):
+    if not off <= max(allowed.loss, _explained(rounding)):
         return f"the loss by {off:.2g} of it"
     for added in (False, True):
         names = [name for name in wanted.gradients if is_added(name) == added]
@@ -162,13 +164,18 @@ def compare_steps(
         errors, roundings = ([_distance(step, wanted, name) for name in names] for step in (ours, theirs))
         whole = math.hypot(*norms)
         off, rounding = (_share(math.hypot(*one), whole) for one in (errors, roundings))
-        if not off <= max(allowed.gradient, ROUNDING * rounding):
+        if not off <= max(allowed.gradient, _explained(rounding)):
             return f"the gradients of the {'added' if added else 'base'} parameters by {off:.2g} of their norm"
         for name, norm, error, noise in zip(names, norms, errors, roundings, strict=True):
             off, rounding = _share(error, norm), _share(noise, norm)
-            if norm > TINY * whole and not off <= max(allowed.parameter, ROUNDING * rounding):
+            if norm > TINY * whole and not off <= max(allowed.parameter, _explained(rounding)):
                 return f"the gradient of {name} by {off:.2g} of its norm"
     return None
+
+
+def _explained(rounding: float) -> float:
+    """The difference that rounding explains, from that of the eager step."""
+    return min(ROUNDING * rounding, MOST)
 
 
 def _norm(gradient: Tensor | None) -> float:
