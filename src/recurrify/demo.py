@@ -147,6 +147,10 @@ def _read_novel(advance: Advance, say: Say) -> dict[str, Any]:
         say(f"  {one.label}: perplexity {np.exp(losses[-1].mean()):.1f} per token, {one.flops_per_token:.3g} FLOPs")
     parts = [evaluation_of_parts(found, pieces, settings[0].window) for found in losses]
     table = comparison_rows(settings, parts)
+    gains = gain_rows(table)
+    for gain in gains:
+        percent, word = 100 * abs(gain["relative_gain"]), "lower" if gain["relative_gain"] > 0 else "higher"
+        say(f"  with memory {percent:.1f} % {word} than: {gain['against_label']}")
     return {
         "model": names["memory"],
         "mechanism": memory.recurrence.mechanism,
@@ -156,7 +160,7 @@ def _read_novel(advance: Advance, say: Say) -> dict[str, Any]:
         "note": note,
         "text_checksum": checksum([document]),
         "rows": [_table_row(row) for row in table],
-        "gains": gain_rows(table),
+        "gains": gains,
         "tokens": {
             "text": pieces,
             **{one.role: [None, *found.round(4).tolist()] for one, found in zip(settings, losses, strict=True)},
