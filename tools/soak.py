@@ -191,7 +191,7 @@ class Soak:
 
     def bad_inputs(self, number: int) -> None:
         """Generated command lines, files and configs."""
-        valid = [path.read_bytes() for path in self.inputs.iterdir() if path.is_file()]
+        valid = [path.read_bytes() for path in sorted(self.inputs.iterdir()) if path.is_file()]
         place = self.folder / "place"
         os.chdir(self.inputs)
 

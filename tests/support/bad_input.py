@@ -23,7 +23,7 @@ SMALL = {
     "--report-to": "none", "--device": "cpu", "--layers": "1", "--width": "16", "--heads": "2", "--repetitions": "0",
 }  # fmt: skip
 """Options that keep valid commands short."""
-LEFT_OUT = ("demo", "bench", "experiment", "pretrain", "scratch", "forecast", "table3")
+LEFT_OUT = ("demo", "bench", "experiment", "pretrain", "scratch", "forecast", "table3", "serve")
 
 
 def commands(without: Sequence[str] = LEFT_OUT) -> list[tuple[list[str], Any]]:
