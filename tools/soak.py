@@ -38,7 +38,7 @@ from support.training import STEPS, saved_weights, training_commands
 
 ROOT = Path(__file__).resolve().parents[1]
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
-NOT_TESTED = ("demo", "bench", "experiment", "table3", "table1")
+NOT_TESTED = ("demo", "bench", "experiment", "table3", "table1", "serve")
 """Commands that take minutes."""
 COLUMNS = ("tries", "tracebacks", "hangs", "other weights", "changed foreign files")
 HANGS_AFTER = 600.0
