@@ -10,7 +10,7 @@ from typing import Any, Literal
 import pytest
 from datasets import Dataset, DatasetDict
 
-from recurrify.data import Question, QuestionSet, load_questions, plain_title, save_questions, words_of
+from recurrify.data import Question, QuestionSet, load_questions, save_questions
 from recurrify.data.answer_spans import find_span
 from recurrify.errors import UserError
 
@@ -282,10 +282,6 @@ class TestFindSpan:
     @pytest.mark.parametrize("answer", ["", "  ", "zebra", "\u0301"])
     def test_absent_answer(self, answer: str) -> None:
         assert find_span("a horse", answer) is None
-
-    def test_words_and_titles(self) -> None:
-        assert words_of("The Pig's é—5!") == " the pig s e 5 "
-        assert plain_title("Super_Bowl_50") == plain_title("Super Bowl 50")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from recurrify.data import Question, QuestionSet
 from recurrify.errors import UserError
-from recurrify_papers.yoshida2020.distractors import mix_paragraphs
+from recurrify_papers.yoshida2020.distractors import mix_paragraphs, plain_title, words_of
 
 SHARES = {"train": 0.6, "test": 0.4}
 
@@ -54,3 +54,8 @@ class TestMixedParagraphs:
     def test_too_few_articles_raises(self) -> None:
         with pytest.raises(UserError, match="give more articles"):
             mix_paragraphs(self.made()[:8], SHARES)
+
+
+def test_words_and_titles() -> None:
+    assert words_of("The Pig's é—5!") == " the pig s e 5 "
+    assert plain_title("Super_Bowl_50") == plain_title("Super Bowl 50")

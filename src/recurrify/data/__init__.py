@@ -1,6 +1,5 @@
 """Text in, token ids out: documents and their splits, labelled texts, questions, probes, tokens and sequences."""
 
-from recurrify.data.answer_spans import words_of
 from recurrify.data.corpora import CORPORA, Corpus, corpus_names, register_corpus
 from recurrify.data.documents import check_source, load_documents
 from recurrify.data.labelled import LabelledText, LabelledTexts, hold_out, load_labelled
@@ -11,10 +10,7 @@ from recurrify.data.question_windows import WindowedQuestion, collate_questions,
 from recurrify.data.questions import (
     Question,
     QuestionSet,
-    gold_paragraphs,
-    join_paragraphs,
     load_questions,
-    plain_title,
     save_questions,
 )
 from recurrify.data.records import Document, Skipped
@@ -57,15 +53,12 @@ __all__ = [
     "collate_questions",
     "collate_texts",
     "corpus_names",
-    "gold_paragraphs",
     "hold_out",
-    "join_paragraphs",
     "load_documents",
     "load_labelled",
     "load_questions",
     "open_table",
     "pick_device",
-    "plain_title",
     "read_table",
     "read_text",
     "register_corpus",
@@ -77,5 +70,4 @@ __all__ = [
     "tokenize_documents",
     "tokenize_texts",
     "window_questions",
-    "words_of",
 ]

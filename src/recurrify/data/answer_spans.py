@@ -36,12 +36,6 @@ def find_span(text: str, answer: str) -> Place | None:
     return Place(origins[best], stop, False)
 
 
-def words_of(text: str) -> str:
-    """A text's words without case and accents, each between blanks: " the pig is 5 "."""
-    plain, _ = _plain(text)
-    return f" {' '.join(''.join(letter if letter.isalnum() else ' ' for letter in plain).split())} "
-
-
 def _first(text: str, wanted: str) -> int | None:
     found = None
     for start in _occurrences(text, wanted):

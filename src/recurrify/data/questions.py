@@ -285,7 +285,7 @@ def _gold_paragraph_row(
     """NQ with gold paragraphs: `question`, `answers` and `ctxs`, a list of titled paragraphs; ids are optional."""
     paragraphs = [(one["title"], one["text"]) for one in row["ctxs"]]
     counts["empty paragraphs"] += sum(not text.strip() for _, text in paragraphs)
-    context = paragraphs[0][1] if len(paragraphs) == 1 else join_paragraphs(paragraphs)[0]
+    context = paragraphs[0][1] if len(paragraphs) == 1 else _join([(title, [text]) for title, text in paragraphs])[0]
     if answers_needed:
         _check_list("answers", row["answers"])
     answers = [(answer, -1) for answer in row["answers"]] if answers_needed else []
@@ -307,26 +307,3 @@ def _join(paragraphs: Sequence[tuple[str, Sequence[str]]]) -> tuple[str, dict[tu
             places[title, number] = (len(context), len(context) + len(sentence))
             context += sentence
     return context, places
-
-
-def join_paragraphs(paragraphs: Sequence[tuple[str, str]]) -> tuple[str, list[int]]:
-    """One text of titled paragraphs, and the character at which the text of each begins."""
-    named = [(title, [text]) for title, text in paragraphs]
-    starts: list[int] = []
-    context = ""
-    for single in named:
-        part, places = _join([single])
-        context += "\n\n" if context else ""
-        starts.append(len(context) + (places[single[0], 0][0] if places else 0))
-        context += part
-    return context, starts
-
-
-def gold_paragraphs(questions: Sequence[Question]) -> Iterator[tuple[str, str]]:
-    """The distinct paragraphs, (title, text), of the questions."""
-    yield from dict.fromkeys((plain_title(question.article), question.context) for question in questions)
-
-
-def plain_title(title: str) -> str:
-    """An article's title with blanks: SQuAD writes underscores, as in its address."""
-    return " ".join(title.replace("_", " ").split())

@@ -1,11 +1,12 @@
 """Question-answering sets with long contexts, made from questions that have one paragraph each."""
 
 import random
+import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from recurrify import UserError
-from recurrify.data import Question, QuestionSet, gold_paragraphs, join_paragraphs, plain_title, words_of
+from recurrify.data import Question, QuestionSet
 
 
 def mix_paragraphs(
@@ -32,7 +33,7 @@ def mix_paragraphs(
 
 
 def _mixed(questions: Sequence[Question], distractors: int, chance: random.Random) -> QuestionSet:
-    paragraphs = list(gold_paragraphs(questions))
+    paragraphs = list(dict.fromkeys((plain_title(question.article), question.context) for question in questions))
     words = [words_of(f"{title} {text}") for title, text in paragraphs]
     made = QuestionSet([], "squad", Counter())
     for question in questions:
@@ -51,8 +52,11 @@ def _mixed(questions: Sequence[Question], distractors: int, chance: random.Rando
             made.counts["answers that occur everywhere"] += 1
             continue
         position = chance.randrange(distractors + 1)
-        context, starts = join_paragraphs([*others[:position], gold, *others[position:]])
-        span = (starts[position] + question.span[0], starts[position] + question.span[1])
+        before = "".join(f"{titled(*other)}\n\n" for other in others[:position])
+        after = "".join(f"\n\n{titled(*other)}" for other in others[position:])
+        context = before + titled(*gold) + after
+        start = len(before) + len(titled(gold[0], ""))
+        span = (start + question.span[0], start + question.span[1])
         made.questions.append(question._replace(context=context, span=span))
     if not made.questions:
         raise UserError(
@@ -60,3 +64,19 @@ def _mixed(questions: Sequence[Question], distractors: int, chance: random.Rando
             f"articles, or fewer distractors than {distractors}."
         )
     return made
+
+
+def titled(title: str, text: str) -> str:
+    """A paragraph under its title."""
+    return f"{title}\n{text}" if title else text
+
+
+def plain_title(title: str) -> str:
+    """An article's title with blanks: SQuAD writes underscores, as in its address."""
+    return " ".join(title.replace("_", " ").split())
+
+
+def words_of(text: str) -> str:
+    """A text's words without case and accents, each between blanks: " the pig is 5 "."""
+    letters = [one for one in unicodedata.normalize("NFKD", text).casefold() if not unicodedata.combining(one)]
+    return f" {' '.join(''.join(one if one.isalnum() else ' ' for one in letters).split())} "

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from recurrify import UserError
-from recurrify.data import Question, load_questions, plain_title, save_questions
+from recurrify.data import Question, load_questions, save_questions
 from recurrify.results import provenance
 from recurrify_papers.runner import Say
-from recurrify_papers.yoshida2020.distractors import mix_paragraphs
+from recurrify_papers.yoshida2020.distractors import mix_paragraphs, plain_title
 
 SHARES = {"train": 0.72, "valid": 0.08, "test": 0.2}
 """Of all articles."""
