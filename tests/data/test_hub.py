@@ -7,7 +7,6 @@ import datasets
 import pytest
 
 from recurrify.data import Document, Skipped, load_documents
-from recurrify.data.corpora import wikitext_articles
 from recurrify.errors import UserError
 
 
@@ -76,7 +75,7 @@ def test_missing_field_is_reported_with_those_there_are(hub: Hub) -> None:
         load_documents("hf:owner/name", text_field="id")
 
 
-@pytest.mark.parametrize("source", ["hf:owner/name", "owner/name", "pg19", "wikitext-103"])
+@pytest.mark.parametrize("source", ["hf:owner/name", "owner/name"])
 def test_hub_error_is_one_sentence(hub: Hub, source: str) -> None:
     hub.content = ConnectionError("Couldn't reach the Hub.\nTraceback and more")
     with pytest.raises(UserError, match=r"\(ConnectionError: Couldn't reach the Hub\): check its name") as error:
@@ -99,34 +98,3 @@ def test_folder_with_prefix_is_read_by_datasets(tmp_path: Path, monkeypatch: pyt
     dataset("c").to_parquet(folder / "validation.parquet")
     assert load_documents(f"hf:{folder}", "valid") == [Document("validation/0", "c")]
     assert load_documents(folder, "valid") == [Document("validation.parquet:1", "c")]
-
-
-def test_pg19_by_number_takes_the_first_training_books_by_file_name(hub: Hub) -> None:
-    addresses = [f"http://books.example/ebooks/{number}" for number in (9, 10, 100, 2)]
-    rows = datasets.Dataset.from_dict({"text": ["nine", "ten", "hundred", "two"], "url": addresses})
-    hub.content = datasets.DatasetDict(train=rows, validation=dataset("valid"))
-    assert [document.text for document in load_documents("pg19:3")] == ["ten", "hundred", "two"]
-    assert [document.text for document in load_documents("pg19:3", limit=1)] == ["ten"]
-    assert [document.text for document in load_documents("pg19:3", "valid")] == ["valid"]
-    assert {call[2] for call in hub.calls} == {False}
-    with pytest.raises(UserError, match="`pg19:many` does not name a number of training books"):
-        load_documents("pg19:many")
-
-
-WIKITEXT_ROWS = [
-    *("", " = Robert Boulter = \n", "", " Robert Boulter is an actor . \n", "", " = = Career = = \n", ""),
-    *(" He played x \n", " = y = \n", " in a formula . \n", "", " = = = 2000 – 2005 = = = \n", ""),
-    *(" = M * A * S * H = \n", "", " A film . \n"),
-]
-
-
-def test_wikitext_rows_become_articles(hub: Hub) -> None:
-    articles = list(wikitext_articles(WIKITEXT_ROWS))
-    assert [article.name for article in articles] == ["0 Robert Boulter", "1 M * A * S * H"]
-    assert articles[0].text.startswith(" = Robert Boulter = \n\n Robert Boulter is an actor")
-    assert " = y = \n" in articles[0].text
-    assert "".join(article.text for article in articles).split() == "".join(WIKITEXT_ROWS).split()
-    hub.content = datasets.DatasetDict(train=dataset(*WIKITEXT_ROWS), validation=dataset(*WIKITEXT_ROWS))
-    (article,) = load_documents("wikitext-103", "valid", limit=1)
-    assert article.name == "validation/0 Robert Boulter"
-    assert hub.calls == [("Salesforce/wikitext", "wikitext-103-raw-v1", True)]

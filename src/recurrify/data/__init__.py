@@ -1,5 +1,6 @@
 """Text in, token ids out: documents and their splits, labelled texts, questions, probes, tokens and sequences."""
 
+from recurrify.caching import cache_folder
 from recurrify.data.corpora import CORPORA, Corpus, corpus_names, register_corpus
 from recurrify.data.documents import check_source, load_documents
 from recurrify.data.labelled import LabelledText, LabelledTexts, hold_out, load_labelled
@@ -16,8 +17,8 @@ from recurrify.data.questions import (
 from recurrify.data.records import Document, Skipped
 from recurrify.data.sequences import IGNORED, TrainingSequences, collate
 from recurrify.data.splits import EVERYTHING, SPLITS, canonical_split
-from recurrify.data.tables import Table, open_table, read_table
-from recurrify.data.texts import Say, cache_folder, pick_device, read_text, shorten
+from recurrify.data.tables import Table, dataset_errors, open_dataset, open_table, read_table
+from recurrify.data.texts import Say, pick_device, read_text, shorten
 from recurrify.data.token_cache import tokenize_cached
 from recurrify.data.tokens import TokenizedDocument, checksum, tokenize_documents
 
@@ -53,10 +54,12 @@ __all__ = [
     "collate_questions",
     "collate_texts",
     "corpus_names",
+    "dataset_errors",
     "hold_out",
     "load_documents",
     "load_labelled",
     "load_questions",
+    "open_dataset",
     "open_table",
     "pick_device",
     "read_table",

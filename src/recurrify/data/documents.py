@@ -15,6 +15,7 @@ from recurrify.data.tables import TABLES, MissingFieldError, is_data_set, is_tab
 from recurrify.errors import UserError
 
 __all__ = ["CORPORA", "Corpus", "Document", "Skipped", "check_source", "load_documents", "stream_documents"]
+OF_PAPERS = ("enwik8", "pg19", "text8", "wikitext-103")
 
 
 def load_documents(
@@ -29,8 +30,7 @@ def load_documents(
 
     `source` is the first of these that fits:
 
-    - a corpus by name, such as `stdlib`, `wikitext-103` or `pg19` (a file of that name is `./stdlib`);
-      `pg19:1250` is the paper's subset, the first 1,250 training books by file name;
+    - a corpus by name, such as `stdlib` (a file of that name is `./stdlib`);
     - `hf:owner/name` or `hf:owner/name:config`, a Hugging Face data set; the prefix may be left out;
     - a folder written by `save_to_disk` of the `datasets` library;
     - a file of rows (`.csv`, `.tsv`, `.json`, `.jsonl`, `.parquet`): one document per row, from `text_field`;
@@ -84,8 +84,8 @@ def _no_text(source: str, split: str) -> UserError:
 def check_source(source: str) -> None:
     """Raise a `UserError` if a source does not exist, before anything slower is loaded."""
     if find_corpus(source) is None and not Path(source).expanduser().exists() and not is_data_set(source):
-        known = source.partition(":")[0] in ("enwik8", "text8")
-        papers = " (enwik8 and text8 come with the package recurrify-papers)" if known else ""
+        known = source.partition(":")[0]
+        papers = f" ({known} comes with the package recurrify-papers)" if known in OF_PAPERS else ""
         raise UserError(
             f"{source} does not exist: give a file, a folder, a Hugging Face data set as hf:owner/name, "
             f"or one of {', '.join(corpus_names())}{papers}."

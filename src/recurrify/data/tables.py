@@ -234,7 +234,7 @@ def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
         yield from named_classes(rows)
 
 
-def open_dataset(source: str, config: str | None = None, limit: int | None = None) -> dict[str, Any]:
+def open_dataset(source: str, limit: int | None = None) -> dict[str, Any]:
     """The parts of a data set by name: of a folder written by `save_to_disk`, or of `owner/name[:config]` on the hub.
     With a limit it is streamed: a few documents of a large corpus should not cost the whole download."""
     name = source.removeprefix(HUB_PREFIX)
@@ -244,7 +244,8 @@ def open_dataset(source: str, config: str | None = None, limit: int | None = Non
         if is_saved_dataset(path):
             opened = datasets.load_from_disk(str(path))
         else:
-            if not path.exists() and config is None:
+            config = ""
+            if not path.exists():
                 name, _, config = name.partition(":")
             hub_is_reachable()  # without a connection, downloaded data sets are used, without a minute of retries
             streaming = limit is not None and not datasets.config.HF_HUB_OFFLINE  # the offline cache cannot stream

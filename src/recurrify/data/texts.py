@@ -1,12 +1,11 @@
 """Device selection, and text as tokens with a report of what was skipped."""
 
-import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from recurrify.caching import cache_folder
 from recurrify.console import heartbeat
 from recurrify.data.documents import stream_documents
 from recurrify.data.records import Skipped
@@ -16,11 +15,6 @@ from recurrify.errors import UserError
 
 Say = Callable[[str], None]
 """Prints a progress message."""
-
-
-def cache_folder() -> Path:
-    """The folder of the token cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "recurrify"
 
 
 def pick_device(name: str = "auto") -> torch.device:
