@@ -17,7 +17,6 @@ from recurrify.speed import compiling
 from recurrify.speed.compiling import (
     BARRIER,
     MIXED_SUMS,
-    compile_alone,
     compile_function,
     compiler_options,
     with_barriers,
@@ -120,9 +119,3 @@ def test_torch_compile_is_called_in_one_file() -> None:
         if re.search(r"torch\.compile\(", path.read_text())
     }
     assert calls == {"speed/compiling.py"}
-
-
-def test_compile_alone_starts_no_processes() -> None:
-    with config.patch(compile_threads=7):
-        compile_alone()
-        assert config.compile_threads == 1

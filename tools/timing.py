@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-from recurrify.speed.capturing import as_graph, device_seconds
+from recurrify_papers.graphs import as_graph, device_seconds
 
 
 def in_a_graph(step: Callable[[], Any], calls: int = 1, rounds: int = 11) -> float:

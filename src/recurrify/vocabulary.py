@@ -5,18 +5,7 @@ from torch import Tensor, nn
 
 from recurrify.errors import UserError
 
-__all__ = ["check_ids", "embed"]
-
-
-def embed(embedding: nn.Embedding, ids: Tensor) -> Tensor:
-    """`embedding(ids)`. Torch checks every id, so ids are searched only after it failed."""
-    if torch.compiler.is_compiling():  # a try block may break the graph
-        return embedding(ids)
-    try:
-        return embedding(ids)
-    except IndexError:
-        check_ids(ids, embedding)
-        raise
+__all__ = ["check_ids"]
 
 
 def check_ids(ids: Tensor, embedding: nn.Module) -> None:

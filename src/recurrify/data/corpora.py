@@ -7,7 +7,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import NamedTuple
 
-from recurrify.data.records import Document, Skipped
+from recurrify.data.records import Document
 from recurrify.data.stdlib import load_stdlib
 from recurrify.errors import UserError
 

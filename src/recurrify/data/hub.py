@@ -10,9 +10,7 @@ from recurrify.errors import UserError
 HELD_OUT = SPLIT_OF_NAME.keys() - {"train"}
 
 
-def stream_hub(
-    source: str, split: str, text_field: str, skipped: list[Skipped], limit: int | None = None
-) -> Documents:
+def stream_hub(source: str, split: str, text_field: str, skipped: list[Skipped], limit: int | None = None) -> Documents:
     """The documents of a data set, one for each row.
 
     The data set's own splits are used; `validation`, `val` and `dev` are names for valid. A data set with a train part
@@ -43,4 +41,3 @@ def stream_hub(
             skipped.append(Skipped(name, f"{empty} rows are empty"))
 
     return Documents(read, skipped, split if unsplit else EVERYTHING)
-

@@ -5,16 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from recurrify.speed.backends import leave_out_cudnn, with_cudnn
-    from recurrify.speed.capturing import (
-        as_graph,
-        capturable_optimizer,
-        capture,
-        device_seconds,
-        on_side_stream,
-        set_rate,
-    )
+    from recurrify.speed.capturing import capture, on_side_stream
     from recurrify.speed.compiled import compile_windows
-    from recurrify.speed.compiling import compile_alone, compile_function, compiler_options
+    from recurrify.speed.compiling import compile_function, compiler_options
     from recurrify.speed.graphed import NOT_CAPTURED, graph_steps
     from recurrify.speed.graphed_generation import captured, graph_generation
     from recurrify.speed.products import quick_products
@@ -22,30 +15,25 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NOT_CAPTURED",
-    "as_graph",
-    "capturable_optimizer",
     "capture",
     "captured",
-    "compile_alone",
     "compile_function",
     "compile_windows",
     "compiler_options",
-    "device_seconds",
     "graph_generation",
     "graph_steps",
     "leave_out_cudnn",
     "on_side_stream",
     "quick_products",
-    "set_rate",
     "verify_module",
     "verify_windows",
     "with_cudnn",
 ]
 _HOMES = {
     "backends": ("leave_out_cudnn", "with_cudnn"),
-    "capturing": ("as_graph", "capturable_optimizer", "capture", "device_seconds", "on_side_stream", "set_rate"),
+    "capturing": ("capture", "on_side_stream"),
     "compiled": ("compile_windows",),
-    "compiling": ("compile_alone", "compile_function", "compiler_options"),
+    "compiling": ("compile_function", "compiler_options"),
     "graphed": ("NOT_CAPTURED", "graph_steps"),
     "graphed_generation": ("captured", "graph_generation"),
     "products": ("quick_products",),

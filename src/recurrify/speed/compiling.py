@@ -71,13 +71,6 @@ def _mark(name: str) -> Any:
     return _mark_class()(name)
 
 
-def compile_alone() -> None:
-    """Compile in this process alone: if several run in parallel, each would start a worker per core."""
-    from torch._inductor import config
-
-    config.compile_threads = 1
-
-
 def compile_function(function: Callable[..., Any], variant: str = "", **choices: Any) -> Callable[..., Any]:
     """`torch.compile` with the workarounds that this version needs; `choices` are its other arguments."""
     return torch.compile(function, options=compiler_options(variant), **choices)

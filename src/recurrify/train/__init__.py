@@ -15,10 +15,10 @@ if TYPE_CHECKING:
         TrainOutcome,
         Validate,
         ValidatingTrainer,
+        compile_mode,
         run_to_end,
         trainer_arguments,
         uses_bf16,
-        uses_compile,
     )
     from recurrify.train.run_folder import earlier_result
     from recurrify.train.settings import AnswerSettings, ClassifySettings, TrainerSettings, TrainSettings
@@ -34,6 +34,7 @@ __all__ = [
     "ValidatingTrainer",
     "answer_evaluate",
     "answer_train",
+    "compile_mode",
     "earlier_result",
     "finish_checkpoint",
     "last_whole_checkpoint",
@@ -43,7 +44,6 @@ __all__ = [
     "train_run",
     "trainer_arguments",
     "uses_bf16",
-    "uses_compile",
 ]
 
 

@@ -22,9 +22,8 @@ from recurrify.evaluate.perplexity import StoppedEvaluation
 from recurrify.modeling.saving import WEIGHTS
 from recurrify.modeling.sharding import is_sharded, level, load_whole_weights
 from recurrify.speed.backends import leave_out_cudnn
-from recurrify.speed.compiling import compile_function
 from recurrify.speed.products import quick_products
-from recurrify.speed.verify import verify_module, verify_windows
+from recurrify.speed.verify import verify_windows
 from recurrify.train.callbacks import (
     CountSeconds,
     EndInOrder,
@@ -57,43 +56,22 @@ class TrainOutcome:
 
 
 class ValidatingTrainer(Trainer):
-    """Trainer whose validation is a function of the model.
-
-    With `compiles` it compiles the model itself: Trainer passes no options to the compiler, and options that are set
-    only meanwhile do not reach backward passes, which are compiled in another thread on GPUs.
-    """
+    """Trainer whose validation is a function of the model."""
 
     control: Any
 
-    def __init__(self, *args: Any, validate: Validate | None, compiles: bool = False, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, validate: Validate | None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.validate = validate
-        self.compiles = compiles
-        self.quick: Any = None
         self.stopped = False
         """Whether a signal ended a validation."""
         self.advance: Callable[[int], None] = lambda tokens: None
         """Called during validation with the tokens of each forward pass; `StoppedEvaluation` ends it."""
 
     def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
-        if self.compiles:
-            model = self.quick = self._compiled(model, inputs) if self.quick is None else self.quick
         with quick_products():
             loss: Tensor = super().training_step(model, inputs, *args, **kwargs)
         return loss
-
-    def _compiled(self, model: Any, inputs: dict[str, Any]) -> Any:
-        """The compiled model if it agrees with the eager one on this batch, else the model itself."""
-        batch, own = self._prepare_inputs(inputs), self.model.train()
-
-        def loss_of(one: Any) -> Tensor:
-            loss: Tensor = self.compute_loss(one, dict(batch))
-            return loss
-
-        fast = compile_function(own)
-        if verify_module(fast, own, loss_of, self.accelerator.autocast) is own:
-            return model
-        return fast if model is own else compile_function(model)
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
@@ -201,11 +179,6 @@ def uses_bf16(precision: str) -> bool:
     if precision == "bf16" and not torch.cuda.is_available():
         raise UserError("`precision` is bf16, but this machine has no usable CUDA GPU: use auto or fp32.")
     return precision == "bf16"
-
-
-def uses_compile(choice: str) -> bool:
-    """Whether a choice of `compile` compiles here: by default on GPUs."""
-    return compile_mode(choice) != "off"
 
 
 def compile_mode(choice: str) -> str:

@@ -17,11 +17,12 @@ from torch import Tensor, nn
 from recurrify import UserError
 from recurrify.attention import recurrence_parameters
 from recurrify.interrupts import Interrupt
-from recurrify.speed import capturable_optimizer, capture, leave_out_cudnn, on_side_stream, set_rate
+from recurrify.speed import capture, leave_out_cudnn, on_side_stream
 from recurrify.train import finish_checkpoint, last_whole_checkpoint
 from recurrify_papers.forecast.data import WindowedSeries
 from recurrify_papers.forecast.scoring import backtest
 from recurrify_papers.forecast.settings import ForecastSettings
+from recurrify_papers.graphs import capturable_optimizer, set_rate
 from recurrify_papers.scratch.stepping import matmul_context
 
 STATE_FILE = "training.pt"

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from recurrify import RSAConfig, UserError
 from recurrify.settings import check_settings, setting
+from recurrify.vocabulary import check_ids
 
 INITIAL_STD = 0.02
 """Standard deviation of the initial weights."""
@@ -104,6 +105,17 @@ class FeedForward(nn.Module):
         inner = self.dropout(torch.relu(self.inner(self.norm(hidden_BQW) if self.norm_first else hidden_BQW)))
         hidden_BQW = hidden_BQW + self.dropout(self.output(inner))
         return hidden_BQW if self.norm_first else self.norm(hidden_BQW)
+
+
+def embed(embedding: nn.Embedding, ids: Tensor) -> Tensor:
+    """`embedding(ids)`. Torch checks every id, so ids are searched only after it failed."""
+    if torch.compiler.is_compiling():  # a try block may break the graph
+        return embedding(ids)
+    try:
+        return embedding(ids)
+    except IndexError:
+        check_ids(ids, embedding)
+        raise
 
 
 def split_heads(joined: Tensor, head_width: int) -> Tensor:

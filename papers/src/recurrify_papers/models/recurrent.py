@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recurrify.settings import setting
-from recurrify.vocabulary import embed
-from recurrify_papers.models.parts import LanguageOutput, check_config, check_state
+from recurrify_papers.models.parts import LanguageOutput, check_config, check_state, embed
 
 INITIAL_RANGE = 0.1
 """Largest absolute value of an initial embedding."""

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recurrify.attention import RecurrenceEncoding, ScanState, mix_recurrence
-from recurrify.vocabulary import embed
 from recurrify_papers.models.parts import (
     DecoderConfig,
     FeedForward,
     LanguageOutput,
     check_state,
+    embed,
     initialize,
     join_heads,
     waves,

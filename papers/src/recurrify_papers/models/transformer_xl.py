@@ -15,7 +15,6 @@ from torch.nn import functional
 from recurrify import RSAConfig, UserError
 from recurrify.attention import RecurrenceEncoding, mix_recurrence
 from recurrify.settings import setting
-from recurrify.vocabulary import embed
 from recurrify_papers.kernels.relative import relative_attention, relative_kernels_run
 from recurrify_papers.models.parts import (
     INITIAL_STD,
@@ -23,6 +22,7 @@ from recurrify_papers.models.parts import (
     FeedForward,
     LanguageOutput,
     check_state,
+    embed,
     initialize,
     join_heads,
     split_heads,

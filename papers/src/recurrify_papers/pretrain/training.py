@@ -24,13 +24,14 @@ from transformers import (
 from transformers.utils import is_torch_tf32_available
 
 from recurrify import UserError
+from recurrify.speed import compile_function, verify_module
 from recurrify.train import (
     TrainOutcome,
     Validate,
     ValidatingTrainer,
+    compile_mode,
     run_to_end,
     trainer_arguments,
-    uses_compile,
 )
 from recurrify_papers.data.packed import PackedRows
 from recurrify_papers.pretrain.settings import PretrainSettings
@@ -121,6 +122,31 @@ class StopOnNonFinite(TrainerCallback):
         )
 
 
+class CompilingTrainer(ValidatingTrainer):
+    """Compiles the model itself: Trainer passes no options to the compiler, and options that are set only meanwhile do
+    not reach backward passes, which are compiled in another thread on GPUs."""
+
+    quick: Any = None
+    """The compiled model, after the first step; the model itself if the two do not agree."""
+
+    def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
+        if self.quick is None:
+            self.quick = self._compiled(model, inputs)
+        return super().training_step(self.quick, inputs, *args, **kwargs)
+
+    def _compiled(self, model: Any, inputs: dict[str, Any]) -> Any:
+        batch, own = self._prepare_inputs(inputs), self.model.train()
+
+        def loss_of(one: Any) -> torch.Tensor:
+            loss: torch.Tensor = self.compute_loss(one, dict(batch))
+            return loss
+
+        fast = compile_function(own)
+        if verify_module(fast, own, loss_of, self.accelerator.autocast) is own:
+            return model
+        return fast if model is own else compile_function(model)
+
+
 def pretrain_model(
     model: PreTrainedModel,
     rows: PackedRows,
@@ -146,14 +172,14 @@ def pretrain_model(
         eval_strategy="steps",
         eval_steps=interval,
     )
-    trainer = ValidatingTrainer(
+    kind = ValidatingTrainer if compile_mode(settings.compile) == "off" else CompilingTrainer
+    trainer = kind(
         model=model,
         args=arguments,
         train_dataset=whole,
         eval_dataset=whole,
         data_collator=collate,
         validate=validate,
-        compiles=uses_compile(settings.compile),
     )
     try:
         return run_to_end(trainer, settings, lambda done: done * pace.tokens_per_update, last=[StopOnNonFinite()])

@@ -13,8 +13,9 @@ from torch.nn import functional
 
 from recurrify import UserError
 from recurrify.attention import recurrence_parameters
-from recurrify.speed import capturable_optimizer, capture, compile_function, on_side_stream, set_rate
+from recurrify.speed import capture, compile_function, on_side_stream
 from recurrify.train import uses_bf16
+from recurrify_papers.graphs import capturable_optimizer, set_rate
 from recurrify_papers.scratch.rows import Batches
 from recurrify_papers.scratch.settings import ScratchSettings
 

@@ -24,7 +24,7 @@ from recurrify import RSAConfig
 from recurrify.attention import RecurrenceEncoding, scan
 from recurrify.data import pick_device
 from recurrify.results import provenance
-from recurrify.speed import as_graph, device_seconds
+from recurrify_papers.graphs import as_graph, device_seconds
 from recurrify_papers.runner import Say
 
 HEAD_WIDTH = 64

@@ -1,0 +1,70 @@
+"""What training from scratch and measurements need to run as CUDA graphs."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recurrify.speed import capture, on_side_stream
+
+WARM_UPS = 3
+"""Calls before a capture: the first ones compile and select kernels, which cannot be captured."""
+
+
+def capturable_optimizer(
+    parameters: Iterable[nn.Parameter],
+    learning_rate: float,
+    weight_decay: float,
+    device: torch.device,
+    apart: Sequence[nn.Parameter] = (),
+    apart_rate: float | None = None,
+) -> torch.optim.Optimizer:
+    """Adam, or AdamW with weight decay; on a CUDA device the learning rate is a tensor there.
+
+    With `apart_rate`, the parameters `apart`, a subset of `parameters`, use that learning rate.
+    """
+    on_cuda = device.type == "cuda"
+
+    def group(members: list[nn.Parameter], times: float) -> dict[str, Any]:
+        rate = learning_rate * times
+        return {"params": members, "lr": torch.tensor(rate, device=device) if on_cuda else rate, "times": times}
+
+    own = {id(parameter) for parameter in apart} if apart_rate is not None else set()
+    groups = [group([parameter for parameter in parameters if id(parameter) not in own], 1.0)]
+    if own and apart_rate is not None:
+        groups.append(group(list(apart), apart_rate / learning_rate))
+    kind = torch.optim.AdamW if weight_decay else torch.optim.Adam
+    return kind(groups, weight_decay=weight_decay, fused=True, capturable=on_cuda)
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Set the learning rate of all groups; groups with a rate of their own keep their ratio to it."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate * group["times"])
+        else:
+            group["lr"] = rate * group["times"]
+
+
+def as_graph(step: Callable[[], Any], calls: int = 1) -> Callable[[], None]:
+    """Capture `calls` calls of `step` as one graph."""
+    for _ in range(WARM_UPS):
+        on_side_stream(step)
+
+    def all_calls() -> None:
+        for _ in range(calls):
+            step()
+
+    return capture(all_calls)
+
+
+def device_seconds(work: Callable[[], Any], calls: int = 1) -> float:
+    """Seconds per call, measured with device events."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(calls):
+        work()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1000 / calls
