@@ -6,37 +6,27 @@ Names are imported when they are first used: torch and transformers take seconds
 from contextlib import suppress as _suppress
 from importlib import import_module as _import_module
 from importlib import metadata as _metadata
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from recurrify.after_import import after_import as _after_import
 from recurrify.errors import UserError
+from recurrify.lazy import lazily as _lazily
 from recurrify.windows import Window, schedule
 
 if TYPE_CHECKING:
     from recurrify.attention import RSAConfig
     from recurrify.evaluate import memory_cost
-    from recurrify.families import Family, register_family
-    from recurrify.mechanisms import (
-        CacheMechanism,
+    from recurrify.mechanisms import CacheMechanism, Past, Recorder, SlotMechanism, WindowContext
+    from recurrify.modeling import (
         CarryConfig,
         CompressConfig,
+        Family,
         KVConfig,
         LookbackConfig,
         Mechanism,
         MechanismConfig,
         MemoryTokensConfig,
         NoRecurrence,
-        Past,
-        Recorder,
-        RSARecurrenceConfig,
-        SlotMechanism,
-        SummaryConfig,
-        TailConfig,
-        WindowContext,
-        mechanism_names,
-        register_mechanism,
-    )
-    from recurrify.modeling import (
         RecurrenceConfig,
         RecurrentConfig,
         RecurrentForCausalLM,
@@ -45,9 +35,15 @@ if TYPE_CHECKING:
         RecurrentForSequenceClassification,
         RecurrentForTokenClassification,
         RecurrentModel,
+        RSARecurrenceConfig,
+        SummaryConfig,
+        TailConfig,
         add_recurrence,
         embed,
         load_model,
+        mechanism_names,
+        register_family,
+        register_mechanism,
         register_with_transformers,
     )
     from recurrify.modeling.estimator import TextEmbedder
@@ -100,26 +96,8 @@ __all__ = [
     "register_with_transformers",
     "schedule",
 ]
-_HOMES = {
-    "RSAConfig": "attention",
-    "State": "state",
-    "TextEmbedder": "modeling.estimator",
-    "memory_cost": "evaluate",
-    **dict.fromkeys(("CacheMechanism", "Past", "Recorder", "SlotMechanism", "WindowContext"), "mechanisms"),
-}
-"""The subpackages of the names that are not in `modeling`."""
-
-
-def _load(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = _import_module(f"{__name__}.{_HOMES.get(name, 'modeling')}")
-    value = globals()[name] = getattr(home, name)
-    return value
-
-
 if not TYPE_CHECKING:  # or every name would seem to exist
-    __getattr__ = _load
+    __getattr__ = _lazily(__name__)
 
 
 def __dir__() -> list[str]:

@@ -18,6 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import psutil
 from safetensors import SafetensorError
 
 from recurrify.errors import UserError
@@ -121,13 +122,13 @@ def _version(distribution: str) -> str | None:
 
 
 def machine() -> dict[str, Any]:
-    """The machine: CPU, cores, memory, GPU, system."""
-    torch = _loaded_torch()
+    """The machine: CPU, cores that this process may use, memory, GPU, system."""
+    torch, process = _loaded_torch(), psutil.Process()
     gpu = torch.cuda.get_device_name() if torch is not None and torch.cuda.is_available() else None
     return {
         "cpu": _cpu_name(),
-        "cores": _cores(),
-        "ram_bytes": _ram_bytes(),
+        "cores": len(process.cpu_affinity()) if hasattr(process, "cpu_affinity") else psutil.cpu_count(),
+        "ram_bytes": psutil.virtual_memory().total,
         "gpu": gpu,
         "system": f"{platform.system()} {platform.machine()}",
     }
@@ -147,20 +148,6 @@ def _cpu_name() -> str | None:
     except OSError:
         pass
     return platform.processor() or platform.machine() or None
-
-
-def _cores() -> int | None:
-    # The cores this process may use, which in a container are often fewer than the machine has.
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count()
-
-
-def _ram_bytes() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return None
 
 
 def peak_memory() -> dict[str, int | None]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, overload
 from uuid import uuid4
 
 import numpy as np
+from filelock import FileLock
 
 from recurrify.data.records import Document, Skipped
 from recurrify.data.tokens import (
@@ -26,11 +27,6 @@ from recurrify.data.tokens import (
     tokenize_stream,
     unchanged,
 )
-
-try:
-    import fcntl
-except ImportError:  # not on Windows, where processes that start together each tokenize
-    fcntl = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -98,7 +94,7 @@ def tokenize_cached(
     path = Path(cache_dir) / f"tokens-{_cache_key(text_checksum, tokenizer)}.safetensors"
     cached, problem = _read(path), None
     if cached is None:
-        with _lock(path):
+        with _lock(path.parent):
             cached = _read(path)  # another process may have written it meanwhile
             if cached is None:
                 problem = _write(path, unchanged(documents, text_checksum), tokenizer, show_progress)
@@ -129,21 +125,19 @@ def _tokenizer_identity(tokenizer: "PreTrainedTokenizerBase") -> str:
 
 
 @contextmanager
-def _lock(path: Path) -> Iterator[None]:
+def _lock(folder: Path) -> Iterator[None]:
     """Let processes write to the cache one after the other: all that want the same file but the first find it."""
+    lock = FileLock(folder / ".lock")
+    with suppress(OSError):  # reported when the file is written
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        folder = os.open(path.parent, os.O_RDONLY)
-    except OSError:  # reported when the file is written
-        yield
-        return
-    try:
-        if fcntl is not None:
-            with suppress(OSError):  # file systems without locks
-                fcntl.flock(folder, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(folder)
+        if lock.is_locked:
+            with suppress(OSError):
+                (folder / ".lock").unlink()
+        lock.release()
 
 
 def _write(

@@ -4,9 +4,9 @@ The toolkit (`Page`, `Verdict`, `Table`, `line_chart`, `write_page` ...) is for 
 `recurrify.pages.page`. The pages of the commands are made from a result alone.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from recurrify.lazy import lazily
 from recurrify.pages import numbers
 
 if TYPE_CHECKING:
@@ -52,12 +52,5 @@ __all__ = [
     "write_picture",
 ]
 
-
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any:
-        """Altair takes a second to import: names are imported when they are first used."""
-        if name not in __all__:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        home = "charts" if name in ("bar_chart", "chart", "line_chart", "write_picture") else "page"
-        return getattr(import_module(f"{__name__}.{home}"), name)
+if not TYPE_CHECKING:  # or every name would seem to exist
+    __getattr__ = lazily(__name__)

@@ -1,7 +1,8 @@
 """Compiled windows, CUDA graphs and fused losses: switching them off changes no result."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from recurrify.lazy import lazily
 
 if TYPE_CHECKING:
     from recurrify.speed.backends import leave_out_cudnn, with_cudnn
@@ -29,24 +30,5 @@ __all__ = [
     "verify_windows",
     "with_cudnn",
 ]
-_HOMES = {
-    "backends": ("leave_out_cudnn", "with_cudnn"),
-    "capturing": ("capture", "on_side_stream"),
-    "compiled": ("compile_windows",),
-    "compiling": ("compile_function", "compiler_options"),
-    "graphed": ("NOT_CAPTURED", "graph_steps"),
-    "graphed_generation": ("captured", "graph_generation"),
-    "products": ("quick_products",),
-    "verify": ("verify_module", "verify_windows"),
-}
-
-
-def _load(name: str) -> Any:
-    for home, names in _HOMES.items():
-        if name in names:
-            return getattr(import_module(f"{__name__}.{home}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
 if not TYPE_CHECKING:  # or every name would seem to exist
-    __getattr__ = _load
+    __getattr__ = lazily(__name__)

@@ -3,8 +3,9 @@
 Names are imported when they are first used: settings and help need no torch.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from recurrify.lazy import lazily
 
 if TYPE_CHECKING:
     from recurrify.train.answer import answer_evaluate, answer_train
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from recurrify.train.run_folder import earlier_result
     from recurrify.train.settings import AnswerSettings, ClassifySettings, TrainerSettings, TrainSettings
 
-_HOMES = ("settings", "checkpoints", "callbacks", "loop", "run_folder", "finetune", "answer")
 __all__ = [
     "AnswerSettings",
     "ClassifySettings",
@@ -46,14 +46,5 @@ __all__ = [
     "uses_bf16",
 ]
 
-
-def _load(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    homes = (import_module(f"{__name__}.{home}") for home in _HOMES)
-    value = globals()[name] = next(getattr(home, name) for home in homes if hasattr(home, name))
-    return value
-
-
-if not TYPE_CHECKING:
-    __getattr__ = _load
+if not TYPE_CHECKING:  # or every name would seem to exist
+    __getattr__ = lazily(__name__)
