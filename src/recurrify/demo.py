@@ -25,7 +25,7 @@ from recurrify.evaluate.comparison import (
     evaluation_of_parts,
     gain_rows,
 )
-from recurrify.evaluate.evaluation import Evaluation, Text
+from recurrify.evaluate.evaluation import Evaluation
 from recurrify.evaluate.flops import memory_cost
 from recurrify.mechanisms.carry import CarryConfig
 from recurrify.mechanisms.config import MechanismConfig, NoRecurrence
@@ -135,7 +135,7 @@ def _read_novel(advance: Advance, say: Say) -> dict[str, Any]:
     model, tokenizer = _loaded(names["memory"])
     memory = add_recurrence(model.base, MEMORY) if names["memory"] == MODEL else model
     document = Document("novel", NOVEL.read_text(encoding="utf-8"))
-    (_, ids), pieces = inspection.text_pieces(document, tokenizer)
+    (_, ids, *_), pieces = inspection.text_pieces(document, tokenizer)
     text = TokenizedDocument(document.name, ids, *text_sizes(document.text))
     settings = comparison_settings(memory, [text])
     said = f"{len(ids):,} tokens, windows of {settings[0].window}; {memory_cost(memory)}"
@@ -205,7 +205,7 @@ def _read(name: str, setting: ComparisonSetting, ids: np.ndarray, advance: Advan
     model = _model(name, setting)
     if setting.role == "full context" and setting.window == len(ids) - 1:
         return inspection.full_context_losses(model.base, ids, advance)
-    return inspection.read_text(model, Text("novel", ids), advance).losses
+    return inspection.read_text(model, TokenizedDocument("novel", ids), advance).losses
 
 
 def _continue(names: dict[str, str], ids: np.ndarray, length: int = 40) -> dict[str, str]:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from recurrify import NoRecurrence, add_recurrence
 from recurrify.data.tokens import TokenizedDocument
-from recurrify.evaluate.evaluation import Text
 from recurrify.evaluate.inspection import gradient_profile, read_text, slot_attention, watched_attention
 from recurrify.evaluate.perplexity import evaluate_documents
 from recurrify.windows import schedule
@@ -32,8 +31,8 @@ SETTINGS = {
 SHOWN = [(family, name) for name in ("tail", "kv") for family in DECODERS if fits(family, name)]
 
 
-def sample(length: int = LENGTH) -> Text:
-    return Text("sample", text(1, length)[0].numpy())
+def sample(length: int = LENGTH) -> TokenizedDocument:
+    return TokenizedDocument("sample", text(1, length)[0].numpy())
 
 
 def model_for(name: str, **more: Any) -> Any:
@@ -130,7 +129,7 @@ class TestSlotAttention:
         assert slot_attention(model_for("carry"), sample(WINDOW)) is None
 
 
-def loss_of_window(model: Any, whole: Text, number: int, added: list[Tensor]) -> Tensor:
+def loss_of_window(model: Any, whole: TokenizedDocument, number: int, added: list[Tensor]) -> Tensor:
     """A window's mean loss, by a loop over windows; `added` moves each window's input embeddings."""
     ids = torch.as_tensor(whole.ids)
     memory, live, loss = None, torch.zeros(1, dtype=torch.bool), torch.zeros(())

@@ -26,9 +26,9 @@ class TokenizedDocument(NamedTuple):
 
     name: str
     ids: np.ndarray
-    words: int
-    characters: int
-    bytes: int
+    words: int = 0
+    characters: int = 0
+    bytes: int = 0
 
 
 def tokenize_documents(

@@ -21,7 +21,7 @@ from recurrify.evaluate.comparison import (
     matched_window,
     training_differences,
 )
-from recurrify.evaluate.evaluation import METRICS, Evaluation, NamedTokens, ScoredDocument, Tally, Text
+from recurrify.evaluate.evaluation import METRICS, Evaluation, Tally
 from recurrify.evaluate.flops import MemoryCost, full_flops_per_token, memory_cost, paper_flops_per_token
 from recurrify.evaluate.inspection import TextChoice, gradient_profile, inspect_text, slot_attention
 from recurrify.evaluate.perplexity import (
@@ -54,14 +54,11 @@ __all__ = [
     "Evaluation",
     "Gain",
     "MemoryCost",
-    "NamedTokens",
     "ProbeScore",
     "Reading",
-    "ScoredDocument",
     "StoppedEvaluation",
     "SymbolTraining",
     "Tally",
-    "Text",
     "TextChoice",
     "TextProbing",
     "advise",

@@ -18,7 +18,6 @@ from recurrify.evaluate.comparison import (
     comparison_tokens,
     strongest_rival,
 )
-from recurrify.evaluate.evaluation import ScoredDocument
 from recurrify.evaluate.flops import memory_cost
 from recurrify.families import family_of
 from recurrify.mechanisms.choose import best_settings
@@ -81,7 +80,7 @@ def sample_pieces(documents: Sequence[Document], tokenizer: Any, pieces: int, to
     return found
 
 
-def candidate_memories(base: PreTrainedModel, documents: Sequence[ScoredDocument]) -> list[MechanismConfig]:
+def candidate_memories(base: PreTrainedModel, documents: Sequence[TokenizedDocument]) -> list[MechanismConfig]:
     """The memory that works best for this base, in two windows that are short for its context."""
     longest = max(len(document.ids) for document in documents) - 1
     context = min(family_of(base.config).positions(base.config) or longest, longest)
@@ -90,7 +89,7 @@ def candidate_memories(base: PreTrainedModel, documents: Sequence[ScoredDocument
 
 
 def advice_tokens(
-    base: PreTrainedModel, documents: Sequence[ScoredDocument], configs: Sequence[MechanismConfig]
+    base: PreTrainedModel, documents: Sequence[TokenizedDocument], configs: Sequence[MechanismConfig]
 ) -> int:
     """The number of tokens that `measure_readings` scores."""
     settings = [setting for config in configs for setting in comparison_settings(base, documents, config)]
@@ -99,7 +98,7 @@ def advice_tokens(
 
 def measure_readings(
     base: PreTrainedModel,
-    documents: Sequence[ScoredDocument],
+    documents: Sequence[TokenizedDocument],
     configs: Sequence[MechanismConfig],
     *,
     rows: int = 8,

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from recurrify.data.tokens import TokenizedDocument, text_sizes
 from recurrify.errors import UserError
 from recurrify.evaluate.bootstrap import Gain, relative_gain
-from recurrify.evaluate.evaluation import Evaluation, ScoredDocument, Tally
+from recurrify.evaluate.evaluation import Evaluation, Tally
 from recurrify.evaluate.flops import full_flops_per_token
 from recurrify.evaluate.perplexity import as_recurrent, evaluate_documents
 from recurrify.evaluate.rows import metrics_row
@@ -97,7 +97,7 @@ def strongest_rival(table: Sequence[ComparisonRow]) -> ComparisonRow:
 
 def compare_with_base(
     model: PreTrainedModel,
-    documents: Sequence[ScoredDocument],
+    documents: Sequence[TokenizedDocument],
     config: MechanismConfig | None = None,
     *,
     base: PreTrainedModel | None = None,
@@ -178,7 +178,7 @@ def _reading(setting: ComparisonSetting) -> tuple[bool, int, int]:
 
 def comparison_settings(
     model: PreTrainedModel,
-    documents: Sequence[ScoredDocument],
+    documents: Sequence[TokenizedDocument],
     config: MechanismConfig | None = None,
     *,
     base: PreTrainedModel | None = None,
@@ -207,7 +207,7 @@ def comparison_settings(
     return settings
 
 
-def comparison_tokens(settings: Sequence[ComparisonSetting], documents: Sequence[ScoredDocument]) -> int:
+def comparison_tokens(settings: Sequence[ComparisonSetting], documents: Sequence[TokenizedDocument]) -> int:
     """The number of tokens that `compare_with_base` scores in all; equal settings are scored once."""
     different = set(map(_reading, settings))
     return len(different) * sum(len(document.ids) - 1 for document in documents)

@@ -3,41 +3,15 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 
+from recurrify.data.tokens import TokenizedDocument
 from recurrify.windows import check_window
 
 WINDOWS_KEPT = 64
 """The number of windows in `Evaluation.loss_by_window`."""
-
-
-class NamedTokens(Protocol):
-    """The part of a document that reading it needs."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def ids(self) -> np.ndarray: ...
-
-
-class Text(NamedTuple):
-    """A document as `NamedTokens`."""
-
-    name: str
-    ids: np.ndarray
-
-
-class ScoredDocument(NamedTokens, Protocol):
-    """A document's token ids and the sizes of its text; `recurrify.data.TokenizedDocument` is one."""
-
-    @property
-    def words(self) -> int: ...
-    @property
-    def characters(self) -> int: ...
-    @property
-    def bytes(self) -> int: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +134,7 @@ METRICS = {
 class Tally:
     """Sums losses, part by part, into an `Evaluation`."""
 
-    def __init__(self, documents: Sequence[ScoredDocument], window: int, overlap: int) -> None:
+    def __init__(self, documents: Sequence[TokenizedDocument], window: int, overlap: int) -> None:
         check_window(window, overlap)
         self.documents, self.window, self.overlap = documents, window, overlap
         self.nll = np.zeros(len(documents))

@@ -21,9 +21,8 @@ from recurrify.data.corpora import find_corpus
 from recurrify.data.documents import load_documents
 from recurrify.data.records import Document
 from recurrify.data.texts import Say, pick_device
-from recurrify.data.tokens import checksum
+from recurrify.data.tokens import TokenizedDocument, checksum
 from recurrify.errors import UserError
-from recurrify.evaluate.evaluation import Text
 from recurrify.evaluate.flops import memory_cost
 from recurrify.evaluate.perplexity import (
     BatchRow,
@@ -94,7 +93,9 @@ class GradientProfile:
     """(windows, K + 1) float64: column k is the norm of d mean loss / d input embeddings of the window k before."""
 
 
-def read_text(model: RecurrentForCausalLM, text: Text, advance: Callable[[int], None] = lambda tokens: None) -> Reading:
+def read_text(
+    model: RecurrentForCausalLM, text: TokenizedDocument, advance: Callable[[int], None] = lambda tokens: None
+) -> Reading:
     """The loss of every token, as `evaluate_documents` scores it, and the memory's size after every window; `advance`
     is called with the tokens of each window."""
     losses: list[np.ndarray] = []
@@ -136,7 +137,7 @@ def full_context_losses(base: Any, ids: np.ndarray, advance: Callable[[int], Non
     return torch.cat(losses).double().cpu().numpy()
 
 
-def slot_attention(model: RecurrentForCausalLM, text: Text) -> SlotAttention | None:
+def slot_attention(model: RecurrentForCausalLM, text: TokenizedDocument) -> SlotAttention | None:
     """Attention to the slots or kept keys by layer and position; None without them, or for a text of one window."""
     mechanism = model.mechanism
     slots = {} if mechanism is None else mechanism.slots()
@@ -212,7 +213,7 @@ def watched_attention(model: RecurrentForCausalLM, layers: Sequence[int]) -> Ite
 
 
 def gradient_profile(
-    model: RecurrentForCausalLM, text: Text, reach: int = REACH, starts: int = STARTS
+    model: RecurrentForCausalLM, text: TokenizedDocument, reach: int = REACH, starts: int = STARTS
 ) -> GradientProfile:
     """Norms of the gradients of windows' losses at the input embeddings of up to `reach` windows before.
 
@@ -252,7 +253,7 @@ def gradient_profile(
 
 
 def _each_window(
-    model: RecurrentForCausalLM, text: Text, see: Callable[[BatchRow, State, RecurrentOutput], None]
+    model: RecurrentForCausalLM, text: TokenizedDocument, see: Callable[[BatchRow, State, RecurrentOutput], None]
 ) -> None:
     """Read the text window by window; `see` gets the row with the new inputs, the state before it and the output."""
 
@@ -371,7 +372,7 @@ def _choose(choice: TextChoice) -> Document:
     return documents[choice.document - 1]
 
 
-def text_pieces(document: Document, tokenizer: Any, most: int | None = None) -> tuple[Text, list[str]]:
+def text_pieces(document: Document, tokenizer: Any, most: int | None = None) -> tuple[TokenizedDocument, list[str]]:
     """The document's first tokens, and the part of its text that each of them stands for."""
     fast = bool(tokenizer.is_fast)
     encoded = tokenizer(document.text, add_special_tokens=False, return_offsets_mapping=fast, verbose=False)
@@ -388,11 +389,11 @@ def text_pieces(document: Document, tokenizer: Any, most: int | None = None) -> 
             done = max(done, stop)
     else:
         pieces = [tokenizer.decode([token], clean_up_tokenization_spaces=False) for token in ids]
-    return Text(document.name, np.asarray(ids)), pieces
+    return TokenizedDocument(document.name, np.asarray(ids)), pieces
 
 
 def _plain(
-    model: RecurrentForCausalLM, document: Document, text: Text, name: str | None, most: int
+    model: RecurrentForCausalLM, document: Document, text: TokenizedDocument, name: str | None, most: int
 ) -> RecurrentForCausalLM:
     window, overlap = model.recurrence.window, model.recurrence.overlap
     if name is None:
@@ -407,7 +408,7 @@ def _plain(
     return twin
 
 
-def _of_same_tokens(name: str, document: Document, text: Text, most: int) -> RecurrentForCausalLM:
+def _of_same_tokens(name: str, document: Document, text: TokenizedDocument, most: int) -> RecurrentForCausalLM:
     model, tokenizer = load_model(name)
     if not np.array_equal(text_pieces(document, tokenizer, most)[0].ids, text.ids):
         raise UserError(
@@ -416,7 +417,7 @@ def _of_same_tokens(name: str, document: Document, text: Text, most: int) -> Rec
     return model
 
 
-def _full_context(plain: RecurrentForCausalLM, text: Text) -> np.ndarray | None:
+def _full_context(plain: RecurrentForCausalLM, text: TokenizedDocument) -> np.ndarray | None:
     """Losses of the base in windows as long as its positions and the text allow; None where these are the memory's."""
     positions = getattr(plain.base.config, "max_position_embeddings", None) or 0
     window = min(positions, len(text.ids) - 1)

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from recurrify.data.tokens import TokenizedDocument
 from recurrify.errors import UserError
-from recurrify.evaluate.evaluation import Evaluation, NamedTokens, ScoredDocument, Tally
+from recurrify.evaluate.evaluation import Evaluation, Tally
 from recurrify.mechanisms.config import NoRecurrence
 from recurrify.modeling.heads import RecurrentForCausalLM, add_recurrence
 from recurrify.modeling.model import RecurrentOutput, RecurrentPreTrainedModel
@@ -30,7 +31,7 @@ class StoppedEvaluation(Exception):  # noqa: N818 - not an error
 
 def evaluate_documents(
     model: PreTrainedModel,
-    documents: Sequence[ScoredDocument],
+    documents: Sequence[TokenizedDocument],
     *,
     window: int | None = None,
     overlap: int | None = None,
@@ -99,7 +100,7 @@ def evaluate_documents(
     return tally.evaluation()
 
 
-def _own_share(documents: Sequence[NamedTokens]) -> Sequence[int]:
+def _own_share(documents: Sequence[TokenizedDocument]) -> Sequence[int]:
     """The documents that this process scores: of about as many tokens in each."""
     longest_first = sorted(range(len(documents)), key=lambda index: -len(documents[index].ids))
     return longest_first[torch.distributed.get_rank() :: torch.distributed.get_world_size()]
@@ -141,7 +142,7 @@ def _added_up(tally: Tally, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def scoring(
-    model: PreTrainedModel, documents: Sequence[NamedTokens], window: int | None, overlap: int | None, bf16: bool
+    model: PreTrainedModel, documents: Sequence[TokenizedDocument], window: int | None, overlap: int | None, bf16: bool
 ) -> Iterator[RecurrentForCausalLM]:
     """The model set up for scoring; its own settings are restored afterwards."""
     with evaluation_mode(model):
@@ -207,7 +208,7 @@ def check_counts(**counts: int) -> None:
             raise UserError(f"`{name}` must be at least 1: got {name}={value}.")
 
 
-def check_finite(values: np.ndarray, document: NamedTokens, first: int, what: str) -> None:
+def check_finite(values: np.ndarray, document: TokenizedDocument, first: int, what: str) -> None:
     """Raise a `UserError` for values (tokens, …) of the document's inputs from `first` on that are not finite."""
     finite = np.isfinite(values).reshape(len(values), -1).all(1)
     if not finite.all():
@@ -217,7 +218,7 @@ def check_finite(values: np.ndarray, document: NamedTokens, first: int, what: st
         )
 
 
-def check_documents(documents: Sequence[NamedTokens], vocabulary: int) -> None:
+def check_documents(documents: Sequence[TokenizedDocument], vocabulary: int) -> None:
     """Raise a `UserError` for documents that a model with this vocabulary cannot score."""
     if len(documents) == 0:
         raise UserError("There is nothing to evaluate: give at least one document.")
@@ -265,7 +266,7 @@ class BatchRow:
 
 def read_in_parallel(
     model: RecurrentForCausalLM,
-    documents: Sequence[NamedTokens],
+    documents: Sequence[TokenizedDocument],
     read: Callable[[Sequence[BatchRow], State], State],
     rows: int,
     windows_per_call: int,
@@ -293,7 +294,7 @@ def count_inputs(batch_rows: Sequence[BatchRow]) -> int:
 
 
 def pieces(
-    model: RecurrentForCausalLM, documents: Sequence[NamedTokens], rows: int, windows_per_call: int
+    model: RecurrentForCausalLM, documents: Sequence[TokenizedDocument], rows: int, windows_per_call: int
 ) -> Iterator[tuple[Sequence[BatchRow], State]]:
     """Calls that read all windows of a model without memory, in any order: documents are cut where windows begin, so
     that no row waits for a longer document."""

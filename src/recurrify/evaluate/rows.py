@@ -4,8 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from recurrify.data.tokens import TokenizedDocument
 from recurrify.evaluate.bootstrap import interval, relative_gain
-from recurrify.evaluate.evaluation import METRICS, Evaluation, ScoredDocument
+from recurrify.evaluate.evaluation import METRICS, Evaluation
 from recurrify.evaluate.flops import full_flops_per_token, memory_cost, paper_flops_per_token
 from recurrify.evaluate.perplexity import evaluate_documents
 from recurrify.modeling.heads import RecurrentForCausalLM
@@ -21,7 +22,7 @@ def metrics_row(evaluation: Evaluation) -> dict[str, Any]:
 
 def evaluation_rows(
     model: RecurrentForCausalLM,
-    tokens: Sequence[ScoredDocument],
+    tokens: Sequence[TokenizedDocument],
     overlaps: Sequence[int],
     progress: Callable[[int], None] | None = None,
     rows: int = 32,

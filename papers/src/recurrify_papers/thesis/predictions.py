@@ -9,10 +9,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from recurrify import State, UserError
+from recurrify.data import TokenizedDocument
 from recurrify.evaluate import (
     BatchRow,
-    NamedTokens,
-    Text,
     batch_of,
     check_counts,
     check_finite,
@@ -36,7 +35,9 @@ class Predictions(NamedTuple):
     """(classes,): those tokens."""
 
 
-def predict_documents(model: PreTrainedModel, documents: Sequence[NamedTokens], **settings: Any) -> dict[str, Any]:
+def predict_documents(
+    model: PreTrainedModel, documents: Sequence[TokenizedDocument], **settings: Any
+) -> dict[str, Any]:
     """The `prediction_metrics` of `collect_predictions`, which takes the same settings."""
     found = collect_predictions(model, documents, **settings)
     return {"tokens": len(found.targets), "classes": len(found.classes), "metrics": prediction_metrics(found)}
@@ -44,7 +45,7 @@ def predict_documents(model: PreTrainedModel, documents: Sequence[NamedTokens], 
 
 def collect_predictions(
     model: PreTrainedModel,
-    documents: Sequence[NamedTokens],
+    documents: Sequence[TokenizedDocument],
     *,
     window: int | None = None,
     overlap: int | None = None,
@@ -69,7 +70,7 @@ def collect_predictions(
             raise UserError(
                 f"`tokens_per_document` must be at least 2, as the first is not scored: got {tokens_per_document}."
             )
-        documents = [Text(document.name, document.ids[:tokens_per_document]) for document in documents]
+        documents = [one._replace(ids=one.ids[:tokens_per_document]) for one in documents]
     parts: list[tuple[np.ndarray, ...]] = []
     with scoring(model, documents, window, overlap, bf16) as recurrent:
         frequent = _most_frequent(documents, classes)
@@ -90,7 +91,7 @@ def collect_predictions(
     return Predictions(targets, predicted, in_top, probabilities, frequent)
 
 
-def _most_frequent(documents: Sequence[NamedTokens], classes: int) -> np.ndarray:
+def _most_frequent(documents: Sequence[TokenizedDocument], classes: int) -> np.ndarray:
     """The most frequent targets; ties go to the smaller id."""
     tokens, counts = np.unique(np.concatenate([document.ids[1:] for document in documents]), return_counts=True)
     return tokens[np.argsort(-counts, kind="stable")[:classes]].astype(np.int64)

@@ -9,13 +9,14 @@ from torch import Tensor
 from transformers import XLNetLMHeadModel
 
 from recurrify import UserError
-from recurrify.evaluate import Evaluation, ScoredDocument, Tally, check_documents, evaluation_mode
+from recurrify.data import TokenizedDocument
+from recurrify.evaluate import Evaluation, Tally, check_documents, evaluation_mode
 from recurrify_papers.thesis.xlnet import IGNORED, whole_memory, window_losses
 
 
 def score_xlnet(
     model: XLNetLMHeadModel,
-    documents: Sequence[ScoredDocument],
+    documents: Sequence[TokenizedDocument],
     *,
     window: int,
     memory: int,

@@ -9,8 +9,8 @@ import torch
 from transformers import PreTrainedModel
 
 from recurrify import UserError
-from recurrify.data import pick_device, read_text
-from recurrify.evaluate import NamedTokens, as_recurrent, evaluation_mode, recurrence_settings
+from recurrify.data import TokenizedDocument, pick_device, read_text
+from recurrify.evaluate import as_recurrent, evaluation_mode, recurrence_settings
 from recurrify.results import provenance
 from recurrify_papers.finetune import trained_model
 from recurrify_papers.runner import Say
@@ -47,14 +47,16 @@ def continuations_run(settings: dict[str, Any], folder: Path, say: Say) -> dict[
     }
 
 
-def sample_contexts(documents: Sequence[NamedTokens], count: int, *, window: int = 300, seed: int = 0) -> list[Context]:
+def sample_contexts(
+    documents: Sequence[TokenizedDocument], count: int, *, window: int = 300, seed: int = 0
+) -> list[Context]:
     """`count` contexts of exactly `window` tokens, in random order.
 
     Each document is cut into contexts from a random token on, so that no token belongs to two of them; then `count` of
     all contexts are drawn.
     """
     random, taken = np.random.default_rng(seed), window + 1
-    places: list[tuple[NamedTokens, int]] = []
+    places: list[tuple[TokenizedDocument, int]] = []
     for document in documents:
         whole, rest = divmod(len(document.ids), taken)
         first = int(random.integers(rest + 1))
