@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recurrify.data import CORPORA, Document, Skipped, checksum, corpus_names, load_documents, register_corpus
+from recurrify.data import CORPORA, Corpus, Document, Skipped, checksum, corpus_names, load_documents
 from recurrify.data.splits import cut_by_position
 from recurrify.errors import UserError
 from support.containers import CONTAINERS, as_parquet, json_lines, write
@@ -257,19 +257,14 @@ def test_standard_library_is_split_by_module() -> None:
     assert len(load_documents("stdlib", limit=2)) == 2
 
 
-def test_registered_corpus_is_a_source(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recurrify.data.corpora.CORPORA", CORPORA)
-    monkeypatch.setitem(CORPORA, "mine", CORPORA["stdlib"])  # removed again after the test
-
+def test_corpus_may_take_an_argument(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(split: str, limit: int | None, skipped: list[Skipped], argument: str = "none") -> list[Document]:
         return [Document(split, argument)]
 
-    register_corpus("mine", load, "for a test", takes_argument=True)
+    monkeypatch.setitem(CORPORA, "mine", Corpus("for a test", load, takes_argument=True))
     assert load_documents("mine", "valid") == [Document("valid", "none")]
     assert load_documents("mine:some/file") == [Document("train", "some/file")]
     assert "mine" in corpus_names()
-    with pytest.raises(UserError, match="A corpus name has letters"):
-        register_corpus("my/corpus", load)
 
 
 def test_installed_package_adds_a_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

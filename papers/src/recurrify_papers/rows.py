@@ -100,12 +100,10 @@ def evaluations(entry: Entry, results: Results, split: str, exchanged: bool = Fa
     return {seed: Evaluation.from_dict(score["evaluation"]) for seed, score in scores.items() if score}
 
 
-def gain_over(
-    rival: Entry, entry: Entry, results: Results, split: str = TEST, seeds: Iterable[int] | None = None
-) -> Gain | None:
+def gain_over(rival: Entry, entry: Entry, results: Results, split: str = TEST) -> Gain | None:
     """The gain over another entry, seed by seed: a seed gives both the same batches in the same order."""
     theirs, ours = (evaluations(one, results, split) for one in (rival, entry))
-    both = [seed for seed in ours if seed in theirs and (seeds is None or seed in seeds)]
+    both = [seed for seed in ours if seed in theirs]
     if not both:
         return None
     return relative_gain([theirs[seed] for seed in both], [ours[seed] for seed in both], paired_seeds=True)

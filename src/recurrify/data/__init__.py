@@ -1,7 +1,7 @@
 """Text in, token ids out: documents and their splits, labelled texts, questions, probes, tokens and sequences."""
 
 from recurrify.caching import cache_folder
-from recurrify.data.corpora import CORPORA, Corpus, corpus_names, register_corpus
+from recurrify.data.corpora import CORPORA, Corpus, corpus_names
 from recurrify.data.documents import check_source, load_documents
 from recurrify.data.labelled import LabelledText, LabelledTexts, hold_out, load_labelled
 from recurrify.data.labelled_windows import GroupedByLength, collate_texts, tokenize_texts
@@ -64,7 +64,6 @@ __all__ = [
     "pick_device",
     "read_table",
     "read_text",
-    "register_corpus",
     "save_questions",
     "shorten",
     "symbol_probe",

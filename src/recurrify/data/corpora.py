@@ -1,7 +1,6 @@
-"""Corpora known by name. `register_corpus` adds one; packages add theirs through the entry point group
-`recurrify.corpora`, each entry a `Corpus`."""
+"""Corpora known by name. Packages add theirs through the entry point group `recurrify.corpora`, each entry a
+`Corpus`."""
 
-import re
 from collections.abc import Callable
 from functools import cache
 from importlib.metadata import entry_points
@@ -9,7 +8,6 @@ from typing import NamedTuple
 
 from recurrify.data.records import Document
 from recurrify.data.stdlib import load_stdlib
-from recurrify.errors import UserError
 
 ENTRY_POINTS = "recurrify.corpora"
 
@@ -22,15 +20,6 @@ class Corpus(NamedTuple):
     """`load(split, limit, skipped)` returns the documents and appends what it leaves out to `skipped`."""
     takes_argument: bool = False
     """Whether `name:ARGUMENT` is a source too; `load` then gets the argument as its fourth value."""
-
-
-def register_corpus(
-    name: str, load: Callable[..., list[Document]], description: str = "", takes_argument: bool = False
-) -> None:
-    """Make `name` a source of documents for every command; see `Corpus` for how `load` is called."""
-    if not re.fullmatch(r"[\w-][\w.-]*", name):
-        raise UserError(f"A corpus name has letters, digits, dots and dashes only: got {name!r}.")
-    CORPORA[name] = Corpus(description, load, takes_argument)
 
 
 def find_corpus(source: str) -> tuple[Corpus, str | None] | None:
@@ -58,4 +47,4 @@ def _installed(name: str) -> Corpus | None:
 CORPORA: dict[str, Corpus] = {
     "stdlib": Corpus("the sources of Python's standard library, one document per file; offline", load_stdlib),
 }
-"""Built-in and registered corpora; `corpus_names` lists those of installed packages too."""
+"""Built-in corpora; `corpus_names` lists those of installed packages too."""

@@ -44,9 +44,7 @@ from recurrify.train.settings import AnswerSettings
 PREDICTIONS_FILE = "predictions.json"
 
 
-def answer_train(
-    settings: AnswerSettings, say: Say, show_progress: bool = True, progress_label: str = ""
-) -> dict[str, Any]:
+def answer_train(settings: AnswerSettings, say: Say, progress_label: str = "") -> dict[str, Any]:
     """Train as the settings say, then answer `settings.test`; model, answers and result are left in `settings.out`."""
     started = time.time()
     set_seed(settings.seed)
@@ -74,7 +72,7 @@ def answer_train(
     tokens = sum(len(window) for question in learnable for window in question.windows)
 
     def fit() -> TrainOutcome:
-        return train_examples(model, learnable, collate, settings, tokens, tokenizer, show_progress, progress_label)
+        return train_examples(model, learnable, collate, settings, tokens, tokenizer, progress_label)
 
     def scores() -> dict[str, Any]:
         if test is None:

@@ -5,7 +5,6 @@ import io
 import json
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,7 @@ from sklearn.metrics import confusion_matrix
 from torch.utils.data import Sampler
 from transformers import AutoConfig, set_seed
 
-from recurrify.console import is_first, progress_bar
+from recurrify.console import progress_bar
 from recurrify.data.labelled import LabelledTexts, hold_out, load_labelled, shortened
 from recurrify.data.labelled_windows import GroupedByLength, collate_texts, tokenize_texts
 from recurrify.data.texts import Say
@@ -71,9 +70,7 @@ class Classifier:
         return found
 
 
-def classify_train(
-    settings: ClassifySettings, say: Say, show_progress: bool = True, progress_label: str = ""
-) -> dict[str, Any]:
+def classify_train(settings: ClassifySettings, say: Say) -> dict[str, Any]:
     """Train as the settings say, then score the test texts; model and result are left in `settings.out`."""
     started = time.time()
     given = read_labelled(settings.data, settings, say)
@@ -116,12 +113,11 @@ def classify_train(
 
     def fit() -> TrainOutcome:
         total, tokenizer = sum(map(len, tokens)), classifier.tokenizer
-        shown = (show_progress, progress_label)
-        return train_examples(model, examples, collate, settings, total, tokenizer, *shown, kind=ClassifierTrainer)
+        return train_examples(model, examples, collate, settings, total, tokenizer, kind=ClassifierTrainer)
 
     def scores() -> dict[str, Any]:
         bf16 = uses_bf16(settings.precision)
-        found, _ = score_texts(classifier, test, settings.batch, bf16, show_progress and is_first())
+        found, _ = score_texts(classifier, test, settings.batch, bf16)
         return {"test": {**found, "data": "a tenth, held out" if settings.test is None else settings.test}}
 
     counts = {
@@ -271,7 +267,7 @@ def class_log_probabilities(
     tokens: Sequence[np.ndarray],
     batch: int = 8,
     bf16: bool = False,
-    on_batch: Callable[[int], None] | None = None,
+    on_batch: Callable[[int], None] = lambda texts: None,
 ) -> np.ndarray:
     """(texts, classes): the log-probability of each class; texts of similar length form a batch."""
     model, pad = classifier.model, classifier.tokenizer.pad_token_id
@@ -286,8 +282,7 @@ def class_log_probabilities(
         with torch.autocast(model.device.type, torch.bfloat16, enabled=bf16):
             logits = model(**{name: value.to(model.device) for name, value in inputs.items()}).logits
         found[rows] = logits.cpu().double().log_softmax(1).numpy()
-        if on_batch is not None:
-            on_batch(len(rows))
+        on_batch(len(rows))
     model.train(was_training)
     if not np.isfinite(found.max(1)).all():
         raise UserError(f"{classifier.name!r} gave scores that are not finite: its weights are damaged.")
@@ -295,12 +290,12 @@ def class_log_probabilities(
 
 
 def score_texts(
-    classifier: Classifier, given: LabelledTexts, batch: int = 8, bf16: bool = False, show_progress: bool = True
+    classifier: Classifier, given: LabelledTexts, batch: int = 8, bf16: bool = False
 ) -> tuple[dict[str, Any], np.ndarray]:
     """The scores of a classifier, and which texts (texts,) it got right."""
     labels = given.numbers(classifier.classes)
     tokens = classifier.tokens([text.text for text in given.texts])
-    with progress_bar(classifier.name, len(tokens)) if show_progress else nullcontext() as advance:
+    with progress_bar(classifier.name, len(tokens)) as advance:
         logs = class_log_probabilities(classifier, tokens, batch, bf16, advance)
     predicted = logs.argmax(1)
     right = (predicted == labels).astype(float)

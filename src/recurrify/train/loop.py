@@ -364,8 +364,7 @@ def train_examples(
     settings: Any,
     tokens: int,
     tokenizer: Any,
-    show_progress: bool,
-    progress_label: str,
+    progress_label: str = "",
     kind: type[RecurrentTrainer] = RecurrentTrainer,
 ) -> TrainOutcome:
     """Train on examples that have so many `tokens` together, resuming from the newest intact checkpoint."""
@@ -384,6 +383,5 @@ def train_examples(
         settings,
         lambda steps: steps * per_step,
         first=[StopOnNonFinite()],
-        show_progress=show_progress,
         progress_label=progress_label,
     )

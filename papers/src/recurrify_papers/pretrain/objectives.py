@@ -108,17 +108,15 @@ def corrupt_spans(
     return [*inputs, *tokens[done:]], [*targets, sentinels[len(spans)]]
 
 
-def random_spans(
-    length: int, chance: np.random.Generator, share: float = SHARE, mean: float = SPAN_LENGTH
-) -> list[tuple[int, int]]:
+def random_spans(length: int, chance: np.random.Generator) -> list[tuple[int, int]]:
     """Random spans of `length` tokens; their number and the number of cut tokens depend on `length` only.
 
     As in T5, a text begins with a kept token and ends with a span, and at least one token is between two spans.
     """
     if length < 2:
         raise UserError(f"Span corruption needs sequences of at least 2 tokens: got {length}.")
-    cut = min(max(round(length * share), 1), length - 1)
-    count = min(max(round(cut / mean), 1), length - cut)
+    cut = min(max(round(length * SHARE), 1), length - 1)
+    count = min(max(round(cut / SPAN_LENGTH), 1), length - cut)
     lengths, gaps = _parts(cut, count, chance), _parts(length - cut, count, chance)
     starts = np.cumsum(gaps) + np.cumsum(lengths) - lengths
     return [(int(start), int(start + size)) for start, size in zip(starts, lengths, strict=True)]

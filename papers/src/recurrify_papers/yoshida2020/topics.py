@@ -116,7 +116,7 @@ def divergences(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 
 def compare_topics(
-    topic_model: TopicModel, contexts: Sequence[str], continuations: Mapping[str, Sequence[str]], seed: int = 0
+    topic_model: TopicModel, contexts: Sequence[str], continuations: Mapping[str, Sequence[str]]
 ) -> list[dict[str, Any]]:
     """How far each kind's continuations are from the topics of their contexts; one row per kind.
 
@@ -140,7 +140,7 @@ def compare_topics(
             {
                 "kind": kind,
                 **_summary(values, other),
-                "interval": _interval(values, seed),
+                "interval": _interval(values),
                 "divergence_nats": float(values.mean() * np.log(2)),
                 "distance": float(np.sqrt(values * np.log(2)).mean()),
                 "without_words": int((~worded[kind]).sum()),
@@ -161,13 +161,11 @@ def _summary(values: np.ndarray, plain: np.ndarray | None) -> dict[str, Any]:
     return {**summary, "closer_share": closer / len(values), "p_value": p_value, "ties": int(tied.sum())}
 
 
-def _interval(values: np.ndarray, seed: int) -> list[float] | None:
+def _interval(values: np.ndarray) -> list[float] | None:
     """None with a single context: drawn again, it is always itself."""
     if len(values) == 1:
         return None
-    drawn = bootstrap(
-        (values,), np.mean, n_resamples=BOOTSTRAP_SAMPLES, method="percentile", batch=100, random_state=seed
-    )
+    drawn = bootstrap((values,), np.mean, n_resamples=BOOTSTRAP_SAMPLES, method="percentile", batch=100, random_state=0)
     return [float(bound) for bound in drawn.confidence_interval]
 
 
