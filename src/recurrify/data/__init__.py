@@ -18,7 +18,7 @@ from recurrify.data.records import Document, Skipped
 from recurrify.data.sequences import IGNORED, TrainingSequences, collate
 from recurrify.data.splits import EVERYTHING, SPLITS, canonical_split
 from recurrify.data.tables import Table, dataset_errors, open_dataset, open_table, read_table
-from recurrify.data.texts import Say, pick_device, read_text, shorten
+from recurrify.data.texts import Say, pick_device, read_text, report_skipped, shorten
 from recurrify.data.token_cache import tokenize_cached
 from recurrify.data.tokens import TokenizedDocument, checksum, tokenize_documents
 
@@ -64,6 +64,7 @@ __all__ = [
     "pick_device",
     "read_table",
     "read_text",
+    "report_skipped",
     "save_questions",
     "shorten",
     "symbol_probe",

@@ -15,6 +15,7 @@ from recurrify.errors import UserError
 
 Say = Callable[[str], None]
 """Prints a progress message."""
+MOST_REPORTED = 10
 
 
 def pick_device(name: str = "auto") -> torch.device:
@@ -30,6 +31,14 @@ def pick_device(name: str = "auto") -> torch.device:
             raise UserError(f"Device {name!r} is not available, this machine has no usable CUDA GPU: use cpu.")
         return device
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def report_skipped(skipped: Sequence[Skipped], say: Say) -> None:
+    """Report the first things that were left out, and how many more there are."""
+    for entry in skipped[:MOST_REPORTED]:
+        say(f"skipped {entry.name}: {entry.reason}")
+    if len(skipped) > MOST_REPORTED:
+        say(f"… and skipped {len(skipped) - MOST_REPORTED} more")
 
 
 def read_text(
@@ -48,10 +57,7 @@ def read_text(
     tokens = tokenize_cached(
         documents, tokenizer, cache_folder(), show_progress=True, skipped=skipped, text_checksum=text_sum
     )
-    for entry in skipped[:10]:
-        say(f"skipped {entry.name}: {entry.reason}")
-    if len(skipped) > 10:
-        say(f"… and skipped {len(skipped) - 10} more")
+    report_skipped(skipped, say)
     if tokens_per_document is not None:
         tokens = shorten(tokens, tokenizer, tokens_per_document)
     count = "1 document" if len(tokens) == 1 else f"{len(tokens)} documents"

@@ -16,7 +16,7 @@ from transformers import set_seed
 from recurrify.console import is_first
 from recurrify.data.question_windows import WindowedQuestion, collate_questions, window_questions
 from recurrify.data.questions import EMPTY_CONTEXT, Question, QuestionSet, load_questions
-from recurrify.data.texts import Say
+from recurrify.data.texts import Say, report_skipped
 from recurrify.errors import UserError
 from recurrify.evaluate.answers import (
     LONGEST_ANSWER,
@@ -159,10 +159,7 @@ def read_questions(path: str, say: Say, answers_needed: bool = True) -> Question
     """The questions of a file; reports what was skipped."""
     found = load_questions(path, answers_needed)
     say(f"{path}: {found.summary()}")
-    for entry in found.skipped[:10]:
-        say(f"skipped {entry.name}: {entry.reason}")
-    if len(found.skipped) > 10:
-        say(f"… and skipped {len(found.skipped) - 10} more")
+    report_skipped(found.skipped, say)
     return found
 
 
