@@ -1,11 +1,11 @@
 """Names of a package that are imported when they are first used: torch and transformers take seconds."""
 
 import ast
+import inspect
 import sys
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 
@@ -15,7 +15,7 @@ def lazily(package: str) -> Callable[[str], Any]:
     @cache
     def homes() -> dict[str, str]:
         """The module of each name."""
-        tree = ast.parse(Path(sys.modules[package].__file__ or "").read_text(encoding="utf-8"))
+        tree = ast.parse(inspect.getsource(sys.modules[package]))
         blocks = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
         lines = [line for block in blocks for line in block.body if isinstance(line, ast.ImportFrom)]
         return {name.name: line.module or "" for line in lines for name in line.names}

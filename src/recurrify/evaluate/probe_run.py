@@ -1,6 +1,5 @@
 """Probe jobs: a model on texts with hidden facts, or a small model trained on symbols and tested at more distances."""
 
-import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -23,6 +22,7 @@ from recurrify.mechanisms.registry import recurrence_config
 from recurrify.modeling.heads import RecurrentForCausalLM, add_recurrence
 from recurrify.modeling.loading import load_model
 from recurrify.results import provenance
+from recurrify.settings import check_settings, setting
 from recurrify.speed.backends import leave_out_cudnn
 
 Progress = Callable[[int], None]
@@ -48,7 +48,7 @@ class TextProbing:
     tasks: tuple[str, ...] = tuple(TEXT_PROBES)
     distances: tuple[int, ...] = (1, 2, 5, 10)
     """Windows between the facts and the question."""
-    examples: int = 50
+    examples: int = setting(50, at_least=1)
     """At each distance."""
     haystack: str = "stdlib"
     """The text that facts are hidden in: any data source."""
@@ -59,7 +59,7 @@ class TextProbing:
 
     def __post_init__(self) -> None:
         whole_distances(self.distances)
-        _at_least_one(self, "examples")
+        check_settings(self)
         for task in self.tasks:
             text_probe(task)
 
@@ -146,29 +146,23 @@ class SymbolTraining:
     """The mechanism and its settings."""
     model: str | None = None
     """A base whose first tokens serve as symbols; None is a small GPT-2 from scratch."""
-    windows: int = 10
+    windows: int = setting(10, at_least=1)
     """The largest training distance."""
     distances: tuple[int, ...] = (1, 2, 5, 10, 20, 50, 100)
     """The tested distances, in windows."""
-    examples: int = 200
+    examples: int = setting(200, at_least=1)
     """Sequences at each tested distance."""
-    steps: int = 3000
-    batch: int = 64
-    learning_rate: float = 1e-3
-    repetitions: int = 600
+    steps: int = setting(3000, at_least=1)
+    batch: int = setting(64, at_least=1)
+    learning_rate: float = setting(1e-3, positive=True)
+    repetitions: int = setting(600, at_least=0)
     """Steps before those, on lists that are repeated: from them a model learns to look things up, which it rarely
     learns from the task itself."""
-    seed: int = 0
+    seed: int = setting(0, at_least=0, at_most=2**32 - 1)
 
     def __post_init__(self) -> None:
         whole_distances(self.distances)
-        _at_least_one(self, "windows", "examples", "steps", "batch")
-        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
-            raise UserError(f"`learning_rate` must be a number above 0: got {self.learning_rate}.")
-        if not 0 <= self.seed < 2**32:
-            raise UserError(f"`seed` must lie between 0 and 2³² − 1: got {self.seed}.")
-        if self.repetitions < 0:
-            raise UserError(f"`repetitions` is a number of steps, 0 for none: got {self.repetitions}.")
+        check_settings(self)
 
     def check_amounts(self, window: int) -> None:
         """Raise a `UserError` for more symbols than can be generated at once."""
@@ -307,9 +301,3 @@ def train_on_symbols(
     if not np.isfinite(curve[-1]["loss"]):
         raise UserError("The loss of training is not finite: choose a lower --learning-rate.")
     return curve
-
-
-def _at_least_one(settings: Any, *names: str) -> None:
-    for name in names:
-        if getattr(settings, name) < 1:
-            raise UserError(f"`{name}` must be at least 1: got {getattr(settings, name)}.")
