@@ -23,8 +23,6 @@ def lazily(package: str) -> Callable[[str], Any]:
     def load(name: str) -> Any:
         if name.startswith("__") or name not in homes():
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(import_module(homes()[name]), name)
-        setattr(sys.modules[package], name, value)
-        return value
+        return getattr(import_module(homes()[name]), name)
 
     return load

@@ -12,12 +12,14 @@ if TYPE_CHECKING:
     from recurrify.speed.graphed import NOT_CAPTURED, graph_steps
     from recurrify.speed.graphed_generation import captured, graph_generation
     from recurrify.speed.products import quick_products
-    from recurrify.speed.verify import verify_module, verify_windows
+    from recurrify.speed.verify import Step, compare_steps, take_step, verify_module, verify_windows
 
 __all__ = [
     "NOT_CAPTURED",
+    "Step",
     "capture",
     "captured",
+    "compare_steps",
     "compile_function",
     "compile_windows",
     "compiler_options",
@@ -26,6 +28,7 @@ __all__ = [
     "leave_out_cudnn",
     "on_side_stream",
     "quick_products",
+    "take_step",
     "verify_module",
     "verify_windows",
     "with_cudnn",

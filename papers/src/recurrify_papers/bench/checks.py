@@ -1,15 +1,15 @@
 """Correct first: losses and gradients of every mode against the eager one before anything is timed."""
 
-import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from recurrify_papers.bench.models import Stepper, random_tokens
+from recurrify.speed import Step, compare_steps, take_step
+from recurrify_papers.bench.models import Stepper, half, random_tokens
 from recurrify_papers.bench.sizes import Size
 from recurrify_papers.bench.timing import Row
 
@@ -19,30 +19,8 @@ DISTINCT = 4
 """Distinct tokens in a checked window: with more, the pooled windows would be almost equal."""
 MEMORY = "mechanism."
 """Prefix of the memory's parameters."""
-UPDATES = 2
-
-
-class Tolerance(NamedTuple):
-    loss: float
-    """Largest difference."""
-    gradient: float
-    """Norm of the difference over the norm of the base's gradients."""
-    memory_gradient: float
-    """The same for the memory's parameters."""
-
-
-TOLERANCES = {"cuda": Tolerance(2e-2, 1e-2, 2e-2), "cpu": Tolerance(1e-4, 1e-3, 1e-3)}
-"""bf16 on a GPU, float32 on a CPU. Compiled windows round in other places, which moves gradients by half a percent;
-a memory that is cut off, or of another row, moves them by more than half."""
 SAME_LOGITS = 1e-4
 """Relative difference of generated steps in float32."""
-
-
-class Observed(NamedTuple):
-    losses: list[float]
-    """Before any update and after each of them."""
-    gradients: dict[str, Tensor]
-    """Before any update, by parameter name without `base.`."""
 
 
 def distinct_windows(ids: Tensor, window: int) -> Tensor:
@@ -67,54 +45,32 @@ def random_memory(model: nn.Module) -> Iterator[None]:
         model.load_state_dict(before)
 
 
-def observe(stepper: Stepper, ids: Tensor, inside_windows: bool = False) -> Observed:
-    """Losses and gradients; the weights are restored."""
+def observe(stepper: Stepper, ids: Tensor, inside_windows: bool = False) -> list[Step]:
+    """Losses and gradients before an update and after it; the weights are restored."""
     model, rows = stepper.model, stepper.rows_of(ids)
+    steps = []
     with random_memory(model):
-        before = _copy(model)
-        for _ in range(stepper.passes):
-            model.zero_grad(set_to_none=True)
-            model.load_state_dict(before)  # running statistics move with every pass
-            loss = stepper.backward(rows, inside_windows=inside_windows)
-        gradients = {
-            name.removeprefix("base."): parameter.grad.detach().float().clone()
-            for name, parameter in model.named_parameters()
-            if parameter.grad is not None
-        }
-        losses = [float(loss)]
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-        for _ in range(UPDATES):
+        for _ in range(2):
+            for _ in range(stepper.passes):
+                with half(stepper.device):
+                    found = take_step(model, lambda: stepper.loss(rows, inside_windows))
+            gradients = {name.removeprefix("base."): gradient for name, gradient in found.gradients.items()}
+            steps.append(found._replace(gradients=gradients))
+            for name, parameter in model.named_parameters():
+                parameter.grad = found.gradients[name]
             optimizer.step()
             model.zero_grad(set_to_none=True)
-            losses.append(float(stepper.backward(rows, inside_windows=inside_windows)))
-        model.zero_grad(set_to_none=True)
-    return Observed(losses, gradients)
+    return steps
 
 
-def compare(name: str, expected: Observed, found: Observed, device: torch.device) -> Row:
-    """One row of the table of checks; NaN never passes."""
-    tolerance = TOLERANCES[device.type]
-    loss = max(abs(one - other) for one, other in zip(found.losses, expected.losses, strict=True))
-    memory = [one for one in expected.gradients if one.startswith(MEMORY)]
-    base = [one for one in expected.gradients if not one.startswith(MEMORY)]
-    apart = _apart(expected, found, base)
-    memory_apart = _apart(expected, found, memory) if memory else 0.0
-    passed = loss <= tolerance.loss and apart <= tolerance.gradient and memory_apart <= tolerance.memory_gradient
-    return {
-        "name": name,
-        "loss_difference": loss,
-        "gradient_difference": apart,
-        "memory_gradient_difference": memory_apart if memory else None,
-        "passed": bool(passed and expected.gradients.keys() == found.gradients.keys()),
-    }
-
-
-def _apart(expected: Observed, found: Observed, names: Iterable[str]) -> float:
-    pairs = [(expected.gradients[name], found.gradients.get(name)) for name in names]
-    total = math.sqrt(sum(float(one.square().sum()) for one, _ in pairs))
-    if not total or any(other is None for _, other in pairs):
-        return math.inf
-    return math.sqrt(sum(float((other - one).square().sum()) for one, other in pairs if other is not None)) / total
+def compare(name: str, expected: list[Step], found: list[Step], device: torch.device) -> Row:
+    """One row of the table of checks, with the tolerances of `recurrify.speed.verify`."""
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    pairs = zip(found, expected, strict=True)
+    wrong = [compare_steps(ours, theirs, dtype, lambda name: name.startswith(MEMORY)) for ours, theirs in pairs]
+    difference = next((one for one in wrong if one is not None), None)
+    return {"name": name, "difference": difference, "passed": difference is None}
 
 
 def _copy(model: nn.Module) -> dict[str, Tensor]:

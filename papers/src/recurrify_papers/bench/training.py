@@ -7,7 +7,7 @@ import torch
 
 from recurrify.console import progress_bar, say
 from recurrify_papers.bench.bench import Bench
-from recurrify_papers.bench.checks import WINDOWS, Observed, compare, distinct_windows, observe
+from recurrify_papers.bench.checks import WINDOWS, compare, distinct_windows, observe
 from recurrify_papers.bench.models import NaiveLoop, Recurrent, Stepper, Transformers, random_tokens
 from recurrify_papers.bench.timing import WRONG, Entrant, NotMeasuredError, Row, attempt, free_memory, interleave, ratio
 
@@ -106,7 +106,7 @@ def _check(bench: Bench, variant: Variant, ids: torch.Tensor, checks: list[Row])
 
     def check() -> None:
         stepper.prepare("eager", False, len(few))
-        expected: Observed = observe(stepper, few)
+        expected = observe(stepper, few)
         stepper.prepare(mode, checkpoint, len(few))
         checks.append(compare(name_of(variant), expected, observe(stepper, few), bench.device))
         if not checks[-1]["passed"]:
