@@ -335,3 +335,16 @@ def test_unreadable_record_raises(content: str, tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(content)
     with pytest.raises(UserError, match=r"run\.json.*another folder"):
         TrainSettings.read(tmp_path)
+
+
+@pytest.mark.usefixtures("minutes_per_step")
+def test_batches_of_similar_length_come_in_the_same_order_after_a_resume(
+    inputs: SimpleNamespace, tmp_path: Path
+) -> None:
+    more = {"max_tokens": None, "epochs": 2.0, "group_by_length": True}
+    run(settings_of(inputs, tmp_path / "whole", max_minutes=None, **more))
+    settings, starts = settings_of(inputs, tmp_path / "parts", max_minutes=3, **more), 1
+    while not run(settings)["finished"]:
+        starts += 1
+    assert starts > 2
+    assert_same_weights(weights_of(tmp_path / "parts"), weights_of(tmp_path / "whole"))

@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 from sklearn.metrics import confusion_matrix
-from torch.utils.data import Sampler
 from transformers import AutoConfig, set_seed
 
 from recurrify.console import progress_bar
 from recurrify.data.labelled import LabelledTexts, hold_out, load_labelled, shortened
-from recurrify.data.labelled_windows import GroupedByLength, collate_texts, tokenize_texts
+from recurrify.data.labelled_windows import collate_texts, tokenize_texts
 from recurrify.data.texts import Say
 from recurrify.errors import UserError
 from recurrify.evaluate.answers import mean_interval
@@ -29,7 +28,7 @@ from recurrify.modeling.loading import resolve_name
 from recurrify.modeling.task_heads import RecurrentForSequenceClassification
 from recurrify.modeling.task_loading import load_task_model
 from recurrify.results import check_overwrites_nothing, provenance, write_whole
-from recurrify.train.loop import RecurrentTrainer, TrainOutcome, train_examples, uses_bf16
+from recurrify.train.loop import TrainOutcome, train_examples, uses_bf16
 from recurrify.train.run_folder import (
     begin_run,
     check_vocabulary,
@@ -113,7 +112,7 @@ def classify_train(settings: ClassifySettings, say: Say) -> dict[str, Any]:
 
     def fit() -> TrainOutcome:
         total, tokenizer = sum(map(len, tokens)), classifier.tokenizer
-        return train_examples(model, examples, collate, settings, total, tokenizer, kind=ClassifierTrainer)
+        return train_examples(model, examples, collate, settings, total, tokenizer, group_by_length=True)
 
     def scores() -> dict[str, Any]:
         bf16 = uses_bf16(settings.precision)
@@ -128,16 +127,6 @@ def classify_train(settings: ClassifySettings, say: Say) -> dict[str, Any]:
     }
     facts = {"classes": classifier.classes, "texts": counts}
     return complete_run("classify-train", settings, model, classifier.tokenizer, say, started, fit, scores, **facts)
-
-
-class ClassifierTrainer(RecurrentTrainer):
-    """Trainer whose batches hold texts of similar length, in the same order after a resume."""
-
-    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
-        texts = self.train_dataset if train_dataset is None else train_dataset
-        return GroupedByLength(
-            [len(text["input_ids"]) for text in texts], self.args.per_device_train_batch_size, self.args.seed
-        )
 
 
 def classify_evaluate(

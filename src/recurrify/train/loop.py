@@ -16,6 +16,7 @@ from transformers.integrations import is_tensorboard_available
 from transformers.trainer_callback import PrinterCallback
 
 from recurrify.console import busy, is_first
+from recurrify.data.labelled_windows import GroupedByLength
 from recurrify.data.sequences import IGNORED
 from recurrify.errors import UserError
 from recurrify.evaluate.perplexity import StoppedEvaluation
@@ -142,6 +143,13 @@ class RecurrentTrainer(ValidatingTrainer):
     def _load_best_model(self) -> None:
         load_whole_weights(self.model, Path(self.state.best_model_checkpoint or "") / WEIGHTS)
 
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        if self.args.train_sampling_strategy != "group_by_length":
+            return super()._get_train_sampler(train_dataset)
+        examples = self.train_dataset if train_dataset is None else train_dataset
+        lengths = [len(one["input_ids"]) for one in examples]
+        return GroupedByLength(lengths, self.args.per_device_train_batch_size, self.args.seed)
+
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         optimizer = super().create_optimizer(model)
         if self.added_learning_rate is not None:
@@ -250,7 +258,7 @@ def updates_per_epoch(settings: TrainerSettings, examples: int) -> int:
     return math.ceil(math.ceil(examples / (settings.batch * processes())) / settings.accumulate)
 
 
-def task_arguments(settings: Any, examples: int) -> TrainingArguments:
+def task_arguments(settings: Any, examples: int, group_by_length: bool) -> TrainingArguments:
     """Trainer's arguments for training on examples: a checkpoint after each epoch, at most ten in all."""
     updates = updates_per_epoch(settings, examples)
     steps = max(1, math.ceil(settings.epochs * updates))
@@ -259,6 +267,7 @@ def task_arguments(settings: Any, examples: int) -> TrainingArguments:
         steps,
         max(min(updates, steps), math.ceil(steps / MOST_CHECKPOINTS)),
         lr_scheduler_type=settings.schedule,
+        train_sampling_strategy="group_by_length" if group_by_length else "random",
         ddp_find_unused_parameters=True,  # a batch of one-window examples gives the memory no gradients
     )
 
@@ -365,12 +374,12 @@ def train_examples(
     tokens: int,
     tokenizer: Any,
     progress_label: str = "",
-    kind: type[RecurrentTrainer] = RecurrentTrainer,
+    group_by_length: bool = False,
 ) -> TrainOutcome:
     """Train on examples that have so many `tokens` together, resuming from the newest intact checkpoint."""
-    trainer = kind(
+    trainer = RecurrentTrainer(
         model=model,
-        args=task_arguments(settings, len(examples)),
+        args=task_arguments(settings, len(examples), group_by_length),
         train_dataset=examples,
         data_collator=collate,
         processing_class=tokenizer,
