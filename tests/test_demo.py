@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, logging
 
-from recurrify import add_recurrence
+from recurrify import add_recurrence, model_names
 from recurrify import demo as demo_module
 from recurrify.data.documents import CORPORA, Corpus
 from recurrify.data.records import Document, Skipped
@@ -19,7 +19,6 @@ from recurrify.demo import OVERLAPS, RECURRENCE, run_demo
 from recurrify.errors import UserError
 from recurrify.evaluate import rows as evaluation
 from recurrify.evaluate.bootstrap import interval, relative_gain
-from recurrify.modeling import loading
 from recurrify.pages import numbers
 from recurrify.pages.demo import summary
 from recurrify.train import finetune
@@ -74,7 +73,7 @@ def _tiny_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     folder = tmp_path_factory.mktemp("shipped")
     verbosity = logging.get_verbosity()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loading, "SHIPPED", folder)
+        patch.setattr(model_names, "SHIPPED", folder)
         patch.setitem(CORPORA, "stdlib", Corpus("a few lines", load_texts))
         for bootstrap in (interval, relative_gain):  # thousands of samples take as long as all the rest
             patch.setattr(evaluation, bootstrap.__name__, partial(bootstrap, samples=20))

@@ -32,7 +32,7 @@ from recurrify.mechanisms.config import MechanismConfig, NoRecurrence
 from recurrify.mechanisms.kv import KVConfig
 from recurrify.modeling.heads import add_recurrence
 from recurrify.modeling.loading import load_model
-from recurrify.modeling.named import named_source
+from recurrify.named import named_source
 from recurrify.pages.demo import write_demo_page
 from recurrify.results import load_result, provenance, save_result
 from recurrify.train.finetune import train_run

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from recurrify.modeling.loading import SHIPPED
+from recurrify.model_names import SHIPPED
 from recurrify.train.checkpoints import last_whole_checkpoint
 from recurrify.train.loop import RecurrentTrainer
 from support.bad_input import command_lines, commands, write_inputs, written_files

@@ -160,7 +160,7 @@ def _notes(
         if "token" not in units:
             notes.append(f"{name} has another tokenizer than {models[0]}: perplexities per token cannot be compared.")
         if not units and tokens_per_document:
-            notes.append(f"To compare {name} with {models[0]} per character, leave out --tokens-per-document.")
+            notes.append(f"To compare {name} with {models[0]} per character, leave out --tokens.")
     by_role = {row.setting.role: row.evaluation.perplexity_per_token for row in comparison}
     if comparison and by_role["full context"] > by_role["windows"]:
         notes.append(

@@ -1,30 +1,43 @@
-"""Text in, token ids out: documents and their splits, labelled texts, questions, probes, tokens and sequences."""
+"""Text in, token ids out: documents and their splits, labelled texts, questions, probes, tokens and sequences.
 
-from recurrify.data.answer_spans import words_of
-from recurrify.data.corpora import CORPORA, Corpus, corpus_names, register_corpus
-from recurrify.data.documents import check_source, load_documents
-from recurrify.data.labelled import LabelledText, LabelledTexts, hold_out, load_labelled
-from recurrify.data.labelled_windows import GroupedByLength, collate_texts, tokenize_texts
-from recurrify.data.probes import SYMBOL_PROBES, SymbolProbe, SymbolTexts, symbol_probe
-from recurrify.data.probes_text import TEXT_PROBES, ProbeText, TextProbe, text_probe
-from recurrify.data.question_windows import WindowedQuestion, collate_questions, window_questions
-from recurrify.data.questions import (
-    Question,
-    QuestionSet,
-    gold_paragraphs,
-    join_paragraphs,
-    load_questions,
-    plain_title,
-    save_questions,
+Names are imported when they are first used: a command that misses its file says so before torch is loaded.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from recurrify.data.answer_spans import words_of
+    from recurrify.data.corpora import CORPORA, Corpus, corpus_names, register_corpus
+    from recurrify.data.documents import check_source, load_documents
+    from recurrify.data.labelled import LabelledText, LabelledTexts, hold_out, load_labelled
+    from recurrify.data.labelled_windows import GroupedByLength, collate_texts, tokenize_texts
+    from recurrify.data.probes import SYMBOL_PROBES, SymbolProbe, SymbolTexts, symbol_probe
+    from recurrify.data.probes_text import TEXT_PROBES, ProbeText, TextProbe, text_probe
+    from recurrify.data.question_windows import WindowedQuestion, collate_questions, window_questions
+    from recurrify.data.questions import (
+        Question,
+        QuestionSet,
+        gold_paragraphs,
+        join_paragraphs,
+        load_questions,
+        plain_title,
+        save_questions,
+    )
+    from recurrify.data.records import IGNORED, Document, Skipped
+    from recurrify.data.sequences import TrainingSequences, collate
+    from recurrify.data.splits import EVERYTHING, SPLITS, canonical_split
+    from recurrify.data.tables import Table, open_table, read_table
+    from recurrify.data.texts import Say, cache_folder, pick_device, read_text, shorten
+    from recurrify.data.token_cache import tokenize_cached
+    from recurrify.data.tokens import TokenizedDocument, checksum, tokenize_documents
+
+_HOMES = (
+    *("records", "splits", "documents", "corpora", "tables", "labelled", "questions", "answer_spans"),
+    *("tokens", "token_cache", "probes", "probes_text"),
+    *("sequences", "texts", "labelled_windows", "question_windows"),
 )
-from recurrify.data.records import Document, Skipped
-from recurrify.data.sequences import IGNORED, TrainingSequences, collate
-from recurrify.data.splits import EVERYTHING, SPLITS, canonical_split
-from recurrify.data.tables import Table, open_table, read_table
-from recurrify.data.texts import Say, cache_folder, pick_device, read_text, shorten
-from recurrify.data.token_cache import tokenize_cached
-from recurrify.data.tokens import TokenizedDocument, checksum, tokenize_documents
-
+"""The modules of the names; the last ones import torch."""
 __all__ = [
     "CORPORA",
     "EVERYTHING",
@@ -79,3 +92,15 @@ __all__ = [
     "window_questions",
     "words_of",
 ]
+
+
+def _load(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    homes = (import_module(f"{__name__}.{home}") for home in _HOMES)
+    value = globals()[name] = next(getattr(home, name) for home in homes if hasattr(home, name))
+    return value
+
+
+if not TYPE_CHECKING:
+    __getattr__ = _load

@@ -359,7 +359,7 @@ def clean_filler(documents: Iterable[np.ndarray], tokenizer: "PreTrainedTokenize
     if not kept:
         raise UserError(
             f"The haystack of the probe {probe.name!r} has no {PIECE} tokens without a possible answer: give a longer "
-            "or another one with --haystack."
+            "or another one with --data."
         )
     stream = np.concatenate(kept)
 

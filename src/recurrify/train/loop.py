@@ -16,7 +16,7 @@ from transformers.integrations import is_tensorboard_available
 from transformers.trainer_callback import PrinterCallback
 
 from recurrify.console import busy, is_first
-from recurrify.data.sequences import IGNORED
+from recurrify.data.records import IGNORED
 from recurrify.errors import UserError
 from recurrify.evaluate.perplexity import StoppedEvaluation
 from recurrify.modeling.saving import WEIGHTS
