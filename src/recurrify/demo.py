@@ -22,6 +22,7 @@ from recurrify.evaluate.comparison import (
     ComparisonSetting,
     comparison_rows,
     comparison_settings,
+    distinct_settings,
     evaluation_of_parts,
     gain_rows,
 )
@@ -137,7 +138,7 @@ def _read_novel(advance: Advance, say: Say) -> dict[str, Any]:
     document = Document("novel", NOVEL.read_text(encoding="utf-8"))
     (_, ids), pieces = inspection.text_pieces(document, tokenizer)
     text = TokenizedDocument(document.name, ids, *text_sizes(document.text))
-    settings = comparison_settings(memory, [text])
+    settings = distinct_settings(comparison_settings(memory, [text]))
     said = f"{len(ids):,} tokens, windows of {settings[0].window}; {memory_cost(memory)}"
     say(f"{names['memory']}: {said}")
     losses = []
