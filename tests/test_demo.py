@@ -86,6 +86,10 @@ def _tiny_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     logging.enable_progress_bar()
 
 
+def never(*_: Any, **__: Any) -> None:
+    raise AssertionError("a finished step was repeated")
+
+
 @pytest.fixture(scope="module")
 def demo(_tiny_world: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], list[str]]:
     """Stopped by Ctrl-C while the second model trains, and resumed."""
@@ -103,6 +107,8 @@ def demo(_tiny_world: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
         with pytest.raises(KeyboardInterrupt):
             run_demo(out, lambda text: None, live_tokens=LIVE_TOKENS, test_tokens=200)
         assert not (out / "result.json").exists()
+        assert "The second part, a tiny model, is still running." in (out / "index.html").read_text(encoding="utf-8")
+        patch.setattr(demo_module, "_read", never)
         result = run_demo(out, said.append, live_tokens=LIVE_TOKENS, test_tokens=200)
     assert trained == ["none", "carry", "carry"]
     return out, result, said
@@ -152,7 +158,8 @@ def test_without_the_real_model_the_tiny_one_reads(demo: tuple[Path, dict[str, A
 
 def test_files(demo: tuple[Path, dict[str, Any], list[str]]) -> None:
     out, result, _ = demo
-    assert {path.name for path in out.iterdir()} == {"index.html", "result.json", "live-plain", "live-recurrent"}
+    parts = {"steps", "live-plain", "live-recurrent"}
+    assert {path.name for path in out.iterdir()} == {"index.html", "result.json", *parts}
     page = (out / "index.html").read_text(encoding="utf-8")
     for row in result["rows"]:
         assert numbers.perplexity(row["perplexity_per_token"]) in page
@@ -165,10 +172,9 @@ def test_running_again_trains_nothing(
     weights = {path: path.stat().st_mtime_ns for path in out.rglob("model.safetensors")}
     assert len(weights) >= 2
 
-    def never(*_: Any, **__: Any) -> None:
-        raise AssertionError("a finished run was trained again")
-
     monkeypatch.setattr(finetune, "train", never)
+    monkeypatch.setattr(evaluation, "evaluation_rows", never)
+    monkeypatch.setattr(demo_module, "run_demo", partial(run_demo, test_tokens=200))
     (out / "index.html").unlink()
     said = invoke("demo", "--out", out, "--live-tokens", LIVE_TOKENS)
     assert all(line in said for line in summary(json.loads((out / "result.json").read_text())))

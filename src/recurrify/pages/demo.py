@@ -32,9 +32,10 @@ Result = Mapping[str, Any]
 
 
 def write_demo_page(result: Result, path: str | Path) -> None:
-    """Write the page of a finished demo."""
-    blocks = [*_novel(result["real"]), *_tiny(result), Fold("What the numbers mean", [Terms(TERMS)])]
-    provenance = {"settings": result["settings"], **result["provenance"]}
+    """Write the page of a demo, of which the tiny model's part may be missing."""
+    tiny = _tiny(result) if "rows" in result else [Text("The second part, a tiny model, is still running.", "note")]
+    blocks = [*_novel(result["real"]), *tiny, Fold("What the numbers mean", [Terms(TERMS)])]
+    provenance = {"settings": result.get("settings") or {}, **result["provenance"]}
     chart = cost_chart([{**row, "series": row["label"]} for row in result["real"]["rows"]])
     write_page(path, Page(TITLE, demo_verdict(result), blocks, chart, provenance))
 
