@@ -14,7 +14,7 @@ SECONDS = 3.0
 
 
 def trusts_remote_code() -> bool:
-    """Whether Python code that comes with a model may run: only if the environment or the command line says so."""
+    """Whether Python code that comes with a model may run: only if the environment or the command line allows it."""
     return os.environ.get(TRUST) == "1"
 
 

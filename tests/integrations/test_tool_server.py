@@ -100,7 +100,7 @@ def test_a_long_conversation_costs_the_same_in_each_turn(
     assert answer.usage is not None
     whole = answer.usage.prompt_tokens
     assert whole > TURNS * NEW
-    # What is new, the window that is open, and the windows that fill up with both, each once more for its memory.
+    # What is new, the window that is open, and the windows that fill up with both, each read again for its memory.
     new = whole // TURNS + 1 + NEW
     assert max(work[1:]) <= 3 * (new + WINDOW) < whole / 3
     assert sum(work[-10:]) <= 1.1 * sum(work[5:15])

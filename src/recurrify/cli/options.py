@@ -97,7 +97,7 @@ def check_device(name: str) -> None:
 def load_libraries(
     *models: str | None, texts: Iterable[str | None] = (), tables: Iterable[str | None] = (), split: str = "all"
 ) -> None:
-    """Import torch and transformers, which takes seconds, and say so.
+    """Import torch and transformers, which takes seconds, and report it.
 
     Before that: raise `UserError` if there is no such model, text, table of examples or split; and if something may be
     on the hub, report whether the hub answers.

@@ -1,6 +1,6 @@
 """Text in, token ids out: documents and their splits, labelled texts, questions, probes, tokens and sequences.
 
-Names are imported when they are first used: a command that misses its file says so before torch is loaded.
+Names are imported when they are first used: a missing file is reported before torch is loaded.
 """
 
 from importlib import import_module

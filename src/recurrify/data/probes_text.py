@@ -165,7 +165,7 @@ class Passkey(TextProbe):
 
 class Needle(TextProbe):
     name = "needle"
-    asks = "What should one buy in a city? One sentence of a long text says so."
+    asks = "What should one buy in a city? One sentence of a long text names it."
     secrets = re.compile("|".join(THINGS), re.IGNORECASE)
 
     def draw(self, chance: np.random.Generator) -> Story:

@@ -33,7 +33,7 @@ HUB_ARGUMENTS = (
 HUB_PLACE = ("revision", "cache_dir", "force_download", "local_files_only", "token", "proxies")
 """Arguments of `from_pretrained` that say which files of the hub are meant."""
 BASE_ARGUMENTS = ("dtype", "device_map", "attn_implementation", "quantization_config")
-"""Arguments of `from_pretrained` that are the base's, where only what was added was saved."""
+"""Arguments of `from_pretrained` that are the base's, where only the added weights were saved."""
 
 
 class SavingMixin:
