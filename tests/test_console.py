@@ -27,13 +27,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_line_has_the_time_left(clock: Clock) -> None:
-    lines = console._Lines("training", 1000)
-    assert lines.line() == "training: 0 of 1,000, 0 %"
+    lines = console._Lines("training", 1000, "steps")
+    assert lines.line() == "training: 0 of 1,000 steps, 0 %"
     lines.advance(900)  # of an earlier start, which does not count towards the pace
-    assert lines.line() == "training: 900 of 1,000, 90 %"
+    assert lines.line() == "training: 900 of 1,000 steps, 90 %"
     clock.now += 60
     lines.advance(10)
-    assert lines.line() == "training: 910 of 1,000, 91 %, 9.0 min left"
+    assert lines.line() == "training: 910 of 1,000 steps, 91 %, 9.0 min left"
 
 
 @pytest.mark.parametrize(("seconds", "words"), [(-1, "0 s left"), (59, "59 s left"), (90, "1.5 min left")])
@@ -58,7 +58,7 @@ def test_long_work_is_never_silent(
             assert rank == "1" or printed.wait(60)
     written = capsys.readouterr()
     assert written.out == ""
-    for words in ("loading\nloading: 0 s\n", "scoring: 0 of 4, 0 %\n"):
+    for words in ("loading\nloading: 0 s\n", "scoring: 0 of 4 tokens, 0 %\n"):
         assert (words in written.err) == (rank == "0")
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, logging
 
-from recurrify import add_recurrence
+from recurrify import add_recurrence, model_names
 from recurrify import demo as demo_module
 from recurrify.data.documents import CORPORA, Corpus
 from recurrify.data.records import Document, Skipped
@@ -19,7 +19,6 @@ from recurrify.demo import OVERLAPS, RECURRENCE, run_demo
 from recurrify.errors import UserError
 from recurrify.evaluate import rows as evaluation
 from recurrify.evaluate.bootstrap import interval, relative_gain
-from recurrify.modeling import loading
 from recurrify.pages import numbers
 from recurrify.pages.demo import summary
 from recurrify.train import finetune
@@ -74,7 +73,7 @@ def _tiny_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     folder = tmp_path_factory.mktemp("shipped")
     verbosity = logging.get_verbosity()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loading, "SHIPPED", folder)
+        patch.setattr(model_names, "SHIPPED", folder)
         patch.setitem(CORPORA, "stdlib", Corpus("a few lines", load_texts))
         for bootstrap in (interval, relative_gain):  # thousands of samples take as long as all the rest
             patch.setattr(evaluation, bootstrap.__name__, partial(bootstrap, samples=20))
@@ -85,6 +84,10 @@ def _tiny_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
     logging.set_verbosity(verbosity)
     logging.enable_progress_bar()
+
+
+def never(*_: Any, **__: Any) -> None:
+    raise AssertionError("a finished step was repeated")
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +107,8 @@ def demo(_tiny_world: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
         with pytest.raises(KeyboardInterrupt):
             run_demo(out, lambda text: None, live_tokens=LIVE_TOKENS, test_tokens=200)
         assert not (out / "result.json").exists()
+        assert "The second part, a tiny model, is still running." in (out / "index.html").read_text(encoding="utf-8")
+        patch.setattr(demo_module, "_read", never)
         result = run_demo(out, said.append, live_tokens=LIVE_TOKENS, test_tokens=200)
     assert trained == ["none", "carry", "carry"]
     return out, result, said
@@ -153,7 +158,8 @@ def test_without_the_real_model_the_tiny_one_reads(demo: tuple[Path, dict[str, A
 
 def test_files(demo: tuple[Path, dict[str, Any], list[str]]) -> None:
     out, result, _ = demo
-    assert {path.name for path in out.iterdir()} == {"index.html", "result.json", "live-plain", "live-recurrent"}
+    parts = {"steps", "live-plain", "live-recurrent"}
+    assert {path.name for path in out.iterdir()} == {"index.html", "result.json", *parts}
     page = (out / "index.html").read_text(encoding="utf-8")
     for row in result["rows"]:
         assert numbers.perplexity(row["perplexity_per_token"]) in page
@@ -166,10 +172,9 @@ def test_running_again_trains_nothing(
     weights = {path: path.stat().st_mtime_ns for path in out.rglob("model.safetensors")}
     assert len(weights) >= 2
 
-    def never(*_: Any, **__: Any) -> None:
-        raise AssertionError("a finished run was trained again")
-
     monkeypatch.setattr(finetune, "train", never)
+    monkeypatch.setattr(evaluation, "evaluation_rows", never)
+    monkeypatch.setattr(demo_module, "run_demo", partial(run_demo, test_tokens=200))
     (out / "index.html").unlink()
     said = invoke("demo", "--out", out, "--live-tokens", LIVE_TOKENS)
     assert all(line in said for line in summary(json.loads((out / "result.json").read_text())))

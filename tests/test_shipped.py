@@ -5,18 +5,19 @@ from pathlib import Path
 
 import pytest
 
-import recurrify.modeling.loading as loading
+from recurrify import model_names
 from recurrify.data.documents import load_documents
 from recurrify.data.texts import shorten
 from recurrify.data.tokens import tokenize_documents
 from recurrify.evaluate.bootstrap import relative_gain
 from recurrify.evaluate.perplexity import evaluate_documents
-from recurrify.modeling.loading import load_model, shipped_names
+from recurrify.model_names import shipped_names
+from recurrify.modeling.loading import load_model
 
 
 def test_models_are_shipped_and_small() -> None:
     assert shipped_names() == ["shipped:base", "shipped:plain", "shipped:recurrent"]
-    size = sum(path.stat().st_size for path in loading.SHIPPED.rglob("*") if path.is_file())
+    size = sum(path.stat().st_size for path in model_names.SHIPPED.rglob("*") if path.is_file())
     assert size < 5_000_000
     for name in shipped_names():
         model, tokenizer = load_model(name)
@@ -25,13 +26,13 @@ def test_models_are_shipped_and_small() -> None:
 
 
 def test_novel_is_shipped() -> None:
-    text = (loading.SHIPPED / "novel.txt").read_text(encoding="utf-8")
+    text = (model_names.SHIPPED / "novel.txt").read_text(encoding="utf-8")
     assert text.startswith("Chapter I")
     assert 30_000 < len(text) < 40_000
 
 
 def test_configs_hold_no_paths() -> None:
-    for path in loading.SHIPPED.rglob("*.json"):
+    for path in model_names.SHIPPED.rglob("*.json"):
         assert "/" not in (path.read_text(encoding="utf-8") if path.name == "config.json" else ""), path
 
 

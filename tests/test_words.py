@@ -25,6 +25,9 @@ REPLACED = {
     r"lanes?": "batch rows",
     r"faint": "initial scale",
     r"held alone": "run lock",
+    r"beside|side by side": "next to, compared with, in parallel",
+    r"says so|say so": "reports it",
+    r"goes on|go on": "continues, resumes",
 }
 KERNELS = (
     "attention/kernels/rsa_blocks",
@@ -41,7 +44,8 @@ def texts() -> list[tuple[str, str]]:
     files = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
     files += [*ROOT.glob("src/**/templates/*.j2"), *ROOT.glob("papers/src/**/templates/*.j2")]
     found = [(str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")) for path in files]
-    sources = [*ROOT.glob("src/recurrify/**/*.py"), *ROOT.glob("tests/support/*.py"), ROOT / "conftest.py"]
+    sources = [*ROOT.glob("src/recurrify/**/*.py"), *ROOT.glob("papers/src/**/*.py"), *ROOT.glob("tools/*.py")]
+    sources += [*ROOT.glob("tests/support/*.py"), ROOT / "conftest.py"]
     found += [(str(path.relative_to(ROOT)), words_of(path.read_text(encoding="utf-8"))) for path in sources]
     return [*found, *help_texts(typer.main.get_command(app), "recurrify")]
 

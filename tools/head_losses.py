@@ -1,4 +1,4 @@
-"""The loss of a language model's head on one GPU: ours beside torch's, Liger's and the plain form.
+"""The loss of a language model's head on one GPU: ours compared with torch's, Liger's and the plain form.
 
     python tools/head_losses.py --out papers/results/head-losses.json
 

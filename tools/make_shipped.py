@@ -75,7 +75,7 @@ def make_tokenizer(data: str, folder: Path) -> None:
 
 
 def run(name: str, model: Any, settings: dict[str, Any], tokenizer: Any, data: str, runs: Path) -> RecurrentForCausalLM:
-    """Train to the end (or go on with it) and keep the best of its validations."""
+    """Train to the end (or resume) and keep the best of its validations."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     recurrence = model.recurrence
     train_tokens = tokenize_documents(load_documents(data, "train"), tokenizer)

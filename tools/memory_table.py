@@ -1,4 +1,4 @@
-"""Print the estimated GPU memory of training steps beside their measured peaks. Needs a CUDA GPU.
+"""Print the estimated GPU memory of training steps and their measured peaks. Needs a CUDA GPU.
 
 python tools/memory_table.py --shapes gpt2,smollm2 --batches 8,16 --out memory.json
 """

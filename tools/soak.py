@@ -95,13 +95,13 @@ class Soak:
     def run(self, row: str, line: list[Any], what: str, **fault: Any) -> Ended:
         """Run a command, and count how it ended."""
         ended = run_command(line, self.folder, seconds=HANGS_AFTER, **fault)
-        told = f"{what}: code {ended.code}: {ended.said[-3000:]}"
+        said = f"{what}: code {ended.code}: {ended.said[-3000:]}"
         if ended.code == HANGS:
-            self.found.count(row, "hangs", told)
+            self.found.count(row, "hangs", said)
         elif not (ended.is_clean or ended.code in (-signal.SIGKILL, -signal.SIGTERM)):
-            self.found.count(row, "tracebacks", told)
+            self.found.count(row, "tracebacks", said)
         if contents(self.inputs) != self.before:
-            self.found.count(row, "changed foreign files", told)
+            self.found.count(row, "changed foreign files", said)
             self.before = contents(self.inputs)
         return ended
 
@@ -130,14 +130,14 @@ class Soak:
 
     def _disturb(self, row: str, number: int, kinds: tuple[str | int, ...]) -> None:
         """Disturb a run once or twice, at any file-system event or at any time, and let it end."""
-        name, told = list(self.lines)[number % len(self.lines)], []
+        name, said = list(self.lines)[number % len(self.lines)], []
         for _ in range(self.chance.choice((1, 1, 2))):
             kind, at = self.chance.choice(kinds), self.chance.randint(1, self.whole[name].events)
             is_timed = kind != FULL and self.chance.random() < 0.3
             after = self.chance.uniform(0, self.whole[name].seconds) if is_timed else None
-            told.append(f"{name}, {kind!r} at event {at}, after {after} s")
-            self.run(row, [*self.lines[name], "--out", self.out], told[-1], fault=kind, at=at, after=after)
-        self.compare(row, name, self.out, "; ".join(told))
+            said.append(f"{name}, {kind!r} at event {at}, after {after} s")
+            self.run(row, [*self.lines[name], "--out", self.out], said[-1], fault=kind, at=at, after=after)
+        self.compare(row, name, self.out, "; ".join(said))
 
     def small_disks(self, number: int) -> None:
         """A run on a tmpfs that is too small, which then grows."""
@@ -169,8 +169,8 @@ class Soak:
             at = self.chance.randint(self.whole[name].events // 2, self.whole[name].events)
             run_command([*self.lines[name], "--out", self.out], self.folder, signal.SIGKILL, at)
             files = sorted(path for path in self.out.glob("checkpoint-*/*") if path.is_file())
-        told = damage(self.chance.choice(files), self.chance)
-        self.compare("damaged checkpoints", name, self.out, f"{name}: {told}")
+        said = damage(self.chance.choice(files), self.chance)
+        self.compare("damaged checkpoints", name, self.out, f"{name}: {said}")
 
     def models(self, number: int) -> None:
         """Damage a file of a model folder, and use it."""

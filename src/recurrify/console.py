@@ -92,13 +92,16 @@ def busy(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def progress_bar(name: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar on a terminal, lines elsewhere; call what it yields with the amount of work done."""
+def progress_bar(name: str, total: int, unit: str = "tokens") -> Iterator[Callable[[int], None]]:
+    """A progress bar on a terminal, lines elsewhere; call what it yields with the amount of work done.
+
+    Lines count the work in `unit`; without one they show only its share.
+    """
     if not is_first():
         yield lambda done: None
         return
     if not err_console.is_terminal:
-        lines = _Lines(name, total)
+        lines = _Lines(name, total, unit)
         with heartbeat(lines.line):
             yield lines.advance
         return
@@ -112,8 +115,8 @@ def progress_bar(name: str, total: int) -> Iterator[Callable[[int], None]]:
 class _Lines:
     """How much is done, its share, and the time left."""
 
-    def __init__(self, name: str, total: int) -> None:
-        self.name, self.total, self.done = name, total, 0
+    def __init__(self, name: str, total: int, unit: str) -> None:
+        self.name, self.total, self.unit, self.done = name, total, unit, 0
         self.begun, self.before = time.monotonic(), -1
 
     def advance(self, done: int) -> None:
@@ -123,7 +126,8 @@ class _Lines:
             self.begun, self.before = time.monotonic(), self.done
 
     def line(self) -> str:
-        text = f"{self.name}: {self.done:,} of {self.total:,}, {100 * self.done / max(self.total, 1):.0f} %"
+        counted = f"{self.done:,} of {self.total:,} {self.unit}, " if self.unit else ""
+        text = f"{self.name}: {counted}{100 * self.done / max(self.total, 1):.0f} %"
         if self.done >= self.total:
             return f"{text}, finishing"
         if self.done > self.before >= 0:

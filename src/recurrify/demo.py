@@ -1,9 +1,11 @@
 """`recurrify demo`: a real model reads a novel with and without memory; a tiny one is fine-tuned; one page shows it."""
 
+import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +13,7 @@ import numpy as np
 import torch
 from transformers import logging
 
+from recurrify import __version__
 from recurrify.console import progress_bar
 from recurrify.data.records import Document
 from recurrify.data.texts import Say, read_text
@@ -22,6 +25,7 @@ from recurrify.evaluate.comparison import (
     ComparisonSetting,
     comparison_rows,
     comparison_settings,
+    distinct_settings,
     evaluation_of_parts,
     gain_rows,
 )
@@ -32,7 +36,7 @@ from recurrify.mechanisms.config import MechanismConfig, NoRecurrence
 from recurrify.mechanisms.kv import KVConfig
 from recurrify.modeling.heads import add_recurrence
 from recurrify.modeling.loading import load_model
-from recurrify.modeling.named import named_source
+from recurrify.named import named_source
 from recurrify.pages.demo import write_demo_page
 from recurrify.results import load_result, provenance, save_result
 from recurrify.train.finetune import train_run
@@ -40,6 +44,7 @@ from recurrify.train.run_folder import RESULT_FILE, count_parameters
 from recurrify.train.settings import TrainSettings
 
 MODEL, MEMORY = "smollm2", KVConfig(window=300, keep=256)
+ROLES = ("memory", "windows", "overlap", "longer-window", "full-context")
 NOVEL = Path(__file__).parent / "shipped" / "novel.txt"
 SOURCE = "Margaret Oliphant, Miss Marjoribanks (1866), first chapters; public domain; text from ELTeC-eng"
 CORPUS, WINDOW, WINDOWS, BATCH = "stdlib", 64, 8, 4
@@ -66,24 +71,35 @@ def run_demo(out: Path, say: Say, live_tokens: int = 80_000, test_tokens: int = 
     """
     started = time.time()
     _quiet()
-    parts = _parts(out)
-    training = live_tokens // TRAINING_TOKENS
-    total = 5 * READING_SECONDS + 2 * training + SCORING_SECONDS * len(parts)
+    names, note = _readers(say)
+    parts, page = _parts(out), out / "index.html"
+    config = {"live_tokens": live_tokens, "test_tokens": test_tokens}
+    novel = NOVEL.read_text(encoding="utf-8")
+    settings = {"version": __version__, "text": blake2b(novel.encode()).hexdigest(), **names, **config}
+    steps = Steps(out / "steps", settings)
+    training = {kind: live_tokens // TRAINING_TOKENS for kind in RECURRENCE if not _is_trained(kind, out)}
+    reading = sum(not steps.has(f"novel-{role}") for role in ROLES)
+    scoring = sum(not steps.has(part.step) for part in parts)
+    total = READING_SECONDS * reading + sum(training.values()) + SCORING_SECONDS * scoring
+    say(f"about {max(1, round(total / 60))} min on two CPU cores")
     scored = Scores()
-    with progress_bar("demo", total) as advance:
+    with progress_bar("demo", total, "") as advance:
         say("1/4 reading a novel with a pretrained model, with and without memory; nothing is trained")
-        real = _read_novel(advance, say)
+        real = {**_read_novel(novel, names, steps, advance, say), "note": note}
+        write_demo_page(_as_saved({"real": real, "provenance": provenance(config, started=started)}), page)
+        say(f"page, so far with this part: {page}")
         say("2/4 fine-tuning a tiny model: plain windows, and the paper's carry")
         trained = {}
         for kind in RECURRENCE:
             trained[kind] = _train_live(kind, live_tokens, out)
-            advance(training)
+            advance(training.get(kind, 0))
         say("3/4 scoring the tiny models on files that they were not trained on")
         _, tokenizer = load_model("shipped:base")
         tokens, text_sum = read_text(CORPUS, "test", tokenizer, say, tokens_per_document=test_tokens)
         for part in parts:
-            scored.add(part, *_score(part, tokens))
-            advance(SCORING_SECONDS)
+            seconds = 0 if steps.has(part.step) else SCORING_SECONDS
+            scored.add(part, *_score(part, tokens, steps))
+            advance(seconds)
     say("4/4 writing the page")
     result = {
         "kind": "demo",
@@ -104,14 +120,43 @@ def run_demo(out: Path, say: Say, live_tokens: int = 80_000, test_tokens: int = 
         "gains": scored.gains(),
         "loss_by_position": scored.by_position(),
         "curves": {kind: _curve(result) for kind, result in trained.items()},
-        "provenance": provenance(
-            {"live_tokens": live_tokens, "test_tokens": test_tokens}, data_checksum=text_sum, started=started
-        ),
+        "provenance": provenance(config, data_checksum=text_sum, started=started),
     }
     save_result(out / RESULT_FILE, result)
     result = load_result(out / RESULT_FILE)
-    write_demo_page(result, out / "index.html")
+    write_demo_page(result, page)
     return result
+
+
+class Steps:
+    """The results of finished steps, in a folder: a demo that is run again does not repeat them."""
+
+    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
+        self.folder, self.settings = folder, _as_saved(settings)
+
+    def has(self, name: str) -> bool:
+        return self._kept(name) is not None
+
+    def result(self, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What `make` returned, in this run or in an earlier one with the same settings."""
+        kept = self._kept(name)
+        if kept is None:
+            kept = _as_saved(make())
+            save_result(self.folder / f"{name}.json", {"settings": self.settings, "result": kept})
+        return kept
+
+    def _kept(self, name: str) -> dict[str, Any] | None:
+        try:
+            found = load_result(self.folder / f"{name}.json")
+        except UserError:  # not there, or damaged
+            return None
+        return found.get("result") if found.get("settings") == self.settings else None
+
+
+def _as_saved(result: dict[str, Any]) -> dict[str, Any]:
+    """As it is after saving and loading: tuples become lists."""
+    saved: dict[str, Any] = json.loads(json.dumps(result))
+    return saved
 
 
 def _quiet() -> None:
@@ -122,28 +167,33 @@ def _quiet() -> None:
 # ---- the real model ------------------------------------------------------------------------------------------------
 
 
-def _read_novel(advance: Advance, say: Say) -> dict[str, Any]:
-    """The novel as the pretrained model reads it in five ways; the shipped tiny model where it cannot be had."""
-    note = ""
+def _readers(say: Say) -> tuple[dict[str, str], str]:
+    """The pretrained model, or the shipped tiny one with a note where the former cannot be had."""
     try:
-        names = {"memory": MODEL, "plain": MODEL}
         named_source(MODEL)
     except UserError as error:
         note = f"{MODEL} cannot be had, so the shipped tiny model reads instead. {error}"
         say(note)
-        names = {"memory": "shipped:recurrent", "plain": "shipped:plain"}
+        return {"memory": "shipped:recurrent", "plain": "shipped:plain"}, note
+    return {"memory": MODEL, "plain": MODEL}, ""
+
+
+def _read_novel(content: str, names: dict[str, str], steps: Steps, advance: Advance, say: Say) -> dict[str, Any]:
+    """The novel as the model reads it in up to five ways."""
     model, tokenizer = _loaded(names["memory"])
     memory = add_recurrence(model.base, MEMORY) if names["memory"] == MODEL else model
-    document = Document("novel", NOVEL.read_text(encoding="utf-8"))
+    document = Document("novel", content)
     (_, ids, *_), pieces = inspection.text_pieces(document, tokenizer)
     text = TokenizedDocument(document.name, ids, *text_sizes(document.text))
-    settings = comparison_settings(memory, [text])
+    settings = distinct_settings(comparison_settings(memory, [text]))
     said = f"{len(ids):,} tokens, windows of {settings[0].window}; {memory_cost(memory)}"
     say(f"{names['memory']}: {said}")
     losses = []
     for one in settings:
-        name = names["memory" if one.role == "memory" else "plain"]
-        losses.append(_read(name, one, ids, _steps(advance, READING_SECONDS, len(ids) - 1)))
+        name, step = names["memory" if one.role == "memory" else "plain"], f"novel-{one.role.replace(' ', '-')}"
+        whole = 0 if steps.has(step) else READING_SECONDS
+        read = partial(_read, name, one, ids, _share(advance, whole, len(ids) - 1))
+        losses.append(np.array(steps.result(step, read)["losses"]))
         say(f"  {one.label}: perplexity {np.exp(losses[-1].mean()):.1f} per token, {one.flops_per_token:.3g} FLOPs")
     parts = [evaluation_of_parts(found, pieces, settings[0].window) for found in losses]
     table = comparison_rows(settings, parts)
@@ -157,7 +207,6 @@ def _read_novel(advance: Advance, say: Say) -> dict[str, Any]:
         "recurrence": memory.recurrence.to_dict(),
         "memory": memory_cost(memory)._asdict(),
         "source": SOURCE,
-        "note": note,
         "text_checksum": checksum([document]),
         "rows": [_table_row(row) for row in table],
         "gains": gains,
@@ -165,7 +214,7 @@ def _read_novel(advance: Advance, say: Say) -> dict[str, Any]:
             "text": pieces,
             **{one.role: [None, *found.round(4).tolist()] for one, found in zip(settings, losses, strict=True)},
         },
-        "continuation": _continue(names, ids),
+        "continuation": steps.result("novel-continuation", lambda: _continue(names, ids)),
     }
 
 
@@ -188,7 +237,7 @@ def _model(name: str, setting: ComparisonSetting) -> Any:
     return add_recurrence(model.base, NoRecurrence(window=setting.window, overlap=setting.overlap))
 
 
-def _steps(advance: Advance, whole: int, total: int) -> Advance:
+def _share(advance: Advance, whole: int, total: int) -> Advance:
     """Moves the bar by `whole` while `total` tokens are read."""
     done = 0
 
@@ -200,12 +249,12 @@ def _steps(advance: Advance, whole: int, total: int) -> Advance:
     return on
 
 
-def _read(name: str, setting: ComparisonSetting, ids: np.ndarray, advance: Advance) -> np.ndarray:
-    """(N − 1,): the loss of each token but the first."""
+def _read(name: str, setting: ComparisonSetting, ids: np.ndarray, advance: Advance) -> dict[str, Any]:
+    """The loss of each token but the first."""
     model = _model(name, setting)
     if setting.role == "full context" and setting.window == len(ids) - 1:
-        return inspection.full_context_losses(model.base, ids, advance)
-    return inspection.read_text(model, TokenizedDocument("novel", ids), advance).losses
+        return {"losses": inspection.full_context_losses(model.base, ids, advance).tolist()}
+    return {"losses": inspection.read_text(model, TokenizedDocument("novel", ids), advance).losses.tolist()}
 
 
 def _continue(names: dict[str, str], ids: np.ndarray, length: int = 40) -> dict[str, str]:
@@ -231,6 +280,11 @@ def _continue(names: dict[str, str], ids: np.ndarray, length: int = 40) -> dict[
 
 def _live_folder(out: Path, kind: str) -> Path:
     return out / f"live-{kind}"
+
+
+def _is_trained(kind: str, out: Path) -> bool:
+    path = _live_folder(out, kind) / RESULT_FILE
+    return path.is_file() and load_result(path).get("finished") is True
 
 
 def _train_live(kind: str, tokens: int, out: Path) -> dict[str, Any]:
@@ -265,6 +319,10 @@ class Part(NamedTuple):
     weights: str
     overlap: int
 
+    @property
+    def step(self) -> str:
+        return f"score-{self.weights}-{self.kind}-{self.overlap}"
+
 
 def _parts(out: Path) -> list[Part]:
     parts = [Part("shipped:base", "base", "shipped", 0)]
@@ -272,10 +330,14 @@ def _parts(out: Path) -> list[Part]:
     return parts + [Part(str(_live_folder(out, kind)), kind, "live", 0) for kind in RECURRENCE]
 
 
-def _score(part: Part, tokens: Sequence[TokenizedDocument]) -> tuple[dict[str, Any], Evaluation]:
-    model, _ = load_model(part.name, NoRecurrence(window=WINDOW) if part.kind == "base" else None)
-    (row,), (evaluation,) = rows.evaluation_rows(model, tokens, [part.overlap])
-    return row, evaluation
+def _score(part: Part, tokens: Sequence[TokenizedDocument], steps: Steps) -> tuple[dict[str, Any], Evaluation]:
+    def score() -> dict[str, Any]:
+        model, _ = load_model(part.name, NoRecurrence(window=WINDOW) if part.kind == "base" else None)
+        (row,), (evaluation,) = rows.evaluation_rows(model, tokens, [part.overlap])
+        return {"row": row, "evaluation": evaluation.to_dict()}
+
+    found = steps.result(part.step, score)
+    return found["row"], Evaluation.from_dict(found["evaluation"])
 
 
 class Scores:

@@ -6,7 +6,7 @@ import threading
 from contextlib import suppress
 from functools import cache
 
-__all__ = ["hub_is_reachable", "trusts_remote_code"]
+__all__ = ["hub_is_reachable", "is_downloaded", "trusts_remote_code"]
 
 TRUST = "RECURRIFY_TRUST_REMOTE_CODE"
 SECONDS = 3.0
@@ -14,8 +14,15 @@ SECONDS = 3.0
 
 
 def trusts_remote_code() -> bool:
-    """Whether Python code that comes with a model may run: only if the environment or the command line says so."""
+    """Whether Python code that comes with a model may run: only if the environment or the command line allows it."""
     return os.environ.get(TRUST) == "1"
+
+
+def is_downloaded(name: str) -> bool:
+    """Whether a model of the hub was downloaded before."""
+    from huggingface_hub import try_to_load_from_cache
+
+    return isinstance(try_to_load_from_cache(name, "config.json"), str)
 
 
 @cache

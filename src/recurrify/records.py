@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 from recurrify.errors import UserError
 from recurrify.results import read_given, write_whole
 from recurrify.run_lock import LOCK_FILE
-from recurrify.settings import check_settings, setting
+from recurrify.settings import check_settings, setting, with_present_names
 
 __all__ = [
     "CONFIG_FILE",
@@ -52,6 +52,7 @@ class RunRecord:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
         """Settings as `to_dict` writes them; raises `UserError` for unknown ones."""
+        values = with_present_names(cls, values)
         unknown = sorted(set(values) - {entry.name for entry in fields(cls)})
         if unknown:
             raise UserError(

@@ -20,8 +20,9 @@ from transformers.utils.import_utils import is_serve_available
 from recurrify.console import say
 from recurrify.errors import UserError
 from recurrify.hub_access import trusts_remote_code
+from recurrify.model_names import resolve_name
 from recurrify.modeling import RecurrentCache, RecurrentConfig, RecurrentForCausalLM, model_tokenizer
-from recurrify.modeling.loading import resolve_name
+from recurrify.serving_checks import answer_errors
 from recurrify.state import State
 
 __all__ = ["ConversingForCausalLM", "StatesOfTexts", "serve_model"]
@@ -150,10 +151,14 @@ def serve_model(
     from transformers.cli.serve import Serve
     from transformers.cli.serving import model_manager
 
-    class InThread(Serve):
-        """Its thread ends with the process, closes what it opened, and is awaited."""
+    class CheckedServer(Serve):
+        """It answers malformed requests. Its thread, if it has one, ends with the process and closes what it opened."""
 
         def start_server(self) -> None:
+            self.server.config.app = answer_errors(self.server.config.app)
+            if not background:
+                self.server.run()
+                return
             self._thread = Thread(target=self.server.run, daemon=True)
             self._thread.start()
             while self._thread.is_alive() and not self.server.started:
@@ -170,7 +175,7 @@ def serve_model(
     ConversingForCausalLM.states_kept = states
     # The server looks for a model's class in transformers alone.
     setattr(model_manager.transformers, RecurrentForCausalLM.__name__, ConversingForCausalLM)
-    return InThread(source, host=host, port=port, device=device, log_level="error", non_blocking=background)
+    return CheckedServer(source, host=host, port=port, device=device, log_level="error", non_blocking=True)
 
 
 def _servable(model: str) -> str:

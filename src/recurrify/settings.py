@@ -29,6 +29,7 @@ __all__ = [
     "declaration",
     "setting",
     "setting_docs",
+    "with_present_names",
 ]
 
 NUMBER_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
@@ -50,6 +51,8 @@ class Setting:
     at_most: float | None = None
     positive: bool = False
     choices: tuple[str, ...] = ()
+    formerly: str = ""
+    """An earlier name, which commands, files and records may still use."""
 
 
 def setting(default: Any = MISSING, *, factory: Callable[[], Any] | None = None, **declared: Any) -> Any:
@@ -64,6 +67,12 @@ def declaration(entry: Any) -> Setting:
     """The `Setting` of a dataclass field; the default one for a plain field."""
     found: Setting = entry.metadata.get("setting", Setting())
     return found
+
+
+def with_present_names(settings: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by name, with the present names of the settings of a dataclass in place of earlier ones."""
+    earlier = {declaration(entry).formerly: entry.name for entry in fields(settings)}
+    return {earlier.get(name, name): value for name, value in values.items()}
 
 
 def check_settings(settings: Any) -> None:

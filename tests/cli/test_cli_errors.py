@@ -12,7 +12,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BloomConfig, BloomForCausalLM, T5Config
 
-from recurrify import run_lock
+from recurrify import model_names, run_lock
 from recurrify.cli import main as cli
 from recurrify.mechanisms import NoRecurrence
 from recurrify.modeling import loading
@@ -126,7 +126,7 @@ class TestModel:
             raise OSError("We couldn't connect, and couldn't find them.\nCheck.") from LocalEntryNotFoundError("no")
 
         monkeypatch.setattr(loading.AutoTokenizer, "from_pretrained", unreached)
-        monkeypatch.setattr(loading, "hub_is_reachable", lambda: True)
+        monkeypatch.setattr(model_names, "hub_is_reachable", lambda: True)
         sentence = refused("generate", "nowhere", "--prompt", "w5")
         assert sentence.endswith("couldn't find them; the small decoder shipped:base needs no network.")
 
@@ -140,7 +140,7 @@ class TestModel:
         sentence = refused("generate", "nowhere", "--prompt", "w5")
         assert "unset HF_HUB_OFFLINE" in sentence
         assert "shipped:base needs no network" in sentence
-        monkeypatch.setattr(loading, "try_to_load_from_cache", lambda name, file: str(tmp_path / name / file))
+        monkeypatch.setattr(model_names, "is_downloaded", lambda name: True)
         loading.model_tokenizer("downloaded")
         assert asked == ["downloaded"]
 
@@ -233,7 +233,11 @@ class TestRecurrence:
             (["--mechanism", "kv", "--set", "keep=2", "--set", "sinks=1", "--freeze-base"], ("`freeze_base`", "'kv'")),
             (
                 ["--set", "tail=3"],
-                ("'lookback', which was chosen for this base, has no setting 'tail'", "name the `mechanism`"),
+                (
+                    "'lookback', which was chosen for this base, has no setting 'tail'",
+                    "with `mechanism` 'tail' there",
+                    "keep",
+                ),
             ),
             (["--set", "memory_budget=1.5"], ("`memory_budget` must be at most 1", "1.5")),
             (["--set", "memory_budget=0.5"], ("`memory_budget` is 0.5", "--set checkpoint=false")),

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from recurrify.modeling.loading import SHIPPED
+from recurrify.model_names import SHIPPED
 from recurrify.train.checkpoints import last_whole_checkpoint
 from recurrify.train.loop import RecurrentTrainer
 from support.bad_input import command_lines, commands, write_inputs, written_files
@@ -237,9 +237,9 @@ def test_damaged_model_folder(place: Path, tmp_path: Path) -> None:
     chance = random.Random(0)
     for number in range(8):
         model = shutil.copytree(SHIPPED / "recurrent", tmp_path / str(number))
-        told = damage(sorted(model.iterdir())[number % 5], chance)
+        damaged = damage(sorted(model.iterdir())[number % 5], chance)
         ended = run_command(["generate", model, "--prompt", "def", "--max-new-tokens", 2], tmp_path)
-        assert ended.is_clean, (told, ended)
+        assert ended.is_clean, (damaged, ended)
 
 
 def test_ascii_terminal(place: Path, tmp_path: Path) -> None:

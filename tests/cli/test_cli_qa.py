@@ -73,11 +73,11 @@ def test_evaluate_and_predict_agree_with_training(folder: Path, trained: Path, t
     scores = json.loads((tmp_path / "scores.json").read_text())
     assert scores["by_question"] == {f"q{number}": [1, 1] for number in range(3)}
     assert scores["memory"] == json.loads((trained / "result.json").read_text())["memory"]
-    untold = json.loads((folder / "towns.json").read_text())
-    for entry in untold["data"][0]["paragraphs"][0]["qas"]:
+    unanswered = json.loads((folder / "towns.json").read_text())
+    for entry in unanswered["data"][0]["paragraphs"][0]["qas"]:
         del entry["answers"]
-    (tmp_path / "untold.json").write_text(json.dumps(untold))
-    invoke("qa", "predict", trained, "--data", tmp_path / "untold.json", "--out", tmp_path / "answers.json")
+    (tmp_path / "unanswered.json").write_text(json.dumps(unanswered))
+    invoke("qa", "predict", trained, "--data", tmp_path / "unanswered.json", "--out", tmp_path / "answers.json")
     answers: dict[str, str] = json.loads((tmp_path / "answers.json").read_text())
     assert score_answers(answers, town_questions()).means == {"exact_match": 100, "f1": 100}
 

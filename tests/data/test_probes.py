@@ -289,7 +289,7 @@ class TestTexts:
         with pytest.raises(UserError, match="has 16,777,300 tokens, but a probe's texts have at most 16,777,216"):
             probe.make(167_772, (0, 0), 100, tokenizer, filler)
         assert not probe.fits_one_window(20, tokenizer, filler, (0, 0))
-        with pytest.raises(UserError, match="give a longer or another one with --haystack"):
+        with pytest.raises(UserError, match="give a longer or another one with --data"):
             probe.filler([np.array(tokenizer.encode("12345 " * 60))], tokenizer)
 
 

@@ -103,8 +103,11 @@ def test_rows_score_the_same_tokens_as_separate_evaluations(base: Any) -> None:
     assert saved[1]["label"] == "plain windows of 8"
     assert len(saved[1]["bits_per_character_interval"]) == 2
     gains = gain_rows(rows)
-    assert {gain["against"] for gain in gains} == {"windows", "overlap", "longer window", "full context"}
-    assert gains[0]["against"] == strongest_rival(rows).setting.role
+    # These texts are so short that the longer window is the full context, which is listed once.
+    assert rows[3].setting[1:] == rows[4].setting[1:]
+    assert {gain["against"] for gain in gains} == {"windows", "overlap", "full context"}
+    strongest = strongest_rival(rows).setting
+    assert gains[0]["against"] == ("full context" if strongest.role == "longer window" else strongest.role)
 
 
 def made_up_rows(*levels: float) -> list[ComparisonRow]:

@@ -1,4 +1,4 @@
-"""Saved models in tools that do not import recurrify, and on a stand-in of the hub."""
+"""Saved models in tools that do not import recurrify, and on a local copy of the hub."""
 
 import base64
 import json

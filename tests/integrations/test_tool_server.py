@@ -1,9 +1,12 @@
 """transformers' OpenAI-compatible server, asked by OpenAI's own client."""
 
+import json
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pytest
 import torch
@@ -97,7 +100,7 @@ def test_a_long_conversation_costs_the_same_in_each_turn(
     assert answer.usage is not None
     whole = answer.usage.prompt_tokens
     assert whole > TURNS * NEW
-    # What is new, the window that is open, and the windows that fill up with both, each once more for its memory.
+    # What is new, the window that is open, and the windows that fill up with both, each read again for its memory.
     new = whole // TURNS + 1 + NEW
     assert max(work[1:]) <= 3 * (new + WINDOW) < whole / 3
     assert sum(work[-10:]) <= 1.1 * sum(work[5:15])
@@ -155,3 +158,51 @@ def test_what_cannot_be_served(tmp_path: Path, refused: Any) -> None:
         port = taken.getsockname()[1]
         assert f"Port {port} of localhost cannot be used" in refused("serve", tmp_path / "model", "--port", port)
     assert "revision" in refused("serve", (tmp_path / "model").rename(tmp_path / "a@b"))
+
+
+MESSAGES = [{"role": "user", "content": "w5"}]
+MALFORMED: list[tuple[str, Any, str]] = [
+    ("chat/completions", b"{", "The request is not JSON"),
+    ("chat/completions", b"\xff", "The request is not JSON"),
+    ("chat/completions", [], "must be a JSON object: got []"),
+    ("chat/completions", {}, "`messages` is missing"),
+    ("chat/completions", {"messages": []}, "`messages` must be a list of messages"),
+    ("chat/completions", {"messages": ["x"]}, "`messages[0]` must be an object with a `role`"),
+    ("chat/completions", {"messages": [{"role": "user", "content": 3}]}, "must be text: got 3"),
+    ("chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "is no text"),
+    ("chat/completions", {"messages": MESSAGES, "model": "no/such"}, "requested 'no/such'"),
+    ("chat/completions", {"messages": MESSAGES, "model": 3}, "`model` must be a name: got 3"),
+    ("chat/completions", {"messages": MESSAGES, "max_tokens": 10**12}, "from 1 to 1e+06: got 1000000000000"),
+    ("chat/completions", {"messages": MESSAGES, "max_tokens": "many"}, "`max_tokens` must be a whole number"),
+    ("chat/completions", {"messages": MESSAGES, "logit_bias": {"x": 1}}, "cannot be answered: ValueError"),
+    ("chat/completions", {"messages": MESSAGES, "logit_bias": [1]}, "cannot be answered: AttributeError"),
+    ("chat/completions", {"messages": MESSAGES, "generation_config": "{"}, "cannot be answered: JSONDecodeError"),
+    ("chat/completions", {"messages": MESSAGES, "telepathy": 1}, "Unexpected fields in the request: {'telepathy'}"),
+    ("completions", {"prompt": 5}, "`prompt` must be text: got 5"),
+    ("completions", {"prompt": ""}, "`prompt` is empty"),
+    ("completions", {"prompt": "w5", "seed": 2**80}, "`seed` must be a whole number"),
+    ("completions", b'{"prompt": "w5", "temperature": 1e999}', "`temperature` must be a number from 0 to 100"),
+    ("completions", {"prompt": "w5", "top_p": -1}, "`top_p` must be a number"),
+    ("completions", {"prompt": "w5", "stop": [3]}, "`stop` must be text or a list of texts"),
+    ("completions", {"prompt": "w5", "stream": "yes"}, "`stream` must be true or false"),
+    ("completions", {"prompt": "w5", "frequency_penalty": -1}, "cannot be answered: ValueError"),
+    ("responses", {"input": 3}, "`input` must be text: got 3"),
+    ("responses", {"input": [3]}, "cannot be answered"),
+    ("responses", {"input": "w5", "max_output_tokens": 0}, "`max_output_tokens` must be a whole number"),
+]
+
+
+def test_malformed_requests_get_a_sentence(tmp_path: Path, client_of: Any) -> None:
+    chatting("carry", tmp_path)
+    server = serve_model(str(tmp_path), port=free_port(), device="cpu", background=True)
+    client_of(server)
+    for path, content, words in MALFORMED:
+        body = content if isinstance(content, bytes) else json.dumps(content).encode()
+        request = Request(f"http://localhost:{server.server.config.port}/v1/{path}", data=body, method="POST")
+        request.add_header("Content-Type", "application/json")
+        with pytest.raises(HTTPError) as caught, urlopen(request, timeout=60):
+            pass
+        said = json.loads(caught.value.read())
+        assert (caught.value.code, path, content) == (400, path, content), said
+        assert words in said["error"]["message"], (path, content, said)
+        caught.value.close()

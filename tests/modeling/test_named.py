@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
+from recurrify import named
 from recurrify.errors import UserError
-from recurrify.modeling import named
-from recurrify.modeling.named import NamedModel, named_source
+from recurrify.named import NamedModel, named_source
 
 
 @pytest.fixture(autouse=True)
 def _offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setenv("RECURRIFY_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(named, "hub_is_reachable", lambda: False)
-    monkeypatch.setattr(named, "try_to_load_from_cache", lambda *_: None)
+    monkeypatch.setattr(named, "is_downloaded", lambda _: False)
     named_source.cache_clear()
     yield
     named_source.cache_clear()

@@ -276,3 +276,23 @@ class TestFailedSave:
         with pytest.raises(UserError, match="taken"):
             recurrent("gpt2").save_pretrained(tmp_path / "taken")
         assert (tmp_path / "taken").read_text() == "mine"
+
+
+@pytest.mark.parametrize("added_only", [False, True])
+def test_revision_of_the_hub(added_only: bool, tmp_path: Path) -> None:
+    """Config and weights are both those of the revision."""
+    base = tiny("gpt2")
+    base.save_pretrained(tmp_path / "base")
+    cached = tmp_path / "hub" / "models--me--mine"
+    (cached / "refs").mkdir(parents=True)
+    models = {}
+    for number, name in enumerate(("main", "older")):
+        commit = str(number) * 40
+        (cached / "refs" / name).write_text(commit)
+        own = AutoModelForCausalLM.from_pretrained(tmp_path / "base") if added_only else tiny("gpt2", seed=number)
+        models[name] = add_recurrence(own, config("carry", window=WINDOW + number, neutral_start=False))
+        models[name].save_pretrained(cached / "snapshots" / commit, added_only=added_only)
+    place = {"cache_dir": tmp_path / "hub", "local_files_only": True}
+    for kind in (RecurrentForCausalLM, AutoModelForCausalLM):
+        check_same(kind.from_pretrained("me/mine", revision="older", **place), models["older"].eval())
+    check_same(RecurrentForCausalLM.from_pretrained("me/mine", **place), models["main"].eval())

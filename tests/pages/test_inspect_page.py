@@ -96,7 +96,7 @@ def test_text_of_one_window(inspection: Result, tmp_path: Path) -> None:
     page = page_of(inspection, tmp_path)
     assert "The text ends with its first window" in page
     assert "no loss can depend on an earlier one" in page
-    assert "no interval: the text is one window" in page
+    assert "one window: no interval" in page
 
 
 def test_shares() -> None:

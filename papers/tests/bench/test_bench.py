@@ -168,8 +168,8 @@ def _weights(size: Size) -> int:
 class TestCommand:
     def test_tables_and_a_page(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused) -> None:
         monkeypatch.setattr("recurrify_papers.bench.sizes.TINY", MINI)
-        assert "No benchmark results" in refused("bench", "--page", "--out", tmp_path)
-        said = invoke("bench", "training", "--out", tmp_path, "--batches", "2", "--memories", "carry")
+        assert "No benchmark results" in refused("bench", "--only-page", "--out", tmp_path)
+        said = invoke("bench", "training", "--out", tmp_path, "--batches", "2", "--mechanisms", "carry")
         assert "carry, eager, checkpointed / plain, batch 2" in said
         assert "<table" in (tmp_path / "index.html").read_text()
         result = json.loads((tmp_path / "training.json").read_text())
@@ -180,7 +180,7 @@ class TestCommand:
             monkeypatch.delitem(sys.modules, module)
         monkeypatch.setitem(sys.modules, "altair", None)
         (tmp_path / "index.html").unlink()
-        assert "carry, eager, checkpointed / plain, batch 2" in invoke("bench", "--page", "--out", tmp_path)
+        assert "carry, eager, checkpointed / plain, batch 2" in invoke("bench", "--only-page", "--out", tmp_path)
         assert not (tmp_path / "index.html").exists()
 
     @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ class TestCommand:
         [
             (["nothing"], "Unknown part 'nothing': choose from training, lengths"),
             (["--size", "huge"], "Unknown size 'huge': choose auto, tiny"),
-            (["--memories", "kv"], "Unknown memory 'kv': choose from plain, carry, tail, lookback."),
+            (["--mechanisms", "kv"], "Unknown memory 'kv': choose from plain, carry, tail, lookback."),
             (["--modes", "fast"], "Unknown mode 'fast'"),
             (["--modes", "graphs"], "needs a CUDA GPU"),
             (["--batches", "0"], "must be positive whole numbers: got '0'"),

@@ -148,7 +148,7 @@ class TestTraining:
 
     def test_steps_equal_plain_adam(self) -> None:
         """Clipping, the schedule and the order of segments, against a loop written out."""
-        settings = replace(SETTINGS, clip=0.1, warmup_steps=2, steps=6, batch=2, length=5)
+        settings = replace(SETTINGS, max_grad_norm=0.1, warmup_steps=2, steps=6, batch=2, length=5)
         ids = stream(64)
         model, reference = Bigrams(), Bigrams()
         reference.load_state_dict(model.state_dict())

@@ -19,7 +19,7 @@ class RSAResult(NamedTuple):
     output: Tensor
     """(B, H, Q, D)."""
     state: ScanState | None
-    """Hand it to the next call to go on behind the last key; None when bidirectional."""
+    """Pass it to the next call to continue after the last key; None when bidirectional."""
 
 
 def mix_recurrence(

@@ -28,7 +28,7 @@ class ScanState(NamedTuple):
     """What a scan keeps of earlier positions."""
 
     carry: Tensor
-    """(B, R, S, D), what is added to later outputs; unused with truncation, where S is 0."""
+    """(B, R, S, D), a summand of later outputs; unused with truncation, where S is 0."""
     history: Tensor
     """(B, R, ≤ L, D), the last values, the only ones that a truncated REM reads; none without truncation."""
 

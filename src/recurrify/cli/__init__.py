@@ -1,6 +1,7 @@
 """The command line. Commands import torch and transformers when they run, so that help is quick."""
 
 from recurrify.cli import options
+from recurrify.cli.names import formerly
 from recurrify.cli.settings import examples, memory_settings, parse_setting, settings_command
 
-__all__ = ["examples", "memory_settings", "options", "parse_setting", "settings_command"]
+__all__ = ["examples", "formerly", "memory_settings", "options", "parse_setting", "settings_command"]

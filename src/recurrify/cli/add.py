@@ -30,9 +30,9 @@ def add_command(
         raise UserError(f"{str(out)!r} exists already: choose another --out, or empty the folder.")
     if mechanism == "none":
         raise UserError("`--mechanism none` is no memory: choose another one, or use the model as it is.")
-    options.check_mechanism(mechanism, none=False)
     asked = {"mechanism": mechanism, "window": window, "overlap": overlap, **memory_settings(settings)}
     recurrence = {name: value for name, value in asked.items() if value is not None}
+    options.check_memory(recurrence, none=False)
     options.load_libraries(model)
     import torch
 

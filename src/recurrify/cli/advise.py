@@ -8,14 +8,17 @@ import typer
 from rich.table import Table
 
 from recurrify.cli import options
+from recurrify.cli.names import formerly
 from recurrify.console import busy, out_console, perplexity_level, progress_bar, say
 from recurrify.errors import UserError
 from recurrify.results import check_overwrites_nothing, provenance
 
 
+@formerly(rows="batch")
 def advise_command(
     model: options.ModelArgument,
-    data: Annotated[str, typer.Argument(metavar="DATA", help=options.DATA_HELP)],
+    text: options.DataArgument = None,
+    data: options.DataOrArgument = None,
     flops: Annotated[float | None, typer.Option(min=0, help="Budget: FLOPs per token, such as 3e8.")] = None,
     state: Annotated[
         float | None, typer.Option(min=0, help="Budget: MiB of state per text (window and memory).")
@@ -24,7 +27,7 @@ def advise_command(
     text_field: options.TextField = "text",
     pieces: Annotated[int, typer.Option(min=2, help="Pieces of text in the sample, of several documents if any.")] = 3,
     tokens: Annotated[int, typer.Option(min=32, help="Tokens of each piece, at most.")] = 2000,
-    rows: options.Rows = 8,
+    batch: options.Batch = 8,
     device: options.Device = "auto",
     out: options.ResultFile = None,
     page: Annotated[Path | None, typer.Option(help="Write the readings as this HTML page.")] = None,
@@ -33,16 +36,17 @@ def advise_command(
 
     All readings score the same tokens. Nothing is trained.
     """
+    data = options.one_source(data, text)
     check_overwrites_nothing(out, data, model)
     options.check_page(page, data, model)
-    options.load_libraries(model, data=data)
+    options.check_device(device)
+    options.load_libraries(model, texts=[data], split=split)
     from recurrify.cli.evaluate import write_results
-    from recurrify.data import check_source, checksum, load_documents, pick_device
+    from recurrify.data import checksum, load_documents, pick_device
     from recurrify.evaluate.advise import advice_tokens, advise, candidate_memories, measure_readings, sample_pieces
     from recurrify.modeling.loading import load_model
     from recurrify.train.loop import uses_bf16
 
-    check_source(data)
     where = pick_device(device)
     with busy(f"loading {model}"):
         loaded, tokenizer = load_model(model, device=where)
@@ -55,7 +59,7 @@ def advise_command(
     memories = candidate_memories(base, texts)
     with progress_bar("measuring", advice_tokens(base, texts, memories)) as advance:
         bf16 = where.type == "cuda" and uses_bf16("auto")
-        readings = measure_readings(base, texts, memories, rows=rows, bf16=bf16, progress=advance)
+        readings = measure_readings(base, texts, memories, rows=batch, bf16=bf16, progress=advance)
     _show(readings)
     advice = advise(readings, flops, None if state is None else state * 2**20)
     setting = advice.best.row.setting

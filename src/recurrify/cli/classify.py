@@ -47,8 +47,9 @@ def train_command(given: dict[str, Any]) -> None:
     settings, and `result.json` with the scores.
     """
     asked = given["recurrence"]
-    options.check_mechanism(asked.get("mechanism", "carry"))
-    options.load_libraries(given["model"], data=given["data"])
+    options.check_memory({"mechanism": "carry", **asked})
+    ClassifySettings(**given | {"recurrence": {}})  # reports invalid settings before anything is loaded
+    options.load_libraries(given["model"], tables=[given["data"], given["test"]])
     from recurrify.modeling import recurrence_config
     from recurrify.train.classify import classify_train
 
@@ -83,7 +84,8 @@ def evaluate(
     Each model is compared with the first one, with an interval over texts.
     """
     check_overwrites_nothing(out, data, *models)
-    options.load_libraries(*models, data=data)
+    options.check_device(device)
+    options.load_libraries(*models, tables=[data])
     from recurrify.data.texts import pick_device
     from recurrify.train.classify import classify_evaluate
 
@@ -111,7 +113,8 @@ def predict(
     device: options.Device = "auto",
 ) -> None:
     """Write the class of each text and the probability of every class, one row per text."""
-    options.load_libraries(model, data=data)
+    options.check_device(device)
+    options.load_libraries(model, tables=[data])
     from recurrify.data.texts import pick_device
     from recurrify.train.classify import classify_predict
 

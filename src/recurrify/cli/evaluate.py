@@ -12,7 +12,7 @@ from accelerate import PartialState
 from rich.table import Table
 
 from recurrify.console import is_first, out_console, perplexity_level, progress_bar, say
-from recurrify.data.texts import pick_device, read_text
+from recurrify.data.texts import few_tokens, pick_device, read_text
 from recurrify.data.tokens import TokenizedDocument
 from recurrify.errors import UserError
 from recurrify.evaluate.bootstrap import Gain
@@ -21,6 +21,7 @@ from recurrify.evaluate.comparison import (
     compare_with_base,
     comparison_settings,
     comparison_tokens,
+    distinct_rows,
     gain_rows,
     training_differences,
 )
@@ -51,6 +52,7 @@ def evaluate_models(
     page: Path | None,
 ) -> None:
     """Score models on the same tokens, print a table and comparisons, and save the result."""
+    models = list(dict.fromkeys(models))
     where = pick_device(device)
     shared = processes() > 1
     if shared:
@@ -87,11 +89,13 @@ def evaluate_models(
     if not is_first():
         return
     notes = _notes(models, gains, longer, window, tokens_per_document, comparison)
+    if short := few_tokens(tokens):
+        notes.append(short)
     config = {"models": models, "data": data, "split": split, "window": window, "overlap": overlap}
     config["tokens_per_document"] = tokens_per_document
     result = {
         "kind": "evaluation",
-        "rows": table + [row.to_dict() for row in comparison[1:]],
+        "rows": table + [row.to_dict() for row in distinct_rows(comparison)[1:]],
         "gains": gains + [{**gain, "model": models[0]} for gain in gain_rows(comparison)],
         "notes": notes,
         "speed": speed,
@@ -111,14 +115,14 @@ def evaluate_models(
 def _print_comparison(comparison: Sequence[ComparisonRow], result: dict[str, Any]) -> None:
     """What the base scores in the memory's windows, at equal cost, and in its full context; and what follows."""
     _print("Its own base on the same tokens:")
-    for row in comparison[1:]:
+    for row in distinct_rows(comparison)[1:]:
         level = perplexity_level(row.evaluation.perplexity_per_token, 3)
         _print(
             f"  {row.setting.label}: {level} per token at {row.setting.flops_per_token:.3g} FLOPs per token; "
             f"the memory's is {row.gain}"
         )
     verdict = evaluation_verdict(result)
-    _print(f"{verdict.number} ({verdict.interval}). {verdict.sentence}")
+    _print(f"{verdict.number} {verdict.what} ({verdict.interval}). {verdict.sentence}")
 
 
 def write_results(result: dict[str, Any], out: Path | None, page: Path | None) -> None:
@@ -160,7 +164,7 @@ def _notes(
         if "token" not in units:
             notes.append(f"{name} has another tokenizer than {models[0]}: perplexities per token cannot be compared.")
         if not units and tokens_per_document:
-            notes.append(f"To compare {name} with {models[0]} per character, leave out --tokens-per-document.")
+            notes.append(f"To compare {name} with {models[0]} per character, leave out --tokens.")
     by_role = {row.setting.role: row.evaluation.perplexity_per_token for row in comparison}
     if comparison and by_role["full context"] > by_role["windows"]:
         notes.append(
@@ -184,7 +188,7 @@ def _common_windows(models: list[str], window: int | None, overlap: list[int] | 
         raise UserError(f"The models were made for overlaps of {found}: choose one with --overlap.")
     if window is None:
         window = own[0].window if own else load_model(models[0])[0].recurrence.window
-    overlaps = overlap or [own[0].overlap if own else 0]
+    overlaps = list(dict.fromkeys(overlap or ())) or [own[0].overlap if own else 0]
     for one in overlaps:
         check_window(window, one)
         for name, recurrence in by_name.items():

@@ -13,7 +13,8 @@ from recurrify.results import set_earlier_aside
 
 def inspect_command(
     model: options.ModelArgument,
-    text: Annotated[str, typer.Argument(metavar="TEXT", help=options.DATA_HELP)],
+    text: options.DataArgument = None,
+    data: options.DataOrArgument = None,
     plain: Annotated[
         str | None, typer.Option(help="Model without memory to compare with (default: the base in plain windows).")
     ] = None,
@@ -35,12 +36,14 @@ def inspect_command(
     The page has the loss of each token with and without memory, attention to the memory, gradients to earlier windows,
     and how the memory changes. A JSON file contains the numbers.
     """
-    options.load_libraries(model, plain, *(compare or ()), data=text)
+    data = options.one_source(data, text)
+    check_takes_results(out)
+    options.check_device(device)
+    options.load_libraries(model, plain, *(compare or ()), texts=[data], split=split or "all")
     from recurrify.evaluate import TextChoice, inspect_text
     from recurrify.pages.inspect import NUMBERS_FILE, inspect_lines, write_inspection
 
-    check_takes_results(out)
-    choice = TextChoice(text, split, text_field, document, tokens)
+    choice = TextChoice(data, split, text_field, document, tokens)
     with busy(f"inspecting {model}"):
         result = inspect_text(model, choice, say, plain, reach, device, compare or ())
     if aside := set_earlier_aside(out / NUMBERS_FILE, result):

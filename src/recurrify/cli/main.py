@@ -18,6 +18,7 @@ from recurrify.cli import classify, options, probe, qa
 from recurrify.cli.add import add_command
 from recurrify.cli.advise import advise_command
 from recurrify.cli.inspect import inspect_command
+from recurrify.cli.names import Commands, closest, formerly
 from recurrify.cli.serve import serve_command
 from recurrify.cli.settings import examples
 from recurrify.cli.train import add_train_command
@@ -29,6 +30,7 @@ from recurrify.results import check_overwrites_nothing, read_given
 from recurrify.run_lock import run_lock
 
 app = typer.Typer(
+    cls=Commands,
     help="Give pretrained transformers a memory: recurrence between windows of text for any Hugging Face model.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
@@ -97,6 +99,7 @@ add_train_command(app)
         "recurrify evaluate runs/novels --data hf:owner/name --overlap 0 --overlap 150 --out result.json",
     )
 )
+@formerly(rows="batch", tokens_per_document="tokens")
 def evaluate(
     models: Annotated[
         list[str], typer.Argument(help="Models: Hugging Face names, folders or run folders; compared with the first.")
@@ -106,10 +109,10 @@ def evaluate(
     text_field: options.TextField = "text",
     window: options.EvaluationWindow = None,
     overlap: Annotated[list[int] | None, typer.Option(help="Overlap to evaluate; may be repeated.")] = None,
-    tokens_per_document: Annotated[
+    tokens: Annotated[
         int | None, typer.Option(min=2, help="Score only the first this many tokens of each document.")
     ] = None,
-    rows: options.Rows = 16,
+    batch: options.Batch = 16,
     device: options.Device = "auto",
     out: options.ResultFile = None,
     page: Annotated[Path | None, typer.Option(help="Write the scores as this HTML page.")] = None,
@@ -121,16 +124,25 @@ def evaluate(
     is compared with its own base: in the same windows, in its full context, and with the overlap and the longer window
     that cost as many FLOPs.
     """
-    given = locals()
     check_overwrites_nothing(out, data, *models)
     options.check_page(page, data, *models)
-    options.load_libraries(*models, data=data)
-    from recurrify.data.documents import check_source
-
-    check_source(data)
+    options.check_device(device)
+    options.load_libraries(*models, texts=[data], split=split)
     from recurrify.cli.evaluate import evaluate_models
 
-    evaluate_models(**given)
+    evaluate_models(
+        models,
+        data,
+        split=split,
+        text_field=text_field,
+        window=window,
+        overlap=overlap,
+        tokens_per_document=tokens,
+        rows=batch,
+        device=device,
+        out=out,
+        page=page,
+    )
 
 
 @app.command(
@@ -158,6 +170,7 @@ def generate(
 ) -> None:
     """Continue a text of any length; the output is streamed."""
     text = _prompt_text(prompt, prompt_file)
+    options.check_device(device)
     options.load_libraries(model)
     from recurrify.cli.generate import continue_text
 
@@ -186,13 +199,15 @@ app.command(
 )(add_command)
 app.command(
     name="advise",
-    epilog=examples("recurrify advise gpt2 books/", "recurrify advise smollm2 books/ --flops 3e8 --page advice.html"),
+    epilog=examples(
+        "recurrify advise gpt2 --data books/", "recurrify advise smollm2 --data books/ --flops 3e8 --page a.html"
+    ),
 )(advise_command)
 app.command(
     name="inspect",
     epilog=examples(
-        "recurrify inspect runs/novels chapter.txt --out runs/inspect",
-        "recurrify inspect runs/novels chapter.txt --plain runs/plain --compare runs/tail --tokens 2000",
+        "recurrify inspect runs/novels --data chapter.txt --out runs/inspect",
+        "recurrify inspect runs/novels --data chapter.txt --plain runs/plain --compare runs/tail --tokens 2000",
     ),
 )(inspect_command)
 app.command(
@@ -234,15 +249,17 @@ def main() -> None:
         message = " ".join(error.format_message().split())
         if not message:  # a command without arguments, which has printed its help
             sys.exit(2)
-        _end(f"{message.rstrip('.')}.")
+        if hasattr(error, "option_name"):
+            message = f"{error.message}{closest(error)}"
+        _end(message if message.endswith("?") else f"{message.rstrip('.')}.")
     except BrokenPipeError:  # of `recurrify ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
     except (OSError, MemoryError, RuntimeError, ImportError) as error:
         if _is_out_of_memory(error):
             _end(
-                f"Out of memory ({_first_line(error) or 'on the CPU'}): use a smaller --batch (with --accumulate) or "
-                "--rows, or a smaller --window."
+                f"Out of memory ({_first_line(error) or 'on the CPU'}): use a smaller --batch (with --accumulate) "
+                "or a smaller --window."
             )
         if not isinstance(error, OSError):
             raise

@@ -1,7 +1,9 @@
 """Options that several commands share. Commands that train take theirs from a settings dataclass (`settings.py`)."""
 
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +13,8 @@ import typer
 from recurrify.console import busy, say
 from recurrify.errors import UserError
 from recurrify.hub_access import hub_is_reachable
+from recurrify.mechanisms.registry import BUILT_IN, check_names, setting_names
+from recurrify.model_names import PREFIX, check_model
 from recurrify.results import check_overwrites_nothing
 from recurrify.train.memories import BEST, mechanism_names
 
@@ -20,12 +24,14 @@ DATA_HELP = "Text: file, folder, corpus name or hf:owner/name."
 Model = Annotated[str, typer.Option(help=f"Model: {MODEL_HELP}")]
 ModelArgument = Annotated[str, typer.Argument(help=f"Model: {MODEL_HELP}")]
 Data = Annotated[str, typer.Option(help=DATA_HELP)]
+DataOrArgument = Annotated[str | None, typer.Option(help=f"{DATA_HELP} [required]")]
+DataArgument = Annotated[str | None, typer.Argument(hidden=True)]
 TextField = Annotated[str, typer.Option(help="Field of JSON lines or of a data set that contains the text.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Split = Annotated[str, typer.Option(help="train, valid, test or all.")]
 Window = Annotated[int | None, typer.Option(help="Tokens per window (default: chosen for the model).")]
 EvaluationWindow = Annotated[int | None, typer.Option(help="Tokens per window (default: the model's own).")]
-Rows = Annotated[int, typer.Option(min=1, help="Texts per batch.")]
+Batch = Annotated[int, typer.Option(min=1, help="Texts per batch.")]
 ResultFile = Annotated[Path | None, typer.Option(help="Save the result, with provenance, as this JSON file.")]
 Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Random seed.")]
 MechanismSet = Annotated[
@@ -41,6 +47,14 @@ def numbers(name: str, text: str, kind: type[int] | type[float] = int) -> tuple[
         raise UserError(f"`{name}` must be numbers separated by commas: got {text!r}.") from None
 
 
+def one_source(data: str | None, argument: str | None) -> str:
+    """The source of text that was named by --data, or, as in earlier versions, without it."""
+    given = [one for one in (data, argument) if one is not None]
+    if len(given) != 1:
+        raise UserError("Missing option '--data'." if not given else f"There are two texts, {' and '.join(given)}.")
+    return given[0]
+
+
 def mechanism_help(none: bool = True) -> str:
     """The help of `--mechanism`."""
     names = [BEST, *(name for name in mechanism_names() if none or name != "none")]
@@ -54,12 +68,53 @@ def check_mechanism(name: str, none: bool = True) -> None:
         raise UserError(f"Unknown mechanism {name!r}: known are {', '.join(known)}.")
 
 
-def load_libraries(*models: str | None, data: str = "") -> None:
-    """Import torch and transformers, which takes seconds, and say so.
+def check_memory(given: Mapping[str, Any], none: bool = True) -> None:
+    """Raise `UserError` for an unknown mechanism, and for settings that it does not have."""
+    mechanism = given.get("mechanism", BEST)
+    check_mechanism(mechanism, none)
+    names = [name for name in given if name != "mechanism"]
+    if mechanism != BEST:
+        check_names(mechanism, setting_names(mechanism), names)
+    elif set(mechanism_names()) == set(BUILT_IN):  # the model may have a mechanism of another package
+        known = {name for one in BUILT_IN for name in setting_names(one)}
+        for name in names:
+            if name not in known:
+                close = get_close_matches(name, known, n=1)
+                meant = f" (did you mean {close[0]!r}?)" if close else ""
+                own = {one: sorted({*setting_names(one)} - {*setting_names("none")}) for one in ("kv", "lookback")}
+                listed = "; ".join(f"{one!r} has {', '.join(names)}" for one, names in own.items())
+                raise UserError(
+                    f"No mechanism has a setting {name!r}{meant}: {listed}; the others: recurrify train --help-all."
+                )
 
-    If one of the models or the data may be on the hub, report first whether the hub answers.
+
+def check_device(name: str) -> None:
+    """Raise `UserError` for what is no name of a device."""
+    if not re.fullmatch(r"auto|(cpu|cuda|mps|xpu|npu|hpu)(:\d+)?", name):
+        raise UserError(f"There is no device {name!r}: use auto, cpu, cuda or cuda:N.")
+
+
+def load_libraries(
+    *models: str | None, texts: Iterable[str | None] = (), tables: Iterable[str | None] = (), split: str = "all"
+) -> None:
+    """Import torch and transformers, which takes seconds, and report it.
+
+    Before that: raise `UserError` if there is no such model, text, table of examples or split; and if something may be
+    on the hub, report whether the hub answers.
     """
-    on_hub = data.startswith("hf:") or any(_may_be_on_the_hub(model) for model in models if model)
+    from recurrify.data.documents import check_source
+    from recurrify.data.splits import canonical_split
+    from recurrify.data.tables import HUB_PREFIX, check_table
+
+    canonical_split(split)
+    named, texts, tables = (list(filter(None, given)) for given in (models, texts, tables))
+    for table in tables:
+        check_table(table)
+    for text in texts:
+        check_source(text)
+    on_hub = any(map(_may_be_on_the_hub, named)) or any(one.startswith(HUB_PREFIX) for one in (*texts, *tables))
+    for model in named:
+        check_model(model)
     if on_hub and not hub_is_reachable():
         say("The Hugging Face hub does not answer: only what was downloaded before is used.")
     if "recurrify.modeling" not in sys.modules:
@@ -68,7 +123,7 @@ def load_libraries(*models: str | None, data: str = "") -> None:
 
 
 def _may_be_on_the_hub(model: str) -> bool:
-    return not model.startswith((".", "/", "~", "shipped:")) and not Path(model).exists()
+    return not model.startswith((".", "/", "~", PREFIX)) and not Path(model).exists()
 
 
 def check_page(page: Path | None, *read: str | Path | None) -> None:

@@ -8,6 +8,7 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from recurrify.cli import options
+from recurrify.cli.names import formerly
 from recurrify.cli.settings import examples, parse_setting
 from recurrify.console import out_console, progress_bar, say, show_table
 from recurrify.errors import UserError
@@ -19,6 +20,8 @@ MODEL_COMMAND = "model"
 
 class ModelFirst(TyperGroup):
     """Takes an unknown command for a model: `recurrify probe MODEL` is `recurrify probe model MODEL`."""
+
+    unnamed = MODEL_COMMAND
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] not in self.commands:
@@ -52,6 +55,7 @@ OutFolder = Annotated[Path, typer.Option(help="Folder for the result, the pictur
         "recurrify probe shipped:recurrent --out runs/probe-carry",
     ),
 )
+@formerly(haystack="data", rows="batch")
 def probe_a_model(
     model: options.ModelArgument,
     task: Annotated[
@@ -59,10 +63,10 @@ def probe_a_model(
     ] = None,
     distances: Distances = "1,2,5,10",
     examples: Examples = 50,
-    haystack: Annotated[str, typer.Option(help="Text to hide facts in: any data source.")] = "stdlib",
+    data: Annotated[str, typer.Option(help="Text around the facts: file, folder, corpus name or hf:name.")] = "stdlib",
     split: options.Split = "test",
     window: options.EvaluationWindow = None,
-    rows: options.Rows = 8,
+    batch: options.Batch = 8,
     seed: options.Seed = 0,
     device: options.Device = "auto",
     out: OutFolder = Path("runs/probe"),
@@ -72,21 +76,26 @@ def probe_a_model(
     The answer is one of several candidates, so the level of chance is known. "Full context" has facts and question in
     one window.
     """
-    options.load_libraries(model, data=haystack)
+    check_takes_results(out)
+    from recurrify.data.probes_text import text_probe
+
+    for name in task or ():
+        text_probe(name)  # reports an unknown one before anything is loaded
+    options.check_device(device)
+    options.load_libraries(model, texts=[data], split=split)
     from recurrify.evaluate.probe_run import TextProbing, probe_model
 
-    check_takes_results(out)
     settings = TextProbing(
         model=model,
         **({"tasks": tuple(dict.fromkeys(task))} if task else {}),
         distances=options.numbers("--distances", distances),
         examples=examples,
-        haystack=haystack,
+        haystack=data,
         split=split,
         window=window,
         seed=seed,
     )
-    _finish(probe_model(settings, say, progress_bar, device, rows), out)
+    _finish(probe_model(settings, say, progress_bar, device, batch), out)
 
 
 @app.command(
@@ -118,17 +127,24 @@ def train(
     out: OutFolder = Path("runs/probe-train"),
 ) -> None:
     """Train a small model on a task of symbols over a few windows, and test it over many more."""
+    check_takes_results(out)
+    from recurrify.data.probes import symbol_probe
+
+    task_settings = dict(map(parse_setting, task_set or []))
+    symbol_probe(task, **task_settings)  # reports an unknown one before anything is loaded
+    given = {"mechanism": mechanism, **({} if window is None else {"window": window})}
+    given |= dict(map(parse_setting, settings or []))
+    options.check_memory(given)
+    options.check_device(device)
     options.load_libraries(model)
     from recurrify.evaluate.probe_run import SymbolTraining, probe_training
 
-    check_takes_results(out)
-    given = {} if window is None else {"window": window}
     if repetitions is None and model is not None:
         repetitions = 0
     training = SymbolTraining(
         task=task,
-        task_settings=dict(map(parse_setting, task_set or [])),
-        recurrence={"mechanism": mechanism} | given | dict(map(parse_setting, settings or [])),
+        task_settings=task_settings,
+        recurrence=given,
         model=model,
         windows=windows,
         distances=options.numbers("--distances", distances),

@@ -40,8 +40,9 @@ def train_command(given: dict[str, Any]) -> None:
     """Train an encoder to answer questions, with the paper's memory, or without one (`--mechanism none`)."""
     asked = given["recurrence"]
     mechanism = asked.get("mechanism", "carry")
-    options.check_mechanism(mechanism)
-    options.load_libraries(given["model"], data=given["data"])
+    options.check_memory({**asked, "mechanism": mechanism})
+    AnswerSettings(**given | {"recurrence": {}})  # reports invalid settings before anything is loaded
+    options.load_libraries(given["model"], tables=[given["data"], given["test"]])
     from recurrify.modeling import recurrence_config
     from recurrify.modeling.task_loading import PAPERS_ANSWERING
     from recurrify.train.answer import PREDICTIONS_FILE, answer_train
@@ -78,7 +79,8 @@ def evaluate(
 ) -> None:
     """Score a trained model with the official metrics: exact match and F1."""
     check_overwrites_nothing(out, data, model)
-    options.load_libraries(model, data=data)
+    options.check_device(device)
+    options.load_libraries(model, tables=[data])
     from recurrify.data.texts import pick_device
     from recurrify.train.answer import answer_evaluate
 
@@ -104,7 +106,8 @@ def predict(
 ) -> None:
     """Answer questions and write the answers in the official format."""
     check_overwrites_nothing(out, data, model)
-    options.load_libraries(model, data=data)
+    options.check_device(device)
+    options.load_libraries(model, tables=[data])
     from recurrify.data.texts import pick_device
     from recurrify.train.answer import answer_predict, write_predictions
 

@@ -19,7 +19,8 @@ def serve_command(
     This is `transformers serve`, but the model reads a conversation on from its last answer instead of reading all of
     it again. Clients name the model as the server prints it.
     """
-    options.load_libraries()
+    options.check_device(device)
+    options.load_libraries(model)
     from recurrify.data.texts import pick_device
     from recurrify.serving import serve_model
 

@@ -16,12 +16,13 @@ from rich.padding import Padding
 from rich.text import Text
 
 from recurrify.cli import options
+from recurrify.cli.names import formerly
 from recurrify.console import out_console
 from recurrify.errors import UserError
 from recurrify.mechanisms.config import MechanismConfig
 from recurrify.mechanisms.registry import mechanism_config, mechanism_names
 from recurrify.results import read_given
-from recurrify.settings import converted, declaration, setting_docs
+from recurrify.settings import converted, declaration, setting_docs, with_present_names
 
 __all__ = ["examples", "memory_settings", "parse_setting", "settings_command"]
 
@@ -55,6 +56,8 @@ def settings_command(
         parameters = [own, *_options(settings, rest), *_common_options(settings, rest)]
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         command.__name__, command.__doc__ = function.__name__, function.__doc__
+        earlier = {declaration(entry).formerly: entry.name for entry in fields(settings)}
+        formerly(**{old: new for old, new in earlier.items() if old})(command)
         app.command(name=name, epilog=examples(*epilog))(command)
         return command
 
@@ -160,6 +163,7 @@ def _apply_config(context: typer.Context, settings: type, rest: str | None, file
         raise UserError(f"`--config` cannot read {str(file)!r}: {' '.join(str(error).split()).rstrip('.')}.") from error
     if not isinstance(values, dict):
         raise UserError(f"{str(file)!r} must contain settings as `name: value`: got a {type(values).__name__}.")
+    values = with_present_names(settings, values)
     known = {entry.name: declaration(entry) for entry in fields(settings)}
     if rest is not None and isinstance(values.get(rest), dict):
         values = values | values.pop(rest)
@@ -177,7 +181,7 @@ def _collected(settings: type, rest: str | None, given: dict[str, Any], config: 
     """The settings by name, from options, `--set` and the settings of a file that have no option."""
     hints = get_type_hints(settings)
     known = {entry.name: declaration(entry) for entry in fields(settings)}
-    named = dict(map(parse_setting, given.pop(SET) or []))
+    named = with_present_names(settings, dict(map(parse_setting, given.pop(SET) or [])))
     own = [*(name for name in known if known[name].option), *(MEMORY_OPTIONS if rest == "recurrence" else ())]
     _check_no_option(named, own)
     for name in named:

@@ -5,7 +5,7 @@ from typing import Any
 
 import typer
 
-from recurrify.cli.options import check_mechanism, load_libraries
+from recurrify.cli.options import check_memory, load_libraries
 from recurrify.cli.settings import settings_command
 from recurrify.console import is_first, perplexity_level, say
 from recurrify.records import MODEL_FOLDER
@@ -32,13 +32,9 @@ def train_command(given: dict[str, Any]) -> None:
     `--mechanism none` trains the plain model in the same way, for comparison.
     """
     asked = given["recurrence"]
-    if "mechanism" in asked:
-        check_mechanism(asked["mechanism"])
-    load_libraries(given["model"], data=given["data"])
-    from recurrify.data.documents import check_source
-
-    for source in filter(None, (given["data"], given["valid"])):
-        check_source(source)
+    check_memory(asked)
+    TrainSettings(**given | {"recurrence": {}})  # reports invalid settings before anything is loaded
+    load_libraries(given["model"], texts=[given["data"], given["valid"]])
     from recurrify.modeling import recurrence_config
     from recurrify.modeling.loading import own_memory
     from recurrify.train.finetune import train_run

@@ -18,7 +18,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from recurrify.data.probes_guess import level_by_elimination
-from recurrify.data.sequences import IGNORED
+from recurrify.data.records import IGNORED
 from recurrify.errors import UserError
 
 STREAMS = {"train": 0, "test": 1}

@@ -165,7 +165,7 @@ class Passkey(TextProbe):
 
 class Needle(TextProbe):
     name = "needle"
-    asks = "What should one buy in a city? One sentence of a long text says so."
+    asks = "What should one buy in a city? One sentence of a long text names it."
     secrets = re.compile("|".join(THINGS), re.IGNORECASE)
 
     def draw(self, chance: np.random.Generator) -> Story:
@@ -359,7 +359,7 @@ def clean_filler(documents: Iterable[np.ndarray], tokenizer: "PreTrainedTokenize
     if not kept:
         raise UserError(
             f"The haystack of the probe {probe.name!r} has no {PIECE} tokens without a possible answer: give a longer "
-            "or another one with --haystack."
+            "or another one with --data."
         )
     stream = np.concatenate(kept)
 

@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+IGNORED = -100
+"""The label that losses ignore."""
 CHANGED_MEANWHILE = "The text changed while it was read: run the command again when nothing writes to it."
 
 

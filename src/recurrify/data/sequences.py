@@ -11,12 +11,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
+from recurrify.data.records import IGNORED
 from recurrify.data.tokens import TokenizedDocument
 from recurrify.errors import UserError
 from recurrify.windows import check_window
-
-IGNORED = -100
-"""The label that losses ignore."""
 
 
 class TrainingSequences(Dataset[dict[str, Tensor]]):

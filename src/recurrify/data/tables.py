@@ -116,13 +116,20 @@ def open_table(source: str, split: str | None = None) -> Table:
             part = "single part" if split is None else f"{split} part"
             raise UserError(f"{source} has no {part}, only {shortened(list(parts))}: write one of them to a file.")
         return Table(source, "row", enumerate(_guarded(found, source), start=1))
+    check_table(source)
+    return read_table(Path(source).expanduser())
+
+
+def check_table(source: str) -> None:
+    """Raise a `UserError` unless a source is a data set or a file of rows, before anything slower is loaded."""
     path = Path(source).expanduser()
+    if is_data_set(source):
+        return
     if not path.exists() or path.is_dir():
         what = "is a folder" if path.is_dir() else "does not exist"
         raise UserError(f"{source} {what}: give a file ({', '.join(TABLES)}) or a data set as hf:owner/name.")
     if not is_table(path):
         raise UserError(f"{source} is none of {', '.join(TABLES)}: give rows with named fields.")
-    return read_table(path)
 
 
 def read_table(path: Path) -> Table:

@@ -13,6 +13,8 @@ from recurrify.data.token_cache import tokenize_cached
 from recurrify.data.tokens import TokenizedDocument, checksum, text_sizes
 from recurrify.errors import UserError
 
+FEW_TOKENS = 10_000
+"""Losses of tokens scatter by some 3 nats, so that their mean over this many is known to about 3 %."""
 Say = Callable[[str], None]
 """Prints a progress message."""
 MOST_REPORTED = 10
@@ -63,6 +65,14 @@ def read_text(
     count = "1 document" if len(tokens) == 1 else f"{len(tokens)} documents"
     say(f"{source} ({split}): {count}, {sum(len(d.ids) for d in tokens):,} tokens")
     return tokens, text_sum
+
+
+def few_tokens(tokens: Sequence[TokenizedDocument]) -> str | None:
+    """A warning about a text that is too short for its score to say much."""
+    count = sum(len(document.ids) for document in tokens)
+    if count >= FEW_TOKENS:
+        return None
+    return f"this text has only {count:,} tokens, where differences of a few percent are chance: use a longer one."
 
 
 def shorten(tokens: Sequence[TokenizedDocument], tokenizer: Any, most: int) -> list[TokenizedDocument]:

@@ -157,10 +157,26 @@ def _sentences(
         if rival is not None:
             yield f"That is {gain} than the best without a memory, {rival.row.setting.label}."
         return
-    yield f"No memory is worth it{limited}: {label} is best, perplexity {cost}."
+    cheaper = list(_worth_their_price(best, readings))
+    if cheaper:
+        yield f"Use {label}{limited} if you can afford it: perplexity {cost}."
+    else:
+        yield f"No memory is worth it{limited}: {label} is the best buy, perplexity {cost}."
     if gain is not None and rival is not None:
-        change = "not clearly different from" if gain.within_noise else f"{gain} than"
-        yield f"That is {change} the best memory, in windows of {rival.row.setting.window:,}."
+        memory = f"the best memory, in windows of {rival.row.setting.window:,}"
+        if not gain.within_noise:
+            yield f"That is {gain} than {memory}."
+        else:
+            measured = _gain(best, rival)
+            yield (
+                f"With {memory}, perplexity was {measured}: no clear difference, so the simpler reading is "
+                "recommended. A larger sample (--pieces, --tokens) gives a narrower interval."
+            )
+    yield from cheaper
+
+
+def _worth_their_price(best: Reading, readings: Sequence[Reading]) -> Iterator[str]:
+    """Memories that cost less than the best reading and are better than all plain readings of their own price."""
     for one in readings:
         if one.row.setting.role == "memory" and one.flops < best.flops:
             plain = [other.row for other in readings if other.row.setting.role != "memory"]
@@ -168,8 +184,8 @@ def _sentences(
             at_its_price = relative_gain(against.evaluation, one.row.evaluation, "perplexity_per_token")
             if at_its_price.relative_gain > 0 and not at_its_price.within_noise:
                 yield (
-                    f"With at most {one.flops:.3g} FLOPs per token, the {one.row.setting.label} is {at_its_price} than "
-                    f"{against.setting.label}."
+                    f"For at most {one.flops:.3g} FLOPs per token, use the {one.row.setting.label}: {at_its_price} "
+                    f"than {against.setting.label}."
                 )
 
 

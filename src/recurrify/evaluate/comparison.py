@@ -68,6 +68,21 @@ class ComparisonRow:
         return {**about, "full_flops_per_token": flops, **metrics_row(self.evaluation)}
 
 
+def distinct_settings(settings: Sequence[ComparisonSetting]) -> list[ComparisonSetting]:
+    """Each reading once: for short texts the longer window of equal cost may be the full context as well."""
+    found: dict[tuple[bool, int, int], ComparisonSetting] = {}
+    for setting in settings:
+        if found.setdefault(_reading(setting), setting).role == "longer window":
+            found[_reading(setting)] = setting  # the full context says more
+    return list(found.values())
+
+
+def distinct_rows(table: Sequence[ComparisonRow]) -> list[ComparisonRow]:
+    """The rows of `distinct_settings`."""
+    kept = set(distinct_settings([row.setting for row in table]))
+    return [row for row in table if row.setting in kept]
+
+
 def gain_rows(table: Sequence[ComparisonRow]) -> list[dict[str, Any]]:
     """The memory's gain over each reading of the base in JSON types; the strongest of the same price comes first."""
     if not table:
@@ -83,7 +98,7 @@ def gain_rows(table: Sequence[ComparisonRow]) -> list[dict[str, Any]]:
             "unit": "token",
             **asdict(row.gain),
         }
-        for row in sorted(table[1:], key=lambda row: row is not first)
+        for row in sorted(distinct_rows(table)[1:], key=lambda row: _reading(row.setting) != _reading(first.setting))
         if row.gain is not None
     ]
 

@@ -145,7 +145,7 @@ class Tally:
 
     @property
     def sums(self) -> tuple[np.ndarray, ...]:
-        """Everything that grows with what is added."""
+        """The sums and counts that `add` changes."""
         positions, windows = (self.position_loss, self.position_count), (self.window_loss, self.window_count)
         return self.nll, self.tokens, *positions, *windows
 

@@ -26,7 +26,7 @@ from recurrify.settings import check_settings, setting
 from recurrify.speed.backends import leave_out_cudnn
 
 Progress = Callable[[int], None]
-Bar = Callable[[str, int], AbstractContextManager[Progress]]
+Bar = Callable[..., AbstractContextManager[Progress]]
 """Opens a progress bar, given a name and a total."""
 SYMBOLS_WINDOW = 32
 """Default number of symbols in a window."""
@@ -203,7 +203,7 @@ def probe_training(settings: SymbolTraining, say: Say, bar: Bar, device: str = "
         )
     settings.check_amounts(model.recurrence.window)
     settings.texts(settings.repetitions, probe, model.recurrence.window)  # raises if the task does not fit
-    with bar(f"training on {probe.name}", settings.repetitions + settings.steps) as progress:
+    with bar(f"training on {probe.name}", settings.repetitions + settings.steps, "steps") as progress:
         curve = train_on_symbols(model, probe, settings, progress)
     say(f"trained {settings.steps} steps: loss {curve[-1]['loss']:.3f}, over all distances up to {settings.windows}")
     window = model.recurrence.window

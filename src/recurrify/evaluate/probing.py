@@ -10,7 +10,7 @@ from torch import Tensor
 
 from recurrify.data.probes import SymbolProbe, SymbolTexts
 from recurrify.data.probes_text import ProbeText
-from recurrify.data.sequences import IGNORED
+from recurrify.data.records import IGNORED
 from recurrify.errors import UserError
 from recurrify.evaluate.classification import share_interval
 from recurrify.evaluate.perplexity import check_ids

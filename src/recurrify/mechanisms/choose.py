@@ -12,13 +12,12 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from recurrify.errors import UserError
 from recurrify.families import attention_reach, family_of, has_absolute_positions
 from recurrify.mechanisms.carry import CarryConfig
 from recurrify.mechanisms.config import MechanismConfig, NoRecurrence
 from recurrify.mechanisms.kv import KVConfig
 from recurrify.mechanisms.lookback import LEAST_ROOM, LookbackConfig
-from recurrify.mechanisms.registry import mechanism_config
+from recurrify.mechanisms.registry import check_names, mechanism_config
 
 MOST_KEPT = 256
 """The most that was measured; with more, the state becomes larger than the window."""
@@ -44,12 +43,7 @@ def best_settings(config: PretrainedConfig, given: Mapping[str, Any]) -> dict[st
         kind, chosen = LookbackConfig, {"keep": min(MOST_KEPT, stride, 2 * free)}
     else:
         kind, chosen = CarryConfig, {"insert_layer": "all"}
-    unknown = sorted(set(given) - {field.name for field in fields(kind)})
-    if unknown:
-        raise UserError(
-            f"The mechanism {kind.mechanism!r}, which was chosen for this base, has no setting "
-            f"{', '.join(map(repr, unknown))}: name the `mechanism` that has it."
-        )
+    check_names(kind.mechanism, [field.name for field in fields(kind)], given, ", which was chosen for this base,")
     return {"mechanism": kind.mechanism, "window": window, **chosen, **given}
 
 

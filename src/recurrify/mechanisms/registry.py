@@ -6,11 +6,15 @@ To add one to recurrify, write its file and add one line to `BUILT_IN`. A packag
     mine = "my_package.mine:MyConfig"
 """
 
+import ast
 import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
+from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any
 
 from recurrify.errors import UserError
@@ -84,14 +88,43 @@ def recurrence_config(values: dict[str, Any]) -> MechanismConfig:
     values = dict(values)
     name = values.pop("mechanism", None)
     config = mechanism_config(name)
-    known = {field.name for field in fields(config)}
-    unknown = sorted(set(values) - known)
-    if unknown:
-        raise UserError(
-            f"The mechanism {name!r} has no setting {', '.join(map(repr, unknown))}: "
-            f"its settings are {', '.join(sorted(known))}; a newer recurrify may have more."
-        )
+    check_names(name, [field.name for field in fields(config)], values)
     return config(**config.completed(values))
+
+
+def setting_names(mechanism: str) -> list[str]:
+    """The settings of a mechanism. Those of built-in ones are read from their source, which takes no import of torch.
+
+    Raises:
+        UserError: There is no such mechanism, or its package cannot be loaded.
+    """
+    if mechanism in _registered or mechanism not in BUILT_IN:
+        return [field.name for field in fields(mechanism_config(mechanism))]
+    module, _, name = BUILT_IN[mechanism].partition(":")
+    source = Path(__file__).with_name(f"{module.rpartition('.')[2]}.py").read_text(encoding="utf-8")
+    body = next(node.body for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == name)
+    own = [
+        node.target.id
+        for node in body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+        if not ast.unparse(node.annotation).startswith("ClassVar")
+    ]
+    return [*(field.name for field in fields(MechanismConfig)), *own]
+
+
+def check_names(mechanism: str, known: Sequence[str], given: Iterable[str], chosen: str = "") -> None:
+    """Raise `UserError` for names that are no settings of a mechanism, which is `chosen` for some reason."""
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        close = get_close_matches(unknown[0], known, n=1)
+        others = [other for other in BUILT_IN if unknown[0] in setting_names(other)]
+        meant = f" (did you mean {close[0]!r}?)" if close else ""
+        if others:
+            meant = f" (with `mechanism` {' or '.join(map(repr, others))} there is one)"
+        raise UserError(
+            f"The mechanism {mechanism!r}{chosen} has no setting {', '.join(map(repr, unknown))}{meant}: its settings "
+            f"are {', '.join(sorted(known))}; a newer recurrify may have more."
+        )
 
 
 def _entry_points() -> dict[str, EntryPoint]:

@@ -17,6 +17,7 @@ from recurrify.mechanisms import (
     recurrence_config,
     register_mechanism,
 )
+from recurrify.model_names import shipped_names
 from recurrify.modeling.config import RecurrentConfig
 from recurrify.modeling.embedding import Embedding, embed
 from recurrify.modeling.generation import RecurrentCache
@@ -27,7 +28,7 @@ from recurrify.modeling.heads import (
     add_recurrence,
     register_with_transformers,
 )
-from recurrify.modeling.loading import load_model, model_tokenizer, own_memory, own_recurrence, shipped_names
+from recurrify.modeling.loading import load_model, model_tokenizer, own_memory, own_recurrence
 from recurrify.modeling.model import RecurrentOutput, RecurrentPreTrainedModel
 from recurrify.modeling.saving import is_recurrent, load_base
 from recurrify.modeling.task_heads import (

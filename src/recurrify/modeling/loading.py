@@ -1,37 +1,24 @@
 """From a name to a model and its tokenizer: the hub, a folder, a .gguf file, or a model that recurrify ships."""
 
-import json
-import os
 from dataclasses import fields
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
 import torch
-from huggingface_hub import try_to_load_from_cache
-from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-from huggingface_hub.utils import validate_repo_id
+from huggingface_hub.errors import LocalEntryNotFoundError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from recurrify.errors import UserError
 from recurrify.families import family_of
-from recurrify.hub_access import hub_is_reachable, trusts_remote_code
+from recurrify.hub_access import trusts_remote_code
 from recurrify.mechanisms.choose import best_settings, default_window
 from recurrify.mechanisms.config import BEST, MechanismConfig, NoRecurrence
 from recurrify.mechanisms.registry import recurrence_config
+from recurrify.model_names import NEEDS_NO_NETWORK, resolve_name
 from recurrify.modeling.config import RecurrentConfig
 from recurrify.modeling.heads import RecurrentForCausalLM, add_recurrence
-from recurrify.modeling.named import named_source
 from recurrify.modeling.saving import is_recurrent, load_base
-from recurrify.records import check_has_model
-
-SHIPPED = Path(__file__).parent.parent / "shipped"
-PREFIX = "shipped:"
-NEEDS_NO_NETWORK = "the small decoder shipped:base needs no network"
-
-
-def shipped_names() -> list[str]:
-    return sorted(PREFIX + path.parent.name for path in SHIPPED.glob("*/config.json"))
 
 
 def load_model(
@@ -121,80 +108,6 @@ def with_settings(model: RecurrentForCausalLM, wanted: dict[str, Any], name: str
             )
     model.set_recurrence(**{setting: value for setting, value in wanted.items() if setting in shared})
     return model
-
-
-def resolve_name(name: str) -> tuple[str, dict[str, Any]]:
-    name = named_source(name)
-    if name.startswith(PREFIX):
-        path = SHIPPED / name.removeprefix(PREFIX)
-        if not (path / "config.json").is_file():
-            raise UserError(f"There is no model {name!r}: shipped are {', '.join(shipped_names())}.")
-        return str(path), {}
-    path = Path(name)
-    if path.suffix == ".gguf":
-        if not path.is_file():
-            raise UserError(f"There is no file {name!r}: check the path.")
-        return str(path.parent), {"gguf_file": path.name}
-    if path.is_dir():
-        _must_be_regular(path)
-    if path.is_dir() and not (path / "config.json").is_file():
-        if (path / "model" / "config.json").is_file():  # the folder of a training run
-            _must_be_regular(path / "model")
-            _must_be_pretrained(name, path / "model")
-            return str(path / "model"), {}
-        check_has_model(name)
-        raise UserError(f"The folder {name!r} holds no model: it has no config.json.")
-    _must_be_pretrained(name, path)
-    if not path.exists() and _looks_like_a_path(name):
-        raise UserError(f"There is no folder {name!r}: check the path, or give a model's name on the hub.")
-    if not path.exists():
-        # The constant is also set where the hub did not answer.
-        offline = os.environ.get("HF_HUB_OFFLINE")
-        way_out = "unset HF_HUB_OFFLINE to ask the hub" if offline else "check the network connection"
-        if not hub_is_reachable() and not isinstance(_downloaded_config(name), str):
-            raise UserError(
-                f"There is no folder {name!r}, and no model of that name was downloaded before: check the path, or "
-                f"{way_out}; {NEEDS_NO_NETWORK}."
-            )
-    return name, {}
-
-
-def _must_be_regular(folder: Path) -> None:
-    """Raise UserError for pipes and devices, which transformers would read without end."""
-    for file in folder.iterdir():
-        if file.exists() and not (file.is_file() or file.is_dir()):
-            raise UserError(f"{str(file)!r} is not a regular file: remove it, or give another model.")
-
-
-TAKEN_BY = {
-    "recurrify language model": "`recurrify scratch evaluate` and `recurrify scratch report` take its run",
-    "recurrify forecaster": "`recurrify forecast evaluate` and `recurrify forecast predict` take its run",
-}
-"""Formats in config.json that are not transformers' own, and the commands that read them."""
-
-
-def _must_be_pretrained(name: str, folder: Path) -> None:
-    """Raise UserError for models of recurrify that are not transformers' own: these have no tokenizer."""
-    try:
-        described = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # no folder, or one of which transformers says more
-        return
-    kind = described.get("format") if isinstance(described, dict) else None
-    if isinstance(kind, str) and kind in TAKEN_BY:
-        raise UserError(f"{name!r} holds a {kind}, not a pretrained transformer: {TAKEN_BY[kind]}.")
-
-
-def _looks_like_a_path(name: str) -> bool:
-    """Whether it is a path rather than a name on the hub, which is `name` or `owner/name`."""
-    try:
-        validate_repo_id(name)
-    except HFValidationError:
-        return True
-    return Path(Path(name).parts[0]).is_dir()
-
-
-def _downloaded_config(name: str) -> object:
-    return try_to_load_from_cache(name, "config.json")
 
 
 def _must_be_causal(name: str, source: str) -> None:

@@ -30,8 +30,10 @@ HUB_ARGUMENTS = (
 )
 
 
+HUB_PLACE = ("revision", "cache_dir", "force_download", "local_files_only", "token", "proxies")
+"""Arguments of `from_pretrained` that say which files of the hub are meant."""
 BASE_ARGUMENTS = ("dtype", "device_map", "attn_implementation", "quantization_config")
-"""Arguments of `from_pretrained` that are the base's, where only what was added was saved."""
+"""Arguments of `from_pretrained` that are the base's, where only the added weights were saved."""
 
 
 class SavingMixin:
@@ -129,7 +131,7 @@ class SavingMixin:
         source = str(pretrained_model_name_or_path)
         config = kwargs.get("config")
         if not isinstance(config, RecurrentConfig):
-            config = RecurrentConfig.from_pretrained(source)
+            config = RecurrentConfig.from_pretrained(source, **_of_the_hub(kwargs))
         if config.added_only:
             kwargs.pop("config", None)
             return cls._load_on_base(source, config, **kwargs)
@@ -158,6 +160,7 @@ class SavingMixin:
 
     @classmethod
     def _load_on_base(cls, source: str, config: RecurrentConfig, **kwargs: Any) -> Any:
+        where = _of_the_hub(kwargs)
         kwargs = {k: v for k, v in kwargs.items() if k in BASE_ARGUMENTS}
         if kwargs.get("dtype") in (None, "auto") and config.dtype is not None:
             kwargs["dtype"] = config.dtype  # a base may be stored in fewer bits than it was trained in
@@ -166,12 +169,16 @@ class SavingMixin:
         model.config.added_only = False  # type: ignore[attr-defined]
         model.mechanism.to(base.device, base.dtype)  # type: ignore[attr-defined]
         try:
-            weights = load_file(cached_file(source, WEIGHTS))
+            weights = load_file(cached_file(source, WEIGHTS, **where))
             added = {name.removeprefix("mechanism."): value for name, value in weights.items()}
             model.mechanism.load_state_dict(added)  # type: ignore[attr-defined]
         except (SafetensorError, RuntimeError) as error:
             raise _damaged(source, " ".join(str(error).split())) from error
         return model.eval()  # type: ignore[attr-defined]
+
+
+def _of_the_hub(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: arguments[name] for name in HUB_PLACE if name in arguments}
 
 
 def versions_of(base: torch.nn.Module) -> dict[str, int]:

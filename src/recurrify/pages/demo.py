@@ -32,9 +32,10 @@ Result = Mapping[str, Any]
 
 
 def write_demo_page(result: Result, path: str | Path) -> None:
-    """Write the page of a finished demo."""
-    blocks = [*_novel(result["real"]), *_tiny(result), Fold("What the numbers mean", [Terms(TERMS)])]
-    provenance = {"settings": result["settings"], **result["provenance"]}
+    """Write the page of a demo, of which the tiny model's part may be missing."""
+    tiny = _tiny(result) if "rows" in result else [Text("The second part, a tiny model, is still running.", "note")]
+    blocks = [*_novel(result["real"]), *tiny, Fold("What the numbers mean", [Terms(TERMS)])]
+    provenance = {"settings": result.get("settings") or {}, **result["provenance"]}
     chart = cost_chart([{**row, "series": row["label"]} for row in result["real"]["rows"]])
     write_page(path, Page(TITLE, demo_verdict(result), blocks, chart, provenance))
 
@@ -51,7 +52,7 @@ def demo_verdict(result: Result) -> Verdict:
     facts = [("model", str(real["model"])), ("trained", "nothing")]
     facts.append(("cost", extra_cost(memory["full_flops_per_token"], rows["windows"]["full_flops_per_token"])))
     facts += [(str(row["label"]), numbers.perplexity(row["perplexity_per_token"])) for row in rows.values()]
-    return Verdict(sentence, gain.number, gain.interval_text, facts, gain.tone)
+    return Verdict(sentence, gain.number, gain.what(str(entry["against_label"])), gain.interval_text, facts, gain.tone)
 
 
 def _novel(real: Result) -> list[Block]:
@@ -163,7 +164,7 @@ def _curves(result: Result) -> Chart:
 def summary(result: Result, width: int = 88) -> list[str]:
     """The findings as plain lines that fit a terminal."""
     verdict, real = demo_verdict(result), result["real"]
-    lines = textwrap.wrap(f"{verdict.number} ({verdict.interval}). {verdict.sentence}", width)
+    lines = textwrap.wrap(f"{verdict.number} {verdict.what} ({verdict.interval}). {verdict.sentence}", width)
     table = [("perplexity", "FLOPs", "")]
     table += [
         (numbers.perplexity(row["perplexity_per_token"]), numbers.large(row["full_flops_per_token"]), row["label"])

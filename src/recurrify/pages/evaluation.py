@@ -152,13 +152,13 @@ def evaluation_verdict(result: Mapping[str, Any]) -> Verdict:
         sentence = f"{gain.sentence(subject, against)} {best_of_all(mine, readings)}".rstrip()
         if result.get("advice"):
             sentence = " ".join(result["advice"])
-        return Verdict(sentence, gain.number, gain.interval_text, facts, gain.tone)
+        return Verdict(sentence, gain.number, gain.what(against), gain.interval_text, facts, gain.tone)
     if rows:
         best = min(rows, key=lambda row: numbers.finite(row.get("perplexity_per_token")) or float("inf"))
         sentence = f"Perplexity per token of {row_label(best)}" + (", the lowest of all." if len(rows) > 1 else ".")
         ends = numbers.perplexity_range(numbers.finite_pair(best.get("perplexity_per_token_interval")))
         return Verdict(
-            sentence, numbers.perplexity(numbers.finite(best.get("perplexity_per_token"))), f"95 % interval: {ends}"
+            sentence, numbers.perplexity(numbers.finite(best.get("perplexity_per_token"))), "", f"95 % interval: {ends}"
         )
     return Verdict("This result holds no scores.")
 

@@ -43,12 +43,16 @@ class Gain:
     @property
     def interval_text(self) -> str:
         if self.interval is None:
-            return "no interval: the text is one document"
+            return "one document: no interval"
         low, high = self.interval
         if low < 0 < high:
             return f"95 % interval: {numbers.percent(-high, signed=True)} to {numbers.percent(-low, signed=True)}"
         ends = sorted((abs(low), abs(high)))
         return f"95 % interval: {numbers.percent_range((ends[0], ends[1]))}"
+
+    def what(self, against: str) -> str:
+        """What the number compares."""
+        return f"{self.measure} than {against}"
 
     @property
     def measure(self) -> str:
@@ -56,6 +60,12 @@ class Gain:
 
     def sentence(self, subject: str, against: str) -> str:
         """`subject` and `against` name the two readings, such as "The memory" and "plain windows of 300"."""
+        if self.interval is None:
+            verb = "lower" if self.relative > 0 else "higher"
+            return (
+                f"{subject}: {self.measure} is {verb} than with {against} on this document. A single document gives no "
+                "interval: on other texts the difference may be another."
+            )
         if self.within_noise:
             return f"{subject}: no clear difference in {self.measure} compared with {against}."
         verb = "lowers" if self.relative > 0 else "raises"

@@ -62,8 +62,9 @@ def inspect_verdict(result: Result) -> Verdict:
     facts += [("tokens better", numbers.count(better)), ("tokens worse", numbers.count(worse))]
     if (cost := numbers.finite((result.get("memory") or {}).get("extra_share"))) is not None:
         facts.append(("cost", f"{numbers.percent(cost, signed=True)} FLOPs"))
-    interval = gain.interval_text.replace("the text is one document", "the text is one window")
-    return Verdict(gain.sentence("The memory", _plain_name(result)), gain.number, interval, facts, gain.tone)
+    interval = gain.interval_text.replace("one document", "one window")
+    plain = _plain_name(result)
+    return Verdict(gain.sentence("The memory", plain), gain.number, gain.what(plain), interval, facts, gain.tone)
 
 
 def inspect_lines(result: Result) -> list[str]:

@@ -203,6 +203,8 @@ class Verdict:
     sentence: str
     number: str = ""
     """The one large number."""
+    what: str = ""
+    """What the number is, and compared with what."""
     interval: str = ""
     facts: Sequence[tuple[str, str]] = ()
     """A few labels and values next to it: the cost, what it is compared with."""

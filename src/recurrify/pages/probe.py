@@ -189,13 +189,16 @@ def probe_verdict(results: Sequence[Result]) -> Verdict:
     best = farthest_recall(tasks)
     if best is None:
         sentence = "No evidence of recall at any distance: no accuracy is clearly above both chance and guessing."
-        return Verdict(sentence, "none", "all 95 % intervals reach down to chance or guessing", sizes, "worse")
+        interval = "all 95 % intervals reach down to chance or guessing"
+        return Verdict(sentence, "none", "recall at any distance", interval, sizes, "worse")
     windows = "1 window" if best.distance == 1 else f"{numbers.count(best.distance)} windows"
     sentence = (
         f"{best.model} recalls from up to {windows} back ({best.task}): {numbers.percent(best.accuracy)} right there, "
         f"{numbers.percent(best.level)} without a memory."
     )
-    return Verdict(sentence, windows, f"95 % interval there: {numbers.percent_range(best.interval)}", sizes, "better")
+    what = f"back, as far as {best.model} recalls ({best.task})"
+    interval = f"95 % interval of its accuracy there: {numbers.percent_range(best.interval)}"
+    return Verdict(sentence, windows, what, interval, sizes, "better")
 
 
 def write_probe_page(results: Sequence[Result], folder: Path) -> None:

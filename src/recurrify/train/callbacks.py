@@ -123,14 +123,16 @@ class ShowProgress(TrainerCallback):
     """A progress bar with loss, speed and time left; lines if there is no terminal, or if a `label` names one of
     several runs in it."""
 
-    def __init__(self, tokens_per_step: int, label: str = "", console: Console | None = None) -> None:
+    def __init__(
+        self, tokens_per_step: int, label: str = "", console: Console | None = None, first_step: str = ""
+    ) -> None:
         self.tokens_per_step, self.label = tokens_per_step, label
         self.console = console or Console(stderr=True)
         self.shown = ExitStack()
         self.bar: Progress | None = None
         self.started, self.first_step = 0.0, 0
-        self.text, self.loss, self.valid = "preparing the first step", "", ""
-        self.validated = 0
+        self.text, self.loss, self.valid = f"preparing the first step{first_step}", "", ""
+        self.validated, self.steps = 0, 0
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.started, self.first_step = time.monotonic(), state.global_step
@@ -148,11 +150,14 @@ class ShowProgress(TrainerCallback):
             self.shown.enter_context(heartbeat(self._line))
 
     def _line(self) -> str:
-        return f"{self.label}: {self.text}" if self.label else self.text
+        text = f"{self.label}: {self.text}" if self.label else self.text
+        waited = time.monotonic() - self.started
+        return f"{text}: {waited:.0f} s" if self.steps == 0 and waited >= 1 else text
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if not state.is_world_process_zero:
             return
+        self.steps += 1
         done, seconds = state.global_step - self.first_step, time.monotonic() - self.started
         speed = done * self.tokens_per_step / max(seconds, 1e-9)
         self.text = f"step {state.global_step}/{state.max_steps}{self.loss}{self.valid}  {speed:,.0f} tokens/s"

@@ -173,7 +173,7 @@ def classify_predict(
     classifier.model.to(device)
     tokens = classifier.tokens([text.text for text in given.texts])
     bf16 = device.type == "cuda" and uses_bf16("auto")
-    with progress_bar(name, len(tokens)) as advance:
+    with progress_bar(name, len(tokens), "texts") as advance:
         logs = class_log_probabilities(classifier, tokens, batch, bf16, advance)
     write_predictions(given, classifier.classes, np.exp(logs), out)
     return len(tokens)
@@ -284,7 +284,7 @@ def score_texts(
     """The scores of a classifier, and which texts (texts,) it got right."""
     labels = given.numbers(classifier.classes)
     tokens = classifier.tokens([text.text for text in given.texts])
-    with progress_bar(classifier.name, len(tokens)) as advance:
+    with progress_bar(classifier.name, len(tokens), "texts") as advance:
         logs = class_log_probabilities(classifier, tokens, batch, bf16, advance)
     predicted = logs.argmax(1)
     right = (predicted == labels).astype(float)

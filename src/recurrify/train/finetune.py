@@ -8,13 +8,14 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
+import torch
 from transformers import EarlyStoppingCallback, TrainerState, TrainingArguments, set_seed
 
 from recurrify.console import busy
 from recurrify.data.sequences import TrainingSequences, collate
-from recurrify.data.texts import Say, read_text
+from recurrify.data.texts import Say, few_tokens, read_text
 from recurrify.errors import UserError
-from recurrify.evaluate.flops import memory_cost
+from recurrify.evaluate.flops import full_flops_per_token, memory_cost
 from recurrify.evaluate.perplexity import evaluate_documents
 from recurrify.modeling.heads import RecurrentForCausalLM
 from recurrify.modeling.loading import load_model
@@ -56,6 +57,8 @@ def train_run(
     texts, text_sum = read_text(settings.data, "train", tokenizer, say, settings.text_field)
     source, split = (settings.valid, "all") if settings.valid else (settings.data, "valid")
     valid_texts, valid_sum = read_text(source, split, tokenizer, say, settings.text_field, settings.valid_tokens)
+    if short := few_tokens(valid_texts):
+        say(f"Validation: {short}")
     settings = recorded(settings, model, text_sum, valid_sum)
     earlier = earlier_result(settings, say)
     if earlier is not None:
@@ -131,9 +134,27 @@ def train(
         is_over=lambda state: _out_of_patience(state, settings.patience),
         show_progress=show_progress,
         progress_label=progress_label,
+        first_step=_first_step(model, per_step, mode),
     )
     model.graphed_steps = None  # frees the memory that CUDA graphs hold
     return outcome
+
+
+def _first_step(model: RecurrentPreTrainedModel, tokens: int, mode: str) -> str:
+    """How long the first step may take."""
+    if mode != "off":
+        return f" ({tokens:,} tokens; it is compiled and checked, which may take minutes)"
+    # A forward and a backward pass, and another forward pass for checkpoints, at the speed of one matrix product.
+    passes = 4 if model.recurrence.checkpoint else 3
+    width = model.base.config.hidden_size
+    rows = torch.ones(2048, width, device=model.device)
+    weights = torch.ones(width, 4 * width, device=model.device)
+    rows @ weights
+    begun = time.perf_counter()
+    (rows @ weights)[0, 0].item()
+    per_flop = (time.perf_counter() - begun) / (2 * rows.numel() * 4 * width)
+    seconds = passes * tokens * full_flops_per_token(model) * per_flop
+    return f" ({tokens:,} tokens, about {max(1, round(seconds)):,} s)"
 
 
 def training_arguments(settings: TrainSettings, sequences: TrainingSequences, validates: bool) -> TrainingArguments:

@@ -17,7 +17,7 @@ from transformers.trainer_callback import PrinterCallback
 
 from recurrify.console import busy, is_first
 from recurrify.data.labelled_windows import GroupedByLength
-from recurrify.data.sequences import IGNORED
+from recurrify.data.records import IGNORED
 from recurrify.errors import UserError
 from recurrify.evaluate.perplexity import StoppedEvaluation
 from recurrify.modeling.saving import WEIGHTS
@@ -282,6 +282,7 @@ def run_to_end(
     is_over: Callable[[TrainerState], bool] = lambda state: False,
     show_progress: bool = True,
     progress_label: str = "",
+    first_step: str = "",
 ) -> TrainOutcome:
     """Train, resuming from the newest intact checkpoint in `settings.out`.
 
@@ -294,8 +295,10 @@ def run_to_end(
         is_over: Whether a saved state is the end of the run, although steps are left.
         show_progress: Whether to show a progress bar, or lines.
         progress_label: A name for the lines, where several runs share a terminal.
+        first_step: How long the first step may take, for those who wait for it.
     """
-    progress, stop = ShowProgress(tokens_of(1), progress_label), StopEarly(settings.max_minutes or math.inf)
+    progress = ShowProgress(tokens_of(1), progress_label, first_step=first_step)
+    stop = StopEarly(settings.max_minutes or math.inf)
     trainer.remove_callback(PrinterCallback)
     for callback in (*first, CountSeconds(), EndInOrder(), *([progress] if show_progress else []), stop, *last):
         trainer.add_callback(callback)

@@ -8,7 +8,7 @@
 - A memory is kept for each window; kept keys and values also lie behind those of the window in every layer.
 - With checkpoints, only one window's layers are kept at a time.
 
-`tools/memory_table.py` prints estimates beside measured peaks; docs/performance.md has the table.
+`tools/memory_table.py` prints estimates and measured peaks; docs/performance.md has the table.
 """
 
 from dataclasses import dataclass

@@ -148,7 +148,7 @@ class TrainSettings(MemorySettings):
     """Windows per training sequence; gradients flow through all of them."""
     epochs: float = setting(2.0, positive=True, panel=BUDGET, basic=True)
     """Passes over the training text."""
-    max_tokens: int | None = setting(None, positive=True, panel=BUDGET)
+    max_tokens: int | None = setting(None, positive=True, panel=BUDGET, basic=True)
     """Stop after about this many training tokens."""
     schedule: str = setting("constant_with_warmup", choices=SCHEDULES, option=False)
     """Learning rate after the warm-up: constant_with_warmup, linear or cosine."""
@@ -218,7 +218,7 @@ class AnswerSettings(TaskSettings):
     """Questions to answer and score at the end."""
     recurrence: dict[str, Any] = setting(factory=dict, option=False)  # noqa: RUF009
     """The mechanism and its settings; empty: those of the paper's question answering."""
-    questions: int | None = setting(None, positive=True, panel=BUDGET)
+    questions: int | None = setting(None, positive=True, panel=BUDGET, basic=True)
     """Train on this many questions, drawn at random (default: all)."""
     epochs: float = setting(4.0, positive=True, panel=BUDGET, basic=True)
     """Passes over the questions."""

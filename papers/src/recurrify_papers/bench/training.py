@@ -64,7 +64,7 @@ def _variants(bench: Bench, steppers: list[Stepper]) -> list[Variant]:
 def _measure(bench: Bench, variants: list[Variant], ids: torch.Tensor) -> dict[str, Any]:
     checks: list[Row] = []
     problems: dict[str, str | None] = {}
-    with progress_bar(f"check {len(ids)} x {ids.shape[1]}", len(variants)) as advance:
+    with progress_bar(f"check {len(ids)} x {ids.shape[1]}", len(variants), "models") as advance:
         for variant in variants:
             problems[name_of(variant)] = _check(bench, variant, ids, checks)
             advance(1)

@@ -6,27 +6,32 @@ from typing import Annotated
 import typer
 
 from recurrify import UserError
+from recurrify.cli import formerly, options
 from recurrify.console import err_console, show_table
 
+PARTS = ("training", "lengths", "generation", "reading", "naive", "peers")
 SIZES = "auto, tiny, small, gpt2, smollm2, llama-1b"
 Names = Annotated[str | None, typer.Option(help="Comma-separated; default: plain, carry, and kv or lookback.")]
 Modes = Annotated[str | None, typer.Option(help="eager, compiled, graphs; default: all on a GPU, eager on a CPU.")]
 
 
+@formerly(memories="mechanisms", page="only_page")
 def bench_command(
     parts: Annotated[
         list[str] | None,
-        typer.Argument(help="training, lengths, generation, reading, naive, peers; default: all of them."),
+        typer.Argument(help=f"{', '.join(PARTS)}; default: all of them."),
     ] = None,
     size: Annotated[str, typer.Option(help=f"Shape of the model: {SIZES}.")] = "auto",
     out: Annotated[Path, typer.Option(help="Folder of the results; a part's earlier result is replaced.")] = Path(
         "runs/bench"
     ),
-    memories: Names = None,
+    mechanisms: Names = None,
     modes: Modes = None,
     batches: Annotated[str | None, typer.Option(help="Sequences of an update, comma-separated.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    page: Annotated[bool, typer.Option("--page", help="Only write the page of what is in the folder.")] = False,
+    only_page: Annotated[
+        bool, typer.Option("--only-page", help="Only write the page of what is in the folder.")
+    ] = False,
 ) -> None:
     """Measure training, generation and reading; every mode is checked against the eager one before it is timed.
 
@@ -36,11 +41,18 @@ def bench_command(
 
     `recurrify bench --size tiny`
 
-    `recurrify bench training --size smollm2 --memories carry,kv --modes graphs --batches 16`
+    `recurrify bench training --size smollm2 --mechanisms carry,kv --modes graphs --batches 16`
     """
+    for part in parts or ():
+        if part not in PARTS:
+            raise UserError(f"Unknown part {part!r}: choose from {', '.join(PARTS)}.")
+    options.check_device(device)
+    options.load_libraries()
     from recurrify_papers.bench.results import bench_tables, load_parts
 
-    failed = [] if page else _run(parts or [], size, out, _names(memories), _names(modes), _names(batches), device)
+    failed = (
+        [] if only_page else _run(parts or [], size, out, _names(mechanisms), _names(modes), _names(batches), device)
+    )
     found = load_parts(out)
     for table in bench_tables(found):
         show_table(table.caption, table.header, table.rows, text_columns=1)
@@ -55,7 +67,7 @@ def _run(
 ) -> list[str]:
     """Measure; returns the names of failed checks."""
     from recurrify.data import pick_device
-    from recurrify_papers.bench.bench import PARTS, Bench, run_bench
+    from recurrify_papers.bench.bench import Bench, run_bench
     from recurrify_papers.bench.models import MODES
     from recurrify_papers.bench.models import memories as known_memories
     from recurrify_papers.bench.sizes import size_for
@@ -63,7 +75,7 @@ def _run(
     where = pick_device(device)
     shape = size_for(size, where)
     known = list(known_memories(shape))
-    for given, allowed, what in ((parts, PARTS, "part"), (memories, known, "memory"), (modes, MODES, "mode")):
+    for given, allowed, what in ((memories, known, "memory"), (modes, MODES, "mode")):
         for name in given:
             if name not in allowed:
                 raise UserError(f"Unknown {what} {name!r}: choose from {', '.join(allowed)}.")

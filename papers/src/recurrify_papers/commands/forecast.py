@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from recurrify import UserError
-from recurrify.cli import examples, options, parse_setting, settings_command
+from recurrify.cli import examples, formerly, options, parse_setting, settings_command
 from recurrify.console import say, show_table
 from recurrify.records import LOCK_FILE
 from recurrify.results import (
@@ -49,8 +49,11 @@ def train(given: dict[str, Any]) -> None:
     """
     folder = Path(given["out"] or OUT / Path(given["data"]).name.split(".")[0])
     settings = ForecastSettings(**given | {"out": str(folder)})
+    _check_file(Path(settings.data))
+    options.check_device(settings.device)
     from recurrify.run_lock import run_lock
 
+    options.load_libraries()
     with run_lock(folder), full_disk_explained(str(folder)):
         _train(settings, folder)
 
@@ -86,6 +89,11 @@ def _train(settings: ForecastSettings, folder: Path) -> None:
     save_result(folder / RESULT_FILE, result)  # last: it marks the run as finished
     if not result["finished"]:
         say("The time is up: the best weights so far are saved. Run the same command to resume.")
+
+
+def _check_file(path: Path) -> None:
+    if not path.is_file():
+        raise UserError(f"{path} {'is no file' if path.exists() else 'does not exist'}: pass the file with --data.")
 
 
 def _read(settings: ForecastSettings, **changed: Any) -> "Series":
@@ -170,14 +178,15 @@ def evaluate(
 
 
 def _run_data(run: Path, data: Path | None) -> tuple["Trained", ForecastSettings, "Series"]:
+    settings = ForecastSettings.read(run)
+    if settings is None:
+        raise UserError(f"There is no forecaster in {str(run)!r}: pass the --out folder of `recurrify forecast train`.")
+    path = data or Path(settings.data)
+    _check_file(path)
+    options.load_libraries()
     from recurrify_papers.forecast.forecaster import load_trained
 
-    trained, settings = load_trained(run), ForecastSettings.read(run)
-    if settings is None:
-        raise UserError(f"There is no run in {str(run)!r}: pass the --out folder of `recurrify forecast train`.")
-    path = data or Path(settings.data)
-    if not path.is_file():
-        raise UserError(f"{path} does not exist: pass the file with --data.")
+    trained = load_trained(run)
     columns = None if settings.id_column or settings.columns is None else trained.columns
     return trained, settings, _read(replace(settings, data=str(path)), columns=columns)
 
@@ -211,6 +220,7 @@ def predict(
         "recurrify forecast table1 --data ETT/ --only ETTh1-24 --seeds 1",
     )
 )
+@formerly(recipe="set", rates="learning_rates")
 def table1(
     data: Annotated[Path | None, typer.Option(help="Folder with ETTh1.csv, ETTh2.csv, ETTm1.csv and WTH.csv.")] = None,
     out: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("runs/table1"),
@@ -219,10 +229,12 @@ def table1(
         ("informer", "rsa-informer", "linear", *NAIVE)
     ),
     seeds: Annotated[int, typer.Option(min=1, help="Runs per model.")] = 3,
-    rates: Annotated[
-        str, typer.Option(help="Learning rates; each model's is chosen on validation.")
+    learning_rates: Annotated[
+        str, typer.Option(help="Comma-separated; each model's is chosen on validation.")
     ] = "3e-5,1e-4,3e-4",
-    recipe: Annotated[list[str] | None, typer.Option(help="Other settings, like mix=true; repeatable.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="Other settings, like mix=true; repeatable.")
+    ] = None,
     device: options.Device = "auto",
 ) -> None:
     """Table 1 of the RSA paper: print the published and our committed results, or run it with --data."""
@@ -235,8 +247,8 @@ def table1(
         chosen = reproduction.Recipe(
             models=tuple(name.strip() for name in models.split(",")),
             seeds=seeds,
-            rates=options.numbers("rates", rates, float),
-            changed=dict(map(parse_setting, recipe or [])),
+            rates=options.numbers("--learning-rates", learning_rates, float),
+            changed=dict(map(parse_setting, settings or [])),
             device=str(pick_device(device)),
         )
         rows = reproduction.run_table(data, out, reproduction.chosen_settings(only), chosen, say)

@@ -5,7 +5,7 @@ from typing import Any
 
 import typer
 
-from recurrify.cli import settings_command
+from recurrify.cli import options, settings_command
 from recurrify.console import is_first, say
 from recurrify.run_lock import run_lock
 from recurrify_papers.pretrain.settings import PretrainSettings
@@ -28,9 +28,10 @@ def pretrain_command(given: dict[str, Any]) -> None:
 
     `recurrify pretrain --data books/ --objective mlm --layers 4 --width 256 --heads 4 --out runs/bert`
     """
+    settings = PretrainSettings(**given)
+    options.load_libraries(texts=[*settings.data, settings.valid])
     from recurrify_papers.pretrain.run import pretrain
 
-    settings = PretrainSettings(**given)
     with run_lock(settings.out):
         result = pretrain(settings, say)
     loss = result["validation"]["loss_per_token"]

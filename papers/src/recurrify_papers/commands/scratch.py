@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from recurrify import UserError
-from recurrify.cli import examples, options, settings_command
+from recurrify.cli import examples, formerly, options, settings_command
 from recurrify.console import say, show_table
 from recurrify.records import check_has_model
 from recurrify.results import check_overwrites_nothing, provenance, save_result
@@ -36,10 +36,7 @@ def train_command(given: dict[str, Any]) -> None:
     every five minutes; run the same command to resume. `recurrify scratch report` draws the curves.
     """
     check_choice("arch", given["arch"], *ARCHITECTURES)
-    from recurrify.data import check_source
-
-    for source in filter(None, (given["data"], given["valid"])):
-        check_source(source)
+    options.load_libraries(texts=[given["data"], given["valid"]])
     from recurrify_papers.scratch.run import train_scratch
 
     settings = ScratchSettings(**given)
@@ -56,37 +53,40 @@ def train_command(given: dict[str, Any]) -> None:
     name="evaluate",
     epilog=examples(
         "recurrify scratch evaluate runs/xl --data enwik8",
-        "recurrify scratch evaluate runs/xl runs/rsa --data book.txt --split all --symbols 100000",
+        "recurrify scratch evaluate runs/xl runs/rsa --data book.txt --split all --tokens 100000",
     ),
 )
+@formerly(rows="batch", symbols="tokens")
 def evaluate_command(
     runs: Annotated[list[str], typer.Argument(help="Folders of `scratch train`.")],
     data: options.Data,
     split: options.Split = "test",
     text_field: options.TextField = "text",
-    rows: Annotated[int | None, typer.Option(min=1, help="Batch rows (default: as in training).")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Batch rows (default: as in training).")] = None,
     length: Annotated[int | None, typer.Option(min=1, help="Symbols of a segment (default: the run's).")] = None,
-    symbols: Annotated[int | None, typer.Option(min=2, help="Score only the first this many symbols.")] = None,
+    tokens: Annotated[int | None, typer.Option(min=2, help="Score only the first this many symbols.")] = None,
     device: options.Device = "auto",
     out: options.ResultFile = None,
 ) -> None:
     """Bits per symbol of models from scratch on any text that has their symbols."""
     config = dict(locals()) | {"out": None}
     check_overwrites_nothing(out, data, *runs)
-    from recurrify.data import check_source
-
-    check_source(data)
+    for name in runs:
+        if not Path(name).is_dir():
+            raise UserError(f"There is no folder {name!r}: give the --out folder of `recurrify scratch train`.")
+        check_has_model(name)
+    options.check_device(device)
+    options.load_libraries(texts=[data], split=split)
     from recurrify_papers.scratch.run import is_scratch, score_run
 
     for name in runs:
-        check_has_model(name)
         if not is_scratch(name):
             raise UserError(f"{name!r} was not trained from scratch: use `recurrify evaluate`.")
     how: dict[str, Any] = {
         "text_field": text_field,
-        "rows": rows,
+        "rows": batch,
         "length": length,
-        "symbols": symbols,
+        "symbols": tokens,
         "device": device,
     }
     found = [score_run(name, data, split, **how) for name in runs]

@@ -264,7 +264,7 @@ def _train_network(
     model = new_network(settings, data.channels, data.times_TF.shape[1]).to(settings.device)
     training = Training(model, data, settings, folder)
     steps = settings.epochs * len(epoch_starts(data, settings, 0))
-    with progress_bar("training", steps) if shows_bar else nullcontext() as tick:
+    with progress_bar("training", steps, "steps") if shows_bar else nullcontext() as tick:
         return model, training.run(watch, tick)
 
 

@@ -43,7 +43,7 @@ def write_page(result: Mapping[str, Any], path: str | Path) -> None:
     answer = Verdict(
         verdict(result),
         number="" if change is None else f"{change:+.0%}".replace("+", "−") if change > 0 else f"+{-change:.0%}",
-        interval="MSE compared with seasonal naive",
+        what="MSE, compared with the seasonal naive forecast",
         facts=facts,
         tone="" if change is None else "better" if change > 0 else "worse",
     )

@@ -41,6 +41,7 @@ def write_report(paths: Sequence[Path], out: Path) -> tuple[list[Table], list[st
         f"{best['name']} has the lowest score, in bits per {best['unit']} of the test part of "
         f"{best['provenance']['config']['data']}.",
         number=numbers.bits(best["test"]["bits_per_symbol"]),
+        what=f"bits per {best['unit']}, {best['name']}",
     )
     tables = [_table(own, f"Scores on {data} as {symbols}") for (data, symbols, *_), own in texts.items()]
     sections = [

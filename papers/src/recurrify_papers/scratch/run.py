@@ -61,7 +61,7 @@ def train_scratch(settings: ScratchSettings, say: Say) -> dict[str, Any]:
         with (
             full_disk_explained(settings.out),
             matmul_context(settings.precision, device),
-            progress_bar("training", settings.steps) as tick,
+            progress_bar("training", settings.steps, "steps") as tick,
         ):
             outcome = fit(
                 model,
@@ -86,7 +86,7 @@ def train_scratch(settings: ScratchSettings, say: Say) -> dict[str, Any]:
         raise _explained(error) from error
     for part, name in (("valid", "validation"), ("test", "test")):
         stream = _beginning(data.streams[part], settings.test_tokens, data.symbols.unit)
-        with progress_bar(f"scoring {name}", len(stream.ids) - 1) as tick:
+        with progress_bar(f"scoring {name}", len(stream.ids) - 1, "symbols") as tick:
             result[name] = _described(stream, *_score(evaluated, streams_T[part][: len(stream.ids)], settings, tick))
     result["provenance"] = provenance(
         settings.to_dict(), seed=settings.seed, data_checksum=data.checksum, started=started
@@ -142,7 +142,7 @@ def score_run(
         eval_length=length or settings.eval_length,
         precision="fp32" if settings.precision == "fp32" else "auto",
     )
-    with progress_bar(f"scoring {run}", len(stream.ids) - 1) as tick:
+    with progress_bar(f"scoring {run}", len(stream.ids) - 1, "symbols") as tick:
         ids_T = torch.from_numpy(stream.ids).to(where)
         scored = _score(_evaluated_model(settings, model), ids_T, settings, tick)
     return {"model": str(run), "arch": arch, "unit": unit, **_described(stream, *scored)}

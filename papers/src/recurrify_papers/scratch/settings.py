@@ -56,7 +56,7 @@ class ScratchSettings(RunRecord):
     """Steps of linear warm-up."""
     weight_decay: float = setting(0.0, at_least=0, panel=TRAINING)
     """Weight decay; a value above 0 selects AdamW."""
-    clip: float = setting(0.25, at_least=0, panel=TRAINING)
+    max_grad_norm: float = setting(0.25, at_least=0, panel=TRAINING, formerly="clip")
     """Gradient-norm clipping (0 = off)."""
     eval_batch: int | None = setting(None, at_least=1, panel=EVALUATION)
     """Rows in validation and test; None: `batch`, or more for a long text."""

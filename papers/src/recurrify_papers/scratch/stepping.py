@@ -131,8 +131,8 @@ class Stepper:
         self.optimizer.zero_grad(set_to_none=True)
         loss, after = loss_of(tokens_BN, state)
         loss.backward()
-        if self.settings.clip:
-            nn.utils.clip_grad_norm_(self.parameters, self.settings.clip)
+        if self.settings.max_grad_norm:
+            nn.utils.clip_grad_norm_(self.parameters, self.settings.max_grad_norm)
         self.optimizer.step()
         return loss.detach(), after
 

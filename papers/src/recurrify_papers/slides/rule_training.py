@@ -22,7 +22,13 @@ from recurrify_papers.scratch.stepping import State
 from recurrify_papers.scratch.training import ScratchOutcome, fit
 from recurrify_papers.slides.rule_tasks import IGNORED, RuleSequences, RuleTask, rule_task, stream
 
-RECIPE: dict[str, Any] = {"warmup_steps": 50, "lowest_rate": 0.05, "clip": 1.0, "precision": "fp32", "speed": "eager"}
+RECIPE: dict[str, Any] = {
+    "warmup_steps": 50,
+    "lowest_rate": 0.05,
+    "max_grad_norm": 1.0,
+    "precision": "fp32",
+    "speed": "eager",
+}
 """What all models share. Compiling takes longer than the training of a model this small."""
 POSITIONS_AT_ONCE = 1 << 16
 """How many positions are scored together."""

@@ -13,12 +13,10 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from huggingface_hub import try_to_load_from_cache
-
 from recurrify.caching import cache_folder
 from recurrify.console import say
 from recurrify.errors import UserError
-from recurrify.hub_access import hub_is_reachable
+from recurrify.hub_access import hub_is_reachable, is_downloaded
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ def named_source(name: str) -> str:
     if name not in MODELS or Path(name).exists():
         return name
     model = MODELS[name]
-    if isinstance(try_to_load_from_cache(model.hub, "config.json"), str) or hub_is_reachable():
+    if is_downloaded(model.hub) or hub_is_reachable():
         return model.hub
     folder = cache_folder() / name
     try:

@@ -1,0 +1,60 @@
+"""Names of options: earlier ones are still accepted, and a mistyped one is answered with the closest."""
+
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, TypeVar
+
+from typer.core import TyperGroup
+
+__all__ = ["Commands", "closest", "formerly"]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def formerly(**names: str) -> Callable[[Function], Function]:
+    """The options of a command that had other names: `formerly(rows="batch")` takes `--rows` for `--batch`."""
+
+    def mark(function: Function) -> Function:
+        function.formerly = {_option(old): _option(new) for old, new in names.items()}  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
+class Commands(TyperGroup):
+    """The commands, which accept earlier names of their options."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, with_present_names(self, args))
+
+
+def with_present_names(group: Any, arguments: Sequence[str]) -> list[str]:
+    """The arguments of a command, with present names in place of earlier ones."""
+    command, found = group, []
+    rest = list(arguments)
+    while hasattr(command, "commands") and rest:
+        word = rest[0]
+        if word in command.commands:
+            command = command.commands[word]
+        elif not word.startswith("-"):  # a group may have a command that is not named
+            command = command.commands.get(getattr(command, "unnamed", None))
+            break
+        found.append(rest.pop(0))
+    names: Mapping[str, str] = getattr(getattr(command, "callback", None), "formerly", {})
+    for number, word in enumerate(rest):
+        if word == "--":
+            return [*found, *rest[number:]]
+        option, equals, value = word.partition("=")
+        found.append(names.get(option, option) + equals + value)
+    return found
+
+
+def closest(error: Any) -> str:
+    """What a mistyped option or command may have meant, the most similar first."""
+    near = list(getattr(error, "possibilities", None) or ())
+    near = get_close_matches(str(error.option_name), near, n=3, cutoff=0.7) if near else []
+    return f" (did you mean {' or '.join(near)}?)" if near else ""
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
