@@ -26,7 +26,7 @@ from recurrify_papers.bench.timing import (
     interleave,
     ratio,
 )
-from recurrify_papers.bench.training import measure_lengths, measure_naive, measure_training
+from recurrify_papers.bench.training import measure_lengths, measure_naive, measure_start, measure_training
 from support.commands import invoke
 
 Refused = Callable[..., str]
@@ -111,7 +111,7 @@ class TestParts:
         assert stepper.flops_per_token * ids.numel() == pytest.approx(counter.get_total_flops() - masked)
 
     @pytest.mark.parametrize(
-        ("size", "names"), [(MINI, ("plain", "carry", "tail", "lookback")), (LLAMA, ("plain", "carry", "kv"))]
+        ("size", "names"), [(MINI, ("plain", "carry", "tail", "lookback")), (LLAMA, ("plain", "carry", "kv-1", "kv"))]
     )
     def test_training_compares_every_memory(self, size: Size, names: tuple[str, ...]) -> None:
         assert set(names) <= set(memories(size))
@@ -133,12 +133,25 @@ class TestParts:
         assert naive["checks"][0]["passed"]
         assert any(one["name"] == "carry, eager / naive loop" for one in naive["ratios"])
 
-    def test_generation_goes_beyond_the_context(self) -> None:
+    def test_generation_goes_beyond_the_context(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("recurrify_papers.bench.inference._time_batch", _no_batches)
         groups = list(measure_generation(mini_bench()))
         assert all(check["passed"] for check in groups[0]["checks"])
+        assert [(group["batch"], group["prompt"]) for group in groups] == [(1, 1), (1, 60), (2, 1)]
         problems = [{row["model"]: row["problem"] for row in group["rows"]} for group in groups]
         assert problems[0]["transformers"] is None
-        assert problems[1] == {"transformers": "beyond its context", "plain": None, "carry": None}
+        assert problems[0]["transformers, continuous batching"] == "none here"
+        assert problems[1]["transformers"] == "beyond its context"
+        assert (problems[1]["plain"], problems[1]["carry"]) == (None, None)
+        assert all(row["prompt_seconds"] > 0 for group in groups for row in group["rows"] if row["problem"] is None)
+
+    def test_the_first_step_is_timed_twice(self) -> None:
+        (group,) = measure_start(mini_bench(memories=("carry",)))
+        assert [(row["model"], row["mode"]) for row in group["rows"]] == [
+            ("carry", "eager, cold"),
+            ("carry", "eager, warm"),
+        ]
+        assert all(row["seconds"] for row in group["rows"])
 
     def test_peers_that_are_missing_are_named(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -155,6 +168,10 @@ class TestParts:
         assert weights["gpt2"] == pytest.approx(124e6, rel=0.01)
         assert weights["smollm2"] == pytest.approx(135e6, rel=0.01)
         assert weights["llama-1b"] == pytest.approx(1.24e9, rel=0.02)
+
+
+def _no_batches(*_: object) -> None:
+    raise NotMeasuredError("none here")
 
 
 def _weights(size: Size) -> int:
@@ -186,11 +203,12 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("options", "words"),
         [
-            (["nothing"], "Unknown part 'nothing': choose from training, lengths"),
+            (["nothing"], "Unknown part 'nothing': choose from training, start"),
             (["--size", "huge"], "Unknown size 'huge': choose auto, tiny"),
-            (["--memories", "kv"], "Unknown memory 'kv': choose from plain, carry, tail, lookback."),
+            (["--memories", "kv"], "Unknown memory 'kv': choose from plain, carry, tail, lookback-8, lookback."),
             (["--modes", "fast"], "Unknown mode 'fast'"),
             (["--modes", "graphs"], "needs a CUDA GPU"),
+            (["--modes", "graphs-layers"], "Mode 'graphs-layers' needs a CUDA GPU"),
             (["--batches", "0"], "must be positive whole numbers: got '0'"),
         ],
     )

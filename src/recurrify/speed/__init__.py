@@ -13,7 +13,7 @@ if TYPE_CHECKING:
         on_side_stream,
         set_rate,
     )
-    from recurrify.speed.compiled import compile_windows
+    from recurrify.speed.compiled import Choices, compile_windows
     from recurrify.speed.compiling import compile_alone, compile_function, compiler_options
     from recurrify.speed.graphed import NOT_CAPTURED, graph_steps
     from recurrify.speed.graphed_generation import captured, graph_generation
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NOT_CAPTURED",
+    "Choices",
     "as_graph",
     "capturable_optimizer",
     "capture",
@@ -44,7 +45,7 @@ __all__ = [
 _HOMES = {
     "backends": ("leave_out_cudnn", "with_cudnn"),
     "capturing": ("as_graph", "capturable_optimizer", "capture", "device_seconds", "on_side_stream", "set_rate"),
-    "compiled": ("compile_windows",),
+    "compiled": ("Choices", "compile_windows"),
     "compiling": ("compile_alone", "compile_function", "compiler_options"),
     "graphed": ("NOT_CAPTURED", "graph_steps"),
     "graphed_generation": ("captured", "graph_generation"),

@@ -24,6 +24,7 @@ class Part(NamedTuple):
 
 PARTS = {
     "training": Part("training steps compared with transformers", "training:measure_training"),
+    "start": Part("the first training step, with and without a compiler's cache", "training:measure_start"),
     "lengths": Part("memory and speed of a step by the length of a sequence", "training:measure_lengths"),
     "generation": Part("time per generated token by the length of the text", "inference:measure_generation"),
     "reading": Part("scoring documents", "inference:measure_reading"),

@@ -10,13 +10,15 @@ from recurrify.console import err_console, show_table
 
 SIZES = "auto, tiny, small, gpt2, smollm2, llama-1b"
 Names = Annotated[str | None, typer.Option(help="Comma-separated; default: plain, carry, and kv or lookback.")]
-Modes = Annotated[str | None, typer.Option(help="eager, compiled, graphs; default: all on a GPU, eager on a CPU.")]
+Modes = Annotated[
+    str | None, typer.Option(help="eager, compiled, graphs (or graphs-layers); default: these three on a GPU.")
+]
 
 
 def bench_command(
     parts: Annotated[
         list[str] | None,
-        typer.Argument(help="training, lengths, generation, reading, naive, peers; default: all of them."),
+        typer.Argument(help="training, start, lengths, generation, reading, naive, peers; default: all."),
     ] = None,
     size: Annotated[str, typer.Option(help=f"Shape of the model: {SIZES}.")] = "auto",
     out: Annotated[Path, typer.Option(help="Folder of the results; a part's earlier result is replaced.")] = Path(
@@ -56,19 +58,20 @@ def _run(
     """Measure; returns the names of failed checks."""
     from recurrify.data import pick_device
     from recurrify_papers.bench.bench import PARTS, Bench, run_bench
-    from recurrify_papers.bench.models import MODES
+    from recurrify_papers.bench.models import GRAPHS, KNOWN_MODES, MODES
     from recurrify_papers.bench.models import memories as known_memories
     from recurrify_papers.bench.sizes import size_for
 
     where = pick_device(device)
     shape = size_for(size, where)
     known = list(known_memories(shape))
-    for given, allowed, what in ((parts, PARTS, "part"), (memories, known, "memory"), (modes, MODES, "mode")):
+    for given, allowed, what in ((parts, PARTS, "part"), (memories, known, "memory"), (modes, KNOWN_MODES, "mode")):
         for name in given:
             if name not in allowed:
                 raise UserError(f"Unknown {what} {name!r}: choose from {', '.join(allowed)}.")
-    if where.type != "cuda" and "graphs" in modes:
-        raise UserError("Mode 'graphs' needs a CUDA GPU: choose eager or compiled.")
+    captured = [mode for mode in modes if mode in GRAPHS]
+    if where.type != "cuda" and captured:
+        raise UserError(f"Mode {captured[0]!r} needs a CUDA GPU: choose eager or compiled.")
     if any(not one.isdigit() or int(one) < 1 for one in batches):
         raise UserError(f"`--batches` must be positive whole numbers: got {', '.join(batches)!r}.")
     bench = Bench(
