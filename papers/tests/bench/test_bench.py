@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from recurrify_papers.bench import bench as bench_module
 from recurrify_papers.bench.checks import check_generation, compare, distinct_windows, observe
-from recurrify_papers.bench.inference import measure_generation, measure_reading
+from recurrify_papers.bench.inference import measure_batching, measure_generation, measure_reading
 from recurrify_papers.bench.models import NaiveLoop, Recurrent, Transformers, memories, random_tokens, recurrent_model
 from recurrify_papers.bench.peers import PEERS, layer_weights, measure_peers
 from recurrify_papers.bench.sizes import GPT2, LLAMA_1B, SIZES, SMOLLM2, Size, size_for
@@ -133,16 +133,18 @@ class TestParts:
         assert naive["checks"][0]["passed"]
         assert any(one["name"] == "carry, eager / naive loop" for one in naive["ratios"])
 
-    def test_generation_goes_beyond_the_context(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("recurrify_papers.bench.inference._time_batch", _no_batches)
+    def test_continuous_batching_needs_a_gpu(self) -> None:
+        groups = list(measure_batching(mini_bench()))
+        assert [(group["batch"], group["prompt"]) for group in groups] == [(1, 1), (2, 1)]
+        assert all("needs a GPU" in row["problem"] for group in groups for row in group["rows"])
+
+    def test_generation_goes_beyond_the_context(self) -> None:
         groups = list(measure_generation(mini_bench()))
         assert all(check["passed"] for check in groups[0]["checks"])
         assert [(group["batch"], group["prompt"]) for group in groups] == [(1, 1), (1, 60), (2, 1)]
         problems = [{row["model"]: row["problem"] for row in group["rows"]} for group in groups]
         assert problems[0]["transformers"] is None
-        assert problems[0]["transformers, continuous batching"] == "none here"
-        assert problems[1]["transformers"] == "beyond its context"
-        assert (problems[1]["plain"], problems[1]["carry"]) == (None, None)
+        assert problems[1] == {"transformers": "beyond its context", "plain": None, "carry": None}
         assert all(row["prompt_seconds"] > 0 for group in groups for row in group["rows"] if row["problem"] is None)
 
     def test_the_first_step_is_timed_twice(self) -> None:
@@ -168,10 +170,6 @@ class TestParts:
         assert weights["gpt2"] == pytest.approx(124e6, rel=0.01)
         assert weights["smollm2"] == pytest.approx(135e6, rel=0.01)
         assert weights["llama-1b"] == pytest.approx(1.24e9, rel=0.02)
-
-
-def _no_batches(*_: object) -> None:
-    raise NotMeasuredError("none here")
 
 
 def _weights(size: Size) -> int:

@@ -27,6 +27,7 @@ PARTS = {
     "start": Part("the first training step, with and without a compiler's cache", "training:measure_start"),
     "lengths": Part("memory and speed of a step by the length of a sequence", "training:measure_lengths"),
     "generation": Part("time per generated token by the length of the text", "inference:measure_generation"),
+    "batching": Part("generation by transformers' continuous batching", "inference:measure_batching"),
     "reading": Part("scoring documents", "inference:measure_reading"),
     "naive": Part("the paper's carry compared with a naive loop", "training:measure_naive"),
     "peers": Part("training compared with other packages", "peers:measure_peers"),

@@ -112,8 +112,23 @@ class Writer(NamedTuple):
     model: Any
     longest: int | None = None
     """Its longest prompt."""
-    batches: bool = False
-    """By transformers' continuous batching."""
+
+
+def measure_batching(bench: Bench) -> Iterator[Row]:
+    """Generation by the unmodified model in transformers' continuous batching."""
+    size = bench.size
+    model = base_model(size, bench.device)
+    for texts in size.texts:
+        for prompt in size.prompts:
+            timing = Timing()
+            if prompt > size.positions - size.window - 1:
+                continue
+            ids = random_tokens(size, texts, prompt, bench.device)
+            for _ in range(size.rounds):
+                if timing.problem is None:
+                    timing.problem = attempt(partial(_time_batch, bench, model, ids, timing), bench.device)
+            row = {"model": BATCHING, "tokens_per_second": timing.rate(texts), **vars(timing)}
+            yield {"batch": texts, "prompt": prompt, "rows": [row], "ratios": [], "checks": []}
 
 
 def measure_generation(bench: Bench) -> Iterator[Row]:
@@ -122,8 +137,7 @@ def measure_generation(bench: Bench) -> Iterator[Row]:
     checks: list[Row] = []
     problems: dict[str, str | None] = {}
     for name, writer in writers.items():
-        if not writer.batches:  # it does not give logits
-            problems[name] = attempt(partial(_check, bench, name, writer.model, checks), bench.device)
+        problems[name] = attempt(partial(_check, bench, name, writer.model, checks), bench.device)
     for texts in bench.size.texts:
         for prompt in bench.size.prompts:
             if texts * prompt <= bench.size.most_prompt_tokens:
@@ -147,10 +161,9 @@ def _generation(
             if writer.longest is not None and prompt > writer.longest:
                 timing.problem = "beyond its context"
             if timing.problem is None:
-                time_one = _time_batch if writer.batches else _time_one
                 ids = random_tokens(bench.size, texts, prompt, bench.device)
                 timing.problem = attempt(
-                    partial(time_one, bench, writer.model, ids, timing, reading[name]), bench.device
+                    partial(_time_one, bench, writer.model, ids, timing, reading[name]), bench.device
                 )
     rows = []
     for name, timing in timings.items():
@@ -159,9 +172,8 @@ def _generation(
     ratios = [
         one
         for name in writers
-        for other in (TRANSFORMERS, BATCHING)
-        if name not in (TRANSFORMERS, BATCHING)
-        for one in ratio(f"{name} / {other}", timings[name].seconds, timings[other].seconds)
+        if name != TRANSFORMERS
+        for one in ratio(f"{name} / {TRANSFORMERS}", timings[name].seconds, timings[TRANSFORMERS].seconds)
     ]
     return {"rows": rows, "ratios": ratios, "checks": checks}
 
@@ -177,7 +189,6 @@ def _writers(bench: Bench) -> dict[str, Writer]:
     longest = size.positions - size.window - 1
     writers = {
         TRANSFORMERS: Writer(base_model(size, device), longest),
-        BATCHING: Writer(base_model(size, device), longest, batches=True),
     }
     for memory in bench.memories:
         if "eager" in bench.modes:
@@ -210,8 +221,10 @@ def _time_one(bench: Bench, model: Any, ids: Tensor, timing: Timing, reading: li
     reading.append(clock.seconds_of_prompt())
 
 
-def _time_batch(bench: Bench, model: Any, ids: Tensor, timing: Timing, reading: list[float]) -> None:
+def _time_batch(bench: Bench, model: Any, ids: Tensor, timing: Timing) -> None:
     """Append the seconds of a step: the difference between many tokens and two, because steps are not reported."""
+    if bench.device.type != "cuda":
+        raise NotMeasuredError("needs a GPU: its buffers are made for one")
     prompts, few, many = ids.tolist(), 2, bench.size.window + 1
     took: list[float] = []
     for new in (few, many):

@@ -18,7 +18,7 @@ Modes = Annotated[
 def bench_command(
     parts: Annotated[
         list[str] | None,
-        typer.Argument(help="training, start, lengths, generation, reading, naive, peers; default: all."),
+        typer.Argument(help="training, start, lengths, generation, batching, reading, naive, peers; default: all."),
     ] = None,
     size: Annotated[str, typer.Option(help=f"Shape of the model: {SIZES}.")] = "auto",
     out: Annotated[Path, typer.Option(help="Folder of the results; a part's earlier result is replaced.")] = Path(
