@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch._dynamo import lookup_backend
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from recurrify import CarryConfig, TailConfig, add_recurrence
 from recurrify.mechanisms import NoRecurrence
@@ -17,6 +18,8 @@ from recurrify.mechanisms.rsa import RSARecurrenceConfig
 from recurrify.speed import compiled
 from recurrify.speed.backends import attend_to_earlier, with_padded_queries
 from recurrify.speed.compiled import Choices, attends_plainly, compile_windows
+from recurrify.speed.graphed import graph_steps
+from support.graphs import AnyDevice, without_graphs
 from support.models import text, tiny
 
 # The tracer reads the memory's gradient; torch hides this warning unless warnings are errors.
@@ -59,22 +62,19 @@ def trained(model: Any, ids: torch.Tensor) -> tuple[torch.Tensor, dict[str, torc
     return loss.detach(), {name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None}
 
 
-@pytest.mark.parametrize("name", RUNS)
-@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize(("name", "padded"), [*((name, False) for name in RUNS), ("kv", True)])
 def test_losses_and_gradients_are_the_same(graphs: list[Any], name: str, padded: bool) -> None:
     family, recurrence, kinds = RUNS[name]
-    if padded and name not in ("kv", "lookback"):
-        pytest.skip("only kept keys have fewer queries than keys")
     model = add_recurrence(tiny(family), recurrence).train()
     assert len(model.family.layers_of(model.base)) == LAYERS
     twin = copy.deepcopy(model)
     compile_windows(twin, choices=Choices(by_layer=True, padded=padded))
-    for length in (24, 21):
-        (ours, our_gradients), (theirs, their_gradients) = (trained(one, text(2, length)) for one in (twin, model))
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
-        assert our_gradients.keys() == their_gradients.keys()
-        for key, value in their_gradients.items():
-            torch.testing.assert_close(our_gradients[key], value, rtol=1e-4, atol=1e-6, msg=key)
+    ids = text(2, 24)
+    (ours, our_gradients), (theirs, their_gradients) = (trained(one, ids) for one in (twin, model))
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    assert our_gradients.keys() == their_gradients.keys()
+    for key, value in their_gradients.items():
+        torch.testing.assert_close(our_gradients[key], value, rtol=1e-4, atol=1e-6, msg=key)
     assert len(graphs) == kinds
 
 
@@ -119,3 +119,62 @@ def test_padded_queries_attend_as_before(heads: int) -> None:
 def test_which_windows_attend_plainly(recurrence: Any, remembers: bool, padded: bool, plain: bool) -> None:
     """A document's first window has no kept keys; a mask is never right for cuDNN."""
     assert attends_plainly(add_recurrence(tiny("llama"), recurrence), remembers, padded) == plain
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_captured_steps_are_the_same(graphs: list[Any], checkpoint: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers read aliases of their weights there."""
+    replayed = without_graphs(monkeypatch)
+    recurrence = KVConfig(window=8, keep=3, sinks=1, checkpoint=checkpoint)
+    model = add_recurrence(tiny("llama"), recurrence).train()
+    twin = copy.deepcopy(model)
+    compile_windows(twin, choices=Choices(by_layer=True))
+    twin.graphed_steps = AnyDevice(twin)
+    for seed in (0, 1):
+        ids = text(2, 24, seed=seed)
+        (ours, our_gradients), (theirs, their_gradients) = (trained(one, ids) for one in (twin, model))
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+        for key, value in their_gradients.items():
+            torch.testing.assert_close(our_gradients[key], value, rtol=1e-4, atol=1e-6, msg=key)
+    assert replayed
+    assert 2 <= len(graphs) <= 4  # with gradients of a memory, and without
+
+
+WIDE = {
+    "carry": CarryConfig(window=300),
+    "lookback": LookbackConfig(window=300, keep=256),
+    "kv": KVConfig(window=300, keep=256),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("choices", [Choices(by_layer=True), Choices(padded=True), Choices(by_layer=True, padded=True)])
+@pytest.mark.parametrize("name", WIDE)
+def test_gradients_in_half_precision_are_right(name: str, choices: Choices) -> None:
+    """Captured, with heads that share their keys, and the width of real models."""
+    torch.manual_seed(0)
+    if name == "lookback":
+        base: Any = GPT2LMHeadModel(GPT2Config(n_layer=2, vocab_size=512, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0))
+    else:
+        sizes = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 2, "num_attention_heads": 12}
+        base = LlamaForCausalLM(
+            LlamaConfig(vocab_size=512, max_position_embeddings=1024, num_key_value_heads=4, **sizes)
+        )
+    model = add_recurrence(base, WIDE[name]).cuda().train()
+    ids = torch.randint(512, (16, 900), device="cuda")
+    before = copy.deepcopy(model.state_dict())
+    exact = trained(model, ids)[1]
+    torch._dynamo.reset()
+    graph_steps(model, choices=choices)
+    for _ in range(3):
+        model.load_state_dict(before)  # running statistics
+        with torch.autocast("cuda", torch.bfloat16):
+            found = trained(model, ids)[1]
+        for which in {key.split(".")[0] for key in exact}:  # kv has no weights of its own
+            wanted, got = (
+                torch.cat([value.flatten() for key, value in one.items() if key.startswith(which)])
+                for one in (exact, found)
+            )
+            assert float((got - wanted).norm() / wanted.norm()) < (0.02 if which == "base" else 0.05), which
+    assert model.graphed_steps.steps
