@@ -124,6 +124,10 @@ class TestParts:
             *names
         }
 
+    def test_without_checkpointed_steps(self) -> None:
+        (group,) = measure_training(mini_bench(memories=("carry",), checkpoints=False))
+        assert not any(row["checkpoint"] for row in group["rows"])
+
     def test_lengths_reading_naive(self) -> None:
         assert [group["tokens"] for group in measure_lengths(mini_bench())] == [16, 32]
         (reading,) = measure_reading(mini_bench())

@@ -45,6 +45,8 @@ class Bench:
     batches: tuple[int, ...]
     ceiling: float | None = None
     """Measured FLOP/s of matrix products."""
+    checkpoints: bool = True
+    """Whether checkpointed steps are measured, too."""
 
     def share(self, flops_per_second: float | None) -> float | None:
         """The share of the ceiling."""

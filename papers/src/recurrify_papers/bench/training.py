@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -67,10 +68,11 @@ def _variants(bench: Bench, steppers: list[Stepper]) -> list[Variant]:
     found: list[Variant] = []
     for stepper in steppers:
         recurrent = isinstance(stepper, Recurrent)
+        checkpoints = recurrent and bench.checkpoints
         for mode in stepper.modes:
             # Captured graphs are compared with the best that the unmodified model has: compiled.
             if mode in bench.modes or (not recurrent and mode == "compiled" and captures(bench)):
-                found += [(stepper, mode, checkpoint) for checkpoint in ((False, True) if recurrent else (False,))]
+                found += [(stepper, mode, checkpoint) for checkpoint in ((False, True) if checkpoints else (False,))]
     return found
 
 
@@ -80,23 +82,23 @@ def captures(bench: Bench) -> bool:
 
 
 def measure_start(bench: Bench) -> Iterator[Row]:
-    """The first training step, with an empty compiler's cache and with the one that it left."""
+    """The first training step, with an empty compiler's cache and with the one that it left; a group for each memory
+    and mode."""
     for batch in bench.batches:
         ids = random_tokens(bench.size, batch, bench.size.windows * bench.size.window, bench.device)
-        rows: list[Row] = []
-        for memory in bench.memories:
-            for mode in bench.modes:
-                cold, warm = Timing(), Timing()
-                with fresh_cache():
-                    for timing in (cold, warm):
-                        timing.problem = attempt(partial(_first_step, bench, memory, mode, ids, timing), bench.device)
-                        free_memory(bench.device)
-                for timing, cache in ((cold, "cold"), (warm, "warm")):
+        for memory, mode in product(bench.memories, bench.modes):
+            rows: list[Row] = []
+            with fresh_cache():
+                for cache in ("cold", "warm"):
+                    timing = Timing()
+                    timing.problem = attempt(partial(_first_step, bench, memory, mode, ids, timing), bench.device)
+                    free_memory(bench.device)
                     rate = timing.rate(ids.numel())
                     rows.append(
                         {"model": memory, "mode": f"{mode}, {cache}", "tokens_per_second": rate, **vars(timing)}
                     )
-        yield {"batch": batch, "rows": rows, "ratios": [], "checks": []}
+                    say(f"{memory}, {mode}, {cache}: {timing.problem or f'{timing.seconds[0]:.1f} s'}")
+            yield {"batch": batch, "rows": rows, "ratios": [], "checks": []}
 
 
 def _first_step(bench: Bench, memory: str, mode: str, ids: torch.Tensor, timing: Timing) -> None:

@@ -27,6 +27,7 @@ def bench_command(
     memories: Names = None,
     modes: Modes = None,
     batches: Annotated[str | None, typer.Option(help="Sequences of an update, comma-separated.")] = None,
+    unchecked: Annotated[bool, typer.Option("--unchecked", help="Leave out checkpointed training steps.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     page: Annotated[bool, typer.Option("--page", help="Only write the page of what is in the folder.")] = False,
 ) -> None:
@@ -42,7 +43,8 @@ def bench_command(
     """
     from recurrify_papers.bench.results import bench_tables, load_parts
 
-    failed = [] if page else _run(parts or [], size, out, _names(memories), _names(modes), _names(batches), device)
+    asked = (_names(memories), _names(modes), _names(batches))
+    failed = [] if page else _run(parts or [], size, out, *asked, device, not unchecked)
     found = load_parts(out)
     for table in bench_tables(found):
         show_table(table.caption, table.header, table.rows, text_columns=1)
@@ -53,7 +55,14 @@ def bench_command(
 
 
 def _run(
-    parts: list[str], size: str, out: Path, memories: list[str], modes: list[str], batches: list[str], device: str
+    parts: list[str],
+    size: str,
+    out: Path,
+    memories: list[str],
+    modes: list[str],
+    batches: list[str],
+    device: str,
+    checkpoints: bool,
 ) -> list[str]:
     """Measure; returns the names of failed checks."""
     from recurrify.data import pick_device
@@ -80,6 +89,7 @@ def _run(
         memories=tuple(dict.fromkeys(("plain", *memories))) if memories else ("plain", "carry", known[-1]),
         modes=tuple(modes) or (MODES if where.type == "cuda" else ("eager",)),
         batches=tuple(map(int, batches)) or shape.batches,
+        checkpoints=checkpoints,
     )
     return run_bench(bench, parts or list(PARTS), out)
 
