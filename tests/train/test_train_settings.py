@@ -238,7 +238,16 @@ def test_nothing_to_train() -> None:
 
 @pytest.mark.parametrize(
     ("choice", "gpus", "mode"),
-    [("auto", 0, "off"), ("auto", 1, "graphs"), ("auto", 2, "on"), ("on", 0, "on"), ("off", 1, "off")],
+    [
+        ("auto", 0, "off"),
+        ("auto", 1, "graphs"),
+        ("auto", 2, "on"),
+        ("layers", 0, "on"),
+        ("layers", 1, "graphs"),
+        ("layers", 2, "on"),
+        ("on", 0, "on"),
+        ("off", 1, "off"),
+    ],
 )
 def test_compile_mode(choice: str, gpus: int, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from recurrify_papers.bench import bench as bench_module
 from recurrify_papers.bench.checks import check_generation, compare, distinct_windows, observe
-from recurrify_papers.bench.inference import measure_generation, measure_reading
+from recurrify_papers.bench.inference import measure_batching, measure_generation, measure_reading
 from recurrify_papers.bench.models import NaiveLoop, Recurrent, Transformers, memories, random_tokens, recurrent_model
 from recurrify_papers.bench.peers import PEERS, layer_weights, measure_peers
 from recurrify_papers.bench.sizes import GPT2, LLAMA_1B, SIZES, SMOLLM2, Size, size_for
@@ -26,7 +26,7 @@ from recurrify_papers.bench.timing import (
     interleave,
     ratio,
 )
-from recurrify_papers.bench.training import measure_lengths, measure_naive, measure_training
+from recurrify_papers.bench.training import measure_lengths, measure_naive, measure_start, measure_training
 from support.commands import invoke
 
 Refused = Callable[..., str]
@@ -111,7 +111,7 @@ class TestParts:
         assert stepper.flops_per_token * ids.numel() == pytest.approx(counter.get_total_flops() - masked)
 
     @pytest.mark.parametrize(
-        ("size", "names"), [(MINI, ("plain", "carry", "tail", "lookback")), (LLAMA, ("plain", "carry", "kv"))]
+        ("size", "names"), [(MINI, ("plain", "carry", "tail", "lookback")), (LLAMA, ("plain", "carry", "kv-1", "kv"))]
     )
     def test_training_compares_every_memory(self, size: Size, names: tuple[str, ...]) -> None:
         assert set(names) <= set(memories(size))
@@ -124,6 +124,10 @@ class TestParts:
             *names
         }
 
+    def test_without_checkpointed_steps(self) -> None:
+        (group,) = measure_training(mini_bench(memories=("carry",), checkpoints=False))
+        assert not any(row["checkpoint"] for row in group["rows"])
+
     def test_lengths_reading_naive(self) -> None:
         assert [group["tokens"] for group in measure_lengths(mini_bench())] == [16, 32]
         (reading,) = measure_reading(mini_bench())
@@ -133,12 +137,27 @@ class TestParts:
         assert naive["checks"][0]["passed"]
         assert any(one["name"] == "carry, eager / naive loop" for one in naive["ratios"])
 
+    def test_continuous_batching_needs_a_gpu(self) -> None:
+        groups = list(measure_batching(mini_bench()))
+        assert [(group["batch"], group["prompt"]) for group in groups] == [(1, 1), (2, 1)]
+        assert all("needs a GPU" in row["problem"] for group in groups for row in group["rows"])
+
     def test_generation_goes_beyond_the_context(self) -> None:
         groups = list(measure_generation(mini_bench()))
         assert all(check["passed"] for check in groups[0]["checks"])
+        assert [(group["batch"], group["prompt"]) for group in groups] == [(1, 1), (1, 60), (2, 1)]
         problems = [{row["model"]: row["problem"] for row in group["rows"]} for group in groups]
         assert problems[0]["transformers"] is None
         assert problems[1] == {"transformers": "beyond its context", "plain": None, "carry": None}
+        assert all(row["prompt_seconds"] > 0 for group in groups for row in group["rows"] if row["problem"] is None)
+
+    def test_the_first_step_is_timed_twice(self) -> None:
+        (group,) = measure_start(mini_bench(memories=("carry",)))
+        assert [(row["model"], row["mode"]) for row in group["rows"]] == [
+            ("carry", "eager, cold"),
+            ("carry", "eager, warm"),
+        ]
+        assert all(row["seconds"] for row in group["rows"])
 
     def test_peers_that_are_missing_are_named(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -186,11 +205,12 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("options", "words"),
         [
-            (["nothing"], "Unknown part 'nothing': choose from training, lengths"),
+            (["nothing"], "Unknown part 'nothing': choose from training, start"),
             (["--size", "huge"], "Unknown size 'huge': choose auto, tiny"),
-            (["--mechanisms", "kv"], "Unknown memory 'kv': choose from plain, carry, tail, lookback."),
+            (["--mechanisms", "kv"], "Unknown memory 'kv': choose from plain, carry, tail, lookback-8, lookback."),
             (["--modes", "fast"], "Unknown mode 'fast'"),
             (["--modes", "graphs"], "needs a CUDA GPU"),
+            (["--modes", "graphs-layers"], "Mode 'graphs-layers' needs a CUDA GPU"),
             (["--batches", "0"], "must be positive whole numbers: got '0'"),
         ],
     )

@@ -137,8 +137,10 @@ class CacheMechanism(Mechanism):
             cache = DynamicCache()
         if past.memory is not None:
             kept = self.kept(past.memory)
-            for layer, keys_and_values in enumerate(kept.unbind(1)):
-                cache.update(*keys_and_values.unbind(1), layer)
+            # One split of all: its gradient is one copy.
+            parts = kept.flatten(1, 2).unbind(1)
+            for layer, (keys, values) in enumerate(zip(parts[::2], parts[1::2], strict=True)):
+                put_into(cache, layer, keys, values)
             mask = self._mask(base, ids, past.live, kept.shape[-2])
         if isinstance(window.recorder, CacheRecorder):
             window.recorder.cache, window.recorder.base = cache, base
@@ -159,6 +161,12 @@ class CacheMechanism(Mechanism):
         own = torch.ones(length, length, dtype=torch.bool, device=ids.device).tril()
         allowed = torch.cat([front, own.expand(rows, -1, -1)], dim=2)[:, None]
         return as_mask(allowed, base.config._attn_implementation == "eager", base.dtype)
+
+
+def put_into(cache: DynamicCache, layer: int, keys: Tensor, values: Tensor) -> None:
+    """What `cache.update` does in an empty layer, without a copy."""
+    cache.update(keys[:, :, :0], values[:, :, :0], layer)
+    cache.layers[layer].keys, cache.layers[layer].values = keys, values
 
 
 class CacheRecorder(Recorder):

@@ -18,6 +18,7 @@ from recurrify.families import family_of, open_attention, turn_keys
 from recurrify.mechanisms.base import CacheMechanism, CacheRecorder, Past
 from recurrify.mechanisms.config import MechanismConfig
 from recurrify.settings import setting
+from recurrify.speed.products import product_dtype
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,18 +103,22 @@ class KV(CacheMechanism):
         sinks, keep, stride = self.config.sinks, self.config.keep, recorder.stride
         base = recorder.base
         assert base is not None, "no window was opened"
-
-        def moved(layer: int, keys: Tensor, values: Tensor, span: slice, by: int) -> Tensor:
-            turned = turn_keys(base, layer, keys[:, :, span], by)
-            return torch.stack([turned, values[:, :, span].to(turned.dtype)], dim=1)
-
-        own = list(enumerate(recorder.layers(0 if past.memory is None else self.first_position)))
-        # Windows begin at position sinks + keep: the first tokens move to 0, the last ones in front of the next window.
-        first = torch.stack([moved(layer, *kv, slice(0, sinks), -sinks - keep) for layer, kv in own], dim=1)
-        last = torch.stack([moved(layer, *kv, slice(stride - keep, stride), -stride) for layer, kv in own], dim=1)
-        if past.memory is not None:
-            first = Past(past.memory[..., :sinks, :], past.live).otherwise(first)
-        return torch.cat([first, last], dim=-2)
+        # One slice and one split of all layers: the gradient is copied once.
+        old = None if past.memory is None else past.memory[..., :sinks, :].flatten(1, 2).unbind(1)
+        parts: list[Tensor] = []
+        for layer, (keys, values) in enumerate(recorder.layers(0 if past.memory is None else self.first_position)):
+            # Windows begin at position sinks + keep: the first tokens move to 0, the last in front of the next window.
+            for first, last in (
+                (
+                    turn_keys(base, layer, keys[:, :, :sinks], -sinks - keep),
+                    turn_keys(base, layer, keys[:, :, stride - keep : stride], -stride),
+                ),
+                (values[:, :, :sinks], values[:, :, stride - keep : stride]),
+            ):
+                start = Past(None if old is None else old[len(parts)], past.live).otherwise(first)
+                # In the precision in which attention will read it: rotary positions may have made float32 of it.
+                parts.append(torch.cat([start, last.to(first.dtype)], dim=-2).to(product_dtype(keys)))
+        return torch.stack(parts, dim=1).unflatten(1, (-1, 2))
 
 
 def check_rotary(config: PretrainedConfig) -> None:

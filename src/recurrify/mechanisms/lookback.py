@@ -179,11 +179,13 @@ class Lookback(CacheMechanism):
     def write(self, recorder: CacheRecorder, past: Past, statistics: tuple[Tensor, ...]) -> Tensor:
         span = slice(recorder.stride - self.config.keep, recorder.stride)
         own = recorder.layers(0 if past.memory is None else self.seen)
-        keys, values = (torch.stack([part[:, :, span] for part in parts], dim=1) for parts in zip(*own, strict=True))
-
-        def moved(kept: Tensor, which: int, shifts: Tensor) -> Tensor:
-            first, later = shifts.to(kept.dtype)
-            last = Past(None if past.memory is None else later.expand_as(kept), past.live)
-            return kept @ self.maps[:, which].to(kept.dtype) + last.otherwise(first.expand_as(kept))
-
-        return torch.stack([moved(keys, 0, self.shifts), moved(values, 1, self.value_shifts)], dim=2)
+        # Heads first (L · 2 · H, B, C, D): then a map is one product for all rows, whose gradient is one product, too.
+        parts = [part[:, :, span].transpose(0, 1) for layer in own for part in layer]
+        kept = torch.stack([part.to(parts[0].dtype) for part in parts])
+        heads, rows, count, size = kept.shape[1:]
+        moved = torch.bmm(kept.reshape(-1, rows * count, size), self.maps.to(kept.dtype).reshape(-1, size, size))
+        moved = moved.view(self.layers, 2, heads, rows, count, size).movedim(3, 0)
+        shifts = (self.shifts, self.value_shifts.expand_as(self.shifts))
+        first, later = torch.stack([one.to(moved.dtype) for one in shifts], dim=2)
+        last = Past(None if past.memory is None else later.expand_as(moved), past.live)
+        return moved + last.otherwise(first.expand_as(moved))

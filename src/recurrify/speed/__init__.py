@@ -7,7 +7,7 @@ from recurrify.lazy import lazily
 if TYPE_CHECKING:
     from recurrify.speed.backends import leave_out_cudnn, with_cudnn
     from recurrify.speed.capturing import capture, on_side_stream
-    from recurrify.speed.compiled import compile_windows
+    from recurrify.speed.compiled import Choices, compile_windows
     from recurrify.speed.compiling import compile_function, compiler_options
     from recurrify.speed.graphed import NOT_CAPTURED, graph_steps
     from recurrify.speed.graphed_generation import captured, graph_generation
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NOT_CAPTURED",
+    "Choices",
     "Step",
     "capture",
     "captured",

@@ -43,18 +43,53 @@ def cudnn_is_safe(lengths: Iterable[int]) -> bool:
     return all(length % TILE != TILE // 2 for length in lengths)
 
 
+class _Queries:
+    padded = False
+
+
+_QUERIES = _Queries()
+
+
+@contextmanager
+def with_padded_queries(used: bool = True) -> Iterator[None]:
+    """Let `attend_to_earlier` add queries inside the context, if `used`."""
+    before, _QUERIES.padded = _QUERIES.padded, used
+    try:
+        yield
+    finally:
+        _QUERIES.padded = before
+
+
 def attend_to_earlier(query: Tensor, key: Tensor, value: Tensor, scale: float | None, dropout: float) -> Tensor:
-    """Attention of queries (rows, heads, N, size) to their own N keys causally, and to all keys before those."""
-    if key.shape[1] < query.shape[1]:  # grouped-query attention
-        key, value = (part.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for part in (key, value))
+    """Attention of queries (rows, heads, N, size) to their own N keys causally, and to all keys before those. Keys and
+    values may have fewer heads, each of which serves several queries.
+
+    Inside `with_padded_queries` it is plain causal attention with queries of zeros in front, whose results are dropped.
+    A kernel works in blocks of 128 positions, so that 300 queries and 560 keys take 14 blocks, and 560 queries 15, but
+    every kernel for causal attention will do.
+    """
     dtype = product_dtype(query)  # as fused attention does under autocast
     query, key, value = (part.to(dtype) for part in (query, key, value))
+    if _QUERIES.padded:
+        missing = key.shape[2] - query.shape[2]
+        attended = functional.scaled_dot_product_attention(
+            functional.pad(query, (0, 0, missing, 0)),
+            key,
+            value,
+            dropout_p=dropout,
+            is_causal=True,
+            scale=scale,
+            enable_gqa=key.shape[1] < query.shape[1],
+        )
+        return attended[:, :, missing:]
     if _suits_flash(query, value) and flash_is_there(query.device.index):
         # Called directly because torch has no fast kernel for a mask: this one aligns the diagonal with the last query
-        # and key, like `torch.nn.attention.bias.causal_lower_right`.
+        # and key, like `torch.nn.attention.bias.causal_lower_right`. It reads shared heads where they are.
         flash = torch.ops.aten._scaled_dot_product_flash_attention
-        attended: Tensor = flash(query, key, value, dropout, is_causal=True, return_debug_mask=False, scale=scale)[0]
-        return attended
+        found: Tensor = flash(query, key, value, dropout, is_causal=True, return_debug_mask=False, scale=scale)[0]
+        return found
+    if key.shape[1] < query.shape[1]:
+        key, value = (part.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for part in (key, value))
     allowed = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
     allowed = allowed.tril(key.shape[2] - query.shape[2])
     return functional.scaled_dot_product_attention(query, key, value, allowed, dropout, scale=scale)

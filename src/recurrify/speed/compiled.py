@@ -4,16 +4,19 @@ Only windows that training repeats are compiled: of a full batch, with a memory 
 batch and everything outside training run uncompiled.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - everyone's name for it
 from torch import Tensor
 from torch._functorch import config as functorch_config
+from transformers.cache_utils import DynamicLayer
 
 from recurrify.context import Past, WindowJob
-from recurrify.speed.backends import cudnn_is_safe, with_cudnn
+from recurrify.speed.backends import cudnn_is_safe, with_cudnn, with_padded_queries
 from recurrify.speed.compiling import compile_function
 from recurrify.speed.head_loss import IGNORE
 
@@ -27,7 +30,22 @@ WindowResult = tuple[Tensor, Tensor | None, Tensor | None]
 """Losses or hidden states, memory, summary."""
 
 
-def compile_windows(model: Any, rows: int | None = None, memory_budget: float = 1.0) -> None:
+class Choices(NamedTuple):
+    """How windows are compiled. None of these changes a result."""
+
+    joined: bool = True
+    """Linear layers that read the same input are one product."""
+    by_layer: bool = False
+    """Compile one layer and use it for all layers like it, instead of a window as one graph: the first step comes
+    several times sooner, and operations are not fused across layers."""
+    padded: bool = False
+    """Windows that attend to kept keys get as many queries as keys: see `backends.attend_to_earlier`."""
+
+
+AS_ONE = Choices()
+
+
+def compile_windows(model: Any, rows: int | None = None, memory_budget: float = 1.0, choices: Choices = AS_ONE) -> None:
     """Compile a recurrent model's training windows; results are the same within rounding.
 
     Args:
@@ -35,23 +53,35 @@ def compile_windows(model: Any, rows: int | None = None, memory_budget: float = 
         rows: The batch size that training repeats; None takes that of the first batch.
         memory_budget: The share of a window's activations that are kept for the backward pass; the rest, those that
             are cheapest to compute, are recomputed.
+        choices: How windows are compiled.
     """
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, COMPILATIONS)
     if model.family.causal:
-        model.compiled_window = CompiledWindow(model, rows, memory_budget)
+        model.compiled_window = CompiledWindow(model, rows, memory_budget, choices)
 
 
 class CompiledWindow:
     """One training window as a function of its tokens and the memory before it."""
 
-    def __init__(self, model: Any, rows: int | None = None, memory_budget: float = 1.0) -> None:
+    def __init__(
+        self, model: Any, rows: int | None = None, memory_budget: float = 1.0, choices: Choices = AS_ONE
+    ) -> None:
         self.model = model
         self.rows = rows
         self.memory_budget = memory_budget
+        self.choices = choices
         # torch guards neither the budget nor the choice of kernels: they are part of the compiler's options.
-        self.compiled: dict[bool, Callable[..., Any]] = {
-            cudnn: compile_function(run_full_window, f"budget {memory_budget!r}{', cudnn' * cudnn}", dynamic=False)
+        compiled = {
+            cudnn: compile_function(
+                run_layer if choices.by_layer else run_full_window,
+                f"budget {memory_budget!r}{', cudnn' * cudnn}{', padded' * choices.padded}",
+                joins=choices.joined,
+                dynamic=False,
+            )
             for cudnn in (False, True)
+        }
+        self.compiled: dict[bool, Callable[..., Any]] = {
+            cudnn: partial(run_with_layers, one) if choices.by_layer else one for cudnn, one in compiled.items()
         }
         """Without and with cuDNN's attention."""
 
@@ -81,22 +111,39 @@ class CompiledWindow:
         tokens = F.pad(tokens, (0, missing)).contiguous()
         if targets is not None:
             targets = F.pad(targets, (0, missing), value=IGNORE).contiguous()
-        cudnn = attends_plainly(self.model) and cudnn_is_safe(attended_lengths(self.model))
+        padded = self.choices.padded
+        cudnn = attends_plainly(self.model, memory is not None, padded) and cudnn_is_safe(attended_lengths(self.model))
         # torch reads these options when it compiles, which can happen in any call.
         kept = functorch_config.patch({"activation_memory_budget": self.memory_budget, **KEPT_FOR_LATER})
-        with with_cudnn(cudnn), kept:
+        with with_cudnn(cudnn), with_padded_queries(padded), kept:
             top, written, summary = self.compiled[cudnn](
                 self.model, tokens, targets, memory, statistics, first, writes, summed
             )
         return top[:, :scored], written, summary
 
 
-def attends_plainly(model: Any) -> bool:
-    """Whether attention in its windows is causal, without a mask and without dropout."""
+def attends_plainly(model: Any, remembers: bool = True, padded: bool = False) -> bool:
+    """Whether attention in its windows is causal, without a mask and without dropout.
+
+    Args:
+        model: A `RecurrentPreTrainedModel`.
+        remembers: Whether the windows have a memory.
+        padded: Whether windows with kept keys have as many queries as keys.
+    """
     config, mechanism = model.base.config, model.mechanism
     dropped = getattr(config, "attn_pdrop", None) or getattr(config, "attention_dropout", None) or 0.0
-    masked = mechanism is not None and (mechanism.keys_only or mechanism.changes_attention)
-    return config._attn_implementation == "sdpa" and not dropped and not masked
+    if config._attn_implementation != "sdpa" or dropped:
+        return False
+    if mechanism is None:
+        return True
+    if mechanism.changes_attention:
+        return False
+    return not (mechanism.keys_only and remembers) or (padded and sees_all_slots(mechanism))
+
+
+def sees_all_slots(mechanism: Any) -> bool:
+    """Whether every position sees all kept keys, so that windows need no mask."""
+    return mechanism.sees_slots(torch.zeros(1, dtype=torch.long)) is None
 
 
 def attended_lengths(model: Any) -> set[int]:
@@ -124,3 +171,50 @@ def run_full_window(
         WindowJob(tokens, targets, first, writes, summed), Past(memory, None), statistics
     )
     return result
+
+
+def run_with_layers(run: Callable[..., Any], model: Any, *window: Any) -> WindowResult:
+    """`run_full_window` with compiled layers; what is around them runs eagerly."""
+    with replaced_layers(model, run):
+        return run_full_window(model, *window)
+
+
+@contextmanager
+def replaced_layers(model: Any, run: Callable[..., Any]) -> Iterator[None]:
+    """Let `run` run the model's layers inside the context. Their hooks stay outside of it, because they know the number
+    of their layer, and code that depends on it would be compiled for each layer."""
+    layers = model.family.layers_of(model.base)
+    before = [vars(layer).get("forward") for layer in layers]
+    for index, layer in enumerate(layers):
+        layer.forward = partial(_with_own_cache, partial(run, layer), index)
+    try:
+        yield
+    finally:
+        for layer, own in zip(layers, before, strict=True):
+            del layer.forward
+            if own is not None:
+                layer.forward = own
+
+
+def _with_own_cache(run: Callable[..., Any], index: int, *inputs: Any, **named: Any) -> Any:
+    cache = named.get("past_key_values")
+    if cache is not None:
+        cache.layers += [DynamicLayer() for _ in range(index + 1 - len(cache.layers))]
+        named["past_key_values"] = _LayerCache(cache.layers[index])
+    return run(*inputs, **named)
+
+
+class _LayerCache:
+    """The cache as one layer sees it, without the layer's number."""
+
+    def __init__(self, layer: Any) -> None:
+        self.layer = layer
+
+    def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        found: tuple[Tensor, Tensor] = self.layer.update(keys, values)
+        return found
+
+
+def run_layer(layer: Any, *inputs: Any, **named: Any) -> Any:
+    """A layer's own function."""
+    return type(layer).forward(layer, *inputs, **named)

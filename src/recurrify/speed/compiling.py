@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from recurrify.speed.joined import join_products
+
 BARRIERS, MIXED_SUMS = "barriers", "mix_order_reduction"
 WORKAROUNDS: dict[str, tuple[str, ...]] = {
     "2.10": (MIXED_SUMS,),
@@ -35,15 +37,18 @@ def workarounds(version: str = torch.__version__) -> tuple[str, ...]:
     return WORKAROUNDS.get(".".join(version.split(".")[:2]), ())
 
 
-def compiler_options(variant: str = "") -> dict[str, Any]:
-    """Options of the compiler. Graphs of different variants are compiled and cached separately."""
+def compiler_options(variant: str = "", joins: bool = False) -> dict[str, Any]:
+    """Options of the compiler. Graphs of different variants are compiled and cached separately. With `joins`, linear
+    layers of the same input become one product."""
     from torch._inductor import config  # takes a second, and few commands compile
 
     needed = workarounds()
     if BARRIERS in needed:
         write_barriers()
     mixed = {f"triton.{MIXED_SUMS}": False} if MIXED_SUMS in needed and hasattr(config.triton, MIXED_SUMS) else {}
-    return {"post_grad_custom_post_pass": _mark(f"recurrify {' '.join(needed)} {variant}".strip()), **mixed}
+    join = {"pre_grad_custom_pass": _join_class()()} if joins else {}
+    mark = _mark(f"recurrify {' '.join(needed)} {variant}{', joined' * joins}".strip())
+    return {"post_grad_custom_post_pass": mark, **join, **mixed}
 
 
 @cache
@@ -71,9 +76,27 @@ def _mark(name: str) -> Any:
     return _mark_class()(name)
 
 
-def compile_function(function: Callable[..., Any], variant: str = "", **choices: Any) -> Callable[..., Any]:
+@cache
+def _join_class() -> Any:
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+
+    class Join(CustomGraphPass):
+        """`join_products` as a pass over the graph from which gradients are derived."""
+
+        def __call__(self, graph: Any) -> None:
+            join_products(graph)
+
+        def uuid(self) -> str:
+            return f"{join_products.__module__} 1"
+
+    return Join
+
+
+def compile_function(
+    function: Callable[..., Any], variant: str = "", joins: bool = False, **choices: Any
+) -> Callable[..., Any]:
     """`torch.compile` with the workarounds that this version needs; `choices` are its other arguments."""
-    return torch.compile(function, options=compiler_options(variant), **choices)
+    return torch.compile(function, options=compiler_options(variant, joins), **choices)
 
 
 @cache

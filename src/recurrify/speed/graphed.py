@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 from recurrify.errors import UserError
 from recurrify.packing import Packed, open_windows
 from recurrify.speed.capturing import capture
-from recurrify.speed.compiled import compile_windows
+from recurrify.speed.compiled import AS_ONE, Choices, compile_windows
 from recurrify.speed.graphed_head import Head
 from recurrify.speed.graphed_windows import (
     CheckpointedStep,
@@ -47,14 +47,14 @@ MOST_GRAPHS = 16
 NOT_CAPTURED = "Training steps could not be captured as CUDA graphs"
 
 
-def graph_steps(model: Any, rows: int | None = None, memory_budget: float = 1.0) -> None:
+def graph_steps(model: Any, rows: int | None = None, memory_budget: float = 1.0, choices: Choices = AS_ONE) -> None:
     """Let a recurrent model on a CUDA device replay its compiled training steps; results are the same.
 
     Between a step's forward and its backward pass there must be no other step of the same model, and the state that
-    such a step returns carries no gradient. `rows` and `memory_budget` are as in `compile_windows`.
+    such a step returns carries no gradient. The other arguments are those of `compile_windows`.
     """
     # Eager code of some models reads values of their masks on the host, which cannot be captured.
-    compile_windows(model, rows, memory_budget)
+    compile_windows(model, rows, memory_budget, choices)
     if model.graphed_steps is None:
         model.graphed_steps = GraphedSteps(model)
 

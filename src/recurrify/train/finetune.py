@@ -20,7 +20,7 @@ from recurrify.evaluate.perplexity import evaluate_documents
 from recurrify.modeling.heads import RecurrentForCausalLM
 from recurrify.modeling.loading import load_model
 from recurrify.modeling.model import RecurrentPreTrainedModel
-from recurrify.speed.compiled import compile_windows
+from recurrify.speed.compiled import Choices, compile_windows
 from recurrify.speed.graphed import graph_steps
 from recurrify.train.callbacks import StopOnNonFinite
 from recurrify.train.loop import (
@@ -105,7 +105,7 @@ def train(
     mode = compile_mode(settings.compile)
     if mode != "off":
         prepare = graph_steps if mode == "graphs" else compile_windows
-        prepare(model, settings.batch, settings.memory_budget)
+        prepare(model, settings.batch, settings.memory_budget, Choices(by_layer=settings.compile == "layers"))
     elif settings.memory_budget < 1:
         raise UserError(
             f"`memory_budget` is {settings.memory_budget:g}, but only compiled windows have one, and `compile` is "

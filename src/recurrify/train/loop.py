@@ -190,21 +190,21 @@ def uses_bf16(precision: str) -> bool:
 
 
 def compile_mode(choice: str) -> str:
-    """off, on or graphs; auto is graphs with one CUDA GPU."""
+    """off, on or graphs; auto is graphs with one CUDA GPU, and layers the same but never off."""
     if choice == "graphs" and processes() > 1:
         raise UserError(f"`compile` is graphs, but {processes()} processes train together: use auto, on or off.")
     if choice == "graphs" and not torch.cuda.is_available():
         raise UserError("`compile` is graphs, but this machine has no usable CUDA GPU: use auto, on or off.")
-    if choice == "on" and shards() > 1:
+    if choice in ("on", "layers") and shards() > 1:
         raise UserError(
-            "`compile` is on, but FSDP divides the weights, whose windows cannot be compiled: use auto or off."
+            f"`compile` is {choice}, but FSDP divides the weights, whose windows cannot be compiled: use auto or off."
         )
-    if choice != "auto":
+    if choice not in ("auto", "layers"):
         return choice
     if shards() > 1:
         return "off"
     if not torch.cuda.is_available():
-        return "off"
+        return "on" if choice == "layers" else "off"
     # Gradients that processes share arrive by hooks, which a captured step does not call.
     return "graphs" if torch.cuda.device_count() == 1 and processes() == 1 else "on"
 

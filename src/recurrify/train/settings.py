@@ -158,8 +158,8 @@ class TrainSettings(MemorySettings):
     """Validate on the first this many tokens of each document."""
     patience: int = setting(3, at_least=0, panel=BUDGET)
     """Validations without improvement before stopping (0 = never stop early)."""
-    compile: str = setting("auto", choices=("auto", "on", "off", "graphs"), panel=TRAINING)
-    """Compile windows: on, off, graphs (whole steps); auto = graphs on one GPU."""
+    compile: str = setting("auto", choices=("auto", "on", "off", "graphs", "layers"), panel=TRAINING)
+    """Compile windows: on, off, graphs (steps), layers (quick start); auto = graphs."""
     memory_budget: float = setting(1.0, at_least=0, at_most=1, option=False)
     """Share of activations that compiled windows keep; less saves memory, takes time."""
     group_by_length: bool = setting(False, option=False)

@@ -24,8 +24,10 @@ class Part(NamedTuple):
 
 PARTS = {
     "training": Part("training steps compared with transformers", "training:measure_training"),
+    "start": Part("the first training step, with and without a compiler's cache", "training:measure_start"),
     "lengths": Part("memory and speed of a step by the length of a sequence", "training:measure_lengths"),
     "generation": Part("time per generated token by the length of the text", "inference:measure_generation"),
+    "batching": Part("generation by transformers' continuous batching", "inference:measure_batching"),
     "reading": Part("scoring documents", "inference:measure_reading"),
     "naive": Part("the paper's carry compared with a naive loop", "training:measure_naive"),
     "peers": Part("training compared with other packages", "peers:measure_peers"),
@@ -43,6 +45,8 @@ class Bench:
     batches: tuple[int, ...]
     ceiling: float | None = None
     """Measured FLOP/s of matrix products."""
+    checkpoints: bool = True
+    """Whether checkpointed steps are measured, too."""
 
     def share(self, flops_per_second: float | None) -> float | None:
         """The share of the ceiling."""

@@ -3,11 +3,12 @@
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import GenerationConfig
 from transformers.generation.streamers import BaseStreamer
 
 from recurrify.data import TokenizedDocument
@@ -21,7 +22,8 @@ from recurrify_papers.bench.timing import WRONG, Entrant, NotMeasuredError, Row,
 ALONE = 2
 """Documents that are read one at a time: more would only take longer."""
 SAME_LOSS = 1e-5
-TRANSFORMERS = "transformers"
+EXPECTED = (RuntimeError, ValueError, ImportError, TypeError, AttributeError, NotImplementedError)
+TRANSFORMERS, BATCHING = "transformers", "transformers, continuous batching"
 
 
 def measure_reading(bench: Bench) -> Iterator[Row]:
@@ -100,34 +102,80 @@ class _Clock(BaseStreamer):
         """Median over tokens, without the first, whose time is that of reading the prompt."""
         return float(np.median(np.diff(self.times[1:])))
 
+    def seconds_of_prompt(self) -> float:
+        return self.times[1] - self.times[0]
+
+
+class Writer(NamedTuple):
+    """A model that generates."""
+
+    model: Any
+    longest: int | None = None
+    """Its longest prompt."""
+
+
+def measure_batching(bench: Bench) -> Iterator[Row]:
+    """Generation by the unmodified model in transformers' continuous batching."""
+    size = bench.size
+    model = base_model(size, bench.device)
+    for texts in size.texts:
+        for prompt in size.prompts:
+            timing = Timing()
+            if prompt > size.positions - size.window - 1:
+                continue
+            ids = random_tokens(size, texts, prompt, bench.device)
+            for _ in range(size.rounds):
+                if timing.problem is None:
+                    timing.problem = attempt(partial(_time_batch, bench, model, ids, timing), bench.device)
+            row = {"model": BATCHING, "tokens_per_second": timing.rate(texts), **vars(timing)}
+            yield {"batch": texts, "prompt": prompt, "rows": [row], "ratios": [], "checks": []}
+
 
 def measure_generation(bench: Bench) -> Iterator[Row]:
-    """Time per token after prompts of several lengths, a window of tokens each."""
+    """Time per step and of reading the prompt, after prompts of several lengths; each text gets a window of tokens."""
     writers = _writers(bench)
     checks: list[Row] = []
     problems: dict[str, str | None] = {}
-    for name, (model, _) in writers.items():
-        problems[name] = attempt(partial(_check, bench, name, model, checks), bench.device)
-    for prompt in bench.size.prompts:
-        timings = {name: Timing(problem=problems[name]) for name in writers}
-        for _ in range(bench.size.rounds):
-            for name, (model, longest) in writers.items():
-                if longest is not None and prompt > longest:
-                    timings[name].problem = "beyond its context"
-                if timings[name].problem is None:
-                    timings[name].problem = attempt(
-                        partial(_time_one, bench, model, prompt, timings[name]), bench.device
-                    )
-        rows = [{"model": name, "tokens_per_second": one.rate(1), **vars(one)} for name, one in timings.items()]
-        base = timings[TRANSFORMERS].seconds
-        ratios = [
-            one
-            for name in writers
-            if name != TRANSFORMERS
-            for one in ratio(f"{name} / {TRANSFORMERS}", timings[name].seconds, base)
-        ]
-        yield {"prompt": prompt, "rows": rows, "ratios": ratios, "checks": checks}
-        checks = []
+    for name, writer in writers.items():
+        problems[name] = attempt(partial(_check, bench, name, writer.model, checks), bench.device)
+    for texts in bench.size.texts:
+        for prompt in bench.size.prompts:
+            if texts * prompt <= bench.size.most_prompt_tokens:
+                yield {"batch": texts, "prompt": prompt, **_generation(bench, writers, texts, prompt, problems, checks)}
+                checks = []
+
+
+def _generation(
+    bench: Bench,
+    writers: dict[str, Writer],
+    texts: int,
+    prompt: int,
+    problems: dict[str, str | None],
+    checks: list[Row],
+) -> dict[str, Any]:
+    timings = {name: Timing(problem=problems.get(name)) for name in writers}
+    reading: dict[str, list[float]] = {name: [] for name in writers}
+    for _ in range(bench.size.rounds):
+        for name, writer in writers.items():
+            timing = timings[name]
+            if writer.longest is not None and prompt > writer.longest:
+                timing.problem = "beyond its context"
+            if timing.problem is None:
+                ids = random_tokens(bench.size, texts, prompt, bench.device)
+                timing.problem = attempt(
+                    partial(_time_one, bench, writer.model, ids, timing, reading[name]), bench.device
+                )
+    rows = []
+    for name, timing in timings.items():
+        first = float(np.median(reading[name])) if reading[name] else None
+        rows.append({"model": name, "tokens_per_second": timing.rate(texts), "prompt_seconds": first, **vars(timing)})
+    ratios = [
+        one
+        for name in writers
+        if name != TRANSFORMERS
+        for one in ratio(f"{name} / {TRANSFORMERS}", timings[name].seconds, timings[TRANSFORMERS].seconds)
+    ]
+    return {"rows": rows, "ratios": ratios, "checks": checks}
 
 
 def _check(bench: Bench, name: str, model: Any, checks: list[Row]) -> None:
@@ -136,35 +184,57 @@ def _check(bench: Bench, name: str, model: Any, checks: list[Row]) -> None:
         raise NotMeasuredError(WRONG)
 
 
-def _writers(bench: Bench) -> dict[str, tuple[Any, int | None]]:
-    """Models by name, each with its longest prompt."""
+def _writers(bench: Bench) -> dict[str, Writer]:
     size, device = bench.size, bench.device
-    writers: dict[str, tuple[Any, int | None]] = {
-        TRANSFORMERS: (base_model(size, device), size.positions - size.window - 1)
+    longest = size.positions - size.window - 1
+    writers = {
+        TRANSFORMERS: Writer(base_model(size, device), longest),
     }
     for memory in bench.memories:
-        writers[memory] = (recurrent_model(size, memory, device), None)
-        if device.type == "cuda":
+        if "eager" in bench.modes:
+            writers[memory] = Writer(recurrent_model(size, memory, device))
+        if "graphs" in bench.modes:
             captured = recurrent_model(size, memory, device)
             graph_generation(captured)
-            writers[f"{memory}, graphs"] = (captured, None)
+            writers[f"{memory}, graphs"] = Writer(captured)
     return writers
 
 
-def _time_one(bench: Bench, model: Any, tokens: int, timing: Timing) -> None:
-    """Append the seconds per token; in bfloat16 on a GPU, as one loads a model to generate."""
-    prompt = random_tokens(bench.size, 1, tokens, bench.device)
-    model.eval()
-    if model.device.type == "cuda":
-        model.to(torch.bfloat16)
+def _ready(model: Any) -> Any:
+    """In bfloat16 on a GPU, as one loads a model to generate."""
+    return model.eval().to(torch.bfloat16) if model.device.type == "cuda" else model.eval()
+
+
+def _time_one(bench: Bench, model: Any, ids: Tensor, timing: Timing, reading: list[float]) -> None:
+    """Append the seconds of a step, and of reading the prompt."""
     clock = _Clock()
     with torch.inference_mode():
-        model.generate(
-            prompt,
-            attention_mask=torch.ones_like(prompt),
+        _ready(model).generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
             max_new_tokens=bench.size.window + 1,
             do_sample=False,
             pad_token_id=0,
             streamer=clock,
         )
     timing.seconds.append(clock.seconds_per_token())
+    reading.append(clock.seconds_of_prompt())
+
+
+def _time_batch(bench: Bench, model: Any, ids: Tensor, timing: Timing) -> None:
+    """Append the seconds of a step: the difference between many tokens and two, because steps are not reported."""
+    if bench.device.type != "cuda":
+        raise NotMeasuredError("needs a GPU: its buffers are made for one")
+    prompts, few, many = ids.tolist(), 2, bench.size.window + 1
+    took: list[float] = []
+    for new in (few, many):
+        settings = GenerationConfig(max_new_tokens=new, do_sample=False, eos_token_id=-1, pad_token_id=0)
+        started = time.perf_counter()
+        try:
+            found = _ready(model).generate_batch(inputs=prompts, generation_config=settings, progress_bar=False)
+        except EXPECTED as error:  # whatever it does not support in this version or on this device
+            raise NotMeasuredError(f"failed ({type(error).__name__}: {str(error)[:80]})") from error
+        took.append(time.perf_counter() - started)
+        if [len(one.generated_tokens) for one in found.values()] != [new] * len(prompts):
+            raise NotMeasuredError("did not generate all tokens")
+    timing.seconds.append((took[1] - took[0]) / (many - few))

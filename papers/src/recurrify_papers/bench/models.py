@@ -10,12 +10,21 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from recurrify import RecurrentForCausalLM, add_recurrence
 from recurrify.evaluate import full_flops_per_token
 from recurrify.modeling import recurrence_config
-from recurrify.speed import compile_windows, graph_steps, quick_products, with_cudnn
+from recurrify.speed import Choices, compile_windows, graph_steps, quick_products, with_cudnn
 from recurrify_papers.bench.sizes import Size, shape_settings
 from recurrify_papers.bench.timing import NotMeasuredError
 
 IGNORE = -100
 MODES = ("eager", "compiled", "graphs")
+GRAPHS = {
+    "graphs": Choices(),
+    "graphs-separate": Choices(joined=False),
+    "graphs-layers": Choices(by_layer=True),
+    "graphs-padded": Choices(padded=True),
+    "graphs-layers-padded": Choices(by_layer=True, padded=True),
+}
+"""Modes that capture steps, by how their windows are compiled; the first is measured by default."""
+KNOWN_MODES = (*MODES, *(mode for mode in GRAPHS if mode not in MODES))
 PASSES_BEFORE_GRAPHS = 4
 """Passes of one shape after which a captured model replays it."""
 BACKWARD = 2
@@ -40,9 +49,9 @@ def memories(size: Size) -> dict[str, dict[str, Any]]:
         "carry": {"mechanism": "carry"},
         "tail": {"mechanism": "tail", "tail": size.keep // 4, "pooled_slots": 1},
     }
-    if size.family == "llama":
-        return {**found, "kv": {"mechanism": "kv", "keep": size.keep, "sinks": 4}}
-    return {**found, "lookback": {"mechanism": "lookback", "keep": size.keep}}
+    kept = "kv" if size.family == "llama" else "lookback"
+    fewer: dict[str, Any] = {"mechanism": kept, "keep": size.keep // 4}
+    return {**found, f"{kept}-{size.keep // 4}": fewer, kept: {**fewer, "keep": size.keep}}
 
 
 def recurrent_model(size: Size, memory: str, device: torch.device, **changes: Any) -> RecurrentForCausalLM:
@@ -134,17 +143,17 @@ class Recurrent(Stepper):
         super().__init__(memory, self.recurrent, device, full_flops_per_token(self.recurrent))
         self.window, self.mode = size.window, "eager"
         if device.type == "cuda":
-            self.modes = MODES
+            self.modes = KNOWN_MODES
 
     def prepare(self, mode: str, checkpoint: bool, rows: int) -> None:
         self.mode = mode
-        self.passes = PASSES_BEFORE_GRAPHS if mode == "graphs" else 1
+        self.passes = PASSES_BEFORE_GRAPHS if mode in GRAPHS else 1
         self.recurrent.set_recurrence(checkpoint=checkpoint)
         self.recurrent.compiled_window = self.recurrent.graphed_steps = None
         if mode == "compiled":
             compile_windows(self.recurrent, rows)
-        elif mode == "graphs":
-            graph_steps(self.recurrent, rows)
+        elif mode in GRAPHS:
+            graph_steps(self.recurrent, rows, choices=GRAPHS[mode])
 
     def loss(self, ids: Tensor, inside_windows: bool = False) -> Tensor:
         targets = ids.roll(-1, 1)
@@ -162,7 +171,7 @@ class Recurrent(Stepper):
 
     def capture(self, rows: Tensor) -> None:
         """Run until graphs are captured; the weights do not change."""
-        if self.mode != "graphs":
+        if self.mode not in GRAPHS:
             return
         for _ in range(self.passes):
             self.backward(rows)

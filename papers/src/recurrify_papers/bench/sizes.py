@@ -40,6 +40,10 @@ class Size:
     """Windows of single sequences, for memory and speed by length."""
     prompts: tuple[int, ...] = (1, 600, 10_000, 100_000)
     """Tokens that are read before generation is timed."""
+    texts: tuple[int, ...] = (1, 32)
+    """Texts that are generated at once."""
+    most_prompt_tokens: int = 400_000
+    """Of all texts together; longer prompts are left out."""
     documents: int = 26
     document_tokens: int = 30_000
     rounds: int = 3
@@ -62,6 +66,8 @@ TINY = Size(
     keep=32,
     lengths=(4, 16, 64),
     prompts=(1, 128, 1_000, 4_000),
+    texts=(1, 8),
+    most_prompt_tokens=8_000,
     documents=16,
     document_tokens=2_000,
     rounds=5,

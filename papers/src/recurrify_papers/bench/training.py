@@ -1,15 +1,29 @@
 """Training: steps of every memory in every mode compared with transformers, and one long sequence by its length."""
 
+import time
 from collections.abc import Iterator
+from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
+from torch._inductor.utils import fresh_cache
 
 from recurrify.console import progress_bar, say
 from recurrify_papers.bench.bench import Bench
 from recurrify_papers.bench.checks import WINDOWS, compare, distinct_windows, observe
-from recurrify_papers.bench.models import NaiveLoop, Recurrent, Stepper, Transformers, random_tokens
-from recurrify_papers.bench.timing import WRONG, Entrant, NotMeasuredError, Row, attempt, free_memory, interleave, ratio
+from recurrify_papers.bench.models import GRAPHS, NaiveLoop, Recurrent, Stepper, Transformers, random_tokens
+from recurrify_papers.bench.timing import (
+    WRONG,
+    Entrant,
+    NotMeasuredError,
+    Row,
+    Timing,
+    attempt,
+    free_memory,
+    interleave,
+    ratio,
+)
 
 Variant = tuple[Stepper, str, bool]
 """A model, its mode, and whether it is checkpointed."""
@@ -54,11 +68,50 @@ def _variants(bench: Bench, steppers: list[Stepper]) -> list[Variant]:
     found: list[Variant] = []
     for stepper in steppers:
         recurrent = isinstance(stepper, Recurrent)
+        checkpoints = recurrent and bench.checkpoints
         for mode in stepper.modes:
             # Captured graphs are compared with the best that the unmodified model has: compiled.
-            if mode in bench.modes or (not recurrent and mode == "compiled" and "graphs" in bench.modes):
-                found += [(stepper, mode, checkpoint) for checkpoint in ((False, True) if recurrent else (False,))]
+            if mode in bench.modes or (not recurrent and mode == "compiled" and captures(bench)):
+                found += [(stepper, mode, checkpoint) for checkpoint in ((False, True) if checkpoints else (False,))]
     return found
+
+
+def captures(bench: Bench) -> bool:
+    """Whether a mode that captures steps is measured."""
+    return any(mode in GRAPHS for mode in bench.modes)
+
+
+def measure_start(bench: Bench) -> Iterator[Row]:
+    """The first training step, with an empty compiler's cache and with the one that it left; a group for each memory
+    and mode."""
+    for batch in bench.batches:
+        ids = random_tokens(bench.size, batch, bench.size.windows * bench.size.window, bench.device)
+        for memory, mode in product(bench.memories, bench.modes):
+            rows: list[Row] = []
+            with fresh_cache():
+                for cache in ("cold", "warm"):
+                    timing = Timing()
+                    timing.problem = attempt(partial(_first_step, bench, memory, mode, ids, timing), bench.device)
+                    free_memory(bench.device)
+                    rate = timing.rate(ids.numel())
+                    rows.append(
+                        {"model": memory, "mode": f"{mode}, {cache}", "tokens_per_second": rate, **vars(timing)}
+                    )
+                    say(f"{memory}, {mode}, {cache}: {timing.problem or f'{timing.seconds[0]:.1f} s'}")
+            yield {"batch": batch, "rows": rows, "ratios": [], "checks": []}
+
+
+def _first_step(bench: Bench, memory: str, mode: str, ids: torch.Tensor, timing: Timing) -> None:
+    """Append the seconds of a new model's first step."""
+    torch._dynamo.reset()
+    stepper = Recurrent(bench.size, memory, bench.device)
+    stepper.prepare(mode, False, len(ids))
+    started = time.perf_counter()
+    stepper.step(ids, len(ids))
+    if bench.device.type == "cuda":
+        torch.cuda.synchronize(bench.device)
+    timing.seconds.append(time.perf_counter() - started)
+    stepper.release()
 
 
 def _measure(bench: Bench, variants: list[Variant], ids: torch.Tensor) -> dict[str, Any]:
@@ -143,12 +196,13 @@ def _entrant(variant: Variant, ids: torch.Tensor, rows_at_once: dict[str, int], 
             rows_at_once[name] = rows // 2
 
     return Entrant(
-        name, lambda: stepper.step(ids, rows_at_once[name]), prepare, stepper.release, reserved=mode == "graphs"
+        name, lambda: stepper.step(ids, rows_at_once[name]), prepare, stepper.release, reserved=mode in GRAPHS
     )
 
 
 def _ratios(rows: list[Row]) -> list[Row]:
-    """Every memory against plain windows in the same mode, everything against transformers, and checkpointing."""
+    """Every memory against plain windows in the same mode, everything against transformers, checkpointing, and other
+    ways to capture against the usual one."""
     seconds = {(row["model"], row["mode"], row["checkpoint"]): row["seconds"] for row in rows}
     best = "compiled" if ("transformers", "compiled", False) in seconds else "eager"
     found: list[Row] = []
@@ -157,6 +211,8 @@ def _ratios(rows: list[Row]) -> list[Row]:
         for other in (("plain", mode, checkpoint), ("transformers", best, False), ("naive loop", "eager", False)):
             if other in seconds and model != other[0]:
                 found += ratio(f"{name} / {other[0]}", own, seconds[other])
+        if mode in GRAPHS and mode != "graphs" and (model, "graphs", checkpoint) in seconds:
+            found += ratio(f"{name} / graphs", own, seconds[model, "graphs", checkpoint])
         if checkpoint:
             found += ratio(f"{name} / unchecked", own, seconds[model, mode, False])
     return found

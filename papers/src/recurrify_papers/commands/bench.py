@@ -9,10 +9,12 @@ from recurrify import UserError
 from recurrify.cli import formerly, options
 from recurrify.console import err_console, show_table
 
-PARTS = ("training", "lengths", "generation", "reading", "naive", "peers")
+PARTS = ("training", "start", "lengths", "generation", "batching", "reading", "naive", "peers")
 SIZES = "auto, tiny, small, gpt2, smollm2, llama-1b"
 Names = Annotated[str | None, typer.Option(help="Comma-separated; default: plain, carry, and kv or lookback.")]
-Modes = Annotated[str | None, typer.Option(help="eager, compiled, graphs; default: all on a GPU, eager on a CPU.")]
+Modes = Annotated[
+    str | None, typer.Option(help="eager, compiled, graphs (or graphs-layers); default: these three on a GPU.")
+]
 
 
 @formerly(memories="mechanisms", page="only_page")
@@ -28,6 +30,7 @@ def bench_command(
     mechanisms: Names = None,
     modes: Modes = None,
     batches: Annotated[str | None, typer.Option(help="Sequences of an update, comma-separated.")] = None,
+    unchecked: Annotated[bool, typer.Option("--unchecked", help="Leave out checkpointed training steps.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     only_page: Annotated[
         bool, typer.Option("--only-page", help="Only write the page of what is in the folder.")
@@ -50,9 +53,8 @@ def bench_command(
     options.load_libraries()
     from recurrify_papers.bench.results import bench_tables, load_parts
 
-    failed = (
-        [] if only_page else _run(parts or [], size, out, _names(mechanisms), _names(modes), _names(batches), device)
-    )
+    asked = (_names(mechanisms), _names(modes), _names(batches))
+    failed = [] if only_page else _run(parts or [], size, out, *asked, device, not unchecked)
     found = load_parts(out)
     for table in bench_tables(found):
         show_table(table.caption, table.header, table.rows, text_columns=1)
@@ -63,24 +65,32 @@ def bench_command(
 
 
 def _run(
-    parts: list[str], size: str, out: Path, memories: list[str], modes: list[str], batches: list[str], device: str
+    parts: list[str],
+    size: str,
+    out: Path,
+    memories: list[str],
+    modes: list[str],
+    batches: list[str],
+    device: str,
+    checkpoints: bool,
 ) -> list[str]:
     """Measure; returns the names of failed checks."""
     from recurrify.data import pick_device
     from recurrify_papers.bench.bench import Bench, run_bench
-    from recurrify_papers.bench.models import MODES
+    from recurrify_papers.bench.models import GRAPHS, KNOWN_MODES, MODES
     from recurrify_papers.bench.models import memories as known_memories
     from recurrify_papers.bench.sizes import size_for
 
     where = pick_device(device)
     shape = size_for(size, where)
     known = list(known_memories(shape))
-    for given, allowed, what in ((memories, known, "memory"), (modes, MODES, "mode")):
+    for given, allowed, what in ((memories, known, "memory"), (modes, KNOWN_MODES, "mode")):
         for name in given:
             if name not in allowed:
                 raise UserError(f"Unknown {what} {name!r}: choose from {', '.join(allowed)}.")
-    if where.type != "cuda" and "graphs" in modes:
-        raise UserError("Mode 'graphs' needs a CUDA GPU: choose eager or compiled.")
+    captured = [mode for mode in modes if mode in GRAPHS]
+    if where.type != "cuda" and captured:
+        raise UserError(f"Mode {captured[0]!r} needs a CUDA GPU: choose eager or compiled.")
     if any(not one.isdigit() or int(one) < 1 for one in batches):
         raise UserError(f"`--batches` must be positive whole numbers: got {', '.join(batches)!r}.")
     bench = Bench(
@@ -89,6 +99,7 @@ def _run(
         memories=tuple(dict.fromkeys(("plain", *memories))) if memories else ("plain", "carry", known[-1]),
         modes=tuple(modes) or (MODES if where.type == "cuda" else ("eager",)),
         batches=tuple(map(int, batches)) or shape.batches,
+        checkpoints=checkpoints,
     )
     return run_bench(bench, parts or list(PARTS), out)
 
