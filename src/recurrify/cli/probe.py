@@ -8,7 +8,7 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from recurrify.cli import options
-from recurrify.cli.settings import examples, parse_setting
+from recurrify.cli.settings import examples, memory_settings, parse_setting
 from recurrify.console import out_console, progress_bar, say, show_table
 from recurrify.errors import UserError
 from recurrify.records import RESULT_FILE, check_takes_results
@@ -50,6 +50,7 @@ OutFolder = Annotated[Path, typer.Option(help="Folder for the result, the pictur
     epilog=examples(
         "recurrify probe runs/novels --task passkey --distances 1,5,20",
         "recurrify probe shipped:recurrent --out runs/probe-carry",
+        "recurrify probe smollm2 --mechanism kv --window 300 --set keep=256 --questions nq.jsonl",
     ),
 )
 def probe_a_model(
@@ -61,6 +62,13 @@ def probe_a_model(
     examples: Examples = 50,
     haystack: Annotated[str, typer.Option(help="Text to hide facts in: any data source.")] = "stdlib",
     split: options.Split = "test",
+    questions: Annotated[
+        str | None, typer.Option(help="Questions with paragraphs: also ask these. Formats: SQuAD, HotpotQA, `ctxs`.")
+    ] = None,
+    mechanism: Annotated[
+        str | None, typer.Option(help=f"Give a base model this memory, untrained. {options.mechanism_help()}")
+    ] = None,
+    settings: options.MechanismSet = None,
     window: options.EvaluationWindow = None,
     rows: options.Rows = 8,
     seed: options.Seed = 0,
@@ -72,11 +80,16 @@ def probe_a_model(
     The answer is one of several candidates, so the level of chance is known. "Full context" has facts and question in
     one window.
     """
+    if mechanism is not None:
+        options.check_mechanism(mechanism)
+    elif settings:
+        raise UserError(f"`--set {settings[0]}` is a setting of a memory: name the memory with --mechanism.")
     options.load_libraries(model, data=haystack)
     from recurrify.evaluate.probe_run import TextProbing, probe_model
 
     check_takes_results(out)
-    settings = TextProbing(
+    sizes = {} if window is None else {"window": window}
+    probing = TextProbing(
         model=model,
         **({"tasks": tuple(dict.fromkeys(task))} if task else {}),
         distances=options.numbers("--distances", distances),
@@ -84,9 +97,11 @@ def probe_a_model(
         haystack=haystack,
         split=split,
         window=window,
+        recurrence=None if mechanism is None else {"mechanism": mechanism, **sizes, **memory_settings(settings)},
+        questions=questions,
         seed=seed,
     )
-    _finish(probe_model(settings, say, progress_bar, device, rows), out)
+    _finish(probe_model(probing, say, progress_bar, device, rows), out)
 
 
 @app.command(
