@@ -115,7 +115,7 @@ class TestRefusals:
             (["--questions", "missing.json"], "missing.json"),
             (["--task", "nothing"], "There is no probe 'nothing': there are passkey"),
         ],
-        ids=["words", "zero", "far", "task"],
+        ids=["words", "zero", "far", "set", "mechanism", "questions", "task"],
     )
     def test_probing(self, refused: Refused, options: list[str], words: str, tmp_path: Path) -> None:
         assert words in refused("probe", "shipped:recurrent", *options, "--out", tmp_path)
