@@ -112,7 +112,7 @@ def test_distance(base: LlamaForCausalLM, sources: list[str], tmp_path: Path) ->
             losses.append(
                 with_row(base, row)(part[:, :-1], targets=part[:, 1:], return_losses=True).token_losses[0, -32:]
             )
-        expected = float(torch.cat(losses).mean())
+        expected = float(torch.cat(losses).detach().mean())
         assert found["distances"][number]["documents"][0] == pytest.approx(expected, abs=1e-5)
     gains = np.subtract(found["distances"][0]["documents"], found["distances"][1]["documents"])
     assert found["distances"][1]["gain"] == pytest.approx(gains.mean())
