@@ -40,6 +40,34 @@ def test_a_model_on_hidden_facts(haystack: Path, tmp_path: Path) -> None:
     assert "full context" in page
 
 
+@pytest.fixture
+def questions(tmp_path: Path) -> Path:
+    path = tmp_path / "questions.jsonl"
+    items = [
+        {
+            "question": f"Who is {number}?",
+            "answers": [f"x{number}"],
+            "ctxs": [{"title": "", "text": f"I am x{number}."}],
+        }
+        for number in range(20)
+    ]
+    path.write_text("\n".join(map(json.dumps, items)), encoding="utf-8")
+    return path
+
+
+def test_a_base_with_a_memory_answers_questions(haystack: Path, questions: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    options = ["--task", "passkey", *TEST, "--haystack", haystack, "--split", "all", "--questions", questions]
+    memory = ["--mechanism", "lookback", "--set", "keep=16", "--window", 64]
+    shown = invoke("probe", "shipped:base", *options, *memory, "--out", out)
+    result = json.loads((out / "result.json").read_text())
+    assert result["name"] == "shipped:base lookback keep=16"
+    assert result["provenance"]["config"]["recurrence"]["keep"] == 16
+    assert [task["task"] for task in result["tasks"]] == ["passkey", "questions"]
+    assert [row["answers"] for row in result["tasks"][1]["rows"]] == [4, 4]
+    assert "questions (chance 12.5 %)" in shown
+
+
 def test_training_and_one_page_for_two(tmp_path: Path) -> None:
     once = tmp_path / "once"
     options = ["--mechanism", "tail", "--set", "tail=4", "--repetitions", 2]
@@ -82,9 +110,12 @@ class TestRefusals:
             (["--distances", "1,far"], "`--distances` must be numbers"),
             (["--distances", "0"], "from 1 on"),
             (["--distances", "1,99999999"], "has 6,400,000,000 tokens, but a probe's texts have at most 16,777,216"),
+            (["--set", "keep=8"], "`--set keep=8` is a setting of a memory: name the memory with --mechanism."),
+            (["--mechanism", "nothing"], "Unknown mechanism 'nothing'"),
+            (["--questions", "missing.json"], "missing.json"),
             (["--task", "nothing"], "There is no probe 'nothing': there are passkey"),
         ],
-        ids=["words", "zero", "far", "task"],
+        ids=["words", "zero", "far", "set", "mechanism", "questions", "task"],
     )
     def test_probing(self, refused: Refused, options: list[str], words: str, tmp_path: Path) -> None:
         assert words in refused("probe", "shipped:recurrent", *options, "--out", tmp_path)

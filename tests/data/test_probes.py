@@ -21,7 +21,9 @@ from recurrify.data.probes import (
     whole_distances,
 )
 from recurrify.data.probes_guess import level_by_place, most_frequent
+from recurrify.data.probes_questions import Answering
 from recurrify.data.probes_text import PEOPLE, PLACES, TEXT_PROBES, ProbeText, TextProbe, clean_filler, text_probe
+from recurrify.data.questions import Question
 from recurrify.data.sequences import IGNORED
 from recurrify.errors import UserError
 from recurrify.modeling.loading import model_tokenizer
@@ -308,3 +310,20 @@ def test_repetitions_need_lookup(vocabulary: int, window: int) -> None:
         sources[said.index(said[length])] += 1
     assert len(sources) == length
     assert max(sources.values()) < 3 * 400 / length
+
+
+def test_questions_about_paragraphs() -> None:
+    questions = [Question(str(n), f"Who is {n}?", f"Here is person{n}x.", (f"person{n}x",)) for n in range(30)]
+    long = Question("long", "Who?", "Here is someone. " * 100, ("someone",))
+    probe = Answering([*questions, long, long._replace(answers=("elsewhere",)), long._replace(answers=())])
+    assert len(probe.questions) == 30
+    chance = np.random.default_rng(0)
+    drawn = [probe.draw(chance) for _ in range(400)]
+    for story in drawn:
+        (paragraph,) = story.facts
+        assert [one.strip() in paragraph for one in story.candidates] == [n == story.answer for n in range(8)]
+        assert len(set(story.candidates)) == 8
+    counts = np.bincount([story.answer for story in drawn], minlength=8)
+    assert counts.min() > 25
+    with pytest.raises(UserError, match=r"needs 16 different answers .* got 10"):
+        Answering(questions[:10])

@@ -30,6 +30,7 @@ DECLARATIONS = (
     "beyond.training",
     "beyond.rotary",
     "beyond.two_part",
+    "beyond.settle",
 )
 """Modules with a tuple EXPERIMENTS, in the order in which they are listed."""
 

@@ -258,6 +258,17 @@ TINY = Size(
             "test_tokens": 300,
         },
         "two-part": {"seeds": (0,), "steps": 300, "documents": 500},
+        "settle": {
+            "model": None,
+            "rates": (5e-4, 1e-3),
+            "tuning_tokens": 10_000,
+            "test_tokens": 300,
+            "short_window": 32,
+            "tokens": 20_000,
+            "more_tokens": 40_000,
+            "most_tokens": 40_000,
+            "overlaps": (10,),
+        },
     },
 )
 SIZES = {size.name: size for size in (PAPER, SMALL, TINY)}

@@ -1,17 +1,19 @@
 """The commands of `real_models`, from text to chart, on a random model of two layers."""
 
 import json
+from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from recurrify import CarryConfig, UserError
 from recurrify.data import Document, TokenizedDocument
 from recurrify.evaluate import full_flops_per_token
 from recurrify_papers.beyond import real_models, real_rows
-from recurrify_papers.beyond.real_rows import FOUR_ROWS, TIMED, TRAINED, UNTRAINED, Row, kv, plain, with_row
+from recurrify_papers.beyond.real_rows import CONSTANT, FOUR_ROWS, TIMED, TRAINED, UNTRAINED, Row, kv, plain, with_row
 from recurrify_papers.data.tokenizers import make_tokenizer
 
 WORDS = "The river ran past the old mill and the miller counted every sack of grain. "
@@ -49,13 +51,14 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short documents, windows of 32 and few rows."""
     monkeypatch.setattr(real_rows, "LENGTHS", dict.fromkeys(real_rows.LENGTHS, 150))
     memory = kv(32, 24)
+    monkeypatch.setattr(real_models, "ROWS", {row.name: row for row in (memory, kv(32, 14, select=14))})
     monkeypatch.setattr(real_models, "UNTRAINED", (plain(32), plain(32, 16), memory, kv(32, 28, sliding=True)))
     monkeypatch.setattr(real_models, "TIMED", (plain(32), memory))
     monkeypatch.setattr(real_models, "TRAINED", (plain(32), memory, Row("carry", CarryConfig(window=32))))
     monkeypatch.setattr(real_models, "READINGS", (memory,))
 
 
-@pytest.mark.parametrize("rows", [UNTRAINED, FOUR_ROWS, TIMED, TRAINED])
+@pytest.mark.parametrize("rows", [UNTRAINED, CONSTANT, FOUR_ROWS, TIMED, TRAINED])
 def test_names_are_unique(rows: tuple[Row, ...]) -> None:
     assert len({row.name for row in rows}) == len(rows)
 
@@ -81,6 +84,40 @@ def test_score_and_report(base: LlamaForCausalLM, sources: list[str], tmp_path: 
         assert gain["gain"] == pytest.approx(expected, abs=1e-5)
     real_models.main(["report", "--results", str(tmp_path), "--out", str(tmp_path / "chart.png")])
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.usefixtures("_short")
+def test_chosen_rows_of_shorter_documents(sources: list[str], tmp_path: Path) -> None:
+    out, name = tmp_path / "chosen.json", "kv 32 keep 14 sinks 4 select 14"
+    chosen = ["--rows", name, "--length", "100", "--documents", "1"]
+    real_models.main(["score", *sources, "--corpora", "novels", *chosen, "--out", str(out)])
+    novels = json.loads(out.read_text())["corpora"]["novels"]
+    assert novels["documents"]["tokens"] == [100]
+    assert [row["name"] for row in novels["rows"] if "gains" in row] == [name]
+
+
+@pytest.mark.usefixtures("_short")
+def test_distance(base: LlamaForCausalLM, sources: list[str], tmp_path: Path) -> None:
+    out, row = tmp_path / "distance.json", kv(32, 24)
+    real_models.main(["distance", *sources, "--rows", row.name, "--distances", "1", "2", "--out", str(out)])
+    (found,) = json.loads(out.read_text())["rows"]
+    assert [one["distance"] for one in found["distances"]] == [0, 1, 2]
+    _, texts = real_models.load(Namespace(model=sources[1], novels=sources[3], enwik8=None))
+    ids = texts.read("novels")[0].ids
+    # The third and the fourth window, without memory and with that of the two windows before.
+    for number, start in ((0, lambda end: end - 1), (2, lambda end: end - 3)):
+        losses = []
+        for end in (3, 4):
+            part = torch.from_numpy(ids[start(end) * 32 : end * 32 + 1].astype(np.int64))[None]
+            losses.append(
+                with_row(base, row)(part[:, :-1], targets=part[:, 1:], return_losses=True).token_losses[0, -32:]
+            )
+        expected = float(torch.cat(losses).detach().mean())
+        assert found["distances"][number]["documents"][0] == pytest.approx(expected, abs=1e-5)
+    gains = np.subtract(found["distances"][0]["documents"], found["distances"][1]["documents"])
+    assert found["distances"][1]["gain"] == pytest.approx(gains.mean())
+    with pytest.raises(SystemExit):
+        real_models.main(["distance", *sources, "--rows", row.name, "--distances", "9", "--out", str(out)])
 
 
 @pytest.mark.usefixtures("_short")

@@ -126,6 +126,17 @@ def mini_size(base: Path, texts: Path) -> Size:
             "starts": {"tokens": 100, "points": 2, "curriculum": ((2, 0.5), (3, 0.5))},
             "rotary": {"model": None, "names": ("tail-16", "kv-window"), "seeds": (0,), "rates": (1e-2,)},
             "two-part": {"seeds": (0,), "steps": 3, "documents": 20},
+            "settle": {
+                "model": None,
+                "rates": (1e-2,),
+                "tuning_tokens": None,
+                "test_tokens": 40,
+                "short_window": 4,
+                "tokens": 100,
+                "more_tokens": 150,
+                "most_tokens": 150,
+                "overlaps": (3,),
+            },
         },
     )
 
@@ -148,6 +159,8 @@ def patched() -> Iterator[None]:
         patch.setattr("recurrify_papers.beyond.mechanisms.CORPORA", ("books",))
         starts = {"plain": ("plain", "", {}), "carry-curriculum": ("carry", "", {"curriculum": True})}
         patch.setattr("recurrify_papers.beyond.training.STARTS", starts)
+        changes = {"both": ("both", {}), "constant rate": ("carry-1", {"schedule": "constant_with_warmup"})}
+        patch.setattr("recurrify_papers.beyond.settle.CHANGES", changes)
         patch.setattr("recurrify.results.git_state", lambda root: {"commit": None, "dirty": None})
         yield
 

@@ -121,3 +121,19 @@ def test_only_restricts_the_rows_of_mechanisms() -> None:
     assert any("beyond-tail-16-" in name for name in names)
     assert not any("beyond-compress-32-" in name for name in names)
     assert any("beyond-lookback-256-" in name for name in names)
+
+
+@pytest.mark.usefixtures("patched")
+def test_settle_compares_each_row_with_plain_windows_trained_alike() -> None:
+    runs = experiments()["settle"].runs(SMALL)
+    found = table("settle")
+    assert not found.missing
+    memories = [row for row in found.rows if row.metric == "gain"]
+    assert {(row.window, row.at) for row in memories} >= {(100, 16e6), (300, 16e6), (300, 48e6), (300, 100e6)}
+    assert {row.overlap for row in memories} == {0, 5, 10, 30, 50}
+    controls = [row for row in found.rows if row.metric == "gain by memory"]
+    assert len(controls) == len(memories)
+    assert all(row.value == pytest.approx(1 - math.exp(-0.05 * 2)) for row in controls)
+    names = [run.name for run in runs]
+    trained = next(name for name in names if "w100" in name)
+    assert names.index(f"{trained}-test-o0") == names.index(trained) + 1

@@ -9,7 +9,7 @@ from typer.core import TyperGroup
 
 from recurrify.cli import options
 from recurrify.cli.names import formerly
-from recurrify.cli.settings import examples, parse_setting
+from recurrify.cli.settings import examples, memory_settings, parse_setting
 from recurrify.console import out_console, progress_bar, say, show_table
 from recurrify.errors import UserError
 from recurrify.records import RESULT_FILE, check_takes_results
@@ -53,6 +53,7 @@ OutFolder = Annotated[Path, typer.Option(help="Folder for the result, the pictur
     epilog=examples(
         "recurrify probe runs/novels --task passkey --distances 1,5,20",
         "recurrify probe shipped:recurrent --out runs/probe-carry",
+        "recurrify probe smollm2 --mechanism kv --window 300 --set keep=256 --questions nq.jsonl",
     ),
 )
 @formerly(haystack="data", rows="batch")
@@ -65,6 +66,13 @@ def probe_a_model(
     examples: Examples = 50,
     data: Annotated[str, typer.Option(help="Text around the facts: file, folder, corpus name or hf:name.")] = "stdlib",
     split: options.Split = "test",
+    questions: Annotated[
+        str | None, typer.Option(help="Questions with paragraphs: also ask these. Formats: SQuAD, HotpotQA, `ctxs`.")
+    ] = None,
+    mechanism: Annotated[
+        str | None, typer.Option(help=f"Give a base model this memory, untrained. {options.mechanism_help()}")
+    ] = None,
+    settings: options.MechanismSet = None,
     window: options.EvaluationWindow = None,
     batch: options.Batch = 8,
     seed: options.Seed = 0,
@@ -81,11 +89,18 @@ def probe_a_model(
 
     for name in task or ():
         text_probe(name)  # reports an unknown one before anything is loaded
+    recurrence = None
+    if mechanism is not None:
+        sizes = {} if window is None else {"window": window}
+        recurrence = {"mechanism": mechanism, **sizes, **memory_settings(settings)}
+        options.check_memory(recurrence)
+    elif settings:
+        raise UserError(f"`--set {settings[0]}` is a setting of a memory: name the memory with --mechanism.")
     options.check_device(device)
-    options.load_libraries(model, texts=[data], split=split)
+    options.load_libraries(model, texts=[data, questions], split=split)
     from recurrify.evaluate.probe_run import TextProbing, probe_model
 
-    settings = TextProbing(
+    probing = TextProbing(
         model=model,
         **({"tasks": tuple(dict.fromkeys(task))} if task else {}),
         distances=options.numbers("--distances", distances),
@@ -93,9 +108,11 @@ def probe_a_model(
         haystack=data,
         split=split,
         window=window,
+        recurrence=recurrence,
+        questions=questions,
         seed=seed,
     )
-    _finish(probe_model(settings, say, progress_bar, device, batch), out)
+    _finish(probe_model(probing, say, progress_bar, device, batch), out)
 
 
 @app.command(

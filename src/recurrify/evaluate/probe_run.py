@@ -1,7 +1,7 @@
 """Probe jobs: a model on texts with hidden facts, or a small model trained on symbols and tested at more distances."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, cast
@@ -11,7 +11,9 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, get_cosine_schedule_with_warmup, set_seed
 
 from recurrify.data.probes import SymbolProbe, SymbolTexts, probe_stream, repetitions, symbol_probe, whole_distances
+from recurrify.data.probes_questions import Answering
 from recurrify.data.probes_text import TEXT_PROBES, Filler, TextProbe, check_length, text_probe
+from recurrify.data.questions import load_questions
 from recurrify.data.texts import Say, pick_device, read_text
 from recurrify.errors import UserError
 from recurrify.evaluate.flops import memory_cost
@@ -55,6 +57,10 @@ class TextProbing:
     split: str = "test"
     window: int | None = None
     """Tokens in a window; None is the model's own."""
+    recurrence: dict[str, Any] | None = None
+    """The memory that a base model gets, untrained; None: none."""
+    questions: str | None = None
+    """A source of questions with paragraphs: adds the task of answering them."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -63,26 +69,39 @@ class TextProbing:
         for task in self.tasks:
             text_probe(task)
 
+    @property
+    def model_name(self) -> str:
+        """The model, and the memory that was added to it."""
+        if self.recurrence is None:
+            return self.model
+        given = [f"{name}={value}" for name, value in self.recurrence.items() if name not in ("mechanism", "window")]
+        return " ".join([self.model, self.recurrence["mechanism"], *given])
+
+    def probes(self) -> list[TextProbe]:
+        """The tasks, read from their files."""
+        named = [text_probe(task) for task in self.tasks]
+        return named if self.questions is None else [*named, Answering(load_questions(self.questions).questions)]
+
 
 def probe_model(settings: TextProbing, say: Say, bar: Bar, device: str = "auto", rows: int = 8) -> dict[str, Any]:
     """Score every task at every distance, and at distance 0 if facts and question fit into one window."""
     started = time.time()
-    model, tokenizer = load_model(settings.model)
+    probes = settings.probes()
+    model, tokenizer = load_model(settings.model, settings.recurrence)
     model = model.to(pick_device(device))
     found = []
     with evaluation_mode(model), recurrence_settings(model, settings.window, 0):
         window = model.recurrence.window
         check_length(max(settings.distances), window)  # before the haystack is read, which can take long
-        documents, checksum = _haystack(settings, tokenizer, say)
-        for name in settings.tasks:
-            probe = text_probe(name)
+        documents, checksum = _haystack(settings, probes, tokenizer, say)
+        for probe in probes:
             filler = probe.filler(documents, tokenizer)
             found.append(_probe_texts(model, tokenizer, probe, filler, settings, bar, rows))
         cost = memory_cost(model)._asdict()
         recurrence = model.recurrence.to_dict()
     return {
         "kind": "probe",
-        "name": settings.model,
+        "name": settings.model_name,
         "mechanism": recurrence["mechanism"],
         "window": window,
         "trained_up_to": None,
@@ -94,8 +113,10 @@ def probe_model(settings: TextProbing, say: Say, bar: Bar, device: str = "auto",
     }
 
 
-def _haystack(settings: TextProbing, tokenizer: Any, say: Say) -> tuple[list[np.ndarray], str | None]:
-    if not any(text_probe(name).needs_haystack for name in settings.tasks):
+def _haystack(
+    settings: TextProbing, probes: Sequence[TextProbe], tokenizer: Any, say: Say
+) -> tuple[list[np.ndarray], str | None]:
+    if not any(probe.needs_haystack for probe in probes):
         return [], None
     documents, checksum = read_text(settings.haystack, settings.split, tokenizer, say)
     return [document.ids for document in documents], checksum

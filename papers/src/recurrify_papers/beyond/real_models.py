@@ -1,6 +1,7 @@
 """When is a memory worth it? A real pretrained model against plain windows, overlap and full context.
 
     python -m recurrify_papers.beyond.real_models score --model smollm2 --novels DIR --enwik8 FILE --out untrained.json
+    python -m recurrify_papers.beyond.real_models distance --model smollm2 --novels DIR --out distance.json
     python -m recurrify_papers.beyond.real_models cost --model smollm2 --novels DIR --out cost.json
     python -m recurrify_papers.beyond.real_models train --model smollm2 --novels DIR --out fine_tuned.json
     python -m recurrify_papers.beyond.real_models join --parts ONE.json OTHER.json --out fine_tuned.json
@@ -23,17 +24,21 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from recurrify import KVConfig, NoRecurrence, RecurrentForCausalLM, UserError, load_model, memory_cost
 from recurrify.console import say
-from recurrify.data import TokenizedDocument, TrainingSequences, pick_device
-from recurrify.evaluate import evaluate_documents, full_flops_per_token
+from recurrify.data import TokenizedDocument, TrainingSequences, pick_device, shorten
+from recurrify.evaluate import evaluate_documents, full_flops_per_token, mean_interval
 from recurrify.pages import Chart, chart, write_picture
 from recurrify.results import load_result, provenance, save_result
 from recurrify.train import TrainSettings, train
 from recurrify_papers.beyond.real_rows import (
+    CONSTANT,
+    DISTANCES,
+    FORWARD_TOKENS,
     FOUR_ROWS,
     LENGTHS,
     METRIC,
@@ -46,12 +51,15 @@ from recurrify_papers.beyond.real_rows import (
     Row,
     Texts,
     gain,
+    kv,
     plain,
     saved_score,
     score,
     with_row,
 )
 
+ROWS = {row.name: row for row in (*UNTRAINED, *CONSTANT)}
+"""Rows that can be chosen by name."""
 MOST_AT_ONCE = 100_000
 """Tokens in one forward pass whose cost is measured: the logits of more do not fit a large GPU."""
 
@@ -96,6 +104,35 @@ def _read(model: RecurrentForCausalLM, documents: Sequence[TokenizedDocument]) -
     # Losses arrive on the CPU: the GPU is done when this returns.
     evaluate_documents(model, documents, rows=len(documents), windows_per_call=1, bf16=True)
     return time.perf_counter() - started
+
+
+# ---- what is remembered from how far back ------------------------------------------------------------------------
+
+
+def distance_rows(
+    base: PreTrainedModel, row: Row, documents: Sequence[TokenizedDocument], distances: Sequence[int], every: int
+) -> list[dict[str, Any]]:
+    """The loss of windows whose memory has read only so many windows before them, always of the same windows: every
+    so many of each document, behind the largest distance."""
+    model = with_row(base, row)
+    window, most = row.recurrence.window, max(distances)
+    losses = []
+    for distance in distances:
+        found = []
+        for one in documents:
+            ends = range(most + 1, (len(one.ids) - 1) // window + 1, every)
+            parts = [one._replace(ids=one.ids[(end - distance - 1) * window : end * window + 1]) for end in ends]
+            if not parts:
+                raise UserError(f"{one.name} has no {most + 1} windows of {window}: choose smaller distances.")
+            read = evaluate_documents(model, parts, rows=max(2, FORWARD_TOKENS // window), bf16=True)
+            found.append(read.loss_by_window[distance])
+        losses.append(found)
+    rows = []
+    for distance, found in zip(distances, losses, strict=True):
+        gains = np.subtract(losses[0], found)
+        rows.append({"distance": distance, "documents": found, "loss": float(np.mean(found))})
+        rows[-1] |= {"gain": float(gains.mean()), "interval": mean_interval(gains)}
+    return rows
 
 
 # ---- training ----------------------------------------------------------------------------------------------------
@@ -341,10 +378,29 @@ def score_command(options: argparse.Namespace) -> None:
     corpora = {}
     for name in options.corpora:
         documents = texts.read(name)[: options.documents]
-        rows = Reader(base, documents).table(FOUR_ROWS if name == "novels_15k" else UNTRAINED)
+        if options.length is not None:
+            documents = shorten(documents, texts.tokenizer, options.length + 1)
+        wanted = [ROWS[row] for row in options.rows] if options.rows else UNTRAINED
+        rows = Reader(base, documents).table(FOUR_ROWS if name == "novels_15k" else wanted)
         corpora[name] = {"documents": sizes_of(documents), "rows": rows}
-    config = {"corpora": options.corpora, "lengths": LENGTHS, "precision": "bf16 autocast"}
+    lengths = LENGTHS if options.length is None else options.length
+    config = {"corpora": options.corpora, "rows": options.rows, "lengths": lengths, "precision": "bf16 on a GPU"}
     save(options, {"corpora": corpora}, texts, config)
+
+
+def distance_command(options: argparse.Namespace) -> None:
+    """Measure what memories gain from windows further back: the loss after so many windows of reading."""
+    base, texts = load(options)
+    documents = list(texts.read("novels"))[: options.documents]
+    if options.length is not None:
+        documents = [one._replace(ids=one.ids[: options.length + 1]) for one in documents]
+    distances = sorted({0, *options.distances})
+    rows = []
+    for row in (chosen for name, chosen in ROWS.items() if name in options.rows):
+        rows.append({"name": row.name, "distances": distance_rows(base, row, documents, distances, options.every)})
+        say(f"{row.name}: " + ", ".join(f"{one['distance']}: {one['loss']:.4f}" for one in rows[-1]["distances"]))
+    config = {"rows": options.rows, "length": options.length, "every": options.every, "documents": options.documents}
+    save(options, {"documents": sizes_of(documents), "rows": rows}, texts, config)
 
 
 def cost_command(options: argparse.Namespace) -> None:
@@ -387,6 +443,7 @@ def parser() -> argparse.ArgumentParser:
     steps = found.add_subparsers(required=True, metavar="COMMAND")
     commands = {
         "score": score_command,
+        "distance": distance_command,
         "cost": cost_command,
         "train": train_command,
         "join": join_command,
@@ -396,13 +453,20 @@ def parser() -> argparse.ArgumentParser:
     for name, part in parts.items():
         part.set_defaults(command=commands[name])
         part.add_argument("--out", type=Path, required=True, help="result file, or picture")
-        if name in ("score", "cost", "train"):
+        if name in ("score", "distance", "cost", "train"):
             part.add_argument("--model", required=True, help="smollm2, Hugging Face name, folder or .gguf file")
             part.add_argument("--novels", help="folder with train/, valid/ and test/")
             part.add_argument("--enwik8", help="the file enwik8, as it is or packed")
     corpora = [name for name in LENGTHS if name != "valid"]
     parts["score"].add_argument("--corpora", nargs="+", choices=corpora, default=corpora)
     parts["score"].add_argument("--documents", type=int, help="score only this many documents of each corpus")
+    parts["score"].add_argument("--rows", nargs="+", choices=list(ROWS), metavar="ROW", help="default: the large table")
+    parts["score"].add_argument("--length", type=int, help="tokens of each document (default: the corpus's)")
+    parts["distance"].add_argument("--rows", nargs="+", choices=list(ROWS), metavar="ROW", default=[kv(300, 256).name])
+    parts["distance"].add_argument("--distances", type=int, nargs="+", default=DISTANCES, help="windows")
+    parts["distance"].add_argument("--every", type=int, default=1, help="measure every so many windows")
+    parts["distance"].add_argument("--length", type=int, help="tokens of each document")
+    parts["distance"].add_argument("--documents", type=int, help="read only this many novels")
     parts["cost"].add_argument("--length", type=int, default=8_192, help="tokens of each document")
     parts["cost"].add_argument("--batches", type=int, nargs="+", default=[1, 8, 32], help="documents read at once")
     parts["train"].add_argument("--rows", nargs="+", choices=[row.name for row in TRAINED], help="default: all")
