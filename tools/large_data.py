@@ -43,9 +43,10 @@ OPTIONS = {
 
 
 def new_words() -> np.ndarray:
+    """Long ones: the time goes by the number of tokens."""
     random = np.random.default_rng(0)
     letters = list("etaoinshrdlcumwfgypbvk")
-    made = ("".join(random.choice(letters, random.integers(8, 24))) for _ in range(2 * WORDS))
+    made = ("".join(random.choice(letters, random.integers(24, 40))) for _ in range(2 * WORDS))
     return np.array(list(dict.fromkeys(made))[:WORDS])
 
 
@@ -61,7 +62,7 @@ def write_text(folder: Path, words: np.ndarray, size: int) -> None:
         if path.exists():
             continue
         random = np.random.default_rng(seed)
-        blocks = [" ".join(random.choice(words, DOCUMENT // 200)) for _ in range(100)]
+        blocks = [" ".join(random.choice(words, DOCUMENT // 400)) for _ in range(100)]
         orders = random.integers(len(blocks), size=(-(-characters // DOCUMENT), 20))
         texts = [" ".join(blocks[one] for one in order)[:DOCUMENT] for order in orders]
         parquet.write_table(pyarrow.table({"text": texts}), path.with_suffix(".tmp"), row_group_size=100)
@@ -161,6 +162,7 @@ def main() -> None:
         "runs": runs,
         "same_weights": same_weights(resumed, whole),
         "documents_in_order": check_order(given.folder, record["provenance"]["data_checksum"]),
+        "cache_gib": sum(file.stat().st_size for file in (given.folder / "cache").rglob("tokens-*")) / GIB,
         "steps": record["steps"],
     }
     print(json.dumps(found, indent=1))
