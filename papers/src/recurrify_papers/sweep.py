@@ -113,7 +113,7 @@ def run_all(
     if failures is not None:
         failures += failed
     elif failed:
-        raise UserError(f"{len(failed)} runs failed: {' '.join(failed)} Run the same command to try them again.")
+        raise UserError(f"{len(failed)} of {len(by_name)} runs failed: {' '.join(failed)} Run the same command again.")
     return {name: found for name, run in by_name.items() if (found := read_result(folder, run)) is not None}
 
 
