@@ -20,7 +20,7 @@ from recurrify.data.sequences import IGNORED
 from recurrify.errors import UserError
 from recurrify.evaluate.perplexity import StoppedEvaluation
 from recurrify.modeling.saving import WEIGHTS
-from recurrify.modeling.sharding import is_sharded, level, load_whole_weights
+from recurrify.modeling.sharding import is_sharded, level, load_whole_weights, spread_weights
 from recurrify.speed.backends import leave_out_cudnn
 from recurrify.speed.compiling import compile_function
 from recurrify.speed.products import quick_products
@@ -122,8 +122,11 @@ class RecurrentTrainer(ValidatingTrainer):
         self.added_learning_rate = added_learning_rate
         self.is_verified = False
         """Whether the compiled step was compared with the eager one."""
+        self.whole: dict[str, Tensor] = {}
+        """The weights that the first process spreads."""
         if self.is_fsdp_enabled:
             _check_sharding(self.accelerator.state.fsdp_plugin)
+            self.whole = dict(self.model.state_dict()) if is_first() else {}
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         # Trainer counts the tokens of `shift_labels`. The model takes them as `targets`, in which Trainer, when it
@@ -150,6 +153,12 @@ class RecurrentTrainer(ValidatingTrainer):
         if not bool(torch.isfinite(loss)):
             raise non_finite("loss", self.state.global_step + 1)
         return loss
+
+    def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
+        if is_sharded(self.model):  # since a moment ago; a checkpoint is loaded later
+            spread_weights(self.model, self.whole)
+            self.whole = {}
+        return super().create_scheduler(*args, **kwargs)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """Load the safetensors of a checkpoint, whatever number of processes wrote it."""
@@ -180,7 +189,7 @@ def _check_sharding(plugin: Any) -> None:
             "Checkpoints are written in one piece: set `fsdp_state_dict_type: FULL_STATE_DICT` in the file for "
             "`accelerate launch`."
         )
-    plugin.cpu_ram_efficient_loading = False  # every process has the weights, and accelerate cannot spread buffers
+    plugin.cpu_ram_efficient_loading = False  # `spread_weights` spreads buffers, too
 
 
 def _split_added(optimizer: torch.optim.Optimizer, model: Any, rate: float) -> None:
