@@ -337,7 +337,7 @@ def slurm_jobs(folder: Path) -> Live:
     queue = _slurm("squeue", "--me", "--noheader", "--array", "--format=%i|%T|%r").splitlines()
     rows = [line.split("|") for line in queue]
     return {
-        names[job]: f"queued: {why.lower()}" if state == "PENDING" else state.lower()
+        names[job]: f"queued: {why.lower()}".removesuffix(": none") if state == "PENDING" else state.lower()
         for job, state, why in rows
         if job in names
     }

@@ -172,6 +172,9 @@ def run_experiments(
     except KeyboardInterrupt:
         say("Stopped. Run the same command to resume.")
         raise
+    if resources and resources.detach and len(results) < len(runs):
+        say(f"{len(runs) - len(results)} of {len(runs)} runs are submitted: `recurrify experiment status` shows them")
+        return []
     written = []
     for one in chosen:
         path = folder / f"{one.name}.json"

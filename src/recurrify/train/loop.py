@@ -2,7 +2,7 @@
 
 import importlib.util
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
 from transformers.integrations import is_tensorboard_available
 from transformers.trainer_callback import PrinterCallback
+from transformers.trainer_pt_utils import LengthGroupedSampler, get_length_grouped_indices
 
 from recurrify.console import busy, is_first
 from recurrify.data.sequences import IGNORED
@@ -114,6 +115,22 @@ class ValidatingTrainer(Trainer):
         return {f"{prefix}_{name}": value for name, value in self.validate(self.model, self.advance).items()}
 
 
+class ByLength(LengthGroupedSampler):
+    """Sequences of similar length together. The order depends on seed and epoch alone: all processes have the same."""
+
+    def __init__(self, batch_size: int, lengths: list[int], seed: int) -> None:
+        super().__init__(batch_size, lengths=lengths)
+        self.seed, self.epoch = seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Called by Trainer."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        return iter(get_length_grouped_indices(self.lengths, self.batch_size, generator=generator))
+
+
 class RecurrentTrainer(ValidatingTrainer):
     """Trainer with a learning rate of its own for the memory, a token count, and a check of each loss."""
 
@@ -172,6 +189,13 @@ class RecurrentTrainer(ValidatingTrainer):
 
     def _load_best_model(self) -> None:
         load_whole_weights(self.model, Path(self.state.best_model_checkpoint or "") / WEIGHTS)
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        args: TrainingArguments = self.args
+        if args.train_sampling_strategy != "group_by_length":
+            return super()._get_train_sampler(train_dataset)
+        together = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+        return ByLength(together, self.train_dataset.lengths(), args.seed)
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         optimizer = super().create_optimizer(model)

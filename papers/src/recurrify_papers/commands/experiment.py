@@ -134,6 +134,8 @@ def status(
         found |= {name: stand for name, stand in stands.items() if stand.state not in ("finished", "waiting")}
     if found:
         out_console.print(table(found))
+    if not any(stand.is_live for stand in found.values()):
+        typer.echo("No run is queued or running.")
 
 
 @app.command(epilog=examples("recurrify experiment cancel table2 --size small"))
