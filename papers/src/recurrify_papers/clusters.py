@@ -71,10 +71,11 @@ class Resources:
                 "runs anywhere."
             )
         saving = self.slurm.get("slurm_signal_delay_s", SAVING_SECONDS)
-        if self.time is not None and isinstance(saving, int) and 60 * self.time <= saving:
+        # Slurm sends signals up to a minute early.
+        if self.time is not None and isinstance(saving, int) and 60 * self.time <= saving + 60:
             raise UserError(
-                f"`time` is {self.time:g} minutes, but jobs save {saving} seconds before their time limit: give more "
-                "time, or a smaller slurm_signal_delay_s."
+                f"`time` is {self.time:g} minutes, but jobs are asked to save up to {saving + 60} seconds before their "
+                "time limit: give more time, or a smaller slurm_signal_delay_s."
             )
 
 

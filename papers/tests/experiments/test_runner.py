@@ -100,7 +100,7 @@ def test_no_run_starts_after_the_deadline(tmp_path: Path) -> None:
         ({"cluster": "cloud"}, "`cluster` must be one of local, slurm, debug: got 'cloud'"),
         ({"partition": "gpu"}, "`partition`, `detach` and `time` are for Slurm: got cluster='local'"),
         ({"time": 90}, "are for Slurm: got cluster='local'"),
-        ({"cluster": "slurm", "time": 0}, "`time` is 0 minutes, but jobs save 120 seconds before their time limit"),
+        ({"cluster": "slurm", "time": 0}, "`time` is 0 minutes, but jobs are asked to save up to 180 seconds before"),
         ({"gpus_per_run": 2}, "`gpus_per_run` is 0 or 1, because a run is one process: got 2"),
         ({"gpus_per_run": -1}, "`gpus_per_run` is 0 or 1"),
     ],
