@@ -309,19 +309,22 @@ def full_disk_explained(out: str) -> Iterator[None]:
         raise explained from error
 
 
-TORCH_CANNOT_WRITE = ("PytorchStreamWriter", "inline_container.cc", "iostream error", os.strerror(errno.ENOSPC))
+NO_SPACE = os.strerror(errno.ENOSPC)
+TORCH_CANNOT_WRITE = ("PytorchStreamWriter", "inline_container.cc", "iostream error")
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)
 
 
 def explain_full_disk(error: Exception, out: str) -> Exception:
     """A `UserError` if a file could not be written, which torch reports as a RuntimeError; other errors as they are."""
     text = str(error)
-    written = isinstance(error, SafetensorError) or any(words in text for words in TORCH_CANNOT_WRITE)
+    by_torch = any(words in text for words in TORCH_CANNOT_WRITE)
+    written = isinstance(error, SafetensorError) or by_torch or NO_SPACE in text
     from_rust = re.search(r"\(os error (\d+)\)", text)
     number = int(from_rust[1]) if from_rust else getattr(error, "errno", None)
     if not written and number not in FULL_DISK:
         return error
+    reason = f"probably {NO_SPACE}" if by_torch and NO_SPACE not in text else text.splitlines()[0]
     return UserError(
-        f"Could not write to {out!r} ({text.splitlines()[0]}): free some space and run the same command again to "
+        f"Could not write to {out!r} ({reason}): free some space and run the same command again to "
         "resume from the newest checkpoint, which is intact."
     )

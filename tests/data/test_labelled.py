@@ -2,7 +2,6 @@
 
 import gzip
 import json
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 
 from recurrify.data.labelled import LabelledText, LabelledTexts, hold_out, load_labelled
-from recurrify.data.labelled_windows import GroupedByLength, collate_texts, tokenize_texts
+from recurrify.data.labelled_windows import collate_texts, tokenize_texts
 from recurrify.errors import UserError
 from support.tokenizers import like_bert
 from support.words import word_tokenizer
@@ -163,19 +162,3 @@ def test_batches_are_padded_on_the_right() -> None:
     assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
     assert batch["labels"].tolist() == [1, 0]
     assert "attention_mask" not in collate_texts(texts[:1], 9)
-
-
-def test_batches_group_similar_lengths() -> None:
-    lengths = np.random.default_rng(0).integers(1, 1000, size=103).tolist()
-    sampler = GroupedByLength(lengths, batch=4, seed=0)
-    orders = []
-    for epoch in (0, 1, 0):
-        sampler.set_epoch(epoch)
-        orders.append(list(sampler))
-        assert Counter(orders[-1]) == Counter(range(103))
-    assert orders[0] == orders[2] != orders[1]
-    batches = [[lengths[index] for index in orders[0][start : start + 4]] for start in range(0, 100, 4)]
-    assert max(max(batch) - min(batch) for batch in batches) < 150
-    # Batches are not sorted by length.
-    longest = [max(batch) for batch in batches]
-    assert longest != sorted(longest)

@@ -9,9 +9,11 @@ import os
 import sys
 
 from accelerate import state
+from transformers import AutoModelForCausalLM
 
 WITH_FSDP = "ACCELERATE_USE_FSDP"
 real = state.PartialState.__init__
+load = AutoModelForCausalLM.from_pretrained
 
 
 def like_a_gpu(self: state.PartialState, *args: object, **more: object) -> None:
@@ -20,7 +22,14 @@ def like_a_gpu(self: state.PartialState, *args: object, **more: object) -> None:
         self.distributed_type = state.DistributedType.MULTI_GPU
 
 
+def load_first(*args: object, **more: object) -> object:
+    """With FSDP the first process alone reads the base."""
+    assert os.environ[WITH_FSDP] == "false" or os.environ["RANK"] == "0"
+    return load(*args, **more)
+
+
 if __name__ == "__main__":
+    AutoModelForCausalLM.from_pretrained = load_first
     state.PartialState.__init__ = like_a_gpu
     from recurrify.cli import main
 

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -15,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
@@ -24,7 +26,7 @@ from recurrify.modeling.loading import load_model
 from recurrify.train import TrainSettings, callbacks, finetune
 from recurrify.train.checkpoints import last_whole_checkpoint, replace_state
 from recurrify.train.finetune import train_run
-from recurrify.train.loop import RecurrentTrainer
+from recurrify.train.loop import ByLength, RecurrentTrainer
 from support.faults import EVENTS
 from support.runs import assert_same_weights, model_folder, run_settings, validations, weights_of
 
@@ -348,3 +350,19 @@ def test_batches_of_similar_length_come_in_the_same_order_after_a_resume(
         starts += 1
     assert starts > 2
     assert_same_weights(weights_of(tmp_path / "parts"), weights_of(tmp_path / "whole"))
+
+
+def test_batches_group_similar_lengths() -> None:
+    lengths = np.random.default_rng(0).integers(1, 1000, size=103).tolist()
+    sampler = ByLength(4, lengths, seed=0)
+    orders = []
+    for epoch in (0, 1, 0):
+        sampler.set_epoch(epoch)
+        orders.append(list(sampler))
+        assert Counter(orders[-1]) == Counter(range(103))
+    assert orders[0] == orders[2] != orders[1]
+    batches = [[lengths[index] for index in orders[0][start : start + 4]] for start in range(0, 100, 4)]
+    assert max(max(batch) - min(batch) for batch in batches) < 400
+    # Batches are not sorted by length.
+    longest = [max(batch) for batch in batches]
+    assert longest != sorted(longest)

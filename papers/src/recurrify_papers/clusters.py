@@ -41,13 +41,14 @@ class Resources:
     """Where runs are executed, how many at a time, with what and for how long."""
 
     cluster: str = "local"
-    """local: this machine, in this process if `jobs` is 1; slurm; debug: always this process."""
+    """local: this machine, in this process if `jobs` is 1 and all GPUs may be used; slurm; debug: always this
+    process."""
     jobs: int | None = None
     """Runs at a time; by default one on this machine, and as many as Slurm allows."""
     gpus_per_run: int | None = None
-    """GPUs of each run; by default runs on this machine share all."""
+    """0 or 1: GPUs of each run; by default runs on this machine share all."""
     time: float | None = None
-    """Time limit of a job in minutes, after which it is saved, queued again and resumes."""
+    """Time limit of a job of Slurm in minutes; some time before it, the run is saved and queued again."""
     partition: str | None = None
     max_minutes: float | None = None
     """Stop after so many minutes; unfinished runs are saved and resume later."""
@@ -59,15 +60,30 @@ class Resources:
     def __post_init__(self) -> None:
         if self.cluster not in CLUSTERS:
             raise UserError(f"`cluster` must be one of {', '.join(CLUSTERS)}: got {self.cluster!r}.")
-        if self.cluster != "slurm" and (self.partition or self.detach):
-            raise UserError(f"`partition` and `detach` are for Slurm: got cluster={self.cluster!r}.")
+        if self.gpus_per_run not in (None, 0, 1):
+            raise UserError(
+                f"`gpus_per_run` is 0 or 1, because a run is one process: got {self.gpus_per_run}. `torchrun` trains "
+                "one model on several GPUs."
+            )
+        if self.cluster != "slurm" and (self.partition or self.detach or self.time is not None):
+            raise UserError(
+                f"`partition`, `detach` and `time` are for Slurm: got cluster={self.cluster!r}. `max_minutes` stops "
+                "runs anywhere."
+            )
+        saving = self.slurm.get("slurm_signal_delay_s", SAVING_SECONDS)
+        # Slurm sends signals up to a minute early.
+        if self.time is not None and isinstance(saving, int) and 60 * self.time <= saving + 60:
+            raise UserError(
+                f"`time` is {self.time:g} minutes, but jobs are asked to save up to {saving + 60} seconds before their "
+                "time limit: give more time, or a smaller slurm_signal_delay_s."
+            )
 
 
 def new_cluster(resources: Resources, folder: Path, say: Say) -> "Here | Local | Slurm":
     """The cluster of these resources, for runs in a folder."""
     if resources.cluster == "slurm":
         return Slurm(resources, folder)
-    if resources.cluster == "debug" or (resources.jobs or 1) == 1:
+    if resources.cluster == "debug" or ((resources.jobs or 1) == 1 and resources.gpus_per_run is None):
         return Here(folder, say)
     return Local(resources, folder)
 
@@ -187,7 +203,8 @@ class _Jobs:
                 found = [executor.submit(job) for job in jobs]
         except (FailedJobError, FailedSubmissionError, RuntimeError, NameError, TypeError, ValueError) as error:
             lines = [line for line in str(error).splitlines() if line.strip()]
-            raise UserError(f"Jobs cannot be submitted to {resources.cluster}: {lines[-1].strip()}") from error
+            line = lines[0 if isinstance(error, NameError) else -1].strip()  # submitit's own errors, or those of sbatch
+            raise UserError(f"Jobs cannot be submitted to {resources.cluster}: {line}") from error
         for job, one in zip(jobs, found, strict=True):
             about = {"cluster": resources.cluster, "id": one.job_id, "log": str(one.paths.stdout)}
             own = self.folder / job.run.name
@@ -207,7 +224,7 @@ class Local(_Jobs):
         self.jobs = resources.jobs or 1
         self.running: dict[str, tuple[Any, str | None]] = {}
         self.devices: list[str | None] = [os.environ.get("CUDA_VISIBLE_DEVICES")] * self.jobs
-        if resources.gpus_per_run:
+        if resources.gpus_per_run is not None:
             self.devices = _gpus(self.jobs, resources.gpus_per_run)
 
     def free(self) -> int:
@@ -321,7 +338,7 @@ def slurm_jobs(folder: Path) -> Live:
     queue = _slurm("squeue", "--me", "--noheader", "--array", "--format=%i|%T|%r").splitlines()
     rows = [line.split("|") for line in queue]
     return {
-        names[job]: f"queued: {why.lower()}" if state == "PENDING" else state.lower()
+        names[job]: f"queued: {why.lower()}".removesuffix(": none") if state == "PENDING" else state.lower()
         for job, state, why in rows
         if job in names
     }

@@ -173,6 +173,9 @@ def run_experiments(
     except KeyboardInterrupt:
         say("Stopped. Run the same command to resume.")
         raise
+    if resources and resources.detach and len(results) < len(runs):
+        say(f"{len(runs) - len(results)} of {len(runs)} runs are submitted: `recurrify experiment status` shows them")
+        return []
     written = []
     for one in chosen:
         path = folder / f"{one.name}.json"
@@ -182,12 +185,12 @@ def run_experiments(
             continue
         own = [results[run.name] for run in one.runs(size) if run.name in results]
         save_result(path, to_result(one, size, table) | {"origins": origins(own)})
-        say(f"saved {path}" + (f" ({len(table.missing)} rows are missing)" if table.missing else ""))
+        say(f"saved {path}" + (f" (rows missing: {len(table.missing)})" if table.missing else ""))
         written.append(path)
     if failures:
-        raise UserError(f"{len(failures)} runs failed: {' '.join(failures)} Run the same command to try them again.")
+        raise UserError(f"{len(failures)} of {len(runs)} runs failed: {' '.join(failures)} Run the same command again.")
     if len(results) < len(runs):
-        say(f"{len(runs) - len(results)} runs are not finished: run the same command to resume")
+        say(f"{len(runs) - len(results)} of {len(runs)} runs are not finished: run the same command to resume")
     return written
 
 

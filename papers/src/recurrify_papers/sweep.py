@@ -113,7 +113,7 @@ def run_all(
     if failures is not None:
         failures += failed
     elif failed:
-        raise UserError(f"{len(failed)} runs failed: {' '.join(failed)} Run the same command to try them again.")
+        raise UserError(f"{len(failed)} of {len(by_name)} runs failed: {' '.join(failed)} Run the same command again.")
     return {name: found for name, run in by_name.items() if (found := read_result(folder, run)) is not None}
 
 
@@ -221,9 +221,9 @@ def table(stands: Mapping[str, Standing], caption: str = "") -> Table:
     rows.sort(key=lambda row: order.index(row[1].state) if row[1].state in order else len(order))
     found = Table(box=None, pad_edge=False, title=caption or None, title_justify="left", title_style="", expand=True)
     widest = max((len(one.state) for _, one in rows), default=0)
-    found.add_column("run", overflow="fold", ratio=2)
+    found.add_column("run", overflow="fold")
     found.add_column("state", min_width=widest)
-    found.add_column("progress", overflow="ellipsis", no_wrap=True, ratio=3)
+    found.add_column("progress", overflow="ellipsis", no_wrap=True, ratio=1)
     for name, one in rows[:MOST_ROWS]:
         found.add_row(name, one.state, one.note)
     if len(rows) > MOST_ROWS:

@@ -84,7 +84,7 @@ def test_failed_run_is_one_sentence_and_does_not_stop_others(tmp_path: Path) -> 
     assert run_all(runs, tmp_path, quiet, failures=failures).keys() == {"c"}
     assert failures == ["a failed: it does not work."]
     assert "ValueError" in (tmp_path / "a" / "ended.txt").read_text()
-    with pytest.raises(UserError, match="1 runs failed: a failed: it does not work"):
+    with pytest.raises(UserError, match="1 of 3 runs failed: a failed: it does not work"):
         run_all(runs, tmp_path, quiet)
 
 
@@ -98,7 +98,11 @@ def test_no_run_starts_after_the_deadline(tmp_path: Path) -> None:
     ("options", "sentence"),
     [
         ({"cluster": "cloud"}, "`cluster` must be one of local, slurm, debug: got 'cloud'"),
-        ({"partition": "gpu"}, "`partition` and `detach` are for Slurm: got cluster='local'"),
+        ({"partition": "gpu"}, "`partition`, `detach` and `time` are for Slurm: got cluster='local'"),
+        ({"time": 90}, "are for Slurm: got cluster='local'"),
+        ({"cluster": "slurm", "time": 0}, "`time` is 0 minutes, but jobs are asked to save up to 180 seconds before"),
+        ({"gpus_per_run": 2}, "`gpus_per_run` is 0 or 1, because a run is one process: got 2"),
+        ({"gpus_per_run": -1}, "`gpus_per_run` is 0 or 1"),
     ],
 )
 def test_bad_resources_raise(options: dict[str, Any], sentence: str) -> None:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from recurrify.data.corpora import CORPORA, Corpus, corpus_names
     from recurrify.data.documents import check_source, load_documents
     from recurrify.data.labelled import LabelledText, LabelledTexts, hold_out, load_labelled
-    from recurrify.data.labelled_windows import GroupedByLength, collate_texts, tokenize_texts
+    from recurrify.data.labelled_windows import collate_texts, tokenize_texts
     from recurrify.data.probes import SYMBOL_PROBES, SymbolProbe, SymbolTexts, symbol_probe
     from recurrify.data.probes_text import TEXT_PROBES, ProbeText, TextProbe, text_probe
     from recurrify.data.question_windows import WindowedQuestion, collate_questions, window_questions
@@ -39,7 +39,6 @@ __all__ = [
     "TEXT_PROBES",
     "Corpus",
     "Document",
-    "GroupedByLength",
     "LabelledText",
     "LabelledTexts",
     "ProbeText",

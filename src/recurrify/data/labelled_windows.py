@@ -1,13 +1,12 @@
 """Tokens of texts to classify, windows with special tokens, and batches."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import Sampler
 
 from recurrify.errors import UserError
 
@@ -16,8 +15,6 @@ if TYPE_CHECKING:
 
 AT_ONCE = 1000
 """Texts tokenized in one call."""
-SORTED_TOGETHER = 50
-"""Batches whose texts are sorted by length together."""
 
 
 def tokenize_texts(
@@ -70,32 +67,3 @@ def collate_texts(batch: Sequence[dict[str, Any]], pad_token_id: int) -> dict[st
     if "labels" in batch[0]:
         collated["labels"] = torch.tensor([text["labels"] for text in batch])
     return collated
-
-
-class GroupedByLength(Sampler[int]):
-    """Samples batches of similar length in random order.
-
-    transformers' own sampler draws from the global generator, so that a run resumed within an epoch would continue in
-    another order.
-    """
-
-    def __init__(self, lengths: Sequence[int], batch: int, seed: int) -> None:
-        self.lengths, self.batch, self.seed, self.epoch = np.array(lengths), batch, seed, 0
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def __iter__(self) -> Iterator[int]:
-        chance = np.random.default_rng((self.seed, self.epoch))
-        order = chance.permutation(len(self.lengths))
-        together = self.batch * SORTED_TOGETHER
-        for start in range(0, len(order), together):
-            part = order[start : start + together]
-            order[start : start + together] = part[np.argsort(self.lengths[part], kind="stable")]
-        # An incomplete batch stays last.
-        whole = len(order) // self.batch * self.batch
-        order[:whole] = chance.permutation(order[:whole].reshape(-1, self.batch)).ravel()
-        return iter(order.tolist())

@@ -34,6 +34,8 @@ class TrainingSequences(Dataset[dict[str, Tensor]]):
         inputs = np.fromiter((max(len(document.ids) - 1, 0) for document in documents), np.int64, len(documents))
         self.targets = int(inputs.sum())
         """The number of tokens predicted in one epoch."""
+        self._inputs = inputs
+        """Of each document."""
         counts = -(-inputs // self.tokens_per_sequence)
         self._document = np.repeat(np.arange(len(documents)), counts)
         """Of each sequence."""
@@ -44,6 +46,12 @@ class TrainingSequences(Dataset[dict[str, Tensor]]):
 
     def __len__(self) -> int:
         return len(self._document)
+
+    def lengths(self) -> list[int]:
+        """The inputs of each sequence."""
+        before = (np.arange(len(self)) - self._first[self._document]) * self.tokens_per_sequence
+        found: list[int] = np.minimum(self._inputs[self._document] - before, self.tokens_per_sequence).tolist()
+        return found
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         index = range(len(self))[index]

@@ -1,11 +1,14 @@
 """Models whose weights are divided among processes by torch's `fully_shard` (FSDP2)."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
+
+from recurrify.console import is_first
 
 
 def is_sharded(module: nn.Module) -> bool:
@@ -35,14 +38,39 @@ def whole_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_whole_weights(model: nn.Module, file: Path) -> None:
-    """Load the weights of a file of safetensors into a model, sharded or not."""
-    weights = load_file(file)
-    if not is_sharded(model):
-        model.load_state_dict(weights, strict=False)  # tied weights are saved once
-        return
+    """Load the weights of a file of safetensors into a model; if it is sharded, all processes call this."""
+    if is_sharded(model):
+        spread_weights(model, load_file(file) if is_first() else {})
+    else:
+        model.load_state_dict(load_file(file), strict=False)  # tied weights are saved once
+
+
+def spread_weights(model: nn.Module, weights: dict[str, Any]) -> None:
+    """Give each process its part of the whole `weights` of the first one; all processes call this."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
-    set_model_state_dict(model, weights, options=StateDictOptions(full_state_dict=True, strict=False))
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
+    set_model_state_dict(model, weights, options=options)
+
+
+def from_first(make: Callable[[], Any]) -> Any:
+    """What `make` returns in the first process, in all of them."""
+    found = [make() if is_first() else None]
+    torch.distributed.broadcast_object_list(found)
+    return found[0]
+
+
+def without_weights(kind: type[Any], config: Any) -> Any:
+    """A model of this config whose parameters have addresses on the CPU, but no memory: nothing is written there."""
+    from accelerate import init_empty_weights
+
+    with init_empty_weights():  # buffers that are not saved are computed
+        model = kind(config)
+    for module in model.modules():
+        for name, value in module.named_parameters(recurse=False):
+            setattr(module, name, nn.Parameter(torch.empty_like(value, device="cpu"), value.requires_grad))
+    model.tie_weights()
+    return model
 
 
 def level(inputs: dict[str, Tensor], ignored: int) -> dict[str, Tensor]:

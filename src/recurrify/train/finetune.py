@@ -9,17 +9,19 @@ from itertools import chain
 from typing import Any
 
 import torch
+from accelerate import PartialState
 from transformers import EarlyStoppingCallback, TrainerState, TrainingArguments, set_seed
 
-from recurrify.console import busy
+from recurrify.console import busy, is_first
 from recurrify.data.sequences import TrainingSequences, collate
 from recurrify.data.texts import Say, few_tokens, read_text
 from recurrify.errors import UserError
 from recurrify.evaluate.flops import full_flops_per_token, memory_cost
 from recurrify.evaluate.perplexity import evaluate_documents
 from recurrify.modeling.heads import RecurrentForCausalLM
-from recurrify.modeling.loading import load_model
+from recurrify.modeling.loading import load_model, model_tokenizer
 from recurrify.modeling.model import RecurrentPreTrainedModel
+from recurrify.modeling.sharding import from_first, without_weights
 from recurrify.speed.compiled import Choices, compile_windows
 from recurrify.speed.graphed import graph_steps
 from recurrify.train.callbacks import StopOnNonFinite
@@ -53,13 +55,15 @@ def train_run(
     started = time.time()
     set_seed(settings.seed)
     with busy(f"loading {settings.model}") if show_progress and not progress_label else nullcontext():
-        model, tokenizer = load_model(settings.model, settings.recurrence, device=own_gpu())
+        model, tokenizer = _load(settings)
     texts, text_sum = read_text(settings.data, "train", tokenizer, say, settings.text_field)
     source, split = (settings.valid, "all") if settings.valid else (settings.data, "valid")
     valid_texts, valid_sum = read_text(source, split, tokenizer, say, settings.text_field, settings.valid_tokens)
     if short := few_tokens(valid_texts):
         say(f"Validation: {short}")
     settings = recorded(settings, model, text_sum, valid_sum)
+    if shards() > 1:
+        settings = from_first(lambda: settings)  # the others cannot tell the checksum of the weights
     earlier = earlier_result(settings, say)
     if earlier is not None:
         return earlier
@@ -88,6 +92,19 @@ def train_run(
         return train(model, sequences, settings, validate, tokenizer, show_progress, progress_label)
 
     return complete_run("train", settings, model, tokenizer, say, started, fit)
+
+
+def _load(settings: TrainSettings) -> tuple[RecurrentForCausalLM, Any]:
+    """The model and its tokenizer. With FSDP the first process alone reads the weights, and `RecurrentTrainer` spreads
+    them."""
+    if shards() == 1:
+        return load_model(settings.model, settings.recurrence, device=own_gpu())
+    PartialState(cpu=not torch.accelerator.is_available())  # joins the processes
+    model, tokenizer = load_model(settings.model, settings.recurrence) if is_first() else (None, None)
+    config = from_first(lambda: model and model.config)
+    if model is None:
+        return without_weights(RecurrentForCausalLM, config), model_tokenizer(settings.model)
+    return model, tokenizer
 
 
 def train(

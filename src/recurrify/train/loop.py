@@ -2,7 +2,7 @@
 
 import importlib.util
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,14 +14,15 @@ from torch import Tensor
 from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
 from transformers.integrations import is_tensorboard_available
 from transformers.trainer_callback import PrinterCallback
+from transformers.trainer_pt_utils import LengthGroupedSampler, get_length_grouped_indices
 
 from recurrify.console import busy, is_first
-from recurrify.data.labelled_windows import GroupedByLength
 from recurrify.data.records import IGNORED
+from recurrify.data.sequences import TrainingSequences
 from recurrify.errors import UserError
 from recurrify.evaluate.perplexity import StoppedEvaluation
 from recurrify.modeling.saving import WEIGHTS
-from recurrify.modeling.sharding import is_sharded, level, load_whole_weights
+from recurrify.modeling.sharding import is_sharded, level, load_whole_weights, spread_weights
 from recurrify.speed.backends import leave_out_cudnn
 from recurrify.speed.products import quick_products
 from recurrify.speed.verify import verify_windows
@@ -93,6 +94,22 @@ class ValidatingTrainer(Trainer):
         return {f"{prefix}_{name}": value for name, value in self.validate(self.model, self.advance).items()}
 
 
+class ByLength(LengthGroupedSampler):
+    """Sequences of similar length together. The order depends on seed and epoch alone: all processes have the same."""
+
+    def __init__(self, batch_size: int, lengths: list[int], seed: int) -> None:
+        super().__init__(batch_size, lengths=lengths)
+        self.seed, self.epoch = seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Called by Trainer."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        return iter(get_length_grouped_indices(self.lengths, self.batch_size, generator=generator))
+
+
 class RecurrentTrainer(ValidatingTrainer):
     """Trainer with a learning rate of its own for the memory, a token count, and a check of each loss."""
 
@@ -101,8 +118,11 @@ class RecurrentTrainer(ValidatingTrainer):
         self.added_learning_rate = added_learning_rate
         self.is_verified = False
         """Whether the compiled step was compared with the eager one."""
+        self.whole: dict[str, Tensor] = {}
+        """The weights that the first process spreads."""
         if self.is_fsdp_enabled:
             _check_sharding(self.accelerator.state.fsdp_plugin)
+            self.whole = dict(self.model.state_dict()) if is_first() else {}
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         # Trainer counts the tokens of `shift_labels`. The model takes them as `targets`, in which Trainer, when it
@@ -130,6 +150,12 @@ class RecurrentTrainer(ValidatingTrainer):
             raise non_finite("loss", self.state.global_step + 1)
         return loss
 
+    def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
+        if is_sharded(self.model):  # since a moment ago; a checkpoint is loaded later
+            spread_weights(self.model, self.whole)
+            self.whole = {}
+        return super().create_scheduler(*args, **kwargs)
+
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """Load the safetensors of a checkpoint, whatever number of processes wrote it."""
         was_sharded = (Path(resume_from_checkpoint) / f"{OPTIMIZER_NAME}.bin").is_file()
@@ -144,11 +170,14 @@ class RecurrentTrainer(ValidatingTrainer):
         load_whole_weights(self.model, Path(self.state.best_model_checkpoint or "") / WEIGHTS)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-        if self.args.train_sampling_strategy != "group_by_length":
+        args: TrainingArguments = self.args
+        if args.train_sampling_strategy != "group_by_length":
             return super()._get_train_sampler(train_dataset)
         examples = self.train_dataset if train_dataset is None else train_dataset
-        lengths = [len(one["input_ids"]) for one in examples]
-        return GroupedByLength(lengths, self.args.per_device_train_batch_size, self.args.seed)
+        is_cut = isinstance(examples, TrainingSequences)
+        lengths = examples.lengths() if is_cut else [len(one["input_ids"]) for one in examples]
+        together = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+        return ByLength(together, lengths, args.seed)
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         optimizer = super().create_optimizer(model)
@@ -166,7 +195,7 @@ def _check_sharding(plugin: Any) -> None:
             "Checkpoints are written in one piece: set `fsdp_state_dict_type: FULL_STATE_DICT` in the file for "
             "`accelerate launch`."
         )
-    plugin.cpu_ram_efficient_loading = False  # every process has the weights, and accelerate cannot spread buffers
+    plugin.cpu_ram_efficient_loading = False  # `spread_weights` spreads buffers, too
 
 
 def _split_added(optimizer: torch.optim.Optimizer, model: Any, rate: float) -> None:

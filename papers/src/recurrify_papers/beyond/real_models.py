@@ -391,11 +391,11 @@ def score_command(options: argparse.Namespace) -> None:
 def distance_command(options: argparse.Namespace) -> None:
     """Measure what memories gain from windows further back: the loss after so many windows of reading."""
     base, texts = load(options)
-    documents = list(texts.read("novels"))[: options.documents]
+    documents = texts.read("novels")[: options.documents]
     if options.length is not None:
         documents = [one._replace(ids=one.ids[: options.length + 1]) for one in documents]
     distances = sorted({0, *options.distances})
-    rows = []
+    rows: list[dict[str, Any]] = []
     for row in (chosen for name, chosen in ROWS.items() if name in options.rows):
         rows.append({"name": row.name, "distances": distance_rows(base, row, documents, distances, options.every)})
         say(f"{row.name}: " + ", ".join(f"{one['distance']}: {one['loss']:.4f}" for one in rows[-1]["distances"]))

@@ -66,10 +66,10 @@ def run(
         int | None, typer.Option(min=1, help="Runs at a time; default: 1 locally, no limit on Slurm.")
     ] = None,
     gpus_per_run: Annotated[
-        int | None, typer.Option(min=0, max=1, help="GPUs of each run; by default local runs share all.")
+        int | None, typer.Option(help="0 or 1: GPUs of each run; by default local runs share all.")
     ] = None,
     time: Annotated[
-        str | None, typer.Option(help="Time limit of a job, as MINUTES or HH:MM:SS; it then saves and resumes.")
+        str | None, typer.Option(help="Time limit of a Slurm job, as MINUTES or HH:MM:SS; it saves and resumes.")
     ] = None,
     partition: Annotated[str | None, typer.Option(help="Slurm partition.")] = None,
     slurm: Annotated[
@@ -99,8 +99,10 @@ def run(
 
 def minutes(text: str) -> float:
     """Minutes of MINUTES, HH:MM:SS or D-HH:MM:SS."""
-    found = re.fullmatch(r"(?:(?:(\d+)-)?(\d+):)?(\d+)(?::(\d\d))?", text)
-    if found is None or (found[2] is not None and found[4] is None):
+    if text.isdecimal():
+        return float(text)
+    found = re.fullmatch(r"(?:(\d+)-)?(\d+):([0-5]?\d):([0-5]\d)", text)
+    if found is None:
         raise UserError(f"--time is MINUTES or HH:MM:SS: got {text!r}.")
     days, hours, whole, seconds = (int(part or 0) for part in found.groups())
     return 24 * 60 * days + 60 * hours + whole + seconds / 60
@@ -132,6 +134,8 @@ def status(
         found |= {name: stand for name, stand in stands.items() if stand.state not in ("finished", "waiting")}
     if found:
         out_console.print(table(found))
+    if not any(stand.is_live for stand in found.values()):
+        typer.echo("No run is queued or running.")
 
 
 @app.command(epilog=examples("recurrify experiment cancel table2 --size small"))
@@ -149,7 +153,7 @@ def cancel(
     own = changed(size, books, wiki, settings)
     runs = [run for one in chosen_experiments(names) for run in one.runs(own)]
     stopped = cancel_runs(list({run.name: run for run in runs}.values()), root / own.name / "runs")
-    typer.echo(f"{len(stopped)} runs are asked to stop" if stopped else "No run is queued or running.")
+    typer.echo(f"asked to stop: {', '.join(stopped)}" if stopped else "No run is queued or running.")
 
 
 @app.command(epilog=examples("recurrify experiment logs table2 books-plain-w64-o0-s0"))
