@@ -73,7 +73,12 @@ def _train(settings: ForecastSettings, folder: Path) -> None:
         "finished": chosen.is_finished or settings.model == "auto",
         "model": fitted.trained.name,
         "candidates": [
-            {"model": one.name, "valid_mse": one.valid.mse, "seconds": round(one.seconds, 2)}
+            {
+                "model": one.name,
+                "valid_mse": one.valid.mse,
+                "valid_mae": one.valid.mae,
+                "seconds": round(one.seconds, 2),
+            }
             for one in fitted.candidates
         ],
         "parameters": sum(parameter.numel() for parameter in fitted.trained.model.parameters()),
