@@ -205,6 +205,9 @@ def test_predict_continues_the_dates_in_the_format_of_the_data(fitted):
     table = Forecaster("nlinear", horizon=6).fit(long).predict()
     assert list(table) == ["unique_id", "date", "forecast", "low", "high"]
     np.testing.assert_allclose(table["forecast"], [*wide["a"], *wide["b"]], atol=1e-4)
+    shops = long.rename(columns={"unique_id": "shop", "date": "hour"})
+    other = Forecaster("seasonal", horizon=6, id_column="shop", date_column="hour").fit(shops)
+    assert list(other.predict())[:2] == list(other.cross_validate())[:2] == ["shop", "hour"]
 
 
 def test_cross_validation_is_a_table_of_rolling_forecasts(fitted):
@@ -280,6 +283,12 @@ def test_short_monthly_series_works_with_defaults():
     assert len(forecaster.predict()) == 12
     assert forecaster.evaluate()["mase"] < 1
     assert set(forecaster.candidates_) >= {"seasonal", "nlinear"}
+
+
+def test_nine_rows_are_enough():
+    values = np.arange(9) % 7 + 0.5
+    frame = pd.DataFrame({"ds": pd.date_range("2020", periods=9, freq="D"), "y": values})
+    assert len(Forecaster(max_minutes=0.001).fit(frame).predict()) == 1
 
 
 def test_unaffordable_models_are_named():

@@ -90,7 +90,10 @@ def _train(settings: ForecastSettings, folder: Path) -> None:
     _evaluate(fitted.trained, settings, series, folder / EVALUATION_FILE, models)
     save_result(folder / RESULT_FILE, result)  # last: it marks the run as finished
     if not result["finished"]:
-        say("The time is up: the best weights so far are saved. Run the same command to resume.")
+        reached = (
+            "the best weights so far are" if result["history"] else "less than an epoch was trained; its weights are"
+        )
+        say(f"The time is up: {reached} saved. Run the same command to resume.")
 
 
 def _read(settings: ForecastSettings, **changed: Any) -> "Series":

@@ -162,16 +162,18 @@ def fit_ridge(settings: ForecastSettings, data: WindowedSeries) -> RidgeForecast
     assert settings.season
     assert settings.past
     kind = KINDS[settings.model]
-    longest = min(LONGEST_PAST[settings.model], (data.split.train_end - data.horizon) // 2)
+    rows = data.split.train_end - data.horizon
+    longest = min(LONGEST_PAST[settings.model], rows // 2)
+    season = settings.season if 2 * settings.season <= rows else 1
     tried = {settings.season * count for count in SEASONS if settings.season * count <= longest}
     pasts = sorted(tried | {max(1, min(settings.past, longest))})
     if kind == "seasonal":
-        seasons = max(1, longest // settings.season - 1)
-        pasts = [settings.season * (count + 1) for count in SEASONS if count <= seasons]
+        seasons = max(1, longest // season - 1)
+        pasts = [season * (count + 1) for count in SEASONS if count <= seasons]
     if kind == "dlinear":
         pasts = pasts[-1:]  # its inputs of one past are not part of those of a longer one
     known = len(data.series.known.columns)
-    config = RidgeConfig(past=pasts[-1], horizon=data.horizon, kind=kind, known=known, season=settings.season)
+    config = RidgeConfig(past=pasts[-1], horizon=data.horizon, kind=kind, known=known, season=season)
     moments = _moments(config, data)
     best: tuple[float, RidgeForecaster] | None = None
     for past in pasts:

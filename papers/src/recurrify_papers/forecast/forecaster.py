@@ -395,8 +395,9 @@ class Forecaster(BaseEstimator):
         self, data: Source | None = None, level: float = 0.9, windows: int | None = None
     ) -> pd.DataFrame:
         """Rolling-origin forecasts of the test part: id, date, cutoff, y, forecast, low, high."""
-        tested = rolling_test(self.trained_, self._read(data), self._settings(), windows=windows)
-        return cross_validation(tested, level)
+        series = self._read(data)
+        table = cross_validation(rolling_test(self.trained_, series, self._settings(), windows=windows), level)
+        return table.rename(columns={"unique_id": series.id_column or "unique_id", "date": series.date_column})
 
     def evaluate(self, data: Source | None = None) -> dict[str, Any]:
         """MSE, MAE, MASE, sMAPE, CRPS and coverage on the test part."""

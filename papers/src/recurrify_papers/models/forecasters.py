@@ -190,13 +190,16 @@ class StatisticalForecaster(nn.Module):
         self.config = config
 
     def forecast(self, past_L: np.ndarray) -> np.ndarray:
-        """(P,): of one column."""
+        """(P,): of one column; the last value where the model cannot be fitted."""
         from statsforecast import models
 
         model = getattr(models, self.config.name)(season_length=self.config.season)
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
-            found: np.ndarray = model.forecast(y=np.ascontiguousarray(past_L), h=self.config.horizon)["mean"]
+            try:
+                found: np.ndarray = model.forecast(y=np.ascontiguousarray(past_L), h=self.config.horizon)["mean"]
+            except Exception:  # too few rows, for example: statsforecast raises many kinds
+                return np.full(self.config.horizon, past_L[-1])
             return found
 
     def forward(self, past_BLC: Tensor, past_time_BLF: Tensor, future_time_BPF: Tensor) -> Tensor:
