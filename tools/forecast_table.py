@@ -45,8 +45,8 @@ def measure(path: Path, run: Path) -> dict[str, Any]:
         "horizon": found["horizon"],
         "chosen": found["model"],
         "auto": {key: own[key] for key in (*KEPT, "crps")},
-        "candidates": {row["model"]: {key: row[key] for key in KEPT} for row in (own, *others)},
-        "valid_mse": {one["model"]: one["valid_mse"] for one in trained["candidates"]},
+        "candidates": {row["model"]: {key: row[key] for key in (*KEPT, "chosen")} for row in others},
+        "valid": {one.pop("model"): one for one in trained["candidates"]},
         "coverage": {str(one["level"]): one["held"] for one in own["coverage"]},
         "seconds": round(seconds, 1),
         "cpu_seconds": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 1),
@@ -69,19 +69,27 @@ def compared_with_ets(path: Path, run: Path) -> dict[str, Any]:
 
 def markdown(rows: list[dict[str, Any]]) -> str:
     """The table of docs/reproductions/forecasting.md."""
-    header = ["data", "rows × columns", "horizon", "chosen", "auto", "seasonal naive", "NLinear"]
-    header += ["AutoETS (auto on the same windows)", "best candidate", "90 % intervals hold", "CPU seconds"]
-    lines = [header, ["---"] * len(header)]
+    header = ["data", "rows × columns", "horizon", "chosen", "auto", "relative to seasonal naive"]
+    header += ["above the best other candidate", "seasonal naive", "NLinear", "AutoETS (auto on the same windows)"]
+    lines = [[*header, "90 % intervals hold", "seconds"], ["---"] * (len(header) + 2)]
     for row in rows:
         found = row["candidates"]
-        best = min(found, key=lambda name: found[name]["mse"])
-        parts = [_errors(row["auto"]), _errors(found["seasonal"]), _errors(found["nlinear"])]
+        nlinear = found.get("nlinear", row["auto"])
+        naive, size = found["seasonal"], f"{row['rows']:,} × {row['columns']}"
+        relative = " / ".join(f"{row['auto'][name] / naive[name]:.2f}" for name in ("mse", "mae"))
+        best = " / ".join(_above_best(found, name) for name in ("mse", "mae"))
         ets = f"{_errors(row['ets'])} ({_errors(row['auto_same_windows'])})" if "ets" in row else "–"
-        held = f"{row['coverage']['90']:.1%}"
-        size = f"{row['rows']:,} × {row['columns']}"
-        ends = [f"{best} {found[best]['mse']:.3g}", held, f"{row['cpu_seconds']:.0f}"]
-        lines.append([row["data"], size, str(row["horizon"]), row["chosen"], *parts, ets, *ends])
+        parts = [_errors(row["auto"]), relative, best, _errors(naive), _errors(nlinear), ets]
+        ends = [f"{row['coverage']['90']:.1%}", f"{row['seconds']:.0f}"]
+        lines.append([row["data"], size, str(row["horizon"]), row["chosen"], *parts, *ends])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _above_best(found: dict[str, dict[str, Any]], name: str) -> str:
+    """How much higher an error is than that of the best other candidate, which is named, on the windows of both."""
+    above = {model: row["chosen"][name] / row[name] - 1 for model, row in found.items()}
+    best = max(above, key=lambda model: above[model])
+    return f"{above[best]:+.1%} ({best})".replace("-", "−", 1)
 
 
 def _errors(row: dict[str, Any]) -> str:

@@ -39,7 +39,7 @@ def test_from_a_csv_to_a_forecast_and_a_page(run, tmp_path):
     }
     page = (run / "forecast.html").read_text()
     for part in (
-        "is better than seasonal naive by",
+        "nlinear is better by",
         "MASE",
         "Error by horizon",
         "90 % intervals hold",
@@ -49,7 +49,7 @@ def test_from_a_csv_to_a_forecast_and_a_page(run, tmp_path):
     assert "2020-01-17" in page  # dates, not row numbers
     assert "https://" not in page.split("<script")[0]
     output = forecast("evaluate", run)
-    assert "better than seasonal naive" in output
+    assert "(MAE) than seasonal naive, MASE" in output
     scores = json.loads((run / "evaluation.json").read_text())["scores"]
     assert [row["model"] for row in scores] == ["nlinear", "last-value", "seasonal"]
     assert scores[0]["mse"] < scores[2]["mse"]

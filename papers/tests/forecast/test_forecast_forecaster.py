@@ -13,6 +13,8 @@ from recurrify.errors import UserError
 from recurrify_papers.forecast import Forecaster, load_trained
 from recurrify_papers.forecast import candidates as candidates_module
 from recurrify_papers.forecast.candidates import (
+    _moments,
+    _solved,
     best_of,
     fit_ridge,
     is_installed,
@@ -22,7 +24,9 @@ from recurrify_papers.forecast.candidates import (
 )
 from recurrify_papers.forecast.forecaster import windows_of
 from recurrify_papers.forecast.reading import read_series
+from recurrify_papers.forecast.scoring import Backtest, backtest
 from recurrify_papers.forecast.settings import ForecastSettings
+from recurrify_papers.models.forecasters import RidgeConfig, RidgeForecaster
 
 from conftest import daily_waves, hourly  # isort: skip
 
@@ -63,9 +67,77 @@ def test_auto_never_loses_to_seasonal_naive_on_validation():
     settings = resolved(replace(SETTINGS, max_minutes=0.02), series)
     found = list(train_candidates(settings, windows_of(settings, series), lambda _: None))
     names = [one.name for one in found]
-    assert names[:4] == ["last-value", "seasonal", "nlinear", "dlinear"]
-    assert best_of(found).valid.mse == min(one.valid.mse for one in found)
-    assert best_of(found).valid.mse < found[1].valid.mse
+    assert names[:6] == ["last-value", "seasonal", "nlinear", "dlinear", "median", "average"]
+    best, naive = best_of(found).valid, found[1].valid
+    assert best.mse < naive.mse
+    assert best.errors.mean() < naive.errors.mean()
+
+
+def test_choice_weighs_both_errors_and_beats_seasonal_naive_in_both():
+    """Three models by the sizes of their errors: seasonal naive, one with a lower MSE but a higher MAE, one between."""
+    sizes = {"seasonal": [0.0, 2.0], "lower_mse": [1.1, 1.1], "between": [0.5, 1.4]}
+    found = []
+    for name, errors in sizes.items():
+        forecast = np.array(errors)[:, None, None]
+        valid = Backtest(np.arange(2), forecast, np.zeros_like(forecast), np.ones_like(forecast))
+        found.append(SimpleNamespace(name=name, valid=valid))
+    assert best_of(found).name == "between"
+    assert best_of(found[:2]).name == "seasonal"
+
+
+def test_median_minimises_absolute_errors():
+    generator = np.random.default_rng(0)
+    values = daily_waves(400, columns=1, noise=0) + generator.exponential(1.0, size=(400, 1)) ** 2
+    series = read_series(hourly(values))
+    settings = resolved(replace(SETTINGS, past=8), series)
+    data = windows_of(settings, series)
+    median = fit_ridge(replace(settings, model="median"), data)
+    squared = _solved(median.config, *_moments(median.config, data))
+    found = [backtest(model, data, "train") for model in (squared, median)]
+    assert found[1].errors.mean() < 0.96 * found[0].errors.mean()
+    assert found[1].mse > found[0].mse
+    above = (found[1].truth > found[1].forecast).mean()
+    assert above == pytest.approx(0.5, abs=0.05)
+
+
+def test_average_is_the_mean_of_two_models_and_is_saved(tmp_path):
+    series = read_series(FRAME)
+    settings = resolved(SETTINGS, series)
+    data = windows_of(settings, series)
+    nlinear, median, average = (
+        train_candidate(replace(settings, model=name), data) for name in ("nlinear", "median", "average")
+    )
+    mean = (nlinear.valid.forecast + median.valid.forecast) / 2
+    np.testing.assert_allclose(average.valid.forecast, mean, atol=1e-6)
+    again = backtest(average.validated, data, "valid").forecast
+    np.testing.assert_allclose(again, mean[-len(again) :], atol=1e-5)
+    forecaster = Forecaster("average", horizon=6).fit(FRAME)
+    forecaster.save(tmp_path)
+    pd.testing.assert_frame_equal(Forecaster.load(tmp_path).predict(FRAME), forecaster.predict())
+
+
+def test_value_that_was_the_same_for_seven_seasons_is_repeated():
+    values = np.random.default_rng(0).normal(size=(2, 8 * 4, 1))
+    values[0, 1::4] = 3.0
+    values[1, 4 + 2 :: 4] = 5.0
+    model = RidgeForecaster(RidgeConfig(past=32, horizon=6, kind="nlinear", season=4)).eval()
+    past = torch.tensor(values, dtype=torch.float32)
+    forecast = model(past, past, past[:, :6])[..., 0]
+    expected = past[:, -1:, 0].repeat(1, 6)  # without weights: the last value
+    expected[0, [1, 5]] = 3.0
+    expected[1, 2] = 5.0
+    torch.testing.assert_close(forecast, expected)
+
+
+def test_what_is_never_negative_is_not_forecast_to_be():
+    power = np.maximum(daily_waves(400, columns=1), 0)
+    forecaster = Forecaster("nlinear", horizon=24).fit(hourly(power))
+    table = forecaster.cross_validate()
+    assert table["forecast"].min() == pytest.approx(0, abs=1e-6)
+    assert table["low"].min() == pytest.approx(0, abs=1e-6)
+    assert forecaster.predict()["a_low"].min() == 0
+    shifted = Forecaster("nlinear", horizon=24).fit(hourly(power - 1))
+    assert shifted.cross_validate()["forecast"].min() < -1
 
 
 @pytest.mark.parametrize("name", ["ets", "theta"])
@@ -117,10 +189,8 @@ def test_slow_models_are_compared_on_their_own_windows():
     naive = train_candidate(replace(settings, model="seasonal"), data)
     few = replace(naive, name="slow")
     for factor, chosen in ((0.9, "slow"), (1.1, "seasonal")):
-        kept = slice(0, 20)
-        error = (naive.valid.forecast - naive.valid.truth)[kept] * factor
-        valid = replace(naive.valid, first_rows=naive.valid.first_rows[kept], truth=naive.valid.truth[kept],
-                        forecast=naive.valid.truth[kept] + error)  # fmt: skip
+        kept = naive.valid.at(naive.valid.first_rows[:20])
+        valid = replace(kept, forecast=kept.truth + (kept.forecast - kept.truth) * factor)
         assert best_of([naive, replace(few, valid=valid)]).name == chosen
 
 
@@ -135,6 +205,9 @@ def test_predict_continues_the_dates_in_the_format_of_the_data(fitted):
     table = Forecaster("nlinear", horizon=6).fit(long).predict()
     assert list(table) == ["unique_id", "date", "forecast", "low", "high"]
     np.testing.assert_allclose(table["forecast"], [*wide["a"], *wide["b"]], atol=1e-4)
+    shops = long.rename(columns={"unique_id": "shop", "date": "hour"})
+    other = Forecaster("seasonal", horizon=6, id_column="shop", date_column="hour").fit(shops)
+    assert list(other.predict())[:2] == list(other.cross_validate())[:2] == ["shop", "hour"]
 
 
 def test_cross_validation_is_a_table_of_rolling_forecasts(fitted):
@@ -210,6 +283,12 @@ def test_short_monthly_series_works_with_defaults():
     assert len(forecaster.predict()) == 12
     assert forecaster.evaluate()["mase"] < 1
     assert set(forecaster.candidates_) >= {"seasonal", "nlinear"}
+
+
+def test_nine_rows_are_enough():
+    values = np.arange(9) % 7 + 0.5
+    frame = pd.DataFrame({"ds": pd.date_range("2020", periods=9, freq="D"), "y": values})
+    assert len(Forecaster(max_minutes=0.001).fit(frame).predict()) == 1
 
 
 def test_unaffordable_models_are_named():

@@ -76,7 +76,12 @@ def _train(settings: ForecastSettings, folder: Path) -> None:
         "finished": chosen.is_finished or settings.model == "auto",
         "model": fitted.trained.name,
         "candidates": [
-            {"model": one.name, "valid_mse": one.valid.mse, "seconds": round(one.seconds, 2)}
+            {
+                "model": one.name,
+                "valid_mse": one.valid.mse,
+                "valid_mae": one.valid.mae,
+                "seconds": round(one.seconds, 2),
+            }
             for one in fitted.candidates
         ],
         "parameters": sum(parameter.numel() for parameter in fitted.trained.model.parameters()),
@@ -88,7 +93,10 @@ def _train(settings: ForecastSettings, folder: Path) -> None:
     _evaluate(fitted.trained, settings, series, folder / EVALUATION_FILE, models)
     save_result(folder / RESULT_FILE, result)  # last: it marks the run as finished
     if not result["finished"]:
-        say("The time is up: the best weights so far are saved. Run the same command to resume.")
+        reached = (
+            "the best weights so far are" if result["history"] else "less than an epoch was trained; its weights are"
+        )
+        say(f"The time is up: {reached} saved. Run the same command to resume.")
 
 
 def _check_file(path: Path) -> None:

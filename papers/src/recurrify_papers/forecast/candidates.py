@@ -3,7 +3,7 @@
 import importlib.util
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +23,14 @@ from recurrify_papers.forecast.scoring import SLOW_WINDOWS, Backtest, backtest, 
 from recurrify_papers.forecast.settings import NAIVE, NETWORKS, RIDGE, STATISTICAL, ForecastSettings, whole_numbers
 from recurrify_papers.forecast.training import Progress, Training, Watch, epoch_starts, precision_context
 from recurrify_papers.models import forecasters
-from recurrify_papers.models.forecasters import RidgeConfig, RidgeForecaster, SeasonalNaive, StatisticalForecaster
+from recurrify_papers.models.forecasters import (
+    AverageConfig,
+    AverageForecaster,
+    RidgeConfig,
+    RidgeForecaster,
+    SeasonalNaive,
+    StatisticalForecaster,
+)
 from recurrify_papers.models.informer import Informer, InformerConfig
 
 Say = Callable[[str], None]
@@ -57,11 +64,15 @@ STATISTICAL_ROWS = 200
 LONGEST_SEASON = {"arima": 12}
 """With a longer one a forecast takes minutes."""
 SEASONS = (1, 2, 4, 7, 14)
-LONGEST_PAST = {"nlinear": 720, "dlinear": 240}
+KINDS = {"nlinear": "nlinear", "dlinear": "dlinear", "median": "seasonal"}
+AVERAGED = ("nlinear", "median")
+LONGEST_PAST = {"nlinear": 720, "dlinear": 240, "median": 480}
 """Pasts that ridge regression tries, in seasons and rows."""
 PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1)
 """Ridge penalties that are tried, as shares of the mean variance of the inputs."""
 FIT_WINDOWS, TRIED_WINDOWS, MOST_GROUPS = 6000, 400, 64
+MEDIAN_STEPS, MEDIAN_ROWS = 30, 50_000
+"""Of the search for least absolute errors: steps, and windows times columns."""
 
 
 @dataclass(frozen=True)
@@ -144,16 +155,25 @@ def naive_model(settings: ForecastSettings) -> SeasonalNaive:
 
 @torch.inference_mode()
 def fit_ridge(settings: ForecastSettings, data: WindowedSeries) -> RidgeForecaster:
-    """Ridge regression in closed form; past, penalty, and shared or separate weights are chosen on validation."""
+    """Ridge regression in closed form; past, penalty, and shared or separate weights are chosen on validation.
+
+    `median` then gets weights that minimise absolute errors.
+    """
     assert settings.season
     assert settings.past
-    longest = min(LONGEST_PAST[settings.model], (data.split.train_end - data.horizon) // 2)
+    kind = KINDS[settings.model]
+    rows = data.split.train_end - data.horizon
+    longest = min(LONGEST_PAST[settings.model], rows // 2)
+    season = settings.season if 2 * settings.season <= rows else 1
     tried = {settings.season * count for count in SEASONS if settings.season * count <= longest}
     pasts = sorted(tried | {max(1, min(settings.past, longest))})
-    if settings.model == "dlinear":
+    if kind == "seasonal":
+        seasons = max(1, longest // season - 1)
+        pasts = [season * (count + 1) for count in SEASONS if count <= seasons]
+    if kind == "dlinear":
         pasts = pasts[-1:]  # its inputs of one past are not part of those of a longer one
     known = len(data.series.known.columns)
-    config = RidgeConfig(past=pasts[-1], horizon=data.horizon, kind=settings.model, known=known)
+    config = RidgeConfig(past=pasts[-1], horizon=data.horizon, kind=kind, known=known, season=season)
     moments = _moments(config, data)
     best: tuple[float, RidgeForecaster] | None = None
     for past in pasts:
@@ -164,7 +184,38 @@ def fit_ridge(settings: ForecastSettings, data: WindowedSeries) -> RidgeForecast
                 if best is None or error < best[0]:
                     best = error, model
     assert best is not None
-    return best[1]
+    return least_absolute(best[1], data) if settings.model == "median" else best[1]
+
+
+@torch.inference_mode()
+def least_absolute(model: RidgeForecaster, data: WindowedSeries) -> RidgeForecaster:
+    """The model with weights that minimise absolute instead of squared errors, so that it forecasts medians.
+
+    Alternating direction method of multipliers (Boyd et al., 2011, section 6.1): each step is one ridge regression with
+    the same matrix, to a truth from which errors beyond a threshold are taken out.
+    """
+    config, data = replace(model.config, loss="absolute"), data.with_past(model.config.past)
+    inputs, truths = [], []
+    for starts_B in data.starts("train", min(FIT_WINDOWS, MEDIAN_ROWS // data.channels)).split(512):
+        batch = data.batch(starts_B)
+        inputs_BCD, level_BCP = model.inputs(batch.past, batch.future_time)
+        inputs.append(inputs_BCD.transpose(0, 1))
+        truths.append((batch.future.transpose(1, 2) - level_BCP).transpose(0, 1))
+    shape = (config.groups, -1)
+    inputs_GND = torch.cat(inputs, dim=1).reshape(*shape, config.inputs)
+    truth_GNP = torch.cat(truths, dim=1).reshape(*shape, config.horizon)
+    back_GDN = inputs_GND.transpose(1, 2)
+    factor_GDD = torch.linalg.cholesky(_penalised((back_GDN @ inputs_GND).double(), config.penalty))
+    weight_GDP: torch.Tensor = model.weight_GDP
+    errors_GNP = inputs_GND @ weight_GDP - truth_GNP
+    threshold, multiplier_GNP = errors_GNP.abs().mean(), torch.zeros_like(errors_GNP)
+    for _ in range(MEDIAN_STEPS):
+        moved_GNP = errors_GNP + multiplier_GNP
+        multiplier_GNP = moved_GNP.clamp(-threshold, threshold)
+        target_GNP = truth_GNP + moved_GNP - 2 * multiplier_GNP
+        weight_GDP = torch.cholesky_solve((back_GDN @ target_GNP).double(), factor_GDD).float()
+        errors_GNP = inputs_GND @ weight_GDP - truth_GNP
+    return _with_weights(config, weight_GDP)
 
 
 @torch.inference_mode()
@@ -172,7 +223,9 @@ def refitted(model: nn.Module, data: WindowedSeries) -> nn.Module:
     """For a short file, ridge regression fitted to training and validation; any other model as it is."""
     if not (data.is_short and isinstance(model, RidgeForecaster)):
         return model
-    return _solved(model.config, *_moments(model.config, data.with_validation()))
+    data = data.with_validation()
+    found = _solved(replace(model.config, loss="squared"), *_moments(model.config, data))
+    return found if model.config.loss == "squared" else least_absolute(found, data)
 
 
 def _solved(config: RidgeConfig, gram_CDD: torch.Tensor, cross_CDP: torch.Tensor) -> RidgeForecaster:
@@ -181,13 +234,21 @@ def _solved(config: RidgeConfig, gram_CDD: torch.Tensor, cross_CDP: torch.Tensor
     gram, cross = gram_CDD[:, kept, kept], cross_CDP[:, kept]
     if config.groups == 1:
         gram, cross = gram.sum(0, keepdim=True), cross.sum(0, keepdim=True)
-    size = gram.diagonal(dim1=1, dim2=2)
-    weight = size.mean(1, keepdim=True) * config.penalty * torch.ones_like(size)
-    weight[:, -1] = 1e-8  # the bias
-    penalised = (gram + torch.diag_embed(weight)).cpu().numpy()
+    penalised = _penalised(gram, config.penalty).cpu().numpy()
     solved = [solve(one, own, assume_a="pos") for one, own in zip(penalised, cross.cpu().numpy(), strict=True)]
-    model = RidgeForecaster(config).to(gram.device)
-    model.weight_GDP.copy_(torch.tensor(np.stack(solved)))
+    return _with_weights(config, torch.tensor(np.stack(solved), device=gram.device))
+
+
+def _penalised(gram_GDD: torch.Tensor, penalty: float) -> torch.Tensor:
+    size = gram_GDD.diagonal(dim1=1, dim2=2)
+    weight = size.mean(1, keepdim=True) * penalty * torch.ones_like(size)
+    weight[:, -1] = 1e-8  # the bias
+    return gram_GDD + torch.diag_embed(weight)
+
+
+def _with_weights(config: RidgeConfig, weight_GDP: torch.Tensor) -> RidgeForecaster:
+    model = RidgeForecaster(config).to(weight_GDP.device)
+    model.weight_GDP.copy_(weight_GDP)
     return model
 
 
@@ -200,10 +261,10 @@ def _moments(config: RidgeConfig, data: WindowedSeries) -> tuple[torch.Tensor, t
     cross = torch.zeros(data.channels, size, data.horizon, dtype=torch.float64, device=device)
     for starts_B in data.starts("train", FIT_WINDOWS).split(512):
         batch = data.batch(starts_B)
-        inputs_BCD, level_BC1 = model.inputs(batch.past, batch.future_time)
+        inputs_BCD, level_BCP = model.inputs(batch.past, batch.future_time)
         inputs_CBD = inputs_BCD.transpose(0, 1)
         gram += inputs_CBD.transpose(1, 2) @ inputs_CBD
-        cross += inputs_CBD.transpose(1, 2) @ (batch.future.transpose(1, 2) - level_BC1).transpose(0, 1)
+        cross += inputs_CBD.transpose(1, 2) @ (batch.future.transpose(1, 2) - level_BCP).transpose(0, 1)
     return gram, cross
 
 
@@ -237,6 +298,8 @@ def train_candidate(
         is_finished = progress.stops(settings)
         with precision_context(settings):
             valid = backtest(model, data, "valid", windows)
+    elif settings.model == "average":
+        return averaged([train_candidate(replace(settings, model=name), data) for name in AVERAGED])
     else:
         found = []
         for fold in data.folds():
@@ -245,6 +308,25 @@ def train_candidate(
         valid = joined(found)
     final = refitted(model, data)
     return Candidate(settings.model, final, model, valid, time.monotonic() - started, progress, is_finished)
+
+
+def averaged(candidates: list[Candidate]) -> Candidate:
+    """Of linear models: the mean of their forecasts."""
+    model, validated = (
+        _mean_of(parts) for parts in zip(*((one.model, one.validated) for one in candidates), strict=True)
+    )
+    forecast = np.mean([one.valid.forecast for one in candidates], axis=0)
+    valid = replace(candidates[0].valid, forecast=forecast)
+    return Candidate("average", model, validated, valid, sum(one.seconds for one in candidates))
+
+
+def _mean_of(models: Iterable[nn.Module]) -> AverageForecaster:
+    parts: Any = list(models)
+    past = max(part.config.past for part in parts)
+    config = AverageConfig(past=past, horizon=parts[0].config.horizon, parts=tuple(part.config for part in parts))
+    found = AverageForecaster(config)
+    found.parts = nn.ModuleList(parts)
+    return found
 
 
 def _fitted(settings: ForecastSettings, data: WindowedSeries) -> nn.Module:
@@ -271,8 +353,10 @@ def _train_network(
 def train_candidates(settings: ForecastSettings, data: WindowedSeries, say: Say) -> Iterator[Candidate]:
     """All models that `auto` can afford within its budget of `max_minutes`, naive ones first."""
     started, budget = time.monotonic(), 60 * (settings.max_minutes or AUTO_MINUTES)
-    for name in (*NAIVE, *RIDGE):
-        yield train_candidate(replace(settings, model=name), data)
+    linear = [train_candidate(replace(settings, model=name), data) for name in RIDGE]
+    yield from (train_candidate(replace(settings, model=name), data) for name in NAIVE)
+    yield from linear
+    yield averaged([one for one in linear if one.name in AVERAGED])
     for name in filter(is_installed, STATISTICAL):
         if time.monotonic() + _expected_seconds(name, settings, data) < started + STATISTICAL_SHARE * budget:
             yield train_candidate(replace(settings, model=name), data)
@@ -303,12 +387,22 @@ def _expected_seconds(name: str, settings: ForecastSettings, data: WindowedSerie
 
 
 def best_of(candidates: list[Candidate]) -> Candidate:
-    """The lowest validation MSE; a model that was scored on some windows only is compared on these."""
-    most = max(len(one.valid.first_rows) for one in candidates)
-    best = min((one for one in candidates if len(one.valid.first_rows) == most), key=lambda one: one.valid.mse)
-    for other in (one for one in candidates if len(one.valid.first_rows) < most):
-        shared = [np.isin(one.valid.first_rows, pair.valid.first_rows) for one, pair in ((best, other), (other, best))]
-        errors = [np.mean(one.valid.errors[rows] ** 2) for one, rows in zip((best, other), shared, strict=True)]
-        if shared[0].any() and errors[1] < errors[0]:
+    """The lowest sum of MSE and MAE on validation, both relative to seasonal naive.
+
+    A model that is worse than seasonal naive in one of them is chosen only if there is no other. A model that was
+    scored on some windows only is compared on these.
+    """
+    baseline = next(one.valid for one in candidates if one.name == "seasonal")
+
+    def error(one: Candidate, rows: np.ndarray) -> tuple[bool, float]:
+        found, naive = one.valid.at(rows), baseline.at(rows)
+        relative = [found.mse / max(naive.mse, 1e-12), found.mae / max(naive.mae, 1e-12)]
+        return max(relative) > 1, sum(relative)
+
+    by_windows = sorted(candidates, key=lambda one: len(one.valid.first_rows), reverse=True)
+    best = by_windows[0]
+    for other in by_windows[1:]:
+        shared = np.intersect1d(best.valid.first_rows, other.valid.first_rows)
+        if len(shared) and error(other, shared) < error(best, shared):
             best = other
     return best

@@ -27,6 +27,8 @@ LONGEST_DEFAULT = 96
 """Rows of a forecast by default."""
 LEAST_SPREAD = 0.1
 """Of the rows before a forecast, in scaled units; intervals get no narrower where a series rests."""
+OFTEN = 0.01
+"""Share of zeros in a column that has no negative value, from which its forecasts are not negative either."""
 LARGEST_SCALED = 1e15
 """Errors are squared and summed in float32, which ends near 3e38."""
 
@@ -108,12 +110,18 @@ class Scaling:
     known_mean: np.ndarray
     """(K,): of the known covariates."""
     known_spread: np.ndarray
+    floor: np.ndarray
+    """(C,), scaled: 0 for a column that often is 0 and never below (counts, power, rain), otherwise very low."""
 
     @classmethod
     def of(cls, series: Series, rows: int) -> "Scaling":
         """By the first `rows` rows."""
         known = series.known.reindex(series.dates[:rows]).to_numpy(dtype=float)
-        return cls(*_moments(series.values[:rows]), *_moments(known))
+        values = series.values[:rows]
+        mean, spread = _moments(values)
+        is_bounded = (values.min(axis=0) == 0) & (np.mean(values == 0, axis=0) >= OFTEN)
+        floor = np.where(is_bounded, -mean / spread, -LARGEST_SCALED)
+        return cls(mean, spread, *_moments(known), floor)
 
     def apply(self, series: Series) -> np.ndarray:
         """Raises `UserError` if a value is too large for float32 arithmetic."""

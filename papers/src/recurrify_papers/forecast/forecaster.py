@@ -38,10 +38,11 @@ from recurrify_papers.forecast.training import Watch, precision_context
 from recurrify_papers.models import forecasters, informer
 
 CONFIG_FILE, WEIGHTS_FILE, MODEL_FOLDER = "config.json", "model.safetensors", "model"
-FORMAT = "recurrify forecaster 4"
+FORMAT = "recurrify forecaster 5"
 SHOWN_WINDOWS, SHOWN_FORECASTS, SHOWN_LEVEL = 4, 160, 90
 """Windows of each column whose forecasts are part of an evaluation; with many columns one is."""
 CLASSES: dict[str, tuple[Any, Any]] = {
+    "average": (forecasters.AverageConfig, forecasters.AverageForecaster),
     "informer": (informer.InformerConfig, informer.Informer),
     "linear": (forecasters.WindowConfig, forecasters.LinearForecaster),
     "mixer": (forecasters.MixerConfig, forecasters.MixerForecaster),
@@ -109,7 +110,7 @@ def fit_series(
     if settings.model == "auto":
         candidates = []
         for one in train_candidates(settings, data, say):
-            say(f"{one.name}: validation MSE {one.valid.mse:.4f}, {one.seconds:.1f} s")
+            say(f"{one.name}: validation MSE {one.valid.mse:.4f}, MAE {one.valid.mae:.4f}, {one.seconds:.1f} s")
             candidates.append(one)
     else:
         candidates = [train_candidate(settings, data, folder, watch, shows_bar)]
@@ -211,13 +212,15 @@ def forecast_after(trained: Trained, series: Series, level: float = 0.9) -> pd.D
     values_TC = trained.scaling.apply(series)
     parts = values_TC[-past:], times[:past], times[past:]
     inputs = [torch.tensor(one, dtype=torch.float32, device=device)[None] for one in parts]
-    center = trained.scaling.undo(trained.model(*inputs)[0].double().cpu().numpy())
+    scaled = trained.model(*inputs)[0].double().cpu().numpy()
+    center = trained.scaling.undo(np.maximum(scaled, trained.scaling.floor))
     rows = len(values_TC)
     spread_C = spread_before(values_TC, np.array([rows]), min(trained.spread_rows, rows))[0, 0]
     half = trained.half_widths[place] * spread_C * trained.scaling.spread
     # Models compute in float32: digits beyond a millionth of the spread are noise.
     digits = [min(300, 6 - math.floor(math.log10(spread))) for spread in trained.scaling.spread]
-    ends = {"forecast": center, "low": center - half, "high": center + half}
+    low = np.maximum(center - half, trained.scaling.undo(trained.scaling.floor))
+    ends = {"forecast": center, "low": low, "high": center + half}
     tables = {}
     for index, name in enumerate(trained.columns):
         columns = {end: values[:, index].round(digits[index]) for end, values in ends.items()}
@@ -263,7 +266,10 @@ def cross_validation(tested: Tested, level: float = 0.9) -> pd.DataFrame:
     found, percent, dates = tested.found, LEVELS[level_index(level)], tested.data.series.dates
     cutoffs = np.tile(np.repeat(found.first_rows - 1, tested.data.horizon), tested.data.channels)
     table = long_table(found, tested.data, tested.half_widths).assign(cutoff=dates[cutoffs])
-    names = {"ds": "date", f"forecast-lo-{percent}": "low", f"forecast-hi-{percent}": "high"}
+    floor_C = tested.data.scaling.undo(tested.data.scaling.floor)
+    lower = f"forecast-lo-{percent}"
+    table[lower] = np.maximum(table[lower], floor_C[table["unique_id"].cat.codes])
+    names = {"ds": "date", lower: "low", f"forecast-hi-{percent}": "high"}
     columns = ["unique_id", "date", "cutoff", "y", "forecast", "low", "high"]
     return table.rename(columns=names).astype({"unique_id": str})[columns]
 
@@ -298,7 +304,10 @@ def evaluation(
     models: Mapping[str, nn.Module] | None = None,
     unseen: bool = True,
 ) -> dict[str, Any]:
-    """Scores on the test part, the chosen model first; `models` are other candidates by name."""
+    """Scores on the test part, the chosen model first; `models` are other candidates by name.
+
+    `chosen` has errors of the chosen model on the windows on which another one was scored.
+    """
     tested = rolling_test(trained, series, settings, unseen)
     data = tested.data
     rows = [{"model": trained.name} | scores(tested.found, data, trained.season, tested.half_widths)]
@@ -307,7 +316,9 @@ def evaluation(
     for name, model in others.items():
         if name != trained.name:
             found = backtest(model, data, "test", AUTO_WINDOWS if name in AUTO_NETWORKS else None)
-            rows.append({"model": name} | scores(found, data, trained.season))
+            same = tested.found.at(found.first_rows)
+            chosen = {"mse": same.mse, "mae": same.mae}
+            rows.append({"model": name, "chosen": chosen} | scores(found, data, trained.season))
     return {
         "model": trained.name,
         "data": series.name,
@@ -384,8 +395,9 @@ class Forecaster(BaseEstimator):
         self, data: Source | None = None, level: float = 0.9, windows: int | None = None
     ) -> pd.DataFrame:
         """Rolling-origin forecasts of the test part: id, date, cutoff, y, forecast, low, high."""
-        tested = rolling_test(self.trained_, self._read(data), self._settings(), windows=windows)
-        return cross_validation(tested, level)
+        series = self._read(data)
+        table = cross_validation(rolling_test(self.trained_, series, self._settings(), windows=windows), level)
+        return table.rename(columns={"unique_id": series.id_column or "unique_id", "date": series.date_column})
 
     def evaluate(self, data: Source | None = None) -> dict[str, Any]:
         """MSE, MAE, MASE, sMAPE, CRPS and coverage on the test part."""

@@ -1,5 +1,6 @@
 """The page of a forecast: the verdict, forecasts with intervals, errors by horizon, and scores."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,18 +22,22 @@ TERMS = (
 
 
 def verdict(result: Mapping[str, Any]) -> str:
-    """One sentence: better or worse than seasonal naive, by how much, and MASE."""
-    own, change = result["scores"][0], _change(result)
-    if change is None:
-        return f"{own['model']}: MASE {own['mase']:.2f}."
-    word = "better" if change > 0 else "worse"
-    return f"{own['model']} is {word} than seasonal naive by {abs(change):.0%} (MSE), MASE {own['mase']:.2f}."
+    """One sentence: better or worse than seasonal naive in MSE and MAE, and MASE."""
+    own, changes = result["scores"][0], [_change(result, name) for name in ("mse", "mae")]
+    mase = "" if math.isnan(own["mase"]) else f", MASE {own['mase']:.2f}"
+    if any(change is None for change in changes):
+        return f"{own['model']}: MSE {own['mse']:.3g}{mase}."
+    words = [f"{'better' if change > 0 else 'worse'} by {abs(change):.0%}" for change in changes]
+    same = words[0].split()[0] == words[1].split()[0]
+    second = words[1].split(" by ")[1] if same else words[1]
+    return f"{own['model']} is {words[0]} (MSE) and {second} (MAE) than seasonal naive{mase}."
 
 
-def _change(result: Mapping[str, Any]) -> float | None:
+def _change(result: Mapping[str, Any], name: str = "mse") -> Any:
+    """Relative to seasonal naive; None if that is the model or makes no error."""
     own, *others = result["scores"]
     baseline = next((row for row in others if row["model"] == BASELINE), None)
-    return None if baseline is None or not baseline["mse"] else 1 - own["mse"] / baseline["mse"]
+    return None if baseline is None or not baseline[name] else 1 - own[name] / baseline[name]
 
 
 def write_page(result: Mapping[str, Any], path: str | Path) -> None:

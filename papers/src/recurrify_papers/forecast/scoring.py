@@ -42,9 +42,18 @@ class Backtest:
     def errors(self) -> np.ndarray:
         return np.abs(self.forecast - self.truth)
 
+    def at(self, first_rows: np.ndarray) -> "Backtest":
+        """These windows alone."""
+        kept = np.isin(self.first_rows, first_rows)
+        return Backtest(self.first_rows[kept], self.forecast[kept], self.truth[kept], self.spread[kept])
+
     @property
     def mse(self) -> float:
         return float(np.mean(self.errors**2, dtype=np.float64))
+
+    @property
+    def mae(self) -> float:
+        return float(np.mean(self.errors, dtype=np.float64))
 
 
 def joined(parts: Sequence[Backtest]) -> Backtest:
@@ -61,13 +70,15 @@ def backtest(model: nn.Module, data: WindowedSeries, part: Part, windows: int | 
     data.check(part)
     most = SLOW_WINDOWS if hasattr(model, "is_slow") else max(1, MOST_NUMBERS // (data.horizon * data.channels))
     starts = data.starts(part, min(windows or most, most))
+    floor_C = torch.tensor(data.scaling.floor, dtype=torch.float32, device=starts.device)
     found = []
     for batch in map(data.batch, starts.split(EVALUATION_BATCH)):
-        found.append((model(batch.past, batch.past_time, batch.future_time).float(), batch.future))
-    forecast, truth = (torch.cat(parts).cpu().numpy() for parts in zip(*found, strict=True))
+        forecast = model(batch.past, batch.past_time, batch.future_time).float().maximum(floor_C)
+        found.append((forecast, batch.future))
+    forecasts, truth = (torch.cat(parts).cpu().numpy() for parts in zip(*found, strict=True))
     first_rows = starts.cpu().numpy() + data.past
     spread = spread_before(data.values_TC.cpu().numpy(), first_rows, data.spread_rows)
-    return Backtest(first_rows, forecast, truth, spread)
+    return Backtest(first_rows, forecasts, truth, spread)
 
 
 def tracked_intervals(earlier: Backtest, later: Backtest) -> tuple[np.ndarray, np.ndarray]:

@@ -8,10 +8,10 @@ from recurrify.records import RunRecord
 from recurrify.settings import setting
 
 NAIVE = ("last-value", "seasonal")
-RIDGE = ("nlinear", "dlinear")
+RIDGE = ("nlinear", "dlinear", "median")
 STATISTICAL = {"ets": "AutoETS", "theta": "AutoTheta", "arima": "AutoARIMA"}
 NETWORKS = ("rsa-informer", "informer", "rsa-transformer", "transformer", "linear", "tsmixer")
-MODELS = ("auto", *NAIVE, *RIDGE, *STATISTICAL, *NETWORKS)
+MODELS = ("auto", *NAIVE, *RIDGE, "average", *STATISTICAL, *NETWORKS)
 DATA, BUDGET, NETWORK, TRAINING = "Data", "Budget", "Networks", "Training of networks"
 
 
@@ -34,8 +34,8 @@ class ForecastSettings(RunRecord):
     out: str = setting("", panel=DATA, basic=True)
     """Folder of the run (default: runs/forecast/NAME); run the same command again to resume."""
     model: str = setting("auto", choices=MODELS, panel=DATA, basic=True)
-    """auto (chosen on validation), last-value, seasonal, nlinear, dlinear, ets, theta, arima, tsmixer, linear, or a
-    network: rsa-informer, informer, rsa-transformer, transformer."""
+    """auto (chosen on validation), last-value, seasonal, nlinear, dlinear, median, average, ets, theta, arima, tsmixer,
+    linear, or a network: rsa-informer, informer, rsa-transformer, transformer."""
     horizon: int | None = setting(None, at_least=1, panel=DATA, basic=True)
     """Rows to forecast (default: about a season)."""
     columns: list[str] | None = setting(None, panel=DATA, basic=True)  # noqa: RUF009

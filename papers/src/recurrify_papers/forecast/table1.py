@@ -176,7 +176,7 @@ def train_one(config: dict[str, Any], folder: Path, say: Say) -> dict[str, Any] 
         "recurrence_learning_rate": settings.recurrence_learning_rate if "rsa" in settings.model else None,
         "valid_mse": progress.best_loss if progress else None,
         "mse": test.mse,
-        "mae": float(test.errors.mean(dtype=float)),
+        "mae": test.mae,
         "windows": len(test.truth),
         "best_epoch": progress.best_epoch if progress else 0,
         "epochs": len(progress.history) if progress else 0,

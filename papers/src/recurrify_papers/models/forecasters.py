@@ -18,6 +18,8 @@ from torch.nn import functional
 
 from recurrify import UserError
 
+STEADY = 7
+"""Seasons after which a value that was the same in all of them is repeated, such as zeros at night."""
 AVERAGE = 25
 """Rows of the moving average that is the trend."""
 
@@ -49,9 +51,13 @@ class SeasonalNaive(nn.Module):
         self.config = config
 
     def forward(self, past_BLC: Tensor, past_time_BLF: Tensor, future_time_BPF: Tensor) -> Tensor:
-        last_season = past_BLC[:, -self.config.season :]
-        repeats = -(-self.config.horizon // self.config.season)
-        return last_season.repeat(1, repeats, 1)[:, : self.config.horizon]
+        return repeated(past_BLC[:, -self.config.season :], self.config.horizon)
+
+
+def repeated(season_BSC: Tensor, horizon: int) -> Tensor:
+    """(B, P, C): the season again and again."""
+    repeats = -(-horizon // season_BSC.shape[1])
+    return season_BSC.repeat(1, repeats, 1)[:, :horizon]
 
 
 def trend_of(past_BCL: Tensor) -> Tensor:
@@ -81,20 +87,28 @@ class LinearForecaster(nn.Module):
 @dataclass(frozen=True, kw_only=True)
 class RidgeConfig(WindowConfig):
     kind: str
-    """nlinear: differences to the last value; dlinear: trend and remainder."""
+    """nlinear: differences to the last value; dlinear: trend and remainder; seasonal: differences over a season."""
     groups: int = 1
     known: int = 0
     """Known covariates at the end of the calendar."""
     penalty: float = 0.0
     """Ridge penalty, as a share of the mean variance of the inputs."""
+    season: int = 1
+    """A value that was the same in each of the last `STEADY` seasons is repeated."""
+    loss: str = "squared"
+    """squared or absolute errors, which its weights minimise."""
 
     @property
     def inputs(self) -> int:
-        return self.past * (2 if self.kind == "dlinear" else 1) + self.known * self.horizon + 1
+        rows = {"nlinear": self.past, "dlinear": 2 * self.past, "seasonal": self.past - self.season}
+        return rows[self.kind] + self.known * self.horizon + 1
 
 
 class RidgeForecaster(nn.Module):
-    """NLinear or DLinear (Zeng et al., 2023) with known covariates; its weights come from ridge regression."""
+    """NLinear or DLinear (Zeng et al., 2023), or a map of seasonal differences, with known covariates.
+
+    Its weights come from ridge regression or minimise absolute errors.
+    """
 
     def __init__(self, config: RidgeConfig) -> None:
         super().__init__()
@@ -102,26 +116,58 @@ class RidgeForecaster(nn.Module):
         self.weight_GDP = nn.Parameter(torch.zeros(config.groups, config.inputs, config.horizon), requires_grad=False)
 
     def inputs(self, past_BLC: Tensor, future_time_BPF: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, C, D), and (B, C, 1) that is added to the forecast."""
-        past_BCL = past_BLC.transpose(1, 2)
-        level_BC1 = past_BCL[..., -1:]
+        """(B, C, D), and (B, C, P) that is added to the forecast."""
+        past_BCL, season = past_BLC.transpose(1, 2), self.config.season
+        level_BCP = past_BCL[..., -1:].expand(-1, -1, self.config.horizon)
         if self.config.kind == "nlinear":
-            parts = [past_BCL - level_BC1]
+            parts = [past_BCL - past_BCL[..., -1:]]
+        elif self.config.kind == "seasonal":
+            parts = [past_BCL[..., season:] - past_BCL[..., :-season]]
+            level_BCP = repeated(past_BLC[:, -season:], self.config.horizon).transpose(1, 2)
         else:
             trend_BCL = trend_of(past_BCL)
-            parts, level_BC1 = [trend_BCL, past_BCL - trend_BCL], torch.zeros_like(level_BC1)
+            parts, level_BCP = [trend_BCL, past_BCL - trend_BCL], torch.zeros_like(level_BCP)
         if self.config.known:
             known_BQ = future_time_BPF[..., -self.config.known :].flatten(1)
             parts.append(known_BQ[:, None].expand(-1, past_BCL.shape[1], -1))
-        return torch.cat([*parts, torch.ones_like(level_BC1)], dim=-1), level_BC1
+        return torch.cat([*parts, torch.ones_like(level_BCP[..., :1])], dim=-1), level_BCP
 
     def forward(self, past_BLC: Tensor, past_time_BLF: Tensor, future_time_BPF: Tensor) -> Tensor:
-        inputs_BCD, level_BC1 = self.inputs(past_BLC, future_time_BPF)
+        inputs_BCD, level_BCP = self.inputs(past_BLC, future_time_BPF)
         if self.config.groups == 1:
             forecast_BCP = inputs_BCD @ self.weight_GDP[0]
         else:
             forecast_BCP = torch.einsum("bcd,cdp->bcp", inputs_BCD, self.weight_GDP)
-        return (forecast_BCP + level_BC1).transpose(1, 2)
+        forecast_BPC = (forecast_BCP + level_BCP).transpose(1, 2)
+        season, horizon = self.config.season, self.config.horizon
+        if self.config.past < STEADY * season:
+            return forecast_BPC
+        seasons_BKSC = past_BLC[:, -STEADY * season :].unflatten(1, (STEADY, season))
+        is_steady_BSC = (seasons_BKSC == seasons_BKSC[:, -1:]).all(dim=1)
+        return torch.where(repeated(is_steady_BSC, horizon), repeated(seasons_BKSC[:, -1], horizon), forecast_BPC)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AverageConfig(WindowConfig):
+    parts: tuple[RidgeConfig, ...]
+
+    def __post_init__(self) -> None:
+        made = (RidgeConfig(**one) if isinstance(one, dict) else one for one in self.parts)
+        object.__setattr__(self, "parts", tuple(made))
+
+
+class AverageForecaster(nn.Module):
+    """The mean of several linear forecasts."""
+
+    def __init__(self, config: AverageConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.parts = nn.ModuleList(map(RidgeForecaster, config.parts))
+
+    def forward(self, past_BLC: Tensor, past_time_BLF: Tensor, future_time_BPF: Tensor) -> Tensor:
+        pasts = (past_BLC[:, -one.past :] for one in self.config.parts)
+        found = [part(past, past_time_BLF, future_time_BPF) for part, past in zip(self.parts, pasts, strict=True)]
+        return torch.stack(found).mean(dim=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,13 +190,16 @@ class StatisticalForecaster(nn.Module):
         self.config = config
 
     def forecast(self, past_L: np.ndarray) -> np.ndarray:
-        """(P,): of one column."""
+        """(P,): of one column; the last value where the model cannot be fitted."""
         from statsforecast import models
 
         model = getattr(models, self.config.name)(season_length=self.config.season)
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
-            found: np.ndarray = model.forecast(y=np.ascontiguousarray(past_L), h=self.config.horizon)["mean"]
+            try:
+                found: np.ndarray = model.forecast(y=np.ascontiguousarray(past_L), h=self.config.horizon)["mean"]
+            except Exception:  # too few rows, for example: statsforecast raises many kinds
+                return np.full(self.config.horizon, past_L[-1])
             return found
 
     def forward(self, past_BLC: Tensor, past_time_BLF: Tensor, future_time_BPF: Tensor) -> Tensor:
