@@ -2,12 +2,15 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-cluster test-versions soak docs lint fix clean
+.PHONY: demo test tests test-cluster test-versions soak docs lint style types fix clean
 
 demo: $(VENV)/.ready  ## set up, then read a novel with and without memory: about five minutes on two cores
 	$(BIN)/recurrify demo
 
-test: $(VENV)/.ready lint  ## set up, then lint, types, import directions and all tests
+test: $(VENV)/.ready style  ## set up, then lint, types, import directions and all tests
+	$(MAKE) --no-print-directory --jobs 2 types tests
+
+tests: $(VENV)/.ready
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
 test-cluster: $(VENV)/.ready  ## a sweep on a real Slurm on this machine (Debian, root): a node dies, a disk is full
@@ -46,11 +49,15 @@ soak: $(VENV)/.ready  ## kills, full disks, damaged files and bad input: the tab
 docs: $(VENV)/.ready  ## build the documentation site in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-lint: $(VENV)/.ready
+lint: style types
+
+style: $(VENV)/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+types: $(VENV)/.ready
+	$(BIN)/mypy
 
 fix: $(VENV)/.ready
 	$(BIN)/ruff check --fix .

@@ -1,8 +1,10 @@
 """Settings of all tests: one thread, fixed seeds, a cache of their own, few garbage collections."""
 
 import gc
+import os
 import signal
 from collections.abc import Iterator
+from functools import cache
 
 import pytest
 
@@ -35,6 +37,17 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quick_records() -> Iterator[None]:
+    """Ask git once what runs record of it, and do not wait for the disk: hundreds of tests train for a second."""
+    from recurrify import results
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(results, "git_state", cache(results.git_state))
+        patch.setattr(os, "fsync", lambda file: None)
         yield
 
 

@@ -6,7 +6,6 @@ import re
 import tokenize
 from pathlib import Path
 
-import pytest
 import typer
 
 from recurrify.cli.main import app
@@ -68,13 +67,12 @@ def help_texts(command: object, name: str) -> list[tuple[str, str]]:
     return found
 
 
-@pytest.mark.parametrize(("name", "text"), texts(), ids=lambda value: value if len(value) < 80 else "")
-def test_plain_words(name: str, text: str) -> None:
-    prose = re.sub(r"```.*?```|`[^`]*`", "", text, flags=re.DOTALL)
+def test_plain_words() -> None:
     found = {
-        match.group(0): better
+        (name, match.group(0)): better
+        for name, text in texts()
         for words, better in REPLACED.items()
-        for match in re.finditer(rf"\b({words})\b", prose, re.IGNORECASE)
+        for match in re.finditer(rf"\b({words})\b", re.sub(r"```.*?```|`[^`]*`", "", text, flags=re.S), re.IGNORECASE)
         if (name, match.group(0).lower()) not in ALLOWED
     }
-    assert not found, f"{name}: write instead {found}"
+    assert not found, "\n".join(f"{name}: instead of {word!r} write {better}" for (name, word), better in found.items())

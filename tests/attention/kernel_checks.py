@@ -1,6 +1,4 @@
-"""Checks of the Triton kernels against the matrix form, on a GPU, or in Triton's interpreter if run as a program.
-
-    TRITON_INTERPRET=1 python tests/attention/kernel_checks.py
+"""Checks of the Triton kernels against the matrix form, on a GPU or in Triton's interpreter.
 
 Each kind of REM, plain and dilated, is in one of the two sets of heads.
 """
@@ -18,7 +16,6 @@ from recurrify.attention.encoding import RecurrenceEncoding
 from recurrify.attention.fused import fused_mix, fused_scan
 from recurrify.attention.reference import rem_matrix
 from recurrify.attention.scan import ScanState, chunked_scan
-from support.interpreting import let_ranges_be_computed
 
 HEADS = {
     "regular, dilated cosine and sine": {"counts": (1, 0, 0, 0, 1, 1), "dilations": (2, 3)},
@@ -215,11 +212,10 @@ def assert_operator_is_sound(device: str) -> None:
     torch.library.opcheck(rsa._forward_op, given)
 
 
-def main() -> None:
+def check_on_cpu() -> None:
     from recurrify.attention.kernels import rsa
 
     torch.manual_seed(0)
-    let_ranges_be_computed()
     # Small blocks, so that few positions fill several, and both sequences are in one program.
     rsa.BLOCK_LENGTHS, rsa.FEWEST_PROGRAMS = (16,), 1
     assert_mix_is_matrix(FIRST, causal=False, queries=14, memory=4, width=2, **ON_CPU)
@@ -230,8 +226,3 @@ def main() -> None:
     assert_memory_is_not_trusted("cpu")
     assert_compiled_is_eager("cpu", backend="aot_eager")
     assert_operator_is_sound("cpu")
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main()

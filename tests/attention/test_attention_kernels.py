@@ -1,10 +1,5 @@
 """The Triton kernels: in Triton's interpreter on a CPU, and compiled on a GPU."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import kernel_checks as checks
 import pytest
 import torch
@@ -16,6 +11,7 @@ from recurrify.attention.kernels import TRITON_INSTALLED
 from recurrify.attention.rsa import mix_recurrence
 from recurrify.attention.scan import ScanState
 from recurrify.errors import UserError
+from support.interpreting import check_interpreted
 
 needs_triton = pytest.mark.skipif(not TRITON_INSTALLED, reason="Triton is not installed")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -24,12 +20,7 @@ ON_GPU = [(torch.float32, 2e-5), (torch.bfloat16, 2e-2), (torch.float16, 4e-3)]
 
 @needs_triton
 def test_the_kernels_equal_the_matrix_form_in_the_interpreter():
-    """In a process of its own: Triton chooses its interpreter when it is imported."""
-    environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
-    command = [sys.executable, str(Path(checks.__file__))]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    check_interpreted(checks.__name__, "check_on_cpu")
 
 
 @pytest.mark.gpu

@@ -7,25 +7,16 @@ from rich.console import Console
 
 from recurrify.cli import evaluate as evaluating
 from support.commands import BUDGET, TRAINING, invoke, refused, transformers_as_before
-from support.runs import model_folder, text_folder
+from support.fixtures import base
+from support.fixtures import many_texts as texts
 
-__all__ = ["refused", "transformers_as_before"]
+__all__ = ["base", "refused", "texts", "transformers_as_before"]
 
 
 @pytest.fixture(autouse=True)
 def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables as in a wide terminal: a column of temporary paths needs it."""
     monkeypatch.setattr(evaluating, "out_console", Console(width=400))
-
-
-@pytest.fixture(scope="session")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return model_folder(tmp_path_factory.mktemp("models") / "base")
-
-
-@pytest.fixture(scope="session")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return text_folder(tmp_path_factory.mktemp("data") / "texts", documents=60)
 
 
 @pytest.fixture(scope="session")

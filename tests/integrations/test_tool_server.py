@@ -29,7 +29,7 @@ TEMPLATE = (
     "{% for message in messages %}{{ 'w6 ' if message.role == 'user' else 'w7 ' }}{{ message.content }} w8 {% endfor %}"
     "{% if add_generation_prompt %}w7 {% endif %}"
 )
-TURNS, NEW = 50, 6
+TURNS, NEW = 25, 6
 KEPT = 5
 every_memory = pytest.mark.parametrize("mechanism", MEMORIES)
 

@@ -1,14 +1,9 @@
 """Kernels for training steps: cross entropies with their gradients, and 16-bit gradients summed in 32 bits.
 
-They run on a GPU, or in Triton's interpreter on a CPU if this file is run as a program:
-
-    TRITON_INTERPRET=1 python tests/modeling/test_training_kernels.py
+They run on a GPU, or in Triton's interpreter on a CPU.
 """
 
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -22,6 +17,7 @@ from recurrify.attention.kernels import TRITON_INSTALLED
 from recurrify.speed import adding, head_loss
 from recurrify.speed.capturing import capture, on_side_stream
 from recurrify.speed.head_loss import IGNORE
+from support.interpreting import check_interpreted
 
 needs_triton = pytest.mark.skipif(not TRITON_INSTALLED, reason="Triton is not installed")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -193,6 +189,12 @@ def assert_operator_is_sound(device: str) -> None:
     torch.library.opcheck(cross_entropy._op, (logits[:, :40], targets.clamp(max=30), 40))
 
 
+def check_on_cpu() -> None:
+    torch.manual_seed(0)
+    check_losses()
+    check_adding()
+
+
 def check_losses() -> None:
     from recurrify.speed import cross_entropy
 
@@ -294,10 +296,7 @@ def test_kernel_runs_for_16_bits_into_32_on_a_gpu(monkeypatch: pytest.MonkeyPatc
 
 @needs_triton
 def test_the_kernels_are_exact_in_the_interpreter() -> None:
-    """In a process of its own: Triton chooses its interpreter when it is imported."""
-    environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    check_interpreted(__name__, "check_on_cpu")
 
 
 @pytest.mark.gpu
@@ -348,10 +347,3 @@ def test_parts_are_added_in_a_captured_step_on_a_gpu() -> None:
     replay = capture(lambda: adding.add_into(total, part))
     replay()
     assert torch.equal(total, 2 * part.float())
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    check_losses()
-    check_adding()

@@ -16,6 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from support.processes import become_a_program
+
 EVENTS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.listdir", "os.scandir", "shutil.rmtree")
 FULL = "full disk"
 HANGS = -1000
@@ -109,20 +111,12 @@ def _in_child(
     limits: Mapping[int, int],
     encoding: str,
 ) -> int:
-    import gc
     import resource
     import traceback
 
-    import torch
-
     from recurrify.cli.main import main
 
-    torch.set_num_threads(torch.get_num_threads())  # its pool is made again before threads of a model's loading race
-    gc.freeze()  # looking for garbage among the parent's objects would copy their memory
-    for number in (1, 2):
-        os.dup2(spoken, number)
-    sys.stdin = open(os.devnull)  # noqa: SIM115
-    sys.stdout, sys.stderr = (open(number, "w", encoding=encoding, closefd=False) for number in (1, 2))  # noqa: SIM115
+    become_a_program(spoken, spoken, encoding)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     out = _out_of(words)

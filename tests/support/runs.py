@@ -1,9 +1,11 @@
 """For tests of whole jobs: a tiny model in a folder, text to train on, and settings that take seconds."""
 
+import json
 import random
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -66,6 +68,16 @@ def assert_same_weights(ours: dict[str, torch.Tensor], theirs: dict[str, torch.T
 def validations(result: dict[str, Any]) -> list[tuple[int, float]]:
     """Steps and losses of a run's validations."""
     return [(entry["step"], entry["eval_loss"]) for entry in result["history"] if "eval_loss" in entry]
+
+
+def assert_same_end(ours: Path, theirs: Path) -> None:
+    """Two finished runs have the same result and weights."""
+    one, other = (json.loads((folder / "result.json").read_text()) for folder in (ours, theirs))
+    assert one["finished"]
+    assert (one["steps"], one["tokens"]) == (other["steps"], other["tokens"])
+    assert one.get("train_loss") == pytest.approx(other.get("train_loss"))
+    assert validations(one) == validations(other)
+    assert_same_weights(weights_of(ours), weights_of(theirs))
 
 
 def labelled_file(path: Path, texts: int = 12) -> Path:

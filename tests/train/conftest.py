@@ -1,29 +1,5 @@
 """One tiny model and one folder of text for all training tests."""
 
-from collections.abc import Iterator
-from pathlib import Path
+from support.fixtures import base, quiet, texts
 
-import pytest
-from transformers import logging
-
-from support.runs import model_folder, text_folder
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    yield
-    logging.set_verbosity(before)
-    logging.enable_progress_bar()
-
-
-@pytest.fixture(scope="session")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return model_folder(tmp_path_factory.mktemp("models") / "base")
-
-
-@pytest.fixture(scope="session")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return text_folder(tmp_path_factory.mktemp("data") / "texts")
+__all__ = ["base", "quiet", "texts"]

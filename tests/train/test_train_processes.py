@@ -1,10 +1,7 @@
 """Two processes train one model, started by `accelerate launch`: with copies of the weights (DDP) or parts (FSDP2)."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,9 +9,9 @@ from typing import Any
 import pytest
 
 from recurrify.train.checkpoints import checkpoints
-from support import several_processes
 from support.commands import invoke
 from support.runs import model_folder, weights_of
+from support.several_processes import accelerate_launch
 
 TOLERANCE = 2e-5
 """Of losses: sums of float32 in another order."""
@@ -87,21 +84,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     invoke(*scoring, out / "scores-of-one.json")
     config = out / "fsdp.yaml"
     config.write_text(FSDP)
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config), "--num_processes", "2"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    done = subprocess.run(
-        [*launch, "-m", several_processes.__name__, json.dumps(commands)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment,
-        timeout=1_800,  # a hang is a failure, too
-    )
-    assert done.returncode == 0, done.stderr.partition("torch/distributed/elastic")[0][-4000:]
+    printed = accelerate_launch(config, commands)
     # A run that two processes began ends in one.
     cut_short(out / "ddp-carry", out / "resumed-by-one")
     invoke(*arguments(bases["gpt2"], texts, out / "resumed-by-one", "carry", 4))
-    return SimpleNamespace(out=out, printed=done.stdout, reported=done.stderr, commands=commands)
+    return SimpleNamespace(out=out, printed=printed.output, reported=printed.errors, commands=commands)
 
 
 def losses(run: Path) -> list[tuple[str, int, float]]:

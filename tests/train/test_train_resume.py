@@ -28,7 +28,7 @@ from recurrify.train.checkpoints import last_whole_checkpoint, replace_state
 from recurrify.train.finetune import train_run
 from recurrify.train.loop import ByLength, RecurrentTrainer
 from support.faults import EVENTS
-from support.runs import assert_same_weights, model_folder, run_settings, validations, weights_of
+from support.runs import assert_same_end, assert_same_weights, model_folder, run_settings, validations, weights_of
 
 DROPOUT = {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1}
 
@@ -56,15 +56,6 @@ def whole(inputs: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> 
     return out
 
 
-def check_same_end(out: Path, whole: Path) -> None:
-    ours, theirs = (json.loads((folder / "result.json").read_text()) for folder in (out, whole))
-    assert ours["finished"]
-    assert (ours["steps"], ours["tokens"]) == (theirs["steps"], theirs["tokens"])
-    assert ours["train_loss"] == pytest.approx(theirs["train_loss"])
-    assert validations(ours) == validations(theirs)
-    assert_same_weights(weights_of(out), weights_of(whole))
-
-
 def disturb(monkeypatch: pytest.MonkeyPatch, step: int, how: Callable[[], None]) -> None:
     """Call `how` in the middle of a training step."""
     real = RecurrentTrainer.training_step
@@ -90,7 +81,7 @@ def test_interrupted_run_resumes_and_counts_all_its_starts(
     assert signal.getsignal(signal.SIGTERM) is before
     run(settings, said)
     assert any("resuming the run" in line and "step 5" in line for line in said)
-    check_same_end(tmp_path / "run", whole)
+    assert_same_end(tmp_path / "run", whole)
     legs = json.loads((tmp_path / "run" / "result.json").read_text())["legs"]
     assert [leg["first_step"] for leg in legs] == [0, 5]
 
@@ -117,7 +108,7 @@ def test_signal_during_validation_loses_no_step(
     assert saved is not None
     assert saved.name == f"checkpoint-{result['steps']}"
     run(settings)
-    check_same_end(tmp_path / "run", whole)
+    assert_same_end(tmp_path / "run", whole)
 
 
 def test_second_interrupt_stops_at_once(
@@ -145,7 +136,7 @@ def test_max_minutes(inputs: SimpleNamespace, whole: Path, tmp_path: Path) -> No
         starts += 1
         assert result["steps"] == starts * 3
     assert starts > 1
-    check_same_end(tmp_path / "run", whole)
+    assert_same_end(tmp_path / "run", whole)
 
 
 @pytest.mark.usefixtures("minutes_per_step")
@@ -282,7 +273,7 @@ class TestDamagedCheckpoint:
         weights = killed / f"checkpoint-{best if which == 'best' else newest}" / "model.safetensors"
         weights.write_bytes(weights.read_bytes()[:-1] + b"?")
         run(settings_of(inputs, killed))
-        check_same_end(killed, whole)
+        assert_same_end(killed, whole)
 
     def test_a_kill_while_its_state_is_replaced(self, killed: Path) -> None:
         """As when a validation is repeated: at any moment the newest checkpoint stays intact."""
@@ -320,7 +311,7 @@ class TestDamagedCheckpoint:
             run(settings_of(inputs, moved))
         finally:
             hidden.rename(whole)
-        check_same_end(moved, whole)
+        assert_same_end(moved, whole)
 
 
 def test_record_round_trip(inputs: SimpleNamespace, whole: Path) -> None:

@@ -10,8 +10,9 @@ from recurrify_papers import plan as plan_module
 from recurrify_papers import rows as rows_module
 from recurrify_papers.experiment import experiments, run_experiments
 from recurrify_papers.sizes import SIZES, Size, tail
-from support.runs import model_folder, text_folder
+from support.fixtures import base, many_texts
 
+__all__ = ["base", "many_texts"]
 WINDOW = 8
 FEW = 20
 VARIANTS = {
@@ -142,9 +143,8 @@ def mini_size(base: Path, texts: Path) -> Size:
 
 
 @pytest.fixture(scope="session")
-def mini(tmp_path_factory: pytest.TempPathFactory) -> Size:
-    base = model_folder(tmp_path_factory.mktemp("models") / "base")
-    return mini_size(base, text_folder(tmp_path_factory.mktemp("data") / "texts", documents=60))
+def mini(base: Path, many_texts: Path) -> Size:
+    return mini_size(base, many_texts)
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,6 @@ from recurrify_papers.kernels import relative_attention as fused
 from recurrify_papers.models import block_recurrent, transformer_xl
 from recurrify_papers.models.block_recurrent import BlockRecurrentConfig, BlockRecurrentState, BlockRecurrentTransformer
 from recurrify_papers.models.transformer_xl import TransformerXL, TransformerXLConfig, TransformerXLState
-from support.interpreting import let_ranges_be_computed
 
 XL = TransformerXLConfig(
     vocabulary=11, layers=1, width=8, heads=2, head_width=16, inner=12, dropout=0.0, same_length=True, memory_length=12,
@@ -153,10 +152,8 @@ def set_blocks(forward_and_queries: tuple[int, int], keys: tuple[int, int]) -> N
     fused.USUAL = fused.EXACT = fused.Tiles(forward=one, keys=other, queries=one)
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
+def check_on_cpu() -> None:
     torch.manual_seed(0)
-    let_ranges_be_computed()
     on_cpu = {"device": "cpu", "dtype": torch.float32, "tolerance": 1e-5}
     set_blocks((16, 32), (32, 16))
     assert_kernel_is_plain(33, 50, 18, width=16, shared=True, **on_cpu)

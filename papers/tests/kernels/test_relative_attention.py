@@ -1,10 +1,6 @@
 """The Triton kernels of attention with a score for each distance: in the interpreter, and compiled on a GPU."""
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,21 +10,18 @@ from recurrify.attention.kernels import TRITON_INSTALLED
 from recurrify.speed.capturing import capture, on_side_stream
 from recurrify_papers.kernels import relative
 from recurrify_papers.models.transformer_xl import TransformerXL, TransformerXLConfig, TransformerXLState
+from support.interpreting import check_interpreted
 
 needs_triton = pytest.mark.skipif(not TRITON_INSTALLED, reason="Triton is not installed")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor", "ignore:TensorFloat32")
-CHECKS = Path(__file__).with_name("relative_attention_checks.py")
+CHECKS = "relative_attention_checks"
+"""Imports Triton."""
 
 
 @needs_triton
 def test_kernels_equal_plain_attention_in_the_interpreter():
-    """In its own process: Triton selects the interpreter when it is imported."""
-    environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
-    command = [sys.executable, str(CHECKS)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    check_interpreted(CHECKS, "check_on_cpu")
 
 
 class OnCuda:

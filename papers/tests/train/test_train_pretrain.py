@@ -25,7 +25,7 @@ from recurrify_papers.pretrain import training as pretraining
 from recurrify_papers.pretrain.run import pretrain
 from recurrify_papers.pretrain.settings import PretrainSettings
 from recurrify_papers.pretrain.training import Pace, new_model
-from support.runs import assert_same_weights, validations, weights_of
+from support.runs import assert_same_end, assert_same_weights, validations, weights_of
 
 POSITIONS, BATCH = 16, 4
 OBJECTIVES = pytest.mark.parametrize("objective", ["clm", "mlm", "span"])
@@ -72,13 +72,6 @@ def finished(settings_for: Build, tmp_path_factory: pytest.TempPathFactory) -> C
 
 def result_of(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "result.json").read_text())
-
-
-def assert_same_end(one: Path, other: Path) -> None:
-    ours, theirs = result_of(one), result_of(other)
-    assert (ours["steps"], ours["tokens"]) == (theirs["steps"], theirs["tokens"])
-    assert validations(ours) == validations(theirs)
-    assert_same_weights(weights_of(one), weights_of(other))
 
 
 class TestResult:
