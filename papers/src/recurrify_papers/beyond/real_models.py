@@ -384,7 +384,12 @@ def score_command(options: argparse.Namespace) -> None:
         rows = Reader(base, documents).table(FOUR_ROWS if name == "novels_15k" else wanted)
         corpora[name] = {"documents": sizes_of(documents), "rows": rows}
     lengths = LENGTHS if options.length is None else options.length
-    config = {"corpora": options.corpora, "rows": options.rows, "lengths": lengths, "precision": "bf16 on a GPU"}
+    config = {
+        "corpora": options.corpora,
+        "rows": options.rows,
+        "lengths": lengths,
+        "precision": "bf16 on a GPU, else float32",
+    }
     save(options, {"corpora": corpora}, texts, config)
 
 
@@ -395,7 +400,7 @@ def distance_command(options: argparse.Namespace) -> None:
     if options.length is not None:
         documents = [one._replace(ids=one.ids[: options.length + 1]) for one in documents]
     distances = sorted({0, *options.distances})
-    rows = []
+    rows: list[dict[str, Any]] = []
     for row in (chosen for name, chosen in ROWS.items() if name in options.rows):
         rows.append({"name": row.name, "distances": distance_rows(base, row, documents, distances, options.every)})
         say(f"{row.name}: " + ", ".join(f"{one['distance']}: {one['loss']:.4f}" for one in rows[-1]["distances"]))
