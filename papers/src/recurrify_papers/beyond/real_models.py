@@ -384,7 +384,12 @@ def score_command(options: argparse.Namespace) -> None:
         rows = Reader(base, documents).table(FOUR_ROWS if name == "novels_15k" else wanted)
         corpora[name] = {"documents": sizes_of(documents), "rows": rows}
     lengths = LENGTHS if options.length is None else options.length
-    config = {"corpora": options.corpora, "rows": options.rows, "lengths": lengths, "precision": "bf16 on a GPU"}
+    config = {
+        "corpora": options.corpora,
+        "rows": options.rows,
+        "lengths": lengths,
+        "precision": "bf16 on a GPU, else float32",
+    }
     save(options, {"corpora": corpora}, texts, config)
 
 
