@@ -1,6 +1,7 @@
 """Linear layers of the same input become one product in compiled windows, with the values and gradients of before."""
 
 import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from recurrify import CarryConfig, add_recurrence
 from recurrify.mechanisms import NoRecurrence
 from recurrify.speed import compiled
 from recurrify.speed.compiled import Choices, compile_windows
+from recurrify.speed.compiling import compiler_options
 from recurrify.speed.joined import join_products
 from support.models import text, tiny
 
@@ -144,3 +146,11 @@ def test_outputs_can_have_any_shape() -> None:
     inputs = torch.randn(2, 4)
     torch.testing.assert_close(products.compile(run)(inputs), run(inputs))
     assert products == [1]
+
+
+def test_the_pass_is_part_of_the_caches_key() -> None:
+    """Torch 2.11 pickles it, and does not cache what it cannot pickle; later versions ask for its name."""
+    join = compiler_options(joins=True)["pre_grad_custom_pass"]
+    assert pickle.loads(pickle.dumps(join)) is join
+    assert join.uuid()
+    assert "pre_grad_custom_pass" not in compiler_options()

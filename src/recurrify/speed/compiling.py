@@ -46,7 +46,7 @@ def compiler_options(variant: str = "", joins: bool = False) -> dict[str, Any]:
     if BARRIERS in needed:
         write_barriers()
     mixed = {f"triton.{MIXED_SUMS}": False} if MIXED_SUMS in needed and hasattr(config.triton, MIXED_SUMS) else {}
-    join = {"pre_grad_custom_pass": _join_class()()} if joins else {}
+    join = {"pre_grad_custom_pass": _join()} if joins else {}
     mark = _mark(f"recurrify {' '.join(needed)} {variant}{', joined' * joins}".strip())
     return {"post_grad_custom_post_pass": mark, **join, **mixed}
 
@@ -77,7 +77,7 @@ def _mark(name: str) -> Any:
 
 
 @cache
-def _join_class() -> Any:
+def _join() -> Any:
     from torch._inductor.custom_graph_pass import CustomGraphPass
 
     class Join(CustomGraphPass):
@@ -89,7 +89,10 @@ def _join_class() -> Any:
         def uuid(self) -> str:
             return f"{join_products.__module__} 1"
 
-    return Join
+        def __reduce__(self) -> Any:  # torch 2.11 pickles this option for its cache's key
+            return _join, ()
+
+    return Join()
 
 
 def compile_function(

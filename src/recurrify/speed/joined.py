@@ -2,8 +2,8 @@
 
 A Llama layer has separate weights for queries, keys and values, and for its gate: five products of which each fills a
 GPU less than one product with all of their rows. Models, saved files and optimizers keep their separate weights: only
-the graph that torch's compiler gets is rewritten, before its gradients are derived. Copying the weights of a layer into
-one matrix is cheap: SmolLM2's take 0.07 ms of a window of 64 rows, which takes some 50 ms.
+the graph that torch's compiler gets is rewritten, before its gradients are derived. Each window copies the weights of a
+layer into one matrix: 140 MB for all layers of SmolLM2, of which one layer's activations of 64 rows have more.
 """
 
 import operator
