@@ -46,7 +46,7 @@ def run_command(
     folder: Path,
     fault: str | int | None = None,
     at: int = 0,
-    seconds: float = 120.0,
+    seconds: float = 300.0,
     limits: Mapping[int, int] | None = None,
     after: float | None = None,
     environment: Mapping[str, str] | None = None,
@@ -59,7 +59,7 @@ def run_command(
         folder: An existing folder for the count of its events.
         fault: A signal that the process sends itself, or FULL.
         at: The file-system event below `--out` before which the fault happens, counted from 1. A full disk stays full.
-        seconds: How long it may take.
+        seconds: After so long it hangs; a busy machine takes twenty times as long as a quiet one.
         limits: Limits of `resource.setrlimit`, by resource.
         after: Send the signal after so many seconds instead of at an event.
         environment: Variables of the process.
