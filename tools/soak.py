@@ -32,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from recurrify.console import progress_bar
+from recurrify.results import provenance, save_result
 from support.bad_input import command_lines, commands, write_inputs, written_files
 from support.faults import FULL, HANGS, Ended, contents, damage, run_command
 from support.training import STEPS, saved_weights, training_commands
@@ -261,7 +262,7 @@ def work(soak: Soak, tries: list[tuple[str, int]], workers: int, start: int, end
     with (
         ProcessPoolExecutor(workers, context, _start, (soak,)) as pool,
         record.open("a") as file,
-        progress_bar("soak", len(tries)) as tick,
+        progress_bar("soak", len(tries), "tries") as tick,
     ):
         running: dict[Any, tuple[str, int]] = {}
         while running or (waiting and time.monotonic() < end):
@@ -276,12 +277,17 @@ def work(soak: Soak, tries: list[tuple[str, int]], workers: int, start: int, end
                 tick(1)
 
 
-def table(entries: list[dict[str, Any]]) -> str:
-    """The counts as a table of Markdown."""
+def counted(entries: list[dict[str, Any]]) -> dict[str, Counter[str]]:
+    """The counts of all tries, by row of the table."""
     rows: dict[str, Counter[str]] = {}
     for entry in entries:
         for row, counts in entry["rows"].items():
             rows.setdefault(row, Counter()).update(counts)
+    return rows
+
+
+def table(rows: dict[str, Counter[str]]) -> str:
+    """The counts as a table of Markdown."""
     lines = ["| fault | " + " | ".join(COLUMNS) + " |", "|---|" + "---:|" * len(COLUMNS)]
     lines += [f"| {row} | " + " | ".join(f"{rows[row][name]:,}" for name in COLUMNS) + " |" for row in sorted(rows)]
     return "\n".join(lines) + "\n"
@@ -296,6 +302,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=2, help="tries at the same time")
     parser.add_argument("--record", type=Path, default=Path("runs/soak.jsonl"), help="one line for each try")
+    parser.add_argument("--result", type=Path, help="write the counts, with provenance, as this JSON file")
     parser.add_argument("--again", action="store_true", help="repeat the tries that failed")
     parser.add_argument("--only", nargs="*", help="only these parts, such as kills, disks, models or bad_inputs")
     asked = parser.parse_args()
@@ -328,7 +335,11 @@ def main() -> None:
     entries = [json.loads(line) for line in asked.record.read_text().splitlines()]
     failures = [failure for entry in entries for failure in entry["failures"]]
     print("\n\n".join(failures), file=sys.stderr)
-    print(table(entries))
+    print(table(counted(entries)))
+    if asked.result is not None:
+        config = {**counts, "seed": asked.seed, "workers": asked.workers}
+        rows = [{"fault": row, **{name: found[name] for name in COLUMNS}} for row, found in counted(entries).items()]
+        save_result(asked.result, {"kind": "soak", "rows": rows, "provenance": provenance(config, seed=asked.seed)})
     print(f"{len(entries)} of {len(tries)} tries done: {asked.record}", file=sys.stderr)
     sys.exit(1 if failures else 0)
 

@@ -25,7 +25,7 @@ __all__ = [
 
 out_console = Console()
 err_console = Console(stderr=True)
-LINE_SECONDS = 8.0
+LINE_SECONDS = 6.0
 """Between two lines of a log, where there is no terminal to show a bar."""
 _said = time.monotonic()
 """When the last line was printed."""

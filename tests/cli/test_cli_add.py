@@ -16,7 +16,7 @@ def test_a_memory_that_was_added_is_of_use(tmp_path: Path) -> None:
     assert f"model: {out}" in said
     model, _ = load_model(str(out))
     assert (model.recurrence.mechanism, model.recurrence.window) == ("lookback", 64)
-    scored = ["--data", "stdlib", "--tokens-per-document", 200, "--out", result]
+    scored = ["--data", "stdlib", "--tokens", 200, "--out", result]
     said = invoke("evaluate", "shipped:base", out, *scored)
     found = json.loads(result.read_text())
     (gain,) = found["gains"]

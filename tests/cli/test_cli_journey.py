@@ -173,7 +173,7 @@ class TestEvaluate:
 
     def test_base_model_in_plain_windows(self, base: Path, texts: Path, tmp_path: Path) -> None:
         out = tmp_path / "deep" / "result.json"
-        more = ["--split", "all", "--window", 5, "--tokens-per-document", 7, "--rows", 2, "--device", "cpu"]
+        more = ["--split", "all", "--window", 5, "--tokens", 7, "--batch", 2, "--device", "cpu"]
         said = invoke("evaluate", base, "--data", texts, "--out", out, *more)
         assert "(none)" in said
         result = json.loads(out.read_text())
@@ -184,7 +184,7 @@ class TestEvaluate:
         assert {document["tokens"] for document in one["documents"]} == {6}
         assert result["provenance"]["config"]["tokens_per_document"] == 7
 
-    @pytest.mark.parametrize("limit", [(), ("--tokens-per-document", 30)], ids=["all", "some"])
+    @pytest.mark.parametrize("limit", [(), ("--tokens", 30)], ids=["all", "some"])
     def test_other_tokenizers_are_compared_per_character(self, limit: tuple[Any], base: Path, tmp_path: Path) -> None:
         (tmp_path / "one.txt").write_text("w1 w2 w3 w4 w5 w6 w7 " * 20)
         said = invoke(
@@ -195,7 +195,7 @@ class TestEvaluate:
         found = json.loads((tmp_path / "found.json").read_text())
         bits = [row["bits_per_character"] for row in found["rows"]]
         if limit:  # the first 30 tokens of each are different texts
-            assert "leave out --tokens-per-document" in said
+            assert "leave out --tokens." in said
             assert found["gains"] == []
         else:
             assert f"shipped:base compared with {base} at overlap 0: bits per character" in said

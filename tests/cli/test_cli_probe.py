@@ -22,7 +22,7 @@ def haystack(tmp_path: Path) -> Path:
 
 def test_a_model_on_hidden_facts(haystack: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    options = ["--task", "passkey", "--task", "entities", *TEST, "--haystack", haystack, "--split", "all"]
+    options = ["--task", "passkey", "--task", "entities", *TEST, "--data", haystack, "--split", "all"]
     shown = invoke("probe", "shipped:recurrent", *options, "--out", out)
     result = json.loads((out / "result.json").read_text())
     assert [task["task"] for task in result["tasks"]] == ["passkey", "entities"]

@@ -18,7 +18,7 @@ MODELS = ["hf:x/y", "no/model", "folder", "pipe", "text.txt", "x.gguf", "odd-mod
 MECHANISMS = ["none", "carry", "kv", "lookback", "tail", "telepathy"]
 SETTINGS = ["window", "keep", "tail", "slots", "checkpoint", "warmup_steps", "schedule", "valid_tokens", "x"]
 SMALL = {
-    "--max-tokens": "40", "--max-new-tokens": "3", "--tokens": "40", "--tokens-per-document": "20", "--window": "16",
+    "--max-tokens": "40", "--max-new-tokens": "3", "--tokens": "20", "--window": "16",
     "--windows": "2", "--batch": "2", "--steps": "2", "--examples": "2", "--epochs": "1", "--distances": "1",
     "--report-to": "none", "--device": "cpu", "--layers": "1", "--width": "16", "--heads": "2", "--repetitions": "0",
 }  # fmt: skip

@@ -123,7 +123,10 @@ def verdict_of(rows: Sequence[Record], experiment: Experiment | None) -> Verdict
     facts = [("published", show(row["published"]))] if row.get("published") is not None else []
     if row.get("seeds"):
         facts.append(("seeds", str(row["seeds"])))
-    return Verdict(" ".join(sentences), number=show(row["value"]), interval=interval, facts=facts)
+    number, measure = show(row["value"]), headline.metric.replace("_", " ")
+    if headline.metric == "gain":
+        number, measure = f"{show(abs(row['value']))} {'lower' if row['value'] >= 0 else 'higher'}", "perplexity"
+    return Verdict(" ".join(sentences), number, f"{measure}: {headline.label}".removesuffix(": "), interval, facts)
 
 
 def _row(rows: Sequence[Record], headline: Headline) -> Record | None:

@@ -4,6 +4,7 @@ import logging
 import os
 import re
 import sys
+import time
 import warnings
 from importlib.metadata import entry_points
 from io import TextIOWrapper
@@ -239,7 +240,8 @@ def main() -> None:
             stream.reconfigure(errors="replace")  # a terminal that knows only ASCII shows ? for other characters
     try:
         options.check_given_once(app, sys.argv[1:], "--data")
-        with heartbeat(lambda: "still working"):
+        begun = time.monotonic()
+        with heartbeat(lambda: f"still working: {time.monotonic() - begun:.0f} s"):
             code = app(standalone_mode=False) or 0
     except UserError as error:
         _end(str(error))

@@ -43,7 +43,7 @@ def write_evaluation_page(result: Mapping[str, Any], path: str | Path) -> None:
         tables.append(gain_table(result["gains"]))
     blocks = [
         *([Listing(str(result["command"]), "the command to run next")] if result.get("command") else []),
-        *(Text(str(note), "warning") for note in result.get("notes") or []),
+        *(Text(f"{str(note)[:1].upper()}{str(note)[1:]}", "warning") for note in result.get("notes") or []),
         Section("Scores and cost", tables),
         *(Section("Where in the window", [chart]) for chart in [_by_position(result)] if chart is not None),
         *_speed(result),

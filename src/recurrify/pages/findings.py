@@ -37,7 +37,9 @@ class Gain:
 
     @property
     def number(self) -> str:
-        """The change of perplexity: a fall is negative."""
+        """The change of perplexity."""
+        if self.is_none:
+            return "no difference"
         return f"{numbers.percent(abs(self.relative))} {'lower' if self.relative >= 0 else 'higher'}"
 
     @property
@@ -52,7 +54,12 @@ class Gain:
 
     def what(self, against: str) -> str:
         """What the number compares."""
-        return f"{self.measure} than {against}"
+        return f"in {self.measure}, compared with {against}" if self.is_none else f"{self.measure} than {against}"
+
+    @property
+    def is_none(self) -> bool:
+        """Whether the change is shown as 0.0 %."""
+        return abs(self.relative) < 0.0005
 
     @property
     def measure(self) -> str:

@@ -12,6 +12,8 @@ Example:
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -308,13 +310,14 @@ def _chart_configs() -> dict[str, Any]:
 @cache
 def vega_bundle() -> Markup:
     """Vega's JavaScript, which a page with charts carries once; kept in the cache, since bundling takes seconds."""
-    import vl_convert
-
     kept = cache_folder() / f"vega-{version('vl-convert-python')}.js"
     try:
         return Markup(kept.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError):
-        script: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+        # In a process of its own: bundling holds the interpreter, so that no other thread could report progress.
+        bundle = "vl_convert.javascript_bundle('window.vegaEmbed = vegaEmbed;')"
+        command = [sys.executable, "-X", "utf8", "-c", f"import sys, vl_convert; sys.stdout.write({bundle})"]
+        script = subprocess.run(command, check=True, capture_output=True, encoding="utf-8").stdout
     with suppress(UserError):  # a cache that cannot be written only costs time
         write_whole(kept, script.encode("utf-8"))
     return Markup(script)

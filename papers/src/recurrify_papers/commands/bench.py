@@ -50,7 +50,8 @@ def bench_command(
         if part not in PARTS:
             raise UserError(f"Unknown part {part!r}: choose from {', '.join(PARTS)}.")
     options.check_device(device)
-    options.load_libraries()
+    if not only_page:
+        options.load_libraries()
     from recurrify_papers.bench.results import bench_tables, load_parts
 
     asked = (_names(mechanisms), _names(modes), _names(batches))
