@@ -388,8 +388,11 @@ def test_commands_that_train_take_the_run_lock(
     command: tuple[str, ...], refused: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_lock, "WAIT_SECONDS", 0.0)
-    with run_lock.run_lock(tmp_path):
-        assert "Another process is training in" in refused(*command, "--out", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for name in ("some.csv", "some.json"):
+        (tmp_path / name).touch()
+    with run_lock.run_lock(tmp_path / "run"):
+        assert "Another process is training in" in refused(*command, "--out", tmp_path / "run")
 
 
 def test_remote_code_is_not_trusted(tmp_path: Path, refused: Command) -> None:

@@ -124,7 +124,7 @@ class TestRefusals:
         ("options", "words"),
         [
             (["--task", "passkey"], "There is no probe of symbols 'passkey'"),
-            (["--mechanism", "nothing"], "Unknown recurrence mechanism 'nothing'"),
+            (["--mechanism", "nothing"], "Unknown mechanism 'nothing'"),
             (["--mechanism", "kv"], "'kv' needs a model with rotary positions"),
             (["--mechanism", "kv", "--model", "shipped:base"], "'kv' needs a model with rotary positions"),
             (["--set", "overlap=3"], "without overlap"),

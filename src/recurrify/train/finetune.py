@@ -161,6 +161,8 @@ def _first_step(model: RecurrentPreTrainedModel, tokens: int, mode: str) -> str:
     """How long the first step may take."""
     if mode != "off":
         return f" ({tokens:,} tokens; it is compiled and checked, which may take minutes)"
+    if not isinstance(model, RecurrentPreTrainedModel):
+        return ""  # the papers' XLNet, whose cost is counted in another way
     # A forward and a backward pass, and another forward pass for checkpoints, at the speed of one matrix product.
     passes = 4 if model.recurrence.checkpoint else 3
     width = model.base.config.hidden_size
