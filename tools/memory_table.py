@@ -5,7 +5,7 @@ python tools/memory_table.py --shapes gpt2,smollm2 --batches 8,16 --out memory.j
 
 import argparse
 import gc
-import json
+import time
 from dataclasses import asdict
 from typing import Any
 
@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Pretrain
 
 from recurrify import add_recurrence
 from recurrify.mechanisms import recurrence_config
+from recurrify.results import provenance, save_result
 from recurrify.speed import compile_windows, graph_steps
 from recurrify.train.memory import GIB, estimate_memory
 
@@ -76,7 +77,7 @@ def main() -> None:
     parser.add_argument("--estimate-only", action="store_true", help="no measurements: needs no GPU")
     parser.add_argument("--out", help="write the table as JSON")
     given = parser.parse_args()
-    table = []
+    table, started = [], time.time()
     print(
         f"{'shape':9}{'memory':20}{'mode':10}{'batch':>6}{'checkpoint':>12}{'estimate':>10}{'measured':>10}{'off':>8}"
     )
@@ -105,8 +106,8 @@ def main() -> None:
                         if not given.estimate_only:
                             torch.cuda.empty_cache()
     if given.out:
-        with open(given.out, "w", encoding="utf-8") as file:
-            json.dump({"kind": "memory", "window": WINDOW, "windows": WINDOWS, "rows": table}, file, indent=1)
+        about = provenance({**vars(given), "window": WINDOW, "windows": WINDOWS}, started=started)
+        save_result(given.out, {"kind": "memory", "rows": table, "provenance": about})
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ def train(rank: int, processes: int, port: int, found: Any) -> None:
         "bos_token_id": None,
         "eos_token_id": None,
     }
-    base = GPT2LMHeadModel(GPT2Config(vocab_size=SETTINGS["vocabulary"], n_positions=256, **sizes))
+    base = GPT2LMHeadModel(GPT2Config(vocab_size=SETTINGS["vocabulary"], n_positions=256, eos_token_id=None, **sizes))
     model = add_recurrence(base, CarryConfig(window=SETTINGS["window"])).train()
     wrapped = torch.nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(wrapped.parameters())
