@@ -80,6 +80,27 @@ def test_wrong_captured_gradients_are_switched_off(monkeypatch: pytest.MonkeyPat
     assert model.graphed_steps is None
 
 
+def test_failing_compiled_step_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("no such kernel\nof this GPU")
+
+    model = compiled_model(0.0)
+    monkeypatch.setattr(Window, "__call__", fail)
+    with pytest.warns(RuntimeWarning, match=r"fails \(RuntimeError: no such kernel\): training continues"):
+        assert not verify_windows(model, BATCH)
+    assert model.compiled_window is None
+
+
+def test_full_memory_is_no_failing_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
+
+    model = compiled_model(0.0)
+    monkeypatch.setattr(Window, "__call__", fail)
+    with pytest.raises(torch.OutOfMemoryError):
+        verify_windows(model, BATCH)
+
+
 def test_uncompiled_model_is_not_run() -> None:
     model = add_recurrence(tiny("gpt2"), CarryConfig(window=8))
     assert verify_windows(model, {})

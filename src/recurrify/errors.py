@@ -1,6 +1,8 @@
-"""The exception whose message is meant for users."""
+"""The exception whose message is meant for users, and what other exceptions say."""
 
-__all__ = ["UserError"]
+import re
+
+__all__ = ["UserError", "first_line", "is_out_of_memory"]
 
 
 class UserError(ValueError):
@@ -8,3 +10,15 @@ class UserError(ValueError):
 
     The command line prints it without a traceback and exits with 2; in Python it is a plain `ValueError`.
     """
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an exception's message."""
+    return (str(error).strip().splitlines() or [""])[0]
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether memory is full, which torch reports as a RuntimeError."""
+    words = "allocate memory|not enough memory|out of memory|bad_alloc|failed to map segment|start new thread"
+    said = re.search(f"{words}|could not create a primitive", str(error), re.IGNORECASE)  # which is how oneDNN says it
+    return isinstance(error, MemoryError) or bool(said)

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import re
 import sys
 import time
 import warnings
@@ -24,7 +23,7 @@ from recurrify.cli.serve import serve_command
 from recurrify.cli.settings import examples
 from recurrify.cli.train import add_train_command
 from recurrify.console import err_console, heartbeat, say
-from recurrify.errors import UserError
+from recurrify.errors import UserError, first_line, is_out_of_memory
 from recurrify.hub_access import TRUST
 from recurrify.interrupts import CTRL_C, interrupt_code
 from recurrify.results import check_overwrites_nothing, read_given
@@ -258,14 +257,14 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
     except (OSError, MemoryError, RuntimeError, ImportError) as error:
-        if _is_out_of_memory(error):
+        if is_out_of_memory(error):
             _end(
-                f"Out of memory ({_first_line(error) or 'on the CPU'}): use a smaller --batch (with --accumulate) "
+                f"Out of memory ({first_line(error) or 'on the CPU'}): use a smaller --batch (with --accumulate) "
                 "or a smaller --window."
             )
         if not isinstance(error, OSError):
             raise
-        _end(f"{error.filename or 'A file'} cannot be used: {error.strerror or _first_line(error)}.")
+        _end(f"{error.filename or 'A file'} cannot be used: {error.strerror or first_line(error)}.")
     if code == CTRL_C:
         err_console.print("Stopped. If it was training, run the same command again to resume.")
         code = interrupt_code()
@@ -275,17 +274,6 @@ def main() -> None:
 def _end(message: str) -> None:
     err_console.print(f"Error: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
     sys.exit(2)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [""])[0]
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """Whether memory is full, which torch reports as a RuntimeError."""
-    words = "allocate memory|not enough memory|out of memory|bad_alloc|failed to map segment|start new thread"
-    said = re.search(f"{words}|could not create a primitive", str(error), re.IGNORECASE)  # which is how oneDNN says it
-    return isinstance(error, MemoryError) or bool(said)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Compiled and captured steps are used for training only after they agree with the eager step on the first batch.
 
 torch's compiler has produced wrong gradients in several versions (see `recurrify.speed.compiling`), and other versions
-may do so, too. On a mismatch training continues eagerly, with one warning that names the torch version.
+may do so, too. On a mismatch, or if the compiled step fails, training continues eagerly, with one warning that names
+the torch version.
 
 | precision of products | loss | gradient | gradient of one parameter |
 |---|---|---|---|
@@ -27,6 +28,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from recurrify.errors import UserError, first_line, is_out_of_memory
 from recurrify.speed.head_loss import IGNORE
 from recurrify.speed.products import product_dtype
 
@@ -85,8 +87,15 @@ def verify_windows(
     scored = int((wanted != IGNORE).sum())
     checkpoint = model.recurrence.checkpoint
     with _own_randomness(model), autocast(), _without_dropout(model):
-        ours = take_step(model, lambda: model(**inputs, num_items_in_batch=scored).loss)
-        model.compiled_window = model.graphed_steps = None
+        try:
+            ours = take_step(model, lambda: model(**inputs, num_items_in_batch=scored).loss)
+        except Exception as error:
+            if isinstance(error, UserError) or is_out_of_memory(error):
+                raise
+            warn_of(f"fails ({type(error).__name__}: {first_line(error)})")
+            return False
+        finally:
+            model.compiled_window = model.graphed_steps = None
         try:
             model.set_recurrence(checkpoint=True)
             theirs = _in_parts(model, inputs, scored)
@@ -100,7 +109,7 @@ def verify_windows(
             model.set_recurrence(checkpoint=checkpoint)
     difference = compare_steps(ours, theirs, dtype, lambda name: name.startswith("mechanism."), exact)
     if difference is not None:
-        warn_of(difference)
+        warn_of(f"differs from the eager one ({difference})")
         return False
     model.compiled_window, model.graphed_steps = fast
     return True
@@ -119,15 +128,15 @@ def verify_module(
     difference = compare_steps(ours, theirs, dtype)
     if difference is None:
         return fast
-    warn_of(difference)
+    warn_of(f"differs from the eager one ({difference})")
     return model
 
 
-def warn_of(difference: str) -> None:
+def warn_of(fault: str) -> None:
     """One warning that names the torch version."""
     warnings.warn(
-        f"The compiled training step of torch {torch.__version__} differs from the eager one ({difference}): training "
-        "continues without compilation. Please report it, with the torch version and the GPU.",
+        f"The compiled training step of torch {torch.__version__} {fault}: training continues without compilation. "
+        "Please report it, with the torch version and the GPU.",
         RuntimeWarning,
         stacklevel=3,
     )
