@@ -99,7 +99,7 @@ def test_signal_to_one_of_two_processes_stops_both(line: Line, tmp_path: Path, m
         return real(self, *args, **kwargs)
 
     monkeypatch.setattr(RecurrentTrainer, "training_step", disturbed)
-    address = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}
+    address = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
 
     def process(rank: str) -> Ended:
         (tmp_path / rank).mkdir()
