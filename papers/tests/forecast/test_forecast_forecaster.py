@@ -140,6 +140,13 @@ def test_what_is_never_negative_is_not_forecast_to_be():
     assert shifted.cross_validate()["forecast"].min() < -1
 
 
+def test_a_past_below_what_training_knew_is_forecast_as_it_is():
+    power = np.maximum(daily_waves(400, columns=1), 0)
+    power[-60:] -= 2  # in the test part alone
+    forecaster = Forecaster("seasonal", horizon=24).fit(hourly(power))
+    assert forecaster.predict()["a"].min() == pytest.approx(-2)
+
+
 @pytest.mark.parametrize("name", ["ets", "theta"])
 def test_statistical_models_forecast_in_original_units(name):
     values = 50 + 10 * np.sin(2 * np.pi * np.arange(60) / 4) + np.arange(60)

@@ -213,13 +213,14 @@ def forecast_after(trained: Trained, series: Series, level: float = 0.9) -> pd.D
     parts = values_TC[-past:], times[:past], times[past:]
     inputs = [torch.tensor(one, dtype=torch.float32, device=device)[None] for one in parts]
     scaled = trained.model(*inputs)[0].double().cpu().numpy()
-    center = trained.scaling.undo(np.maximum(scaled, trained.scaling.floor))
+    lowest = np.minimum(trained.scaling.floor, values_TC[-past:].min(axis=0))
+    center = trained.scaling.undo(np.maximum(scaled, lowest))
     rows = len(values_TC)
     spread_C = spread_before(values_TC, np.array([rows]), min(trained.spread_rows, rows))[0, 0]
     half = trained.half_widths[place] * spread_C * trained.scaling.spread
     # Models compute in float32: digits beyond a millionth of the spread are noise.
     digits = [min(300, 6 - math.floor(math.log10(spread))) for spread in trained.scaling.spread]
-    low = np.maximum(center - half, trained.scaling.undo(trained.scaling.floor))
+    low = np.maximum(center - half, trained.scaling.undo(lowest))
     ends = {"forecast": center, "low": low, "high": center + half}
     tables = {}
     for index, name in enumerate(trained.columns):
@@ -268,7 +269,7 @@ def cross_validation(tested: Tested, level: float = 0.9) -> pd.DataFrame:
     table = long_table(found, tested.data, tested.half_widths).assign(cutoff=dates[cutoffs])
     floor_C = tested.data.scaling.undo(tested.data.scaling.floor)
     lower = f"forecast-lo-{percent}"
-    table[lower] = np.maximum(table[lower], floor_C[table["unique_id"].cat.codes])
+    table[lower] = np.maximum(table[lower], np.minimum(floor_C[table["unique_id"].cat.codes], table["forecast"]))
     names = {"ds": "date", lower: "low", f"forecast-hi-{percent}": "high"}
     columns = ["unique_id", "date", "cutoff", "y", "forecast", "low", "high"]
     return table.rename(columns=names).astype({"unique_id": str})[columns]

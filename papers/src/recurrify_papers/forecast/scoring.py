@@ -73,7 +73,9 @@ def backtest(model: nn.Module, data: WindowedSeries, part: Part, windows: int | 
     floor_C = torch.tensor(data.scaling.floor, dtype=torch.float32, device=starts.device)
     found = []
     for batch in map(data.batch, starts.split(EVALUATION_BATCH)):
-        forecast = model(batch.past, batch.past_time, batch.future_time).float().maximum(floor_C)
+        # No forecast is below what a column could be in training, unless the past already is.
+        lowest = torch.minimum(batch.past.amin(dim=1, keepdim=True), floor_C)
+        forecast = model(batch.past, batch.past_time, batch.future_time).float().maximum(lowest)
         found.append((forecast, batch.future))
     forecasts, truth = (torch.cat(parts).cpu().numpy() for parts in zip(*found, strict=True))
     first_rows = starts.cpu().numpy() + data.past
