@@ -1,4 +1,4 @@
-"""What the library costs on a CPU: seconds of first use, and the speed of an evaluation beside a bare loop.
+"""What the library costs on a CPU: seconds of first use, and the speed of an evaluation compared with a bare loop.
 
     python tools/cpu_costs.py --text novel.txt --out papers/results/bench/cpu.json
 

@@ -145,7 +145,7 @@ class TestEvaluate:
 
     def test_other_models_are_an_error(self, runs: Path, text: Path, tmp_path: Path, refused: Refused) -> None:
         said = refused("scratch", "evaluate", "shipped:base", "--data", text)
-        assert "'shipped:base' was not trained from scratch: use `recurrify evaluate`" in said
+        assert "'shipped:base' is not a folder" in said
         begun = ["--data", text, "--out", tmp_path / "run", *MORE["lstm"], *BUDGET, "--max-minutes", "1e-9"]
         invoke("scratch", "train", "--arch", "lstm", *begun)
         assert "is not finished" in refused("scratch", "evaluate", tmp_path / "run", "--data", text)

@@ -73,7 +73,10 @@ def evaluate_command(
     check_overwrites_nothing(out, data, *runs)
     for name in runs:
         if not Path(name).is_dir():
-            raise UserError(f"There is no folder {name!r}: give the --out folder of `recurrify scratch train`.")
+            raise UserError(
+                f"{name!r} is not a folder: give the --out folder of `recurrify scratch train`; other models are scored by "
+                "`recurrify evaluate`."
+            )
         check_has_model(name)
     options.check_device(device)
     options.load_libraries(texts=[data], split=split)
