@@ -74,8 +74,8 @@ def evaluate_command(
     for name in runs:
         if not Path(name).is_dir():
             raise UserError(
-                f"{name!r} is not a folder: give the --out folder of `recurrify scratch train`; other models are scored by "
-                "`recurrify evaluate`."
+                f"{name!r} is not a folder: give the --out folder of `recurrify scratch train`; `recurrify evaluate` "
+                "scores other models."
             )
         check_has_model(name)
     options.check_device(device)
