@@ -1,7 +1,6 @@
 """Names of a package that are imported when they are first used: torch and transformers take seconds."""
 
-import ast
-import inspect
+import dis
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -14,11 +13,14 @@ def lazily(package: str) -> Callable[[str], Any]:
 
     @cache
     def homes() -> dict[str, str]:
-        """The module of each name."""
-        tree = ast.parse(inspect.getsource(sys.modules[package]))
-        blocks = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
-        lines = [line for block in blocks for line in block.body if isinstance(line, ast.ImportFrom)]
-        return {name.name: line.module or "" for line in lines for name in line.names}
+        """The module of each name, from the compiled code, which is there in installations without source, too."""
+        found, module, loader = {}, "", sys.modules[package].__loader__
+        for instruction in dis.get_instructions(loader.get_code(package)):  # type: ignore[union-attr]
+            if instruction.opname == "IMPORT_NAME":
+                module = instruction.argval
+            elif instruction.opname == "IMPORT_FROM":
+                found[instruction.argval] = module
+        return found
 
     def load(name: str) -> Any:
         if name.startswith("__") or name not in homes():

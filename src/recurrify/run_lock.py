@@ -28,8 +28,8 @@ def run_lock(folder: str | Path) -> Iterator[None]:
         yield
         return
     folder = Path(folder)
-    is_new, file = not folder.exists(), folder / LOCK_FILE
-    if file.exists() and not file.is_file():
+    is_new, file, held = not folder.exists(), folder / LOCK_FILE, None
+    if file.is_symlink() or (file.exists() and not file.is_file()):
         raise UserError(f"{file} is not a regular file: remove it.")
     lock = FileLock(file, timeout=WAIT_SECONDS, poll_interval=POLL_SECONDS)
     with suppress(OSError):  # the run itself reports a folder that it cannot write to
@@ -40,12 +40,14 @@ def run_lock(folder: str | Path) -> Iterator[None]:
             raise UserError(
                 f"Another process is training in {str(folder)!r}: wait until it ends, or stop it, then try again."
             ) from error
+        held = file.stat().st_ino
     try:
         yield
     finally:
         if lock.is_locked:
             with suppress(OSError):
-                file.unlink()  # while it is locked: who waits for it takes a new file
-                if is_new:
-                    folder.rmdir()  # fails unless the folder is empty
+                if file.stat().st_ino == held:  # not in another folder that has taken the place of ours
+                    file.unlink()  # while it is locked: who waits for it takes a new file
+                    if is_new:
+                        folder.rmdir()  # fails unless the folder is empty
             lock.release()

@@ -1,7 +1,6 @@
 """What a request to the server must hold: a malformed one is answered with status 400 and a sentence."""
 
 import json
-import math
 from typing import Any
 
 __all__ = ["answer_errors", "fault_in"]
@@ -65,7 +64,7 @@ def _fault_in_numbers(body: dict[str, Any]) -> str | None:
         for name, (low, high) in allowed.items():
             value = body.get(name)
             fits = isinstance(value, kinds) and not isinstance(value, bool)
-            if value is not None and not (fits and math.isfinite(value) and low <= value <= high):
+            if value is not None and not (fits and low <= value <= high):
                 return f"`{name}` must be {what} from {low:g} to {high:g}: got {_shown(value)}."
     return None
 

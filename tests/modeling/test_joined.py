@@ -110,17 +110,56 @@ def test_layers_that_differ_are_not_joined(biases: tuple[bool, ...], frozen: tup
     assert products == [saved]
 
 
-def test_changed_inputs_and_outputs_are_left_alone() -> None:
-    model, products = Layers().requires_grad_(False), Products()
+def changed_input(model: Layers, inputs: Tensor) -> Tensor:
+    inputs = inputs * 2
+    first = model.layers[0](inputs)
+    inputs.add_(1)
+    return first.sum() + model.layers[1](inputs).sum()
 
-    def run(inputs: Tensor) -> Tensor:
-        inputs = inputs * 2
+
+def changed_weight(model: Layers, inputs: Tensor) -> Tensor:
+    weight = model.layers[1].weight.clone()
+    first = model.layers[0](inputs)
+    weight.mul_(3)
+    return first.sum() + nn.functional.linear(inputs, weight).sum()
+
+
+def changed_view_of_an_output(model: Layers, inputs: Tensor) -> Tensor:
+    first = model.layers[0](inputs)
+    first.view(2, 1, -1).mul_(0.5)
+    return first.sum() + model.layers[1](inputs).sum()
+
+
+def activation_in_place(model: Layers, inputs: Tensor) -> Tensor:
+    return nn.functional.relu(model.layers[0](inputs), inplace=True).sum() + model.layers[1](inputs).sum()
+
+
+def layout_of_an_output(model: Layers, inputs: Tensor) -> Tensor:
+    first = model.layers[0](inputs)
+    return first.as_strided((2, 2), (3, 1)).square().sum() + model.layers[1](inputs).sum()
+
+
+def other_precision(model: Layers, inputs: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
         first = model.layers[0](inputs)
-        inputs.add_(1)
-        return first.sum() + model.layers[1](inputs).sum()
+    return first.float().sum() + model.layers[1](inputs).sum()
 
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        changed_input,
+        changed_weight,
+        changed_view_of_an_output,
+        activation_in_place,
+        layout_of_an_output,
+        other_precision,
+    ],
+)
+def test_what_may_not_be_joined_is_left_alone(run: Callable[[Layers, Tensor], Tensor]) -> None:
+    model, products = Layers().requires_grad_(False), Products()
     inputs = torch.randn(2, 4)
-    torch.testing.assert_close(products.compile(run)(inputs), run(inputs))
+    torch.testing.assert_close(products.compile(lambda inputs: run(model, inputs))(inputs), run(model, inputs))
     assert products == [0]
 
 

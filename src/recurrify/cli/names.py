@@ -6,6 +6,8 @@ from typing import Any, TypeVar
 
 from typer.core import TyperGroup
 
+from recurrify.errors import UserError
+
 __all__ = ["Commands", "closest", "formerly"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -41,6 +43,10 @@ def with_present_names(group: Any, arguments: Sequence[str]) -> list[str]:
             break
         found.append(rest.pop(0))
     names: Mapping[str, str] = getattr(getattr(command, "callback", None), "formerly", {})
+    given = {word.partition("=")[0] for word in rest}
+    for old, new in names.items():
+        if {old, new} <= given:
+            raise UserError(f"`{old}` is the earlier name of `{new}`: give one of them.")
     for number, word in enumerate(rest):
         if word == "--":
             return [*found, *rest[number:]]

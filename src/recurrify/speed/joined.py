@@ -15,6 +15,14 @@ from torch import Tensor, fx
 
 LINEAR: tuple[Callable[..., Any], ...] = (torch.nn.functional.linear, torch._C._nn.linear)
 VIEWS = ("view", "reshape")
+SAME_MEMORY = (
+    *("transpose", "permute", "movedim", "swapaxes", "t", "unflatten", "flatten", "split", "chunk", "unbind", "narrow"),
+    *("getitem", "getattr", "select", "unsqueeze", "squeeze", "expand", "view_as", "contiguous", "detach", "to"),
+)
+"""Operations whose result may share memory with their input."""
+CHANGES = ("setitem", "iadd", "isub", "imul", "itruediv", "ifloordiv", "ipow", "as_strided")
+MODES = ("_enter_autocast", "_exit_autocast", "_set_grad_enabled")
+"""Nodes that change how later ones are computed."""
 
 
 class _Linear(NamedTuple):
@@ -27,16 +35,19 @@ class _Linear(NamedTuple):
 def join_products(graph: fx.Graph) -> int:
     """Replace linear layers of the same input by one, and split its outputs; returns how many products are saved.
 
-    Layers are joined if all or none have a bias, their weights have the same type, and all or none are trained.
+    Layers are joined if all or none have a bias, their weights have the same type, all or none are trained, and nothing
+    that they read or give is changed in place.
     """
     place = {node: number for number, node in enumerate(graph.nodes)}
     groups: dict[Any, list[_Linear]] = {}
+    mode = 0
     for node in graph.nodes:
+        mode += getattr(node.target, "__name__", "") in MODES
         found = _linear_of(node)
         if found is None:
             continue
         weight = _value(found.weight)
-        kind = (found.source, weight.dtype, weight.device, weight.requires_grad, found.bias is None)
+        kind = (mode, found.source, weight.dtype, weight.device, weight.requires_grad, found.bias is None)
         group = groups.setdefault(kind, [])
         needed = [one for one in (found.weight, found.bias) if one is not None]
         if not group or all(place[one] < place[group[0].node] for one in needed):
@@ -64,10 +75,22 @@ def _value(node: fx.Node) -> Any:
 
 
 def _is_changed(group: Sequence[_Linear]) -> bool:
-    """Whether an operation may change the input or an output in place."""
-    watched = [group[0].source, *(one.node for one in group)]
-    names = [getattr(user.target, "__name__", str(user.target)) for node in watched for user in node.users]
-    return any(name.endswith("_") or name in ("setitem", "iadd", "imul", "isub") for name in names)
+    """Whether an operation may change the input, a weight or an output in place, or counts on an output's layout."""
+    watched = [
+        group[0].source,
+        *(node for one in group for node in (one.node, one.weight, one.bias) if node is not None),
+    ]
+    seen: set[fx.Node] = set()
+    while watched:
+        node = watched.pop()
+        for user in node.users:
+            name = getattr(user.target, "__name__", str(user.target))
+            if name in CHANGES or (name.endswith("_") and not name.endswith("__")) or user.kwargs.get("inplace"):
+                return True
+            if user not in seen and (name in SAME_MEMORY or name in VIEWS):
+                seen.add(user)
+                watched.append(user)
+    return False
 
 
 def _join(graph: fx.Graph, group: Sequence[_Linear]) -> None:
