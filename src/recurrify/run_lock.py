@@ -1,5 +1,6 @@
 """The run lock: one process at a time trains in a folder. The system releases the lock of a killed process."""
 
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -29,8 +30,9 @@ def run_lock(folder: str | Path) -> Iterator[None]:
         return
     folder = Path(folder)
     is_new, file, held = not folder.exists(), folder / LOCK_FILE, None
-    if file.is_symlink() or (file.exists() and not file.is_file()):
-        raise UserError(f"{file} is not a regular file: remove it.")
+    with suppress(OSError):
+        if not stat.S_ISREG(file.lstat().st_mode):
+            raise UserError(f"{file} is not a regular file: remove it.")
     lock = FileLock(file, timeout=WAIT_SECONDS, poll_interval=POLL_SECONDS)
     with suppress(OSError):  # the run itself reports a folder that it cannot write to
         folder.mkdir(parents=True, exist_ok=True)

@@ -85,7 +85,7 @@ ERRORS = {
     "classify train --model ./a --data no.csv --out b": "Error: no.csv does not exist",
     "qa evaluate ./a --data no.json": "Error: no.json does not exist",
     "scratch train --arch xl --data no.txt --out b --clip 3": "Error: no.txt does not exist",
-    "scratch evaluate ./a --data stdlib": "Error: There is no folder './a'",
+    "scratch evaluate ./a --data stdlib": "Error: './a' is not a folder",
     "forecast train --data no.csv": "Error: no.csv does not exist",
     "forecast evaluate ./a": "Error: There is no forecaster in 'a'",
     "pretrain --data no.txt --out b": "Error: no.txt does not exist",

@@ -90,7 +90,7 @@ def evaluate_models(
         return
     notes = _notes(models, gains, longer, window, tokens_per_document, comparison)
     if short := few_tokens(tokens):
-        notes.append(short)
+        notes.append(short if split == "all" else f"{short} --split all scores the whole text.")
     config = {"models": models, "data": data, "split": split, "window": window, "overlap": overlap}
     config["tokens_per_document"] = tokens_per_document
     result = {

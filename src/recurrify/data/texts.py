@@ -68,7 +68,7 @@ def read_text(
 
 
 def few_tokens(tokens: Sequence[TokenizedDocument]) -> str | None:
-    """A warning about a text that is too short for its score to say much."""
+    """A warning about a text, or its split, that is too short for its score to say much."""
     count = sum(len(document.ids) for document in tokens)
     if count >= FEW_TOKENS:
         return None

@@ -169,7 +169,7 @@ def _sentences(
         else:
             measured = _gain(best, rival)
             yield (
-                f"With {memory}, perplexity was {measured}: no clear difference, so the simpler reading is "
+                f"With {memory}, perplexity was {measured}. That may be chance, so the simpler reading is "
                 "recommended. A larger sample (--pieces, --tokens) gives a narrower interval."
             )
     yield from cheaper

@@ -50,8 +50,9 @@ def demo_verdict(result: Result) -> Verdict:
     sentence = gain.sentence("The memory", str(entry["against_label"]))
     sentence += " " + best_of_all(memory, [row for role, row in rows.items() if role != "memory"])
     facts = [("model", str(real["model"])), ("trained", "nothing")]
-    rival = rows.get(str(entry["against"]), memory)
-    facts.append(("cost", extra_cost(memory["full_flops_per_token"], rival["full_flops_per_token"])))
+    plain = rows["windows"]
+    extra = extra_cost(memory["full_flops_per_token"], plain["full_flops_per_token"])
+    facts.append((f"cost over {plain['label']}", extra))
     facts += [(str(row["label"]), numbers.perplexity(row["perplexity_per_token"])) for row in rows.values()]
     return Verdict(sentence, gain.number, gain.what(str(entry["against_label"])), gain.interval_text, facts, gain.tone)
 
