@@ -25,7 +25,7 @@ def test_headline_is_the_real_model_with_its_price(result: Result) -> None:
     assert verdict.tone == "better"
     assert verdict.sentence.startswith("The memory lowers perplexity per token compared with plain windows of 300.")
     assert verdict.sentence.endswith("full context of 8000 is better, for 1.8 times the FLOPs.")
-    assert ("cost", "+6.5 % FLOPs") in verdict.facts
+    assert ("cost over plain windows of 300", "+6.5 % FLOPs") in verdict.facts
 
 
 def test_a_better_reading_at_the_same_price_is_reported(result: Result) -> None:
