@@ -1,43 +1,25 @@
 """Hugging Face data sets, with local ones in place of the hub."""
 
 from pathlib import Path
-from typing import Any
 
 import datasets
 import pytest
 
 from recurrify.data import Document, Skipped, load_documents
 from recurrify.errors import UserError
+from support.hub import Hub
 
 
 def dataset(*texts: str) -> datasets.Dataset:
     return datasets.Dataset.from_dict({"text": list(texts), "id": list(range(len(texts)))})
 
 
-class Hub:
-    """Replaces `load_dataset` and records its calls."""
-
-    def __init__(self, content: Any) -> None:
-        self.content = content
-        self.calls: list[tuple[str, str | None, bool]] = []
-
-    def __call__(self, name: str, config: str | None = None, *, streaming: bool = False) -> Any:
-        self.calls.append((name, config, streaming))
-        if isinstance(self.content, Exception):
-            raise self.content
-        if not streaming:
-            return self.content
-        return datasets.IterableDatasetDict({split: rows.to_iterable_dataset() for split, rows in self.content.items()})
-
-
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
-    hub = Hub(
-        datasets.DatasetDict(train=dataset("a", "", "b", "c"), validation=dataset("d"), unsupervised=dataset("e"))
+    return Hub(
+        monkeypatch,
+        datasets.DatasetDict(train=dataset("a", "", "b", "c"), validation=dataset("d"), unsupervised=dataset("e")),
     )
-    monkeypatch.setattr(datasets, "load_dataset", hub)
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
-    return hub
 
 
 @pytest.mark.parametrize("source", ["hf:owner/name", "owner/name"])

@@ -1,7 +1,6 @@
 """WikiText-103 and PG-19, with local data sets in place of the hub."""
 
 from collections.abc import Callable
-from typing import Any
 
 import datasets
 import pytest
@@ -9,30 +8,12 @@ import pytest
 from recurrify.data import Document
 from recurrify.errors import UserError
 from recurrify_papers.data.hub import PG19_CORPUS, WIKITEXT_CORPUS, wikitext_articles
-
-
-class Hub:
-    """Replaces `load_dataset` and records its calls."""
-
-    def __init__(self) -> None:
-        self.content: Any = None
-        self.calls: list[tuple[str, str | None, bool]] = []
-
-    def __call__(self, name: str, config: str | None = None, *, streaming: bool = False) -> Any:
-        self.calls.append((name, config, streaming))
-        if isinstance(self.content, Exception):
-            raise self.content
-        if not streaming:
-            return self.content
-        return datasets.IterableDatasetDict({split: rows.to_iterable_dataset() for split, rows in self.content.items()})
+from support.hub import Hub
 
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
-    hub = Hub()
-    monkeypatch.setattr(datasets, "load_dataset", hub)
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
-    return hub
+    return Hub(monkeypatch)
 
 
 def dataset(*texts: str) -> datasets.Dataset:
