@@ -42,10 +42,6 @@ class Recorder:
     def see_behind(self, layer: int, hidden: Tensor) -> None:
         """`hidden` (rows, count, width) is the output of `layer` for the inputs behind the window."""
 
-    def see_queries(self, layer: int, queries: Tensor, keys: Tensor, scale: float) -> None:
-        """`queries` (rows, heads, positions, size) of a layer whose attention is opened, and all `keys` (rows, key
-        heads, kept keys and positions, size) in front of them and their own; attention multiplies with `scale`."""
-
     def summary(self) -> Tensor | None:
         """(rows, width): the window in one vector, for `Mechanism.learn_statistics`; None by default."""
         return None

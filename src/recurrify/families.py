@@ -293,9 +293,6 @@ def _attend_and_mix(
     chosen = module.config.recurrify_unopened._attn_implementation
     attend = ALL_ATTENTION_FUNCTIONS.get_interface(chosen, module.config.recurrify_eager)
     call: _Call | None = kwargs.get(CALL)
-    if call is not None and call.context.recorder is not None:
-        scale = kwargs.get("scaling") or query.shape[-1] ** -0.5
-        call.context.recorder.see_queries(module.layer_idx, query, key, scale)
     if attention_mask is None and call is not None and call.maskless and key.shape[2] > query.shape[2]:
         attended = attend_to_earlier(query, key, value, kwargs.get("scaling"), kwargs.get("dropout", 0.0))
         attended, weights = attended.transpose(1, 2).contiguous(), None
@@ -332,9 +329,18 @@ def run_backbone(
     return base.base_model(**inputs, **{CALL: call}).last_hidden_state
 
 
-def turn_keys(base: PreTrainedModel, layer: int, keys: Tensor, by: int | Tensor) -> Tensor:
-    """Keys (rows, heads, positions, size) of a rotary model, moved by so many positions: all alike, or each by its own
-    number (rows, positions)."""
+def head_size(config: PretrainedConfig) -> int:
+    """The size of one head's queries, keys and values."""
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def key_width(config: PretrainedConfig) -> int:
+    """The size of all heads' keys of one position in a layer; heads may share them."""
+    return head_size(config) * (getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+
+
+def turn_keys(base: PreTrainedModel, layer: int, keys: Tensor, by: int) -> Tensor:
+    """Keys (rows, heads, positions, size) of a rotary model, moved by so many positions."""
     attention = getattr(family_of(base.config).layers_of(base)[layer], "self_attn", None)
     if not getattr(attention, "use_rope", True):  # a layer without positions
         return keys
@@ -344,7 +350,7 @@ def turn_keys(base: PreTrainedModel, layer: int, keys: Tensor, by: int | Tensor)
         types["layer_type"] = base.config.layer_types[layer]
     # At least in float32: the angle is the same for all keys, and so would be its error.
     exact = keys.to(torch.promote_types(keys.dtype, torch.float32))
-    places = by if isinstance(by, Tensor) else torch.full((1, 1), by, device=keys.device)
+    places = torch.full((1, 1), by, device=keys.device)
     cos, sin = rotary(exact.float(), places, **types)
     scale = (cos.square() + sin.square()).rsqrt()
     turned, still = exact.split([cos.shape[-1], exact.shape[-1] - cos.shape[-1]], dim=-1)

@@ -239,12 +239,6 @@ class TestRecurrence:
                     "keep",
                 ),
             ),
-            (["--set", "memory_budget=1.5"], ("`memory_budget` must be at most 1", "1.5")),
-            (["--set", "memory_budget=0.5"], ("`memory_budget` is 0.5", "--set checkpoint=false")),
-            (
-                ["--set", "memory_budget=0.5", "--set", "checkpoint=false", "--compile", "off"],
-                ("`memory_budget` is 0.5", "`compile` is off"),
-            ),
             pytest.param(
                 ["--compile", "graphs"],
                 ("`compile` is graphs", "no usable CUDA GPU"),

@@ -131,7 +131,7 @@ def test_short_help_and_long_help() -> None:
     for name in ("--model", "--data", "--out", "--mechanism", "--window", "--epochs", "--batch", "--learning-rate"):
         assert name in short
     assert "--max-tokens" in short
-    for name in ("--patience", "--freeze-base", "--compile", "warmup_steps=", "memory_budget="):
+    for name in ("--patience", "--freeze-base", "--compile", "warmup_steps="):
         assert name not in short
         assert name in long
     for name in mechanism_names():

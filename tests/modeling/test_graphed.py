@@ -86,13 +86,6 @@ def test_other_steps_are_compiled_after_a_number_of_them(
         assert len(compiled) == expected
 
 
-def test_within_a_memory_budget_other_steps_are_compiled_at_once(model: RecurrentForCausalLM) -> None:
-    """The budget is that of compiled steps."""
-    assert not model.graphed_steps.compiles_others()
-    model.compiled_window.memory_budget = 0.5
-    assert model.graphed_steps.compiles_others()
-
-
 def test_other_steps_are_not_replayed(model: RecurrentForCausalLM, replayed: list[str]) -> None:
     ids = text(2, 24)
     out = steps(model, ids)

@@ -9,9 +9,7 @@ from torch.nn.functional import cross_entropy
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from recurrify import UserError, add_recurrence
-from recurrify.context import Past, WindowContext
 from recurrify.evaluate.flops import memory_cost
-from recurrify.families import run_backbone
 from support.checks import (
     KEPT,
     ROTARY,
@@ -99,58 +97,41 @@ def test_sliding_while_generating() -> None:
     assert (written == ids).all()
 
 
-Keys = tuple[Tensor, Tensor]
-"""Keys without positions, and values, of all that is kept."""
+Keys = tuple[list[Tensor], list[Tensor]]
+"""Keys without positions, and values: of the first positions of the text, and of the last ones of a window."""
 
 
 def window(w: Weights, s: Any, c: Any, ids: Tensor, memory: list[Keys] | None) -> tuple[Tensor, list[Keys] | None]:
-    """The memory is the kept keys of each layer: of a text's first positions, selected ones, and a window's last."""
-    x, left, length = w["base.model.embed_tokens.weight"][ids], [], ids.shape[1]
-    room = s.sinks + s.select + s.keep
+    """The memory is the kept keys of each layer."""
+    x, left, length, room = w["base.model.embed_tokens.weight"][ids], [], ids.shape[1], s.sinks + s.keep
     places = torch.arange(room, room + length)
     for layer in range(c.num_hidden_layers):
 
         def attention(q: Tensor, k: Tensor, v: Tensor, layer: int = layer) -> Tensor:
-            if memory is not None:
-                k, v = (torch.cat(parts, 2) for parts in zip(memory[layer], (k, v), strict=True))
-            before = k.shape[2] - length
+            own, stride = [k, v], s.window - s.overlap
+            first, last = memory[layer] if memory else ([part[:, :, : s.sinks] for part in own], None)
+            if last is not None:
+                k, v = (torch.cat(parts, 2) for parts in zip(first, last, own, strict=True))
+            left.append((first, [part[:, :, stride - s.keep : stride] for part in own]))
             at = torch.arange(room + length)[-k.shape[2] :]
             back = places[:, None] - at[None]
             unseen = (back >= s.window) & (torch.arange(k.shape[2]) >= s.sinks) if s.sliding else None
-            turned = rotate(c, q, places), rotate(c, k, at)
-            stop = before + s.window - s.overlap - s.keep
-            if length == s.window:
-                odds = (turned[0] @ turned[1].mT / q.shape[-1] ** 0.5).masked_fill(back < 0, -torch.inf).softmax(-1)
-                received = (
-                    odds[:, :, : s.window - s.overlap][:, :, -32:]
-                    .mean(2)
-                    .unflatten(1, (c.num_key_value_heads, -1))
-                    .mean(2)
-                )
-                chosen = received[:, :, s.sinks : stop].topk(s.select).indices.sort().values + s.sinks
-                index = chosen[..., None].expand(-1, -1, -1, k.shape[-1])
-                parts = [
-                    (one[:, :, : s.sinks], one.gather(2, index), one[:, :, stop : stop + s.keep]) for one in (k, v)
-                ]
-                left.append(tuple(torch.cat(one, 2) for one in parts))
-            return attend(*turned, v, unseen)
+            return attend(rotate(c, q, places), rotate(c, k, at), v, unseen)
 
         x = llama_block(w, c, layer, x, attention)
     return rms_norm(w, c, "base.model.norm", x), left if length == s.window else memory
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])
-@pytest.mark.parametrize(("variant", "key_heads"), [*((variant, 1) for variant in KEPT), ("kv_selected", None)])
-def test_equals_the_description(
-    variant: str, key_heads: int | None, checkpoint: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("variant", KEPT)
+def test_equals_the_description(variant: str, checkpoint: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     # transformers' own norm and angles are in float32 for models of any type.
     monkeypatch.setattr(
         LlamaRMSNorm,
         "forward",
         lambda self, x: self.weight * x / (x.square().mean(-1, keepdim=True) + self.variance_epsilon).sqrt(),
     )
-    base = {"dtype": torch.double, "tie_word_embeddings": False, "num_key_value_heads": key_heads}
+    base = {"dtype": torch.double, "tie_word_embeddings": False}
     model = recurrent("llama", base=base, **KEPT[variant], checkpoint=checkpoint).train()
     ids = text(2, 36)
     logits, _ = run(window, dict(model.named_parameters()), model.recurrence, model.base.config, ids)
@@ -181,35 +162,7 @@ def test_no_parameters_are_added(tmp_path: Any) -> None:
         model.save_pretrained(tmp_path, added_only=True)
 
 
-@torch.no_grad()
-def test_what_is_selected_stays_while_it_gets_attention() -> None:
-    """One token that all positions attend to is kept over many windows, and seen by each of them."""
-    model = recurrent("llama", mechanism="kv", keep=2, sinks=0, select=1)
-    recorder, base = model.mechanism.recorder(model.recurrence.stride), model.base
-    ids = text(1, WINDOW)
-    state = model(ids).state
-    context = WindowContext(past=Past(state.memory, None), recorder=recorder)
-    run_backbone(base, context, model.mechanism.open(context, base, {"input_ids": ids}), causal=True)
-    for received in recorder.received.values():
-        received.zero_()
-        received[:, :, 0] = 1  # the kept position
-    again = model.mechanism.write(recorder, context.past, ())
-    assert_close(again[..., :1, :], state.memory[..., :1, :])
-
-
 class TestErrors:
-    @pytest.mark.parametrize(
-        ("settings", "words"),
-        [
-            ({"keep": 2, "select": WINDOW}, "`select` 8 and `sinks` 0, but the next window leaves only 8 .* keep=1"),
-            ({"keep": 2, "select": 2, "sliding": True}, "got select=2 with sliding=True"),
-        ],
-        ids=["too much", "sliding"],
-    )
-    def test_selection(self, settings: dict[str, Any], words: str) -> None:
-        with pytest.raises(UserError, match=words):
-            config("kv", sinks=0, **settings)
-
     @pytest.mark.parametrize("family", ["gpt2", "opt", "bert"])
     def test_absolute_positions(self, family: str) -> None:
         with pytest.raises(UserError, match=r"'kv' needs a model with rotary positions, .*'tail'\."):

@@ -41,7 +41,6 @@ KEPT: dict[str, dict[str, Any]] = {
     "kv": {"mechanism": "kv", "overlap": 3},
     "kv_whole": {"mechanism": "kv", "keep": WINDOW, "sinks": 0},
     "kv_sliding": {"mechanism": "kv", "keep": WINDOW - 1, "sinks": 1, "sliding": True},
-    "kv_selected": {"mechanism": "kv", "keep": 2, "sinks": 1, "select": 2, "overlap": 2},
 }
 LOOKBACKS: dict[str, dict[str, Any]] = {
     "lookback": {"mechanism": "lookback", "overlap": 3},

@@ -88,7 +88,6 @@ class OneWindow:
     """Replaces a compiled window by the eager one."""
 
     rows = 2
-    memory_budget = 1.0
 
     def __init__(self, model: Any) -> None:
         self.model = model

@@ -51,7 +51,7 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short documents, windows of 32 and few rows."""
     monkeypatch.setattr(real_rows, "LENGTHS", dict.fromkeys(real_rows.LENGTHS, 150))
     memory = kv(32, 24)
-    monkeypatch.setattr(real_models, "ROWS", {row.name: row for row in (memory, kv(32, 14, select=14))})
+    monkeypatch.setattr(real_models, "ROWS", {row.name: row for row in (memory, kv(32, 28))})
     monkeypatch.setattr(real_models, "UNTRAINED", (plain(32), plain(32, 16), memory, kv(32, 28, sliding=True)))
     monkeypatch.setattr(real_models, "TIMED", (plain(32), memory))
     monkeypatch.setattr(real_models, "TRAINED", (plain(32), memory, Row("carry", CarryConfig(window=32))))
@@ -88,7 +88,7 @@ def test_score_and_report(base: LlamaForCausalLM, sources: list[str], tmp_path: 
 
 @pytest.mark.usefixtures("_short")
 def test_chosen_rows_of_shorter_documents(sources: list[str], tmp_path: Path) -> None:
-    out, name = tmp_path / "chosen.json", "kv 32 keep 14 sinks 4 select 14"
+    out, name = tmp_path / "chosen.json", "kv 32 keep 28 sinks 4"
     chosen = ["--rows", name, "--length", "100", "--documents", "1"]
     real_models.main(["score", *sources, "--corpora", "novels", *chosen, "--out", str(out)])
     novels = json.loads(out.read_text())["corpora"]["novels"]

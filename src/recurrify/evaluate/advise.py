@@ -19,7 +19,7 @@ from recurrify.evaluate.comparison import (
     strongest_rival,
 )
 from recurrify.evaluate.flops import memory_cost
-from recurrify.families import family_of
+from recurrify.families import family_of, key_width
 from recurrify.mechanisms.choose import best_settings
 from recurrify.mechanisms.config import MechanismConfig
 from recurrify.mechanisms.registry import recurrence_config
@@ -196,6 +196,4 @@ def _gain(rival: Reading, best: Reading) -> Gain:
 def _cache_bytes(base: PreTrainedModel, positions: int) -> int:
     """Keys and values of all layers."""
     config = base.config
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    return int(2 * config.num_hidden_layers * heads * size * positions * base.dtype.itemsize)
+    return int(2 * config.num_hidden_layers * key_width(config) * positions * base.dtype.itemsize)

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel
 
-from recurrify.families import family_of
+from recurrify.families import family_of, head_size
 from recurrify.mechanisms import Mechanism, NoRecurrence, Past, WindowContext
 from recurrify.modeling.model import RecurrentPreTrainedModel
 from recurrify.windows import check_window
@@ -114,9 +114,7 @@ def _layers_flops(base: PreTrainedModel, window: int, extra: dict[int, int]) -> 
 
 
 def _attention_width(base: PreTrainedModel) -> int:
-    config = base.config
-    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return int(config.num_attention_heads * head_size)
+    return int(base.config.num_attention_heads * head_size(base.config))
 
 
 def _outside_flops(base: PreTrainedModel) -> float:

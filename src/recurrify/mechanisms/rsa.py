@@ -17,7 +17,7 @@ from recurrify.attention.encoding import RecurrenceEncoding
 from recurrify.attention.rsa import mix_recurrence
 from recurrify.attention.scan import ScanState
 from recurrify.errors import UserError
-from recurrify.families import family_of, open_attention
+from recurrify.families import family_of, head_size, open_attention
 from recurrify.mechanisms.base import Mechanism, Past, Recorder, WindowContext
 from recurrify.mechanisms.config import MechanismConfig
 from recurrify.settings import setting
@@ -112,9 +112,8 @@ class RSA(Mechanism):
             )
         rsa = self.config.for_heads(config.num_attention_heads)
         self.encodings.extend(SavedEncoding(rsa) for _ in self.places)
-        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         slots = 2 * max(head.dilation for head in rsa.plan())
-        self.numbers = len(self.places) * rsa.rem_heads * slots * size
+        self.numbers = len(self.places) * rsa.rem_heads * slots * head_size(config)
         open_attention(base)
 
     def slots(self) -> dict[int, int]:

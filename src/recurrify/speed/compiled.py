@@ -45,36 +45,31 @@ class Choices(NamedTuple):
 AS_ONE = Choices()
 
 
-def compile_windows(model: Any, rows: int | None = None, memory_budget: float = 1.0, choices: Choices = AS_ONE) -> None:
+def compile_windows(model: Any, rows: int | None = None, choices: Choices = AS_ONE) -> None:
     """Compile a recurrent model's training windows; results are the same within rounding.
 
     Args:
         model: A `RecurrentPreTrainedModel`. Encoders stay as they are.
         rows: The batch size that training repeats; None takes that of the first batch.
-        memory_budget: The share of a window's activations that are kept for the backward pass; the rest, those that
-            are cheapest to compute, are recomputed.
         choices: How windows are compiled.
     """
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, COMPILATIONS)
     if model.family.causal:
-        model.compiled_window = CompiledWindow(model, rows, memory_budget, choices)
+        model.compiled_window = CompiledWindow(model, rows, choices)
 
 
 class CompiledWindow:
     """One training window as a function of its tokens and the memory before it."""
 
-    def __init__(
-        self, model: Any, rows: int | None = None, memory_budget: float = 1.0, choices: Choices = AS_ONE
-    ) -> None:
+    def __init__(self, model: Any, rows: int | None = None, choices: Choices = AS_ONE) -> None:
         self.model = model
         self.rows = rows
-        self.memory_budget = memory_budget
         self.choices = choices
-        # torch guards neither the budget nor the choice of kernels: they are part of the compiler's options.
+        # torch does not guard the choice of kernels: it is part of the compiler's options.
         compiled = {
             cudnn: compile_function(
                 run_layer if choices.by_layer else run_full_window,
-                f"budget {memory_budget!r}{', cudnn' * cudnn}{', padded' * choices.padded}",
+                f"windows{', cudnn' * cudnn}{', padded' * choices.padded}",
                 joins=choices.joined,
                 dynamic=False,
             )
@@ -114,8 +109,7 @@ class CompiledWindow:
         padded = self.choices.padded
         cudnn = attends_plainly(self.model, memory is not None, padded) and cudnn_is_safe(attended_lengths(self.model))
         # torch reads these options when it compiles, which can happen in any call.
-        kept = functorch_config.patch({"activation_memory_budget": self.memory_budget, **KEPT_FOR_LATER})
-        with with_cudnn(cudnn), with_padded_queries(padded), kept:
+        with with_cudnn(cudnn), with_padded_queries(padded), functorch_config.patch(KEPT_FOR_LATER):
             top, written, summary = self.compiled[cudnn](
                 self.model, tokens, targets, memory, statistics, first, writes, summed
             )

@@ -47,14 +47,14 @@ MOST_GRAPHS = 16
 NOT_CAPTURED = "Training steps could not be captured as CUDA graphs"
 
 
-def graph_steps(model: Any, rows: int | None = None, memory_budget: float = 1.0, choices: Choices = AS_ONE) -> None:
+def graph_steps(model: Any, rows: int | None = None, choices: Choices = AS_ONE) -> None:
     """Let a recurrent model on a CUDA device replay its compiled training steps; results are the same.
 
     Between a step's forward and its backward pass there must be no other step of the same model, and the state that
     such a step returns carries no gradient. The other arguments are those of `compile_windows`.
     """
     # Eager code of some models reads values of their masks on the host, which cannot be captured.
-    compile_windows(model, rows, memory_budget, choices)
+    compile_windows(model, rows, choices)
     if model.graphed_steps is None:
         model.graphed_steps = GraphedSteps(model)
 
@@ -75,8 +75,8 @@ class GraphedSteps:
         """Number of training steps that were not replayed."""
 
     def compiles_others(self) -> bool:
-        """Whether steps that are not replayed are compiled; eager steps ignore the memory budget."""
-        return self.refused or self.others > WORTH_COMPILING or self.model.compiled_window.memory_budget < 1
+        """Whether steps that are not replayed are compiled."""
+        return self.refused or self.others > WORTH_COMPILING
 
     def takes(self, packed: Packed, state: State, summed: bool = False) -> bool:
         """Whether this batch is replayed; counts batches that are not."""

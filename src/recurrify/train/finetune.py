@@ -15,7 +15,6 @@ from transformers import EarlyStoppingCallback, TrainerState, TrainingArguments,
 from recurrify.console import busy, is_first
 from recurrify.data.sequences import TrainingSequences, collate
 from recurrify.data.texts import Say, few_tokens, read_text
-from recurrify.errors import UserError
 from recurrify.evaluate.flops import full_flops_per_token, memory_cost
 from recurrify.evaluate.perplexity import evaluate_documents
 from recurrify.modeling.heads import RecurrentForCausalLM
@@ -122,12 +121,7 @@ def train(
     mode = compile_mode(settings.compile)
     if mode != "off":
         prepare = graph_steps if mode == "graphs" else compile_windows
-        prepare(model, settings.batch, settings.memory_budget, Choices(by_layer=settings.compile == "layers"))
-    elif settings.memory_budget < 1:
-        raise UserError(
-            f"`memory_budget` is {settings.memory_budget:g}, but only compiled windows have one, and `compile` is "
-            f"{settings.compile}: use --compile on, or leave the budget out."
-        )
+        prepare(model, settings.batch, Choices(by_layer=settings.compile == "layers"))
     args = training_arguments(settings, sequences, validate is not None)
     per_step = tokens_per_step(settings, sequences)
     pad = getattr(tokenizer, "pad_token_id", None) or 0

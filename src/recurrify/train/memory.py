@@ -2,8 +2,8 @@
 
 - Weights, gradients and both moments of Adam take 16 bytes per parameter; copies in half precision and one more place
   for gradients 4. FSDP divides the 16 bytes among its processes.
-- Each matrix of a layer keeps its input and its output of every token for the backward pass, and each layer one
-  residual in float32.
+- Each matrix of a layer keeps its output of every token for the backward pass, four of them their input too, which
+  others share, and each layer one residual in float32.
 - The head needs room for the logits of one window.
 - A memory is kept for each window; kept keys and values also lie behind those of the window in every layer.
 - With checkpoints, only one window's layers are kept at a time.
@@ -15,14 +15,16 @@ from dataclasses import dataclass
 
 import torch
 
-from recurrify.families import family_of
+from recurrify.families import family_of, key_width
 from recurrify.modeling.model import RecurrentPreTrainedModel
 
 GIB = 2**30
 WORKSPACE = 350_000_000
 """Of cuBLAS and the like."""
-MORE = 1.04
+MORE = 1.08
 """What lies between the tensors that are counted."""
+INPUTS = 4
+"""Different inputs of a layer's matrices: queries, keys and values share one, and so do a gate and what it gates."""
 HEAD_BYTES, HEAD_BYTES_CHECKPOINTED = 4.1, 7.4
 """Per logit of a window: checkpointed windows do not make the gradients with the losses."""
 
@@ -71,7 +73,7 @@ def estimate_memory(
     if mechanism is not None:
         state = mechanism.state_size()
         if mechanism.keys_only:
-            met = state + 2 * recurrence.window * width * len(layers)
+            met = state + 2 * recurrence.window * key_width(base.config) * len(layers)
         else:
             more = mechanism.inputs_behind
             inputs = [count + more + mechanism.slots().get(at, 0) for at, count in enumerate(inputs)]
@@ -87,7 +89,9 @@ def estimate_memory(
 
 def _layer_bytes(layer: torch.nn.Module, width: int, size: int) -> int:
     """What a layer keeps per token."""
-    return 4 * width + size * sum(sum(value.shape) for value in layer.parameters() if value.ndim == 2)
+    matrices = [sum(value.shape) for value in layer.parameters() if value.ndim == 2]
+    shared = max(0, len(matrices) - INPUTS) * width
+    return 4 * width + size * (sum(matrices) - shared)
 
 
 def free_gib() -> float | None:

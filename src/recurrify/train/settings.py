@@ -134,7 +134,7 @@ class MemorySettings(TrainerSettings):
 class TrainSettings(MemorySettings):
     """Fine-tuning on text. The defaults are the paper's where it names a value."""
 
-    may_differ: ClassVar[tuple[str, ...]] = ("max_minutes", "out", "report_to", "compile", "memory_budget")
+    may_differ: ClassVar[tuple[str, ...]] = ("max_minutes", "out", "report_to", "compile")
 
     data: str = setting(panel=INPUT, basic=True)
     """Training text: file, folder, corpus name or hf:owner/name."""
@@ -160,18 +160,8 @@ class TrainSettings(MemorySettings):
     """Validations without improvement before stopping (0 = never stop early)."""
     compile: str = setting("auto", choices=("auto", "on", "off", "graphs", "layers"), panel=TRAINING)
     """Compile windows: on, off, graphs (steps), layers (quick start); auto = graphs."""
-    memory_budget: float = setting(1.0, at_least=0, at_most=1, option=False)
-    """Share of activations that compiled windows keep; less saves memory, takes time."""
     group_by_length: bool = setting(False, option=False)
     """Batch sequences of similar length: less padding for short documents."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.memory_budget < 1 and self.recurrence.get("checkpoint"):
-            raise UserError(
-                f"`memory_budget` is {self.memory_budget:g}, but checkpointed windows keep no activations: add "
-                "--set checkpoint=false, or leave the budget out."
-            )
 
     @property
     def window_counts(self) -> tuple[int | None, ...]:

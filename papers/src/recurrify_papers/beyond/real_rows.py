@@ -63,11 +63,10 @@ def plain(window: int, overlap: int = 0) -> Row:
     return Row(name, NoRecurrence(window=window, overlap=overlap))
 
 
-def kv(window: int, keep: int, sinks: int = 4, sliding: bool = False, select: int = 0) -> Row:
+def kv(window: int, keep: int, sinks: int = 4, sliding: bool = False) -> Row:
     """Windows that attend to kept keys and values of earlier ones."""
     name = f"kv {window} keep {keep} sinks {sinks}" + (" sliding" if sliding else "")
-    name += f" select {select}" if select else ""
-    return Row(name, KVConfig(window=window, keep=keep, sinks=sinks, sliding=sliding, select=select))
+    return Row(name, KVConfig(window=window, keep=keep, sinks=sinks, sliding=sliding))
 
 
 WINDOWS = (256, 300, 512, 600, 1024, 1200, 2048, 4096, 8192)
@@ -87,12 +86,9 @@ UNTRAINED = (
 """Rivals of equal cost are added to each memory, see `Reader.gains`."""
 CONSTANT = (
     *(kv(504, 500), kv(640, 432), kv(768, 368), kv(744, 740, sliding=True)),
-    *(kv(480, keep, select=476 - keep) for keep in (100, 240, 400)),
-    *(kv(640, keep, select=404 - keep) for keep in (100, 200)),
     *(kv(1024, 1020), kv(1024, 1020, sliding=True)),
-    *(kv(2000, 500, select=1496), kv(1000, 500, select=496)),
 )
-"""Constant state at up to 1.15 times the FLOPs of plain windows of 300, apart from the last four."""
+"""Constant state at up to 1.15 times the FLOPs of plain windows of 300, apart from the last two."""
 DISTANCES = (0, 1, 2, 5, 20)
 """Windows before a window that its memory has read."""
 FOUR_ROWS = (plain(300), plain(600), plain(1200), kv(300, 256), plain(8192))
@@ -113,12 +109,12 @@ TRAINED = (
     Row("compress", CompressConfig(window=300)),
     plain(1024),
     kv(504, 500),
-    kv(480, 240, select=236),
+    plain(8192),
 )
 """The first row is the plain one that the fine-tuned memories are compared with."""
 READINGS = (
     *(plain(window) for window in WINDOWS[1:]),
-    *(kv(300, 64), kv(300, 256), kv(504, 500), kv(480, 240, select=236), kv(512, 508), kv(1024, 1020)),
+    *(kv(300, 64), kv(300, 256), kv(504, 500), kv(512, 508), kv(1024, 1020)),
 )
 """Ways to read weights that were fine-tuned in plain windows or with kv."""
 
