@@ -166,7 +166,7 @@ def compare_steps(
     wanted, allowed = exact or theirs, TOLERANCES[dtype]
     off, rounding = (_relative(step.loss, wanted.loss) for step in (ours, theirs))
     if not off <= max(allowed.loss, _explained(rounding)):
-        return f"the loss by {off:.2g} of it"
+        return f"the loss by {off:.2g} of it{_beside(exact, rounding)}"
     for added in (False, True):
         names = [name for name in wanted.gradients if is_added(name) == added]
         norms = [_norm(wanted.gradients[name]) for name in names]
@@ -174,12 +174,18 @@ def compare_steps(
         whole = math.hypot(*norms)
         off, rounding = (_share(math.hypot(*one), whole) for one in (errors, roundings))
         if not off <= max(allowed.gradient, _explained(rounding)):
-            return f"the gradients of the {'added' if added else 'base'} parameters by {off:.2g} of their norm"
+            which = "added" if added else "base"
+            return f"the gradients of the {which} parameters by {off:.2g} of their norm{_beside(exact, rounding)}"
         for name, norm, error, noise in zip(names, norms, errors, roundings, strict=True):
             off, rounding = _share(error, norm), _share(noise, norm)
             if norm > TINY * whole and not off <= max(allowed.parameter, _explained(rounding)):
-                return f"the gradient of {name} by {off:.2g} of its norm"
+                return f"the gradient of {name} by {off:.2g} of its norm{_beside(exact, rounding)}"
     return None
+
+
+def _beside(exact: Step | None, rounding: float) -> str:
+    """In a message: how far the eager step itself is from the step in float32, if that was computed."""
+    return "" if exact is None else f" from the step in float32, from which the eager one differs by {rounding:.2g}"
 
 
 def _explained(rounding: float) -> float:
