@@ -31,7 +31,6 @@ def test_training_disables_cudnn_attention(tmp_path: Path):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize("length", [576, 640, 704])
 def test_masked_attention_with_very_low_scores_has_finite_gradients(length: int):
     leave_out_cudnn()
@@ -89,7 +88,6 @@ def test_autocast_sets_the_precision(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize(("queries", "keys"), [(300, 557), (300, 301), (64, 192), (300, 365)])
 def test_the_quick_kernel_for_keys_in_front_is_right(queries: int, keys: int) -> None:
     exact = [part.bfloat16().double().cuda() for part in earlier(queries, keys, 12, 12, 64)]

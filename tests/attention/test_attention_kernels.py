@@ -14,7 +14,6 @@ from recurrify.errors import UserError
 from support.interpreting import check_interpreted
 
 needs_triton = pytest.mark.skipif(not TRITON_INSTALLED, reason="Triton is not installed")
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 ON_GPU = [(torch.float32, 2e-5), (torch.bfloat16, 2e-2), (torch.float16, 4e-3)]
 
 
@@ -25,7 +24,6 @@ def test_the_kernels_equal_the_matrix_form_in_the_interpreter():
 
 @pytest.mark.gpu
 @needs_triton
-@needs_gpu
 @pytest.mark.parametrize(("dtype", "tolerance"), ON_GPU, ids=["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize(("queries", "memory", "width"), [(1, 0, 64), (300, 0, 64), (200, 131, 48), (777, 5, 128)])
 @pytest.mark.parametrize("causal", [True, False])
@@ -36,7 +34,6 @@ def test_the_mix_equals_the_matrix_form_on_a_gpu(heads, causal, queries, memory,
 
 @pytest.mark.gpu
 @needs_triton
-@needs_gpu
 @pytest.mark.parametrize(("dtype", "tolerance"), ON_GPU, ids=["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("heads", checks.HEADS)
 @pytest.mark.parametrize("causal", [True, False])
@@ -46,7 +43,6 @@ def test_truncated_scans_equal_the_matrix_form_on_a_gpu(heads, causal, dtype, to
 
 @pytest.mark.gpu
 @needs_triton
-@needs_gpu
 @pytest.mark.parametrize(("dtype", "tolerance"), ON_GPU, ids=["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("heads", checks.HEADS)
 def test_pieces_equal_the_whole_on_a_gpu(heads, dtype, tolerance):
@@ -57,21 +53,18 @@ def test_pieces_equal_the_whole_on_a_gpu(heads, dtype, tolerance):
 
 @pytest.mark.gpu
 @needs_triton
-@needs_gpu
 def test_compiled_equals_eager_on_a_gpu():
     checks.assert_compiled_is_eager("cuda", backend="inductor")
 
 
 @pytest.mark.gpu
 @needs_triton
-@needs_gpu
 def test_all_results_are_written_on_a_gpu():
     checks.assert_memory_is_not_trusted("cuda")
 
 
 @pytest.mark.gpu
 @needs_triton
-@needs_gpu
 @pytest.mark.parametrize("level", [-12.0, 9.0])
 def test_decays_near_0_and_1_stay_exact_over_a_long_sequence(level):
     config = RSAConfig(heads=4, counts=(1, 0, 0, 0, 1, 1), dilations=(2, 3), gate_start=1.0)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from recurrify.cli import probe
 from support.commands import invoke
 
 Refused = Callable[..., str]
-TRAIN = ["--steps", 3, "--batch", 2, "--windows", 2, "--window", 20]
 TEST = ["--distances", "3,1", "--examples", 4]
 
 
@@ -68,35 +68,6 @@ def test_a_base_with_a_memory_answers_questions(haystack: Path, questions: Path,
     assert "questions (chance 12.5 %)" in shown
 
 
-def test_training_and_one_page_for_two(tmp_path: Path) -> None:
-    once = tmp_path / "once"
-    options = ["--mechanism", "tail", "--set", "tail=4", "--repetitions", 2]
-    invoke("probe", "train", *options, *TRAIN, *TEST, "--out", once)
-    result = json.loads((once / "result.json").read_text())
-    assert result["provenance"]["config"]["repetitions"] == 2
-    assert result["provenance"]["config"]["recurrence"]["tail"] == 4
-    assert result["tasks"][0]["chance"] == 1 / 16
-    assert result["tasks"][0]["full_context"]["answers"] == 4 * 4
-    assert [row["distance"] for row in result["tasks"][0]["rows"]] == [1, 3]
-    assert [point["step"] for point in result["curve"]] == [1, 2, 3, 4, 5]
-    (tmp_path / "other.json").write_text((once / "result.json").read_text().replace('"tail"', '"another"'))
-    shown = invoke("probe", "page", once, tmp_path / "other.json", "--out", tmp_path / "both")
-    lines = [line.split()[:2] for line in shown.splitlines() if line]
-    assert [line for line in lines if line[0] in ("tail", "another")] == [
-        [name, distance] for name in ("tail", "another") for distance in ("full", "1", "3")
-    ]
-    assert "trained up to here" in (tmp_path / "both" / "index.html").read_text()
-
-
-def test_a_given_base_is_trained(tmp_path: Path) -> None:
-    options = ["--model", "shipped:base", "--mechanism", "carry", "--task", "copying", "--task-set", "symbols=2"]
-    invoke("probe", "train", *options, *TRAIN[:6], *TEST, "--out", tmp_path)
-    result = json.loads((tmp_path / "result.json").read_text())
-    assert result["name"] == "carry on shipped:base"
-    assert result["provenance"]["config"]["repetitions"] == 0
-    assert result["window"] == 32
-
-
 def test_tasks_are_listed() -> None:
     shown = invoke("probe", "tasks")
     for name in ("passkey", "needle", "recall", "variables", "copying", "reversal", "entities", "hidden"):
@@ -120,28 +91,9 @@ class TestRefusals:
     def test_probing(self, refused: Refused, options: list[str], words: str, tmp_path: Path) -> None:
         assert words in refused("probe", "shipped:recurrent", *options, "--out", tmp_path)
 
-    @pytest.mark.parametrize(
-        ("options", "words"),
-        [
-            (["--task", "passkey"], "There is no probe of symbols 'passkey'"),
-            (["--mechanism", "nothing"], "Unknown mechanism 'nothing'"),
-            (["--mechanism", "kv"], "'kv' needs a model with rotary positions"),
-            (["--mechanism", "kv", "--model", "shipped:base"], "'kv' needs a model with rotary positions"),
-            (["--set", "overlap=3"], "without overlap"),
-            (["--task-set", "pairs=many"], "`pairs` of the probe 'recall' must be a whole number"),
-            (["--task-set", "pairs"], "A setting is name=value"),
-            (["--window", "10"], "needs windows of 19 symbols"),
-            (["--distances", "99999999"], "at most 268,435,456 are made at once: choose smaller `distances`"),
-            (["--windows", "99999999"], "at most 268,435,456 are made at once: choose smaller `windows` or `batch`"),
-            (["--repetitions", "-1"], "`repetitions` must be at least 0: got -1"),
-            (["--seed", "-1"], "Invalid value for '--seed'"),
-            (["--learning-rate", "nan"], "`learning_rate` must be a positive number: got nan"),
-            (["--task", "copying", "--task-set", "symbols=1", "--window", "3"], "too short for repetitions"),
-        ],
-        ids=lambda value: value[-1] if isinstance(value, list) else "",
-    )
-    def test_training(self, refused: Refused, options: list[str], words: str, tmp_path: Path) -> None:
-        assert words in refused("probe", "train", *options, "--out", tmp_path)
+    def test_training_without_the_package(self, refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(probe.app, "registered_commands", probe.app.registered_commands[:3])
+        assert "`recurrify probe train` comes with the package recurrify-papers" in refused("probe", "train")
 
     def test_no_such_model(self, refused: Refused) -> None:
         assert "There is no model 'shipped:nothing'" in refused("probe", "shipped:nothing")

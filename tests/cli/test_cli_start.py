@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 from dataclasses import fields
+from importlib.metadata import EntryPoint
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,6 @@ ERRORS = {
     "inspect ./a no.txt": "Error: no.txt does not exist",  # --data was an argument
     "probe ./a --haystack no.txt": "Error: no.txt does not exist",
     "probe ./a --task pass": "Error: There is no probe 'pass': there are passkey",
-    "probe train --task x": "Error: There is no probe of symbols 'x'",
     "classify train --model ./a --data no.csv --out b": "Error: no.csv does not exist",
     "qa evaluate ./a --data no.json": "Error: no.json does not exist",
     "scratch train --arch xl --data no.txt --out b --clip 3": "Error: no.txt does not exist",
@@ -168,10 +168,20 @@ def test_names_without_torch_are_those_of_the_registry() -> None:
 
 
 def test_defaults_of_probes_are_those_of_the_settings() -> None:
-    shown = {name: parameter.default for name, parameter in signature(probe.train).parameters.items()}
-    for name in ("task", "windows", "examples", "steps", "batch", "learning_rate"):
-        assert shown[name] == getattr(probe_run.SymbolTraining, name), name
+    shown = {name: parameter.default for name, parameter in signature(probe.probe_a_model).parameters.items()}
+    for name in ("distances", "examples", "split", "seed"):
+        default = getattr(probe_run.TextProbing, name)
+        assert shown[name] == (",".join(map(str, default)) if name == "distances" else default), name
     assert signature(inspecting.inspect_command).parameters["reach"].default == REACH
+
+
+def test_installed_commands_may_belong_to_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = [EntryPoint(name, "os:getcwd", "recurrify.commands") for name in ("qa.again", "alone")]
+    monkeypatch.setattr(cli, "entry_points", lambda group: points)
+    app, group = typer.Typer(), typer.Typer()
+    app.add_typer(group, name="qa")
+    cli.add_installed_commands(app)
+    assert [[one.name for one in each.registered_commands] for each in (app, group)] == [["alone"], ["again"]]
 
 
 @pytest.fixture

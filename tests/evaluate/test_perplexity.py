@@ -117,7 +117,6 @@ def test_rows_and_windows_per_call_change_nothing(
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_bf16_on_a_gpu_is_close_but_different() -> None:
     model = carrying(tiny("gpt2")).to("cuda")
     exact, rounded = (evaluate_documents(model, DOCUMENTS, rows=3, bf16=bf16) for bf16 in (False, True))

@@ -8,11 +8,9 @@ import pytest
 import torch
 
 from recurrify.data import IGNORED
-from recurrify.data.probes import SymbolTexts, probe_stream, symbol_probe
 from recurrify.data.probes_text import ProbeText
 from recurrify.errors import UserError
-from recurrify.evaluate.classification import share_interval
-from recurrify.evaluate.probing import score_of, score_symbols, score_texts
+from recurrify.evaluate.probing import score_of, score_texts
 from recurrify.mechanisms import NoRecurrence
 from recurrify.mechanisms.carry import CarryConfig
 from recurrify.modeling.heads import RecurrentForCausalLM, add_recurrence
@@ -103,49 +101,6 @@ def whole_likelihood(model: RecurrentForCausalLM, text: ProbeText, candidate: np
         logs = model(ids).logits[0].double().log_softmax(dim=-1)
     first = len(text.ids)
     return float(sum(logs[first - 1 + step, int(token)] for step, token in enumerate(candidate)))
-
-
-class TestSymbols:
-    @pytest.mark.parametrize("distance", [0, 2])
-    def test_scores_equal_those_of_all_logits(self, distance: int) -> None:
-        probe = symbol_probe("recall", answers=5, pairs=2)
-        texts = probe.make(distance, 7, 10, probe_stream("test", 0))
-        model: RecurrentForCausalLM = add_recurrence(tiny("gpt2"), CarryConfig(window=10, neutral_start=False)).eval()
-        score = score_symbols(model, probe, texts, rows=3, windows_per_call=1)
-        with torch.no_grad():
-            logits = model(torch.from_numpy(texts.inputs)).logits.double().numpy()
-        right, sure = [], []
-        for row, place in np.argwhere(texts.targets != IGNORED):
-            shares = np.exp(logits[row, place, probe.answer_symbols])
-            wanted = texts.targets[row, place] - probe.answer_symbols[0]
-            right.append(shares.argmax() == wanted)
-            sure.append(shares[wanted] / shares.sum())
-        assert score.answers == 14
-        assert score.interval == share_interval(score.accuracy * 7, 7)
-        assert score.accuracy == pytest.approx(np.mean(right))
-        assert score.probability == pytest.approx(np.mean(sure), rel=1e-5)
-
-    def test_perfect_and_guessing_models(self) -> None:
-        probe = symbol_probe("copying", answers=4)
-        texts = probe.make(1, 30, 12, probe_stream("test", 2))
-        knowing: Any = Answering(texts, probe.vocabulary, knows=True)
-        guessing: Any = Answering(texts, probe.vocabulary, knows=False)
-        assert score_symbols(knowing, probe, texts, rows=30).accuracy == 1
-        assert score_symbols(guessing, probe, texts, rows=30).accuracy == probe.chance_level
-
-
-class Answering:
-    """Predicts the targets; or a symbol that is never an answer."""
-
-    device = torch.device("cpu")
-    recurrence = SimpleNamespace(window=12, overlap=0)
-
-    def __init__(self, texts: SymbolTexts, vocabulary: int, knows: bool) -> None:
-        wanted = torch.from_numpy(texts.targets[:, -12:]).clamp(min=0)
-        self.logits = torch.nn.functional.one_hot(wanted if knows else torch.zeros_like(wanted), vocabulary) * 9.0
-
-    def __call__(self, input_ids: Any, state: State, **_: Any) -> Any:
-        return SimpleNamespace(state=state, logits=self.logits)
 
 
 def test_ties_share_the_point() -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from torch._dynamo import lookup_backend
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from recurrify import CarryConfig, TailConfig, add_recurrence
 from recurrify.mechanisms import NoRecurrence
@@ -19,7 +18,7 @@ from recurrify.speed import compiled
 from recurrify.speed.backends import attend_to_earlier, with_padded_queries
 from recurrify.speed.compiled import Choices, attends_plainly, compile_windows
 from recurrify.speed.graphed import graph_steps
-from support.graphs import AnyDevice, without_graphs
+from support.graphs import AnyDevice, check_half_precision, trained, without_graphs
 from support.models import text, tiny
 
 # The tracer reads the memory's gradient; torch hides this warning unless warnings are errors.
@@ -53,13 +52,6 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(compiled.torch, "compile", compile)
     torch._dynamo.reset()
     return found
-
-
-def trained(model: Any, ids: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    model.zero_grad()
-    loss = model(ids, labels=ids).loss
-    loss.backward()
-    return loss.detach(), {name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None}
 
 
 @pytest.mark.parametrize(("name", "padded"), [*((name, False) for name in RUNS), ("kv", True)])
@@ -148,33 +140,10 @@ WIDE = {
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("choices", [Choices(by_layer=True), Choices(padded=True), Choices(by_layer=True, padded=True)])
 @pytest.mark.parametrize("name", WIDE)
 def test_gradients_in_half_precision_are_right(name: str, choices: Choices) -> None:
     """Captured, with heads that share their keys, and the width of real models."""
-    torch.manual_seed(0)
-    if name == "lookback":
-        base: Any = GPT2LMHeadModel(GPT2Config(n_layer=2, vocab_size=512, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0))
-    else:
-        sizes = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 2, "num_attention_heads": 12}
-        base = LlamaForCausalLM(
-            LlamaConfig(vocab_size=512, max_position_embeddings=1024, num_key_value_heads=4, **sizes)
-        )
-    model = add_recurrence(base, WIDE[name]).cuda().train()
-    ids = torch.randint(512, (16, 900), device="cuda")
-    before = copy.deepcopy(model.state_dict())
-    exact = trained(model, ids)[1]
-    torch._dynamo.reset()
-    graph_steps(model, choices=choices)
-    for _ in range(3):
-        model.load_state_dict(before)  # running statistics
-        with torch.autocast("cuda", torch.bfloat16):
-            found = trained(model, ids)[1]
-        for which in {key.split(".")[0] for key in exact}:  # kv has no weights of its own
-            wanted, got = (
-                torch.cat([value.flatten() for key, value in one.items() if key.startswith(which)])
-                for one in (exact, found)
-            )
-            assert float((got - wanted).norm() / wanted.norm()) < (0.02 if which == "base" else 0.05), which
+    heads = None if name == "lookback" else 4
+    model = check_half_precision(WIDE[name], lambda model: graph_steps(model, choices=choices), 3, heads)
     assert model.graphed_steps.steps

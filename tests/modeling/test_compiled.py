@@ -12,7 +12,7 @@ import torch
 from torch._dynamo.utils import counters
 from torch._inductor.utils import fresh_cache
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from recurrify import CarryConfig, TailConfig, add_recurrence, families
 from recurrify.mechanisms import NoRecurrence
@@ -25,6 +25,7 @@ from recurrify.mechanisms.summary import SummaryConfig
 from recurrify.modeling import model as model_code
 from recurrify.speed import backends, compiled
 from recurrify.speed.compiled import compile_windows
+from support.graphs import check_half_precision, trained
 from support.models import text, tiny
 
 # The tracer reads the memory's gradient; torch hides this warning unless warnings are errors.
@@ -62,13 +63,6 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def two_layers(family: str, layers: int = 2) -> Any:
     """Tracing takes longer with more layers; with two, one is above the layer that receives the memory."""
     return tiny(family, **{"n_layer" if family == "gpt2" else "num_hidden_layers": layers})
-
-
-def trained(model: Any, ids: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    model.zero_grad()
-    loss = model(ids, labels=ids).loss
-    loss.backward()
-    return loss.detach(), {name: value.grad.clone() for name, value in model.named_parameters()}
 
 
 def assert_no_mask(graphs: list[Any]) -> None:
@@ -272,7 +266,6 @@ class TestAttentionKernels:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("length", [128, 300, 301, 364, 513, 1024])
 def test_cudnn_causal_attention_is_right_with_very_low_scores(length: int) -> None:
     """With a mask, the gradients would be NaN at lengths of half a tile."""
@@ -293,7 +286,6 @@ def test_cudnn_causal_attention_is_right_with_very_low_scores(length: int) -> No
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_gradients_of_many_rows_are_right() -> None:
     """From 5 · 2^20 numbers on, torch's compiler used another kind of kernels for sums, which were wrong."""
     torch.manual_seed(0)
@@ -325,29 +317,7 @@ HALF = {
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", HALF)
 def test_gradients_in_half_precision_are_right(name: str) -> None:
     """With the width of real models: kernels that read before a write had finished were right for smaller ones."""
-    torch.manual_seed(0)
-    if name == "kv":
-        sizes = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 2, "num_attention_heads": 12}
-        base: Any = LlamaForCausalLM(LlamaConfig(vocab_size=512, max_position_embeddings=1024, **sizes))
-    else:
-        base = GPT2LMHeadModel(GPT2Config(n_layer=2, vocab_size=512, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0))
-    model = add_recurrence(base, HALF[name]).cuda().train()
-    ids = torch.randint(512, (16, 3 * HALF[name].window), device="cuda")
-    before = copy.deepcopy(model.state_dict())
-    exact = trained(model, ids)[1]
-    torch._dynamo.reset()
-    compile_windows(model)
-    for _ in range(5):
-        model.load_state_dict(before)  # running statistics
-        with torch.autocast("cuda", torch.bfloat16):
-            found = trained(model, ids)[1]
-        for which in {key.split(".")[0] for key in exact}:  # kv has no weights of its own
-            wanted, got = (
-                torch.cat([value.flatten() for key, value in one.items() if key.startswith(which)])
-                for one in (exact, found)
-            )
-            assert float((got - wanted).norm() / wanted.norm()) < (0.02 if which == "base" else 0.05), which
+    check_half_precision(HALF[name], compile_windows, 5, heads=12 if name == "kv" else None)

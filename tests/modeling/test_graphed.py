@@ -321,7 +321,6 @@ def test_steps_on_a_cpu_are_never_captured() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", CONFIGS | OTHERS)
 def test_replayed_updates_are_the_updates(name: str) -> None:
     """Losses, gradients, statistics and weights over several updates, two batches to each."""
@@ -347,7 +346,6 @@ def test_replayed_updates_are_the_updates(name: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_late_backward_pass_raises() -> None:
     model = add_recurrence(tiny("gpt2"), CarryConfig(window=8)).cuda().train()
     graph_steps(model)

@@ -96,7 +96,6 @@ def test_layers_make_no_masks_and_use_fused_gelu(captures: Captures, settings: d
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize(
     ("family", "settings"),
     [

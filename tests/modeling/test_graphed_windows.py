@@ -236,7 +236,6 @@ def test_backward_passes_in_any_order(replays: list[str]) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", CONFIGS)
 def test_graphs_of_windows_give_the_updates(name: str) -> None:
     model = recurrent(name).cuda()
@@ -254,7 +253,6 @@ def test_graphs_of_windows_give_the_updates(name: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_dropout_in_graphs_of_windows() -> None:
     """The loss changes by its gradient only if both passes drop the same; each step drops others."""
     model = recurrent("tail", resid_pdrop=0.3, embd_pdrop=0.3).cuda()

@@ -192,7 +192,6 @@ def test_changed_head_runs_unchanged(change: str, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("compiled", [False, True])
 def test_the_kernel_gives_losses_and_gradients_of_a_plain_head(compiled: bool) -> None:
     """With a padded vocabulary, in half precision, and rows without a target."""

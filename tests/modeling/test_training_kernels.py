@@ -20,7 +20,6 @@ from recurrify.speed.head_loss import IGNORE
 from support.interpreting import check_interpreted
 
 needs_triton = pytest.mark.skipif(not TRITON_INSTALLED, reason="Triton is not installed")
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 HALVES = [BF16, FP16]
@@ -301,7 +300,6 @@ def test_the_kernels_are_exact_in_the_interpreter() -> None:
 
 @pytest.mark.gpu
 @needs_triton
-@needs_gpu
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 @pytest.mark.parametrize(("width", "vocabulary"), [*SIZES, (32000, 32000), (50304, 50257)])
 def test_losses_and_errors_are_exact_on_a_gpu(width: int, vocabulary: int, dtype: torch.dtype) -> None:
@@ -310,7 +308,6 @@ def test_losses_and_errors_are_exact_on_a_gpu(width: int, vocabulary: int, dtype
 
 @pytest.mark.gpu
 @needs_triton
-@needs_gpu
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 def test_any_rows_are_taken_on_a_gpu(dtype: torch.dtype) -> None:
     assert_rows_may_lie_apart(dtype, "cuda")
@@ -321,7 +318,6 @@ def test_any_rows_are_taken_on_a_gpu(dtype: torch.dtype) -> None:
 
 @pytest.mark.gpu
 @needs_triton
-@needs_gpu
 def test_losses_and_errors_are_the_heads_own_and_compiled_the_same_on_a_gpu() -> None:
     assert_it_is_the_heads_own("cuda")
     assert_compiled_is_eager(64, 50304, 50257, "cuda", backend="inductor")
@@ -330,7 +326,6 @@ def test_losses_and_errors_are_the_heads_own_and_compiled_the_same_on_a_gpu() ->
 
 @pytest.mark.gpu
 @needs_triton
-@needs_gpu
 @pytest.mark.parametrize("dtype", [*HALVES, FP32], ids=str)
 @pytest.mark.parametrize("layouts", [*ALIKE.values(), *APART.values()], ids=[*ALIKE, *APART])
 def test_parts_are_added_on_a_gpu(layouts: tuple[Any, ...], dtype: torch.dtype) -> None:
@@ -340,7 +335,6 @@ def test_parts_are_added_on_a_gpu(layouts: tuple[Any, ...], dtype: torch.dtype) 
 
 @pytest.mark.gpu
 @needs_triton
-@needs_gpu
 def test_parts_are_added_in_a_captured_step_on_a_gpu() -> None:
     total, part = torch.zeros(768, 3072, device="cuda"), torch.randn(768, 3072, device="cuda").to(BF16)
     on_side_stream(lambda: adding.add_into(total, part))

@@ -1,5 +1,6 @@
-"""Replacements for CUDA graphs on a CPU, and updates of two models that must be equal."""
+"""Replacements for CUDA graphs on a CPU, and updates and gradients that must be equal."""
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -8,7 +9,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
+from recurrify import add_recurrence
 from recurrify.speed import graphed, graphed_windows
 from recurrify.speed.compiled import run_full_window
 from recurrify.speed.graphed import GraphedSteps
@@ -120,3 +123,43 @@ def update_alike(model: torch.nn.Module, twin: torch.nn.Module, optimizers: list
     for optimizer in optimizers:
         optimizer.step()
         optimizer.zero_grad()
+
+
+def trained(model: Any, ids: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """The loss, and the gradients of all parameters that have one."""
+    model.zero_grad()
+    loss = model(ids, labels=ids).loss
+    loss.backward()
+    return loss.detach(), {name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None}
+
+
+def check_half_precision(config: Any, speed_up: Callable[[Any], object], updates: int, heads: int | None = None) -> Any:
+    """Gradients of bf16, with the width of real models, are close to those of eager float32; returns the model.
+
+    `heads` of keys make the base a Llama; without them it is a GPT-2.
+    """
+    torch.manual_seed(0)
+    if heads is None:
+        base: Any = GPT2LMHeadModel(GPT2Config(n_layer=2, vocab_size=512, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0))
+    else:
+        sizes = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 2, "num_attention_heads": 12}
+        positions = {"max_position_embeddings": 1024, "num_key_value_heads": heads}
+        base = LlamaForCausalLM(LlamaConfig(vocab_size=512, **positions, **sizes))
+    model = add_recurrence(base, config).cuda().train()
+    ids = torch.randint(512, (16, 3 * config.window), device="cuda")
+    before = copy.deepcopy(model.state_dict())
+    exact = trained(model, ids)[1]
+    torch._dynamo.reset()
+    speed_up(model)
+    for _ in range(updates):
+        model.load_state_dict(before)  # running statistics
+        with torch.autocast("cuda", torch.bfloat16):
+            found = trained(model, ids)[1]
+        assert found.keys() == exact.keys()
+        for which in {key.split(".")[0] for key in exact}:  # kv has no weights of its own
+            wanted, got = (
+                torch.cat([value.flatten() for key, value in one.items() if key.startswith(which)])
+                for one in (exact, found)
+            )
+            assert float((got - wanted).norm() / wanted.norm()) < (0.02 if which == "base" else 0.05), which
+    return model

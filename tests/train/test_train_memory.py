@@ -85,8 +85,6 @@ def test_sentence_names_the_way_out() -> None:
 @pytest.mark.parametrize("checkpoint", [False, True])
 def test_estimate_on_this_gpu(mechanism: str, checkpoint: bool) -> None:
     """Eager steps: `tools/memory_table.py` measures compiled ones and larger shapes."""
-    if not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
     settings = recurrence_config({"mechanism": mechanism, "window": 300, "checkpoint": checkpoint})
     with torch.device("cuda"):
         config = GPT2Config(vocab_size=50_304, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)

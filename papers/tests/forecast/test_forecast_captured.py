@@ -10,8 +10,6 @@ from recurrify_papers.forecast.data import Scaling, Split, WindowedSeries
 from recurrify_papers.forecast.settings import ForecastSettings
 from recurrify_papers.forecast.training import STEPS_BEFORE_CAPTURE, Step, Training, epoch_starts
 
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-
 SETTINGS = ForecastSettings(
     data="waves.csv", out="out", model="rsa-transformer", past=30, label=12, horizon=6, width=64, heads=8, inner=128,
     encoder_layers=2, epochs=3, batch=8, learning_rate=3e-3, dropout=0.0, patience=0, device="cuda",
@@ -31,7 +29,6 @@ def new_step(data: WindowedSeries, settings: ForecastSettings) -> Step:
 
 
 @pytest.mark.gpu
-@needs_gpu
 def test_captured_graph_takes_the_plain_steps(wave_series):
     data = windows(wave_series, "cuda")
     settings = replace(SETTINGS, precision="fp32")
@@ -48,7 +45,6 @@ def test_captured_graph_takes_the_plain_steps(wave_series):
 
 
 @pytest.mark.gpu
-@needs_gpu
 def test_resumed_captured_run_equals_an_uninterrupted_one(wave_series, tmp_path):
     """With dropout and a choice of queries, random numbers of both kinds; not to the bit, for sums on a GPU vary."""
     data = windows(wave_series, "cuda")
@@ -63,7 +59,6 @@ def test_resumed_captured_run_equals_an_uninterrupted_one(wave_series, tmp_path)
 
 
 @pytest.mark.gpu
-@needs_gpu
 @pytest.mark.parametrize("model", ["rsa-informer", "transformer"])
 def test_every_replay_drops_other_elements_and_a_seed_repeats_them(model, wave_series):
     data = windows(wave_series, "cuda")

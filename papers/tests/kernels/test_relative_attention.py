@@ -13,7 +13,6 @@ from recurrify_papers.models.transformer_xl import TransformerXL, TransformerXLC
 from support.interpreting import check_interpreted
 
 needs_triton = pytest.mark.skipif(not TRITON_INSTALLED, reason="Triton is not installed")
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor", "ignore:TensorFloat32")
 CHECKS = "relative_attention_checks"
 """Imports Triton."""
@@ -61,7 +60,6 @@ def test_kernels_run_only_for_supported_tensors(queries, width, dtype, runs, mon
 
 @pytest.mark.gpu
 @needs_triton
-@needs_gpu
 @pytest.mark.parametrize(
     ("width", "dtype", "tolerance"),
     [
@@ -86,7 +84,6 @@ def test_kernels_equal_plain_attention_on_a_gpu(queries, keys, span, width, dtyp
 
 @pytest.mark.gpu
 @needs_triton
-@needs_gpu
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-5), (torch.bfloat16, 3e-2)], ids=str)
 def test_shared_scores_on_a_gpu(dtype, tolerance):
     import relative_attention_checks as checks  # imports Triton
@@ -96,7 +93,6 @@ def test_shared_scores_on_a_gpu(dtype, tolerance):
 
 @pytest.mark.gpu
 @needs_triton
-@needs_gpu
 def test_compiled_equals_eager_on_a_gpu():
     import relative_attention_checks as checks  # imports Triton
 
@@ -105,7 +101,6 @@ def test_compiled_equals_eager_on_a_gpu():
 
 @pytest.mark.gpu
 @needs_triton
-@needs_gpu
 def test_captured_model_in_bf16_is_as_exact_as_the_plain_one_on_a_gpu():
     import relative_attention_checks as checks  # imports Triton
 

@@ -253,7 +253,6 @@ class TestSpeed:
         assert (outcome.speed, len(compiled)) == (("compile", 1) if segments == 9 else ("eager", 0))
 
     @pytest.mark.gpu
-    @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
     @pytest.mark.parametrize("arch", ["xl", "rsa-xl", "brt", "transformer"])
     def test_eager_compiled_and_captured_steps_are_equal(self, arch: str) -> None:
         settings = replace(SETTINGS, arch=arch, steps=10)

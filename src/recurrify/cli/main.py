@@ -220,13 +220,19 @@ app.add_typer(probe.app, name="probe")
 
 
 def add_installed_commands(app: typer.Typer) -> None:
-    """Add the commands of other packages: entry points of the group `recurrify.commands`, functions or typer apps."""
+    """Add the commands of other packages: entry points of the group `recurrify.commands`, functions or typer apps.
+
+    The name of a command of a group has a dot: `probe.train` is `recurrify probe train`.
+    """
+    groups = {group.name: group.typer_instance for group in app.registered_groups}
     for entry in sorted(entry_points(group="recurrify.commands"), key=lambda entry: entry.name):
         command = entry.load()
+        group, _, name = entry.name.rpartition(".")
+        parent = groups.get(group) or app
         if isinstance(command, typer.Typer):
-            app.add_typer(command, name=entry.name)
+            parent.add_typer(command, name=name)
         else:
-            app.command(name=entry.name)(command)
+            parent.command(name=name)(command)
 
 
 add_installed_commands(app)

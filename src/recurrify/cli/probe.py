@@ -9,7 +9,7 @@ from typer.core import TyperGroup
 
 from recurrify.cli import options
 from recurrify.cli.names import formerly
-from recurrify.cli.settings import examples, memory_settings, parse_setting
+from recurrify.cli.settings import examples, memory_settings
 from recurrify.console import out_console, progress_bar, say, show_table
 from recurrify.errors import UserError
 from recurrify.records import RESULT_FILE, check_takes_results
@@ -25,6 +25,8 @@ class ModelFirst(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] not in self.commands:
+            if args[0] == "train":
+                raise UserError("`recurrify probe train` comes with the package recurrify-papers: install it first.")
             args = [MODEL_COMMAND, *args]
         return super().resolve_command(ctx, args)
 
@@ -35,12 +37,8 @@ app = typer.Typer(
     "`recurrify probe MODEL` is short for `recurrify probe model MODEL`; `recurrify probe tasks` lists the tasks.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    epilog=examples("recurrify probe runs/novels", "recurrify probe train --task recall --mechanism compress"),
+    epilog=examples("recurrify probe runs/novels", "recurrify probe page runs/probe-carry runs/probe-compress"),
 )
-
-
-def _training(text: str) -> Any:
-    return typer.Option(help=text, rich_help_panel="Training")
 
 
 Distances = Annotated[str, typer.Option(help="Windows from the facts to the question, separated by commas.")]
@@ -112,67 +110,7 @@ def probe_a_model(
         questions=questions,
         seed=seed,
     )
-    _finish(probe_model(probing, say, progress_bar, device, batch), out)
-
-
-@app.command(
-    epilog=examples(
-        "recurrify probe train --task recall --task-set pairs=8 --mechanism compress",
-        "recurrify probe train --mechanism memory_tokens --set gated=true",
-    )
-)
-def train(
-    task: Annotated[str, typer.Option(help="Task of symbols, of `recurrify probe tasks`.")] = "recall",
-    task_set: Annotated[
-        list[str] | None, typer.Option(help="A setting of the task, such as pairs=8; may be repeated.")
-    ] = None,
-    mechanism: Annotated[str, typer.Option(help=options.mechanism_help())] = "compress",
-    window: Annotated[int | None, typer.Option(help="Symbols per window (default: 32).")] = None,
-    settings: options.MechanismSet = None,
-    model: Annotated[str | None, typer.Option(help="Base to start from (default: from scratch).")] = None,
-    windows: Annotated[int, _training("Largest training distance, in windows.")] = 10,
-    distances: Distances = "1,2,5,10,20,50,100",
-    examples: Examples = 200,
-    steps: Annotated[int, _training("Training steps.")] = 3000,
-    batch: Annotated[int, _training("Sequences per step.")] = 64,
-    learning_rate: Annotated[float, _training("Peak learning rate.")] = 1e-3,
-    repetitions: Annotated[
-        int | None, _training("First steps on repeated text (default: 600 from scratch, else 0).")
-    ] = None,
-    seed: options.Seed = 0,
-    device: options.Device = "auto",
-    out: OutFolder = Path("runs/probe-train"),
-) -> None:
-    """Train a small model on a task of symbols over a few windows, and test it over many more."""
-    check_takes_results(out)
-    from recurrify.data.probes import symbol_probe
-
-    task_settings = dict(map(parse_setting, task_set or []))
-    symbol_probe(task, **task_settings)  # reports an unknown one before anything is loaded
-    given = {"mechanism": mechanism, **({} if window is None else {"window": window})}
-    given |= dict(map(parse_setting, settings or []))
-    options.check_memory(given)
-    options.check_device(device)
-    options.load_libraries(model)
-    from recurrify.evaluate.probe_run import SymbolTraining, probe_training
-
-    if repetitions is None and model is not None:
-        repetitions = 0
-    training = SymbolTraining(
-        task=task,
-        task_settings=task_settings,
-        recurrence=given,
-        model=model,
-        windows=windows,
-        distances=options.numbers("--distances", distances),
-        examples=examples,
-        steps=steps,
-        batch=batch,
-        learning_rate=learning_rate,
-        **({} if repetitions is None else {"repetitions": repetitions}),
-        seed=seed,
-    )
-    _finish(probe_training(training, say, progress_bar, device), out)
+    save_probe(probe_model(probing, say, progress_bar, device, batch), out)
 
 
 @app.command(
@@ -199,22 +137,17 @@ def page(
 @app.command(epilog=examples("recurrify probe tasks"))
 def tasks() -> None:
     """List the tasks, what they ask, the level of chance, and that of a guess among the answers in the text."""
-    from recurrify.data.probes import SYMBOL_PROBES, symbol_probe
     from recurrify.data.probes_text import TEXT_PROBES, text_probe
 
-    table = Table(box=None, pad_edge=False)
-    for header in ("task", "kind", "chance", "guess", "asks"):
-        table.add_column(header)
-    kinds: dict[str, list[Any]] = {"text": [text_probe(name) for name in TEXT_PROBES]}
-    kinds["symbols (train)"] = [symbol_probe(name) for name in SYMBOL_PROBES]
-    for kind, probes in kinds.items():
-        for probe in probes:
-            guess = "" if probe.guess_level == 1 else f"{probe.guess_level:.3f}"
-            table.add_row(probe.name, kind, f"{probe.chance_level:.3f}", guess, probe.asks)
+    table = Table("task", "chance", "guess", "asks", box=None, pad_edge=False)
+    for probe in map(text_probe, TEXT_PROBES):
+        guess = "" if probe.guess_level == 1 else f"{probe.guess_level:.3f}"
+        table.add_row(probe.name, f"{probe.chance_level:.3f}", guess, probe.asks)
     out_console.print(table)
 
 
-def _finish(result: dict[str, Any], out: Path) -> None:
+def save_probe(result: dict[str, Any], out: Path) -> None:
+    """Save the result of a probe with its picture and page, and show its tables."""
     if aside := set_earlier_aside(out / RESULT_FILE, result):
         typer.echo(f"{out / RESULT_FILE} had other settings and was renamed to {aside}")
     save_result(out / RESULT_FILE, result)

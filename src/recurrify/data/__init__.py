@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from recurrify.data.documents import check_source, load_documents
     from recurrify.data.labelled import LabelledText, LabelledTexts, hold_out, load_labelled
     from recurrify.data.labelled_windows import collate_texts, tokenize_texts
-    from recurrify.data.probes import SYMBOL_PROBES, SymbolProbe, SymbolTexts, symbol_probe
-    from recurrify.data.probes_text import TEXT_PROBES, ProbeText, TextProbe, text_probe
+    from recurrify.data.probes_text import TEXT_PROBES, ProbeText, TextProbe, text_probe, whole_distances
     from recurrify.data.question_windows import WindowedQuestion, collate_questions, window_questions
     from recurrify.data.questions import (
         Question,
@@ -35,7 +34,6 @@ __all__ = [
     "EVERYTHING",
     "IGNORED",
     "SPLITS",
-    "SYMBOL_PROBES",
     "TEXT_PROBES",
     "Corpus",
     "Document",
@@ -46,8 +44,6 @@ __all__ = [
     "QuestionSet",
     "Say",
     "Skipped",
-    "SymbolProbe",
-    "SymbolTexts",
     "Table",
     "TextProbe",
     "TokenizedDocument",
@@ -74,11 +70,11 @@ __all__ = [
     "report_skipped",
     "save_questions",
     "shorten",
-    "symbol_probe",
     "text_probe",
     "tokenize_cached",
     "tokenize_documents",
     "tokenize_texts",
+    "whole_distances",
     "window_questions",
 ]
 

@@ -10,11 +10,11 @@ Filler is cleaned first: it contains none of a probe's answers.
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from itertools import product
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
-from recurrify.data.probes_guess import level_by_place
 from recurrify.errors import UserError
 
 if TYPE_CHECKING:
@@ -331,6 +331,28 @@ def text_probe(name: str) -> TextProbe:
     if name not in TEXT_PROBES:
         raise UserError(f"There is no probe {name!r}: there are {', '.join(TEXT_PROBES)}.")
     return TEXT_PROBES[name]()
+
+
+def whole_distances(distances: Sequence[int]) -> list[int]:
+    """The distances without duplicates, sorted; raises a `UserError` for any below 1."""
+    if not distances or min(distances) < 1:
+        raise UserError(
+            "Distances are whole numbers of windows from 1 on, such as 1,2,5,10,100 (0, the same window, is always "
+            f"scored as full context): got {', '.join(map(str, distances)) or 'none'}."
+        )
+    return sorted(set(distances))
+
+
+def level_by_place(shares: Sequence[float], answers: int) -> float:
+    """One answer is asked for; the reader knows all that were stated, in order, and how often (`shares`) each place
+    holds the right one. It chooses the answer that is most likely right."""
+    total = 0.0
+    for said in product(range(answers), repeat=len(shares)):
+        weights: dict[int, float] = {}
+        for answer, share in zip(said, shares, strict=True):
+            weights[answer] = weights.get(answer, 0.0) + share
+        total += max(weights.values())
+    return total / answers ** len(shares)
 
 
 def check_length(distance: int, window: int) -> None:

@@ -39,8 +39,8 @@ from recurrify.evaluate.perplexity import (
     recurrence_settings,
     scoring,
 )
-from recurrify.evaluate.probe_run import SymbolTraining, TextProbing, probe_model, probe_training
-from recurrify.evaluate.probing import ProbeScore, score_symbols, score_texts
+from recurrify.evaluate.probe_run import TextProbing, probe_model, task_result
+from recurrify.evaluate.probing import ProbeScore, read_windows, score_of, score_texts
 from recurrify.evaluate.rows import evaluation_rows, gain_row
 
 __all__ = [
@@ -57,7 +57,6 @@ __all__ = [
     "ProbeScore",
     "Reading",
     "StoppedEvaluation",
-    "SymbolTraining",
     "Tally",
     "TextChoice",
     "TextProbing",
@@ -90,15 +89,16 @@ __all__ = [
     "paper_flops_per_token",
     "predict_answers",
     "probe_model",
-    "probe_training",
     "read_in_parallel",
+    "read_windows",
     "recurrence_settings",
     "relative_gain",
     "score_answers",
-    "score_symbols",
+    "score_of",
     "score_texts",
     "scoring",
     "share_interval",
     "slot_attention",
+    "task_result",
     "training_differences",
 ]

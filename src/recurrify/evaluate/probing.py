@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recurrify.data.probes import SymbolProbe, SymbolTexts
 from recurrify.data.probes_text import ProbeText
 from recurrify.data.records import IGNORED
 from recurrify.errors import UserError
@@ -108,34 +107,6 @@ def _candidate_likelihoods(
     if progress is not None:
         progress(len(texts) * longest)
     return -output.token_losses.double().sum(dim=1).view(len(texts), count).cpu().numpy()
-
-
-@torch.inference_mode()
-def score_symbols(
-    model: RecurrentForCausalLM,
-    probe: SymbolProbe,
-    texts: SymbolTexts,
-    *,
-    rows: int = 64,
-    windows_per_call: int = 8,
-    progress: Progress | None = None,
-) -> ProbeScore:
-    """Score sequences of one distance by the most likely answer symbol wherever an answer is due."""
-    window = _window_without_overlap(model)
-    last = texts.inputs.shape[1] - window
-    symbols = list(probe.answer_symbols)
-    likelihoods, right = [], []
-    for first in range(0, len(texts.inputs), rows):
-        inputs = torch.from_numpy(texts.inputs[first : first + rows]).to(model.device)
-        targets = torch.from_numpy(texts.targets[first : first + rows, last:])
-        state = read_windows(model, inputs[:, :last], windows_per_call, progress)
-        logits = model(input_ids=inputs[:, last:], state=state).logits[:, :, symbols].float().cpu()
-        due = targets != IGNORED
-        likelihoods.append(logits[due].double().log_softmax(dim=1).numpy())
-        right.append(targets[due].numpy() - symbols[0])
-        if progress is not None:
-            progress(inputs.shape[0] * window)
-    return score_of(np.concatenate(likelihoods), np.concatenate(right), len(texts.inputs))
 
 
 def read_windows(

@@ -10,16 +10,16 @@ therefore eliminate those that it has read and guess among the rest: `guess_leve
 chance where few are stated.
 """
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import ClassVar, NamedTuple
 
 import numpy as np
+from numpy.polynomial.polynomial import polypow
 
-from recurrify.data.probes_guess import level_by_elimination
-from recurrify.data.records import IGNORED
-from recurrify.errors import UserError
+from recurrify import UserError
+from recurrify.data import IGNORED
 
 STREAMS = {"train": 0, "test": 1}
 """Training and test sequences come from independent streams, whatever their seeds."""
@@ -273,11 +273,22 @@ def _at_least(probe: SymbolProbe, **least: int) -> None:
             raise UserError(f"`{name}` must be at least {fewest}: got {getattr(probe, name)}.")
 
 
-def whole_distances(distances: Sequence[int]) -> list[int]:
-    """The distances without duplicates, sorted; raises a `UserError` for any below 1."""
-    if not distances or min(distances) < 1:
-        raise UserError(
-            "Distances are whole numbers of windows from 1 on, such as 1,2,5,10,100 (0, the same window, is always "
-            f"scored as full context): got {', '.join(map(str, distances)) or 'none'}."
-        )
-    return sorted(set(distances))
+def level_by_elimination(said: int, answers: int) -> float:
+    """Every one of `said` answers is asked for in random order and read after its question: the reader chooses the most
+    frequent of those left. The mean over all questions."""
+    return sum(most_frequent(left, answers) / left for left in range(1, said + 1)) / said
+
+
+def most_frequent(drawn: int, answers: int) -> float:
+    """The expected count of the most frequent of `drawn` answers."""
+    # An expectation is the sum of the probabilities to exceed 0, 1, 2 and so on.
+    return sum(1 - _share_up_to(most, drawn, answers) for most in range(drawn))
+
+
+def _share_up_to(most: int, drawn: int, answers: int) -> float:
+    """The probability that no answer is drawn more than `most` times.
+
+    The number of ways to draw is a coefficient of (1 + x + x² / 2! + … up to x^most / most!) ^ answers.
+    """
+    ways = polypow([1 / math.factorial(times) for times in range(most + 1)], answers)
+    return float(ways[drawn]) * math.factorial(drawn) / answers**drawn if drawn < len(ways) else 0.0
