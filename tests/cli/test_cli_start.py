@@ -82,6 +82,7 @@ ERRORS = {
     "inspect ./a no.txt": "Error: no.txt does not exist",  # --data was an argument
     "probe ./a --haystack no.txt": "Error: no.txt does not exist",
     "probe ./a --task pass": "Error: There is no probe 'pass': there are passkey",
+    "probe train --task x": "Error: There is no probe of symbols 'x'",
     "classify train --model ./a --data no.csv --out b": "Error: no.csv does not exist",
     "qa evaluate ./a --data no.json": "Error: no.json does not exist",
     "scratch train --arch xl --data no.txt --out b --clip 3": "Error: no.txt does not exist",
