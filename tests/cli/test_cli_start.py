@@ -62,6 +62,9 @@ for arguments in json.loads(sys.argv.pop()):
 ERRORS = {
     "train --no-such-option": "Error: No such option: --no-such-option.",
     "train --data a --out b": "Error: Missing option '--model'.",
+    "train --out b": "Error: Missing option '--model' and option '--data'.",
+    "inspect": "Error: Missing argument 'MODEL' and option '--data'.",
+    "classify predict": "Error: Missing argument 'MODEL', option '--data' and option '--out'.",
     "train --batch x": "Error: Invalid value for '--batch'",
     "generate a": "Error: Give the text to continue",
     "train --config nowhere.yaml": "Error: `--config` cannot read 'nowhere.yaml'",
