@@ -24,8 +24,9 @@ from recurrify.cli import main as cli
 from recurrify.cli import options, probe
 from recurrify.evaluate import probe_run
 from recurrify.evaluate.inspection import REACH
-from recurrify.mechanisms import mechanism_names, recurrence_config
-from recurrify.settings import declaration, setting_docs
+from recurrify.mechanisms import mechanism_config, mechanism_names, recurrence_config, registry
+from recurrify.mechanisms.registry import BUILT_IN
+from recurrify.settings import declaration, setting_docs, setting_types
 from recurrify.train import AnswerSettings, ClassifySettings, TrainSettings, memories
 from support.commands import Command, invoke
 
@@ -75,6 +76,9 @@ ERRORS = {
     "train --model ./a --data no.txt --out b": "Error: no.txt does not exist",
     "train --model ./a --data stdlib --out b": "Error: There is no folder './a'",
     "add --model ./a --out b --mechanism carry --set slot=3": "has no setting 'slot' (did you mean 'slots'?): its",
+    "train --data a --model ./a --out b --set keep=abc": "`keep` must be a whole number of at least 1: got keep='abc'",
+    "add --model ./a --out b --mechanism carry --set pooling=men": "`pooling` must be 'mean' or 'max' or 'attention':",
+    "probe train --mechanism rsa --set counts=[0,1.5]": "`counts` must be a list, and each entry a whole number: got",
     "add --model pyproject.toml --out b": "Error: 'pyproject.toml' is a file, not a model: give a model's folder",
     "evaluate shipped:bse --data stdlib": "Error: There is no model 'shipped:bse'",
     "evaluate ./a --data stdlib --split tst": "Error: `split` must be",
@@ -168,6 +172,15 @@ def test_names_of_run_settings_and_memory_settings_differ() -> None:
 
 def test_names_without_torch_are_those_of_the_registry() -> None:
     assert memories.mechanism_names() == mechanism_names()
+
+
+@pytest.mark.parametrize("mechanism", BUILT_IN)
+def test_types_of_settings_without_torch_are_those_of_the_config(
+    mechanism: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = mechanism_config(mechanism)
+    monkeypatch.setattr(registry, "_registered", {})
+    assert registry.declared_settings(mechanism) == setting_types(config)
 
 
 def test_defaults_of_probes_are_those_of_the_settings() -> None:
