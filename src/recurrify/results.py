@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import psutil
@@ -25,6 +26,7 @@ from recurrify.errors import UserError
 
 __all__ = [
     "check_overwrites_nothing",
+    "check_takes_files",
     "full_disk_explained",
     "git_state",
     "load_result",
@@ -247,8 +249,21 @@ def set_earlier_aside(path: Path, result: Mapping[str, Any]) -> Path | None:
     return path.rename(path.with_stem(f"{aside.stem}-{time.time_ns()}") if aside.exists() else aside)
 
 
+def check_takes_files(folder: Path) -> None:
+    """Before long work: raise `UserError` if files cannot be written to a folder, which may not exist yet."""
+    try:
+        above = next(one for one in (folder, *folder.absolute().parents) if one.exists())
+        if not above.is_dir():
+            raise UserError(f"{folder} cannot be written to: {above} is a file, not a folder; choose another place.")
+        with NamedTemporaryFile(dir=above):
+            pass
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written to: {error.strerror or error}; choose another place.") from error
+
+
 def check_overwrites_nothing(out: Path | None, *read: str | Path | None, content: bytes = b"{") -> None:
-    """Before long work: raise `UserError` if writing `out` would overwrite an input or a file of another kind.
+    """Before long work: raise `UserError` if `out` cannot be written, or would overwrite an input or a file of another
+    kind.
 
     Args:
         out: Where the result goes.
@@ -260,12 +275,14 @@ def check_overwrites_nothing(out: Path | None, *read: str | Path | None, content
     try:
         place = out.expanduser().resolve()
         if not place.exists():
+            check_takes_files(place.parent)
             return
         if not place.is_file():
             raise UserError(f"{out} is {'a folder' if place.is_dir() else 'no regular file'}: give the name of a file.")
         for one in (Path(one).expanduser().resolve() for one in read if one is not None):
             if place == one or (place.is_relative_to(one) and b'"provenance"' not in place.read_bytes()):
                 raise UserError(f"`out` is {str(out)!r}, which this command reads: choose another file.")
+        check_takes_files(place.parent)
         with place.open("rb") as file:
             first = file.read(64)
     except (OSError, RuntimeError) as error:

@@ -26,7 +26,7 @@ from recurrify.console import err_console, heartbeat, say
 from recurrify.errors import UserError, first_line, is_out_of_memory
 from recurrify.hub_access import TRUST
 from recurrify.interrupts import CTRL_C, interrupt_code
-from recurrify.results import check_overwrites_nothing, read_given
+from recurrify.results import check_overwrites_nothing, check_takes_files, read_given
 from recurrify.run_lock import run_lock
 
 app = typer.Typer(
@@ -81,6 +81,7 @@ def demo(
 
     Run the same command again to resume.
     """
+    check_takes_files(out)
     options.load_libraries()
     from recurrify.demo import run_demo
     from recurrify.pages.demo import summary
