@@ -256,5 +256,8 @@ def test_advise_measures_recommends_and_names_the_next_command(tmp_path: Path) -
     result = json.loads(out.read_text())
     assert result["gains"][0]["interval"] is not None  # a single document is read in pieces
     assert {row["role"] for row in result["rows"]} >= {"memory", "windows", "overlap", "longer window"}
+    assert said.startswith(result["advice"][0])
+    assert "(*: recommended)" in said
+    assert sum(" * " in line for line in said.splitlines()) == 1
     assert f"Next: {result['command']}" in said
     assert page.is_file()
