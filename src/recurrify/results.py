@@ -316,7 +316,7 @@ def _plain(value: Any) -> Any:
 
 @contextmanager
 def full_disk_explained(out: str) -> Iterator[None]:
-    """Turn the errors of a full or read-only disk into a sentence."""
+    """Turn the errors of a full, read-only or faulty disk into a sentence."""
     try:
         yield
     except Exception as error:  # the tokenizers library knows no other type
@@ -328,16 +328,22 @@ def full_disk_explained(out: str) -> Iterator[None]:
 
 NO_SPACE = os.strerror(errno.ENOSPC)
 TORCH_CANNOT_WRITE = ("PytorchStreamWriter", "inline_container.cc", "iostream error")
-FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 
 
 def explain_full_disk(error: Exception, out: str) -> Exception:
-    """A `UserError` if a file could not be written, which torch reports as a RuntimeError; other errors as they are."""
+    """A `UserError` if a file could not be written, which torch reports as a RuntimeError, or if the disk failed; other
+    errors as they are."""
     text = str(error)
     by_torch = any(words in text for words in TORCH_CANNOT_WRITE)
     written = isinstance(error, SafetensorError) or by_torch or NO_SPACE in text
     from_rust = re.search(r"\(os error (\d+)\)", text)
     number = int(from_rust[1]) if from_rust else getattr(error, "errno", None)
+    if number == errno.EIO and not written:
+        return UserError(
+            f"A read or write error of the disk ({text.splitlines()[0]}): check the disk and run the same command "
+            "again to resume from the newest checkpoint."
+        )
     if not written and number not in FULL_DISK:
         return error
     reason = f"probably {NO_SPACE}" if by_torch and NO_SPACE not in text else text.splitlines()[0]
