@@ -2,12 +2,13 @@
 
 import io
 import threading
+from itertools import pairwise
 
 import pytest
 from rich.console import Console
 
 from recurrify import console
-from recurrify.console import busy, progress_bar, time_left
+from recurrify.console import Pace, busy, progress_bar, time_left
 
 
 class Clock:
@@ -33,10 +34,54 @@ def test_line_has_the_time_left(clock: Clock) -> None:
     assert lines.line() == "training: 900 of 1,000 steps, 90 %"
     clock.now += 60
     lines.advance(10)
-    assert lines.line() == "training: 910 of 1,000 steps, 91 %, 9.0 min left"
+    assert lines.line() == "training: 910 of 1,000 steps, 91 %, 9 min left"
 
 
-@pytest.mark.parametrize(("seconds", "words"), [(-1, "0 s left"), (59, "59 s left"), (90, "1.5 min left")])
+def test_time_left_does_not_jump(clock: Clock) -> None:
+    """Work of uneven length, whose reports are far apart."""
+    pace, left = Pace(), []
+    for done, step in enumerate([20, 40] * 30):
+        pace.report(done)
+        for _ in range(step):
+            clock.now += 1
+            left.append(pace.seconds_left(60))
+    seen = [one for one in left if one is not None][300:]
+    assert max(abs(later - earlier) for earlier, later in pairwise(seen)) < 100
+    for remaining, one in enumerate(reversed(seen)):
+        assert abs(one - remaining) < 0.05 * remaining + 60
+
+
+def test_time_left_follows_a_slower_pace(clock: Clock) -> None:
+    pace = Pace()
+    for done in range(401):
+        pace.report(done)
+        clock.now += 1 if done < 100 else 5
+    left = pace.seconds_left(500)
+    assert left is not None
+    assert 450 < left < 500
+
+
+def test_lines_come_first_soon_and_then_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(console, "FIRST_SECONDS", 0.01)
+    monkeypatch.setattr(console, "LINE_SECONDS", 1e6)
+    printed = threading.Event()
+
+    class Over(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.append(timeout or 0.0)
+            if len(waits) > 1 and waits[-1] > 1e5:
+                printed.set()
+            return super().wait(timeout)
+
+    monkeypatch.setattr(console.threading, "Event", Over)
+    with busy("loading"):
+        assert printed.wait(60)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(-1, "0 s left"), (59, "59 s left"), (90, "1.5 min left"), (340, "6 min left")]
+)
 def test_time_left(seconds: float, words: str) -> None:
     assert time_left(seconds) == words
 
@@ -47,7 +92,7 @@ def test_long_work_is_never_silent(
 ) -> None:
     """One process speaks for those that train together."""
     monkeypatch.setenv("RANK", rank)
-    monkeypatch.setattr(console, "LINE_SECONDS", 0.01)
+    monkeypatch.setattr(console, "FIRST_SECONDS", 0.01)
     printed = threading.Event()
     real = console.say
     monkeypatch.setattr(console, "say", lambda text: (real(text), printed.set())[0])

@@ -26,6 +26,18 @@ def test_only_public_names_are_listed() -> None:
     assert all(hasattr(recurrify, name) for name in recurrify.__all__)
 
 
+def test_lazy_names_of_packages_are_listed() -> None:
+    program = """
+import sys
+from importlib import import_module
+for name in ("data", "mechanisms", "pages", "speed", "train", "attention.kernels"):
+    package = import_module(f"recurrify.{name}")
+    print(sorted(set(package.__all__) - set(dir(package))))
+    assert "__name__" in dir(package)
+"""
+    assert fresh(program) == ["[]"] * 6
+
+
 def test_unknown_name_raises() -> None:
     with pytest.raises(AttributeError, match="'recurrify' has no attribute 'carry_config'"):
         _ = recurrify.carry_config

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -15,6 +16,7 @@ from recurrify.errors import UserError
 from recurrify.records import check_takes_results
 from recurrify.results import (
     check_overwrites_nothing,
+    check_takes_files,
     git_state,
     load_result,
     machine,
@@ -214,6 +216,15 @@ def test_a_folder_to_write_into_is_no_file_and_not_in_one(tmp_path: Path) -> Non
     (tmp_path / "run.json").touch()
     with pytest.raises(UserError, match="the folder of a training run"):
         check_takes_results(tmp_path)
+
+
+def test_where_no_file_can_be_written_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_takes_files(tmp_path / "new" / "folder")
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(results, "NamedTemporaryFile", Mock(side_effect=PermissionError(13, "Permission denied")))
+    for check in (check_takes_files, check_takes_results, check_overwrites_nothing):
+        with pytest.raises(UserError, match="cannot be written to: Permission denied; choose another place"):
+            check(tmp_path / "new" / "result.json")
 
 
 def test_files_of_a_folder_that_is_read_stay_but_results(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 
 __all__ = [
+    "Pace",
     "busy",
     "err_console",
     "heartbeat",
@@ -25,8 +26,10 @@ __all__ = [
 
 out_console = Console()
 err_console = Console(stderr=True)
-LINE_SECONDS = 6.0
-"""Between two lines of a log, where there is no terminal to show a bar."""
+FIRST_SECONDS, LINE_SECONDS = 6.0, 30.0
+"""Before the first line of a log, and between later ones, where there is no terminal to show a bar."""
+PACE_SECONDS = 180.0
+"""How far back the time left looks at least."""
 _said = time.monotonic()
 """When the last line was printed."""
 _lines: list[Callable[[], str] | None] = []
@@ -60,7 +63,7 @@ def show_table(caption: str, header: Sequence[str], rows: Sequence[Sequence[str]
 
 @contextmanager
 def heartbeat(line: Callable[[], str] | None) -> Iterator[None]:
-    """Print `line()` whenever nothing was printed for some seconds, until the block ends.
+    """Print `line()` when nothing was printed for some seconds, and then at longer intervals, until the block ends.
 
     Of nested blocks the innermost speaks; None keeps silent, for what shows progress in another way.
     """
@@ -68,9 +71,11 @@ def heartbeat(line: Callable[[], str] | None) -> Iterator[None]:
     over = threading.Event()
 
     def beat() -> None:
-        while not over.wait(max(_said + LINE_SECONDS - time.monotonic(), 0.01)):
-            if line is not None and line is _lines[-1] and time.monotonic() - _said >= LINE_SECONDS:
+        pause = FIRST_SECONDS
+        while not over.wait(max(_said + pause - time.monotonic(), 0.01)):
+            if line is not None and line is _lines[-1] and time.monotonic() - _said >= pause:
                 say(line())
+                pause = LINE_SECONDS
 
     thread = threading.Thread(target=beat, daemon=True)
     thread.start()
@@ -107,9 +112,40 @@ def progress_bar(name: str, total: int, unit: str = "tokens") -> Iterator[Callab
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:3.0f}%"))
     times = (TimeElapsedColumn(), TimeRemainingColumn())
-    with heartbeat(None), Progress(*columns, *times, console=err_console, transient=True) as bar:
+    shown = Progress(*columns, *times, console=err_console, transient=True, speed_estimate_period=PACE_SECONDS)
+    with heartbeat(None), shown as bar:
         task = bar.add_task(name, total=total)
         yield lambda done: bar.advance(task, done)
+
+
+class Pace:
+    """The time left of some work. Recent work counts most, and between reports of work the time left counts down."""
+
+    def __init__(self) -> None:
+        self.done: float | None = None
+        self.begun = self.reported = self.interval = 0.0
+        self.seconds = self.work = 0.0
+        """Recent work and how long it took; earlier work has faded."""
+
+    def report(self, done: float) -> None:
+        """Take all the work done so far. The first report does not count: it may be work of an earlier start."""
+        now = time.monotonic()
+        if self.done is None:
+            self.begun = now
+        else:
+            self.interval = now - self.reported
+            fade = 0.5 ** (self.interval / max(PACE_SECONDS, (now - self.begun) / 2))
+            self.seconds = fade * self.seconds + self.interval
+            self.work = fade * self.work + done - self.done
+        self.done, self.reported = done, now
+
+    def seconds_left(self, total: float) -> float | None:
+        """Until `total` is done; None if that is not known yet."""
+        if self.done is None or self.work <= 0:
+            return None
+        waited = time.monotonic() - self.reported
+        overdue = max(waited - 3 * self.interval, 0.0)  # work may be uneven
+        return (self.seconds + overdue) / self.work * (total - self.done) - min(waited, self.interval)
 
 
 class _Lines:
@@ -117,28 +153,26 @@ class _Lines:
 
     def __init__(self, name: str, total: int, unit: str) -> None:
         self.name, self.total, self.unit, self.done = name, total, unit, 0
-        self.begun, self.before = time.monotonic(), -1
+        self.pace = Pace()
 
     def advance(self, done: int) -> None:
         self.done += done
-        if self.before < 0:
-            # A resumed job first reports earlier work, which does not count towards today's pace.
-            self.begun, self.before = time.monotonic(), self.done
+        self.pace.report(self.done)
 
     def line(self) -> str:
         counted = f"{self.done:,} of {self.total:,} {self.unit}, " if self.unit else ""
         text = f"{self.name}: {counted}{100 * self.done / max(self.total, 1):.0f} %"
         if self.done >= self.total:
             return f"{text}, finishing"
-        if self.done > self.before >= 0:
-            pace = (time.monotonic() - self.begun) / (self.done - self.before)
-            text += f", {time_left(pace * (self.total - self.done))}"
-        return text
+        left = self.pace.seconds_left(self.total)
+        return text if left is None else f"{text}, {time_left(left)}"
 
 
 def time_left(seconds: float) -> str:
     """The time left in words."""
-    return f"{max(seconds, 0.0) / 60:.1f} min left" if seconds >= 60 else f"{max(seconds, 0.0):.0f} s left"
+    if seconds < 60:
+        return f"{max(seconds, 0.0):.0f} s left"
+    return f"{seconds / 60:.{1 if seconds < 300 else 0}f} min left"
 
 
 def perplexity_level(perplexity: float, digits: int) -> str:

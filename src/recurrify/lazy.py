@@ -9,7 +9,10 @@ from typing import Any
 
 
 def lazily(package: str) -> Callable[[str], Any]:
-    """A package's `__getattr__` for the names that its `__init__.py` imports only `if TYPE_CHECKING`."""
+    """A package's `__getattr__` for the names that its `__init__.py` imports only `if TYPE_CHECKING`.
+
+    `dir` of the package lists them, too.
+    """
 
     @cache
     def homes() -> dict[str, str]:
@@ -27,4 +30,8 @@ def lazily(package: str) -> Callable[[str], Any]:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return getattr(import_module(homes()[name]), name)
 
+    def listed() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *homes()})
+
+    vars(sys.modules[package])["__dir__"] = listed
     return load

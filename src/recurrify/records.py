@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from recurrify.errors import UserError
-from recurrify.results import read_given, write_whole
+from recurrify.results import check_takes_files, read_given, write_whole
 from recurrify.run_lock import LOCK_FILE
 from recurrify.settings import check_settings, setting, with_present_names
 
@@ -95,9 +95,7 @@ class RunRecord:
 
 def check_takes_results(out: Path) -> None:
     """Before long work: raise `UserError` if results cannot be written to the folder `out`."""
-    above = next(one for one in (out, *out.absolute().parents) if one.exists())
-    if not above.is_dir():
-        raise UserError(f"`out` is {str(out)!r}, but {str(above)!r} is a file, not a folder: choose another folder.")
+    check_takes_files(out)
     if (out / RUN_FILE).is_file():
         raise UserError(f"`out` is {str(out)!r}, the folder of a training run: choose another folder.")
 

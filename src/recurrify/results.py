@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import psutil
@@ -25,6 +26,7 @@ from recurrify.errors import UserError
 
 __all__ = [
     "check_overwrites_nothing",
+    "check_takes_files",
     "full_disk_explained",
     "git_state",
     "load_result",
@@ -247,8 +249,21 @@ def set_earlier_aside(path: Path, result: Mapping[str, Any]) -> Path | None:
     return path.rename(path.with_stem(f"{aside.stem}-{time.time_ns()}") if aside.exists() else aside)
 
 
+def check_takes_files(folder: Path) -> None:
+    """Before long work: raise `UserError` if files cannot be written to a folder, which may not exist yet."""
+    try:
+        above = next(one for one in (folder, *folder.absolute().parents) if one.exists())
+        if not above.is_dir():
+            raise UserError(f"{folder} cannot be written to: {above} is a file, not a folder; choose another place.")
+        with NamedTemporaryFile(dir=above):
+            pass
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written to: {error.strerror or error}; choose another place.") from error
+
+
 def check_overwrites_nothing(out: Path | None, *read: str | Path | None, content: bytes = b"{") -> None:
-    """Before long work: raise `UserError` if writing `out` would overwrite an input or a file of another kind.
+    """Before long work: raise `UserError` if `out` cannot be written, or would overwrite an input or a file of another
+    kind.
 
     Args:
         out: Where the result goes.
@@ -260,12 +275,14 @@ def check_overwrites_nothing(out: Path | None, *read: str | Path | None, content
     try:
         place = out.expanduser().resolve()
         if not place.exists():
+            check_takes_files(place.parent)
             return
         if not place.is_file():
             raise UserError(f"{out} is {'a folder' if place.is_dir() else 'no regular file'}: give the name of a file.")
         for one in (Path(one).expanduser().resolve() for one in read if one is not None):
             if place == one or (place.is_relative_to(one) and b'"provenance"' not in place.read_bytes()):
                 raise UserError(f"`out` is {str(out)!r}, which this command reads: choose another file.")
+        check_takes_files(place.parent)
         with place.open("rb") as file:
             first = file.read(64)
     except (OSError, RuntimeError) as error:
@@ -299,7 +316,7 @@ def _plain(value: Any) -> Any:
 
 @contextmanager
 def full_disk_explained(out: str) -> Iterator[None]:
-    """Turn the errors of a full or read-only disk into a sentence."""
+    """Turn the errors of a full, read-only or faulty disk into a sentence."""
     try:
         yield
     except Exception as error:  # the tokenizers library knows no other type
@@ -311,16 +328,22 @@ def full_disk_explained(out: str) -> Iterator[None]:
 
 NO_SPACE = os.strerror(errno.ENOSPC)
 TORCH_CANNOT_WRITE = ("PytorchStreamWriter", "inline_container.cc", "iostream error")
-FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 
 
 def explain_full_disk(error: Exception, out: str) -> Exception:
-    """A `UserError` if a file could not be written, which torch reports as a RuntimeError; other errors as they are."""
+    """A `UserError` if a file could not be written, which torch reports as a RuntimeError, or if the disk failed; other
+    errors as they are."""
     text = str(error)
     by_torch = any(words in text for words in TORCH_CANNOT_WRITE)
     written = isinstance(error, SafetensorError) or by_torch or NO_SPACE in text
     from_rust = re.search(r"\(os error (\d+)\)", text)
     number = int(from_rust[1]) if from_rust else getattr(error, "errno", None)
+    if number == errno.EIO and not written:
+        return UserError(
+            f"A read or write error of the disk ({text.splitlines()[0]}): check the disk and run the same command "
+            "again to resume from the newest checkpoint."
+        )
     if not written and number not in FULL_DISK:
         return error
     reason = f"probably {NO_SPACE}" if by_torch and NO_SPACE not in text else text.splitlines()[0]

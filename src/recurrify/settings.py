@@ -22,16 +22,21 @@ from recurrify.errors import UserError
 
 __all__ = [
     "Setting",
+    "SettingType",
     "check_choice",
     "check_settings",
+    "check_type",
     "check_types",
     "converted",
     "declaration",
     "setting",
     "setting_docs",
+    "setting_types",
     "with_present_names",
 ]
 
+SettingType = tuple[Any, float | None]
+"""The type of a setting, and its `at_least`."""
 NUMBER_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
 
@@ -102,14 +107,26 @@ def check_choice(name: str, value: Any, *known: str) -> None:
 def check_types(settings: Any) -> None:
     """Raise `UserError` for the first value of a dataclass that does not have the type of its field, or is lower than
     the field's `at_least`. Checks numbers, bool, None, literals and tuples of them; other types may hold any value."""
-    hints = get_type_hints(type(settings))
-    for entry in fields(settings):
-        name, value, hint = entry.name, getattr(settings, entry.name), hints[entry.name]
-        kinds = get_args(hint) if isinstance(hint, UnionType) or get_origin(hint) is Union else (hint,)
-        least = declaration(entry).at_least
-        if not any(_has_type(value, kind, least) for kind in kinds):
-            allowed = " or ".join(_in_words(kind, least) for kind in kinds)
-            raise UserError(f"`{name}` must be {allowed}: got {name}={value!r}.")
+    for name, declared in setting_types(type(settings)).items():
+        check_type(name, getattr(settings, name), declared)
+
+
+def setting_types(settings: type) -> dict[str, SettingType]:
+    """The type of each field of a dataclass, with its `at_least`."""
+    hints = get_type_hints(settings)
+    return {entry.name: (hints[entry.name], declaration(entry).at_least) for entry in fields(settings)}
+
+
+def check_type(name: str, value: Any, *allowed: SettingType) -> None:
+    """Raise `UserError` for a value that has none of the allowed types, each with its lowest number."""
+    kinds = [(kind, least) for hint, least in allowed for kind in _kinds(hint)]
+    if not any(_has_type(value, kind, least) for kind, least in kinds):
+        words = dict.fromkeys(_in_words(kind, least) for kind, least in kinds)
+        raise UserError(f"`{name}` must be {' or '.join(words)}: got {name}={value!r}.")
+
+
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if isinstance(hint, UnionType) or get_origin(hint) is Union else (hint,)
 
 
 def _has_type(value: Any, kind: Any, least: float | None) -> bool:

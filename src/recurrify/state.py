@@ -76,9 +76,17 @@ class State(NamedTuple):
             lengths=self.lengths[index],
         )
 
-    def check_readable(self, settings: Mapping[str, Any]) -> None:
-        """Raise `UserError` if another mechanism, or the same one with other settings, wrote the memory."""
-        if self.memory is None or self.settings is None or self.settings == settings:
+    def check_readable(self, settings: Mapping[str, Any], size: int) -> None:
+        """Raise `UserError` if another mechanism, or the same one with other settings, wrote the memory, or if a row of
+        it does not have `size` numbers."""
+        if self.memory is None:
+            return
+        if self.settings is None or self.settings == settings:
+            if size and self.memory[:1].numel() != size:
+                raise UserError(
+                    f"`state` has {self.memory[:1].numel():,} numbers of memory per text, but this model has {size:,}: "
+                    "another model wrote it; start new documents with state=None."
+                )
             return
         names = [name for name in self.settings if self.settings[name] != settings.get(name)]
         names = ["mechanism"] if "mechanism" in names else names

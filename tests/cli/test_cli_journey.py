@@ -59,7 +59,7 @@ class TestTrain:
         best = min((entry for entry in history if "eval_loss" in entry), key=lambda entry: entry["eval_loss"])
         assert f"loss {best['eval_loss']:.4f} per token, at step {best['step']}" in said
         assert f"{best['eval_perplexity_per_word']:.2f} per word" in said
-        assert f"model: {out / 'model'}" in said
+        assert f"model: {out / 'model'}\nnext: recurrify evaluate {out} --data {texts}\n" in said
         assert (out / "model" / "model.safetensors").stat().st_mtime_ns == before
 
     def test_every_option_reaches_the_settings(self, base: Path, texts: Path, tmp_path: Path) -> None:
@@ -256,5 +256,8 @@ def test_advise_measures_recommends_and_names_the_next_command(tmp_path: Path) -
     result = json.loads(out.read_text())
     assert result["gains"][0]["interval"] is not None  # a single document is read in pieces
     assert {row["role"] for row in result["rows"]} >= {"memory", "windows", "overlap", "longer window"}
+    assert said.startswith(result["advice"][0])
+    assert "(*: recommended)" in said
+    assert sum(" * " in line for line in said.splitlines()) == 1
     assert f"Next: {result['command']}" in said
     assert page.is_file()

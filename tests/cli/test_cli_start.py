@@ -25,8 +25,9 @@ from recurrify.cli import main as cli
 from recurrify.cli import options, probe
 from recurrify.evaluate import probe_run
 from recurrify.evaluate.inspection import REACH
-from recurrify.mechanisms import mechanism_names, recurrence_config
-from recurrify.settings import declaration, setting_docs
+from recurrify.mechanisms import mechanism_config, mechanism_names, recurrence_config, registry
+from recurrify.mechanisms.registry import BUILT_IN
+from recurrify.settings import declaration, setting_docs, setting_types
 from recurrify.train import AnswerSettings, ClassifySettings, TrainSettings, memories
 from support.commands import Command, invoke
 
@@ -63,6 +64,9 @@ for arguments in json.loads(sys.argv.pop()):
 ERRORS = {
     "train --no-such-option": "Error: No such option: --no-such-option.",
     "train --data a --out b": "Error: Missing option '--model'.",
+    "train --out b": "Error: Missing option '--model' and option '--data'.",
+    "inspect": "Error: Missing argument 'MODEL' and option '--data'.",
+    "classify predict": "Error: Missing argument 'MODEL', option '--data' and option '--out'.",
     "train --batch x": "Error: Invalid value for '--batch'",
     "generate a": "Error: Give the text to continue",
     "train --config nowhere.yaml": "Error: `--config` cannot read 'nowhere.yaml'",
@@ -73,6 +77,9 @@ ERRORS = {
     "train --model ./a --data no.txt --out b": "Error: no.txt does not exist",
     "train --model ./a --data stdlib --out b": "Error: There is no folder './a'",
     "add --model ./a --out b --mechanism carry --set slot=3": "has no setting 'slot' (did you mean 'slots'?): its",
+    "train --data a --model ./a --out b --set keep=abc": "`keep` must be a whole number of at least 1: got keep='abc'",
+    "add --model ./a --out b --mechanism carry --set pooling=men": "`pooling` must be 'mean' or 'max' or 'attention':",
+    "probe train --mechanism rsa --set counts=[0,1.5]": "`counts` must be a list, and each entry a whole number: got",
     "add --model pyproject.toml --out b": "Error: 'pyproject.toml' is a file, not a model: give a model's folder",
     "evaluate shipped:bse --data stdlib": "Error: There is no model 'shipped:bse'",
     "evaluate ./a --data stdlib --split tst": "Error: `split` must be",
@@ -84,6 +91,11 @@ ERRORS = {
     "probe ./a --task pass": "Error: There is no probe 'pass': there are passkey",
     "probe train --task x": "Error: There is no probe of symbols 'x'",
     "classify train --model ./a --data no.csv --out b": "Error: no.csv does not exist",
+    "demo --out pyproject.toml/a": "Error: pyproject.toml/a cannot be written to: ",
+    "evaluate ./a --data stdlib --out pyproject.toml/x.json": "pyproject.toml is a file, not a folder; choose another",
+    "evaluate ./a --data stdlib --page pyproject.toml/x.html": "pyproject.toml is a file, not a folder; choose another",
+    "probe ./a --out pyproject.toml/a": "Error: pyproject.toml/a cannot be written to: ",
+    "add --model ./a --out pyproject.toml/a": "Error: pyproject.toml/a cannot be written to: ",
     "qa evaluate ./a --data no.json": "Error: no.json does not exist",
     "scratch train --arch xl --data no.txt --out b --clip 3": "Error: no.txt does not exist",
     "scratch evaluate ./a --data stdlib": "Error: './a' is not a folder",
@@ -166,6 +178,15 @@ def test_names_of_run_settings_and_memory_settings_differ() -> None:
 
 def test_names_without_torch_are_those_of_the_registry() -> None:
     assert memories.mechanism_names() == mechanism_names()
+
+
+@pytest.mark.parametrize("mechanism", BUILT_IN)
+def test_types_of_settings_without_torch_are_those_of_the_config(
+    mechanism: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = mechanism_config(mechanism)
+    monkeypatch.setattr(registry, "_registered", {})
+    assert registry.declared_settings(mechanism) == setting_types(config)
 
 
 def test_defaults_of_probes_are_those_of_the_settings() -> None:

@@ -80,3 +80,17 @@ def test_a_state_of_other_settings_is_rejected_but_windows_may_change() -> None:
     with pytest.raises(UserError, match=r"written with insert_layer=1, but this model has insert_layer=2"):
         recurrent("gpt2", insert_layer=2)(text(2, 4), state=state)
     assert recurrent("gpt2", insert_layer=1, window=7, bptt_windows=2)(text(2, 4), state=state).state is not None
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_memory_of_another_size_is_rejected(known: bool) -> None:
+    """Of another base with the same settings, or of one that wrote no settings."""
+    state = recurrent("gpt2", slots=1)(text(2, 20)).state
+    other = recurrent("gpt2", slots=2)
+    assert state.memory is not None
+    size = state.memory[0].numel()
+    state = state._replace(settings=other.recurrence.memory_settings if known else None)
+    with pytest.raises(
+        UserError, match=f"`state` has {size} numbers of memory per text, but this model has {2 * size}:"
+    ):
+        other(text(2, 4), state=state)

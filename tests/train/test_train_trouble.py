@@ -1,5 +1,7 @@
 """Failures in the middle of a run: numbers that are not finite, and errors of other code."""
 
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -144,3 +146,10 @@ def test_what_libraries_say_of_a_full_disk(said: str, reason: str) -> None:
     check_sentence(
         str(explain_full_disk(RuntimeError(f"{said}\nframe #0: more"), "out")), "'out'", reason, "free some space"
     )
+
+
+def test_a_read_that_fails_is_no_full_disk() -> None:
+    failed = OSError(errno.EIO, os.strerror(errno.EIO), "book.txt")
+    said = str(explain_full_disk(failed, "out"))
+    check_sentence(said, "read or write error of the disk", "book.txt", "run the same command again")
+    assert "free some space" not in said

@@ -9,6 +9,7 @@ from recurrify.cli import options
 from recurrify.cli.settings import memory_settings
 from recurrify.console import busy, say
 from recurrify.errors import UserError
+from recurrify.results import check_takes_files
 from recurrify.train.memories import BEST
 
 
@@ -28,6 +29,7 @@ def add_command(
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{str(out)!r} exists already: choose another --out, or empty the folder.")
+    check_takes_files(out)
     if mechanism == "none":
         raise UserError("`--mechanism none` is no memory: choose another one, or use the model as it is.")
     asked = {"mechanism": mechanism, "window": window, "overlap": overlap, **memory_settings(settings)}

@@ -60,7 +60,6 @@ def advise_command(
     with progress_bar("measuring", advice_tokens(base, texts, memories)) as advance:
         bf16 = where.type == "cuda" and uses_bf16("auto")
         readings = measure_readings(base, texts, memories, rows=batch, bf16=bf16, progress=advance)
-    _show(readings)
     advice = advise(readings, flops, None if state is None else state * 2**20)
     setting = advice.best.row.setting
     command = f"recurrify add --model {model} --window {setting.window} --out with-memory"
@@ -68,8 +67,9 @@ def advise_command(
         command = f"recurrify evaluate {model} --data {data} --window {setting.window} --overlap {setting.overlap}"
     longest = max(len(text.ids) for text in texts)
     note = f"The sample's longest text has {longest:,} tokens: longer contexts were not measured."
-    for line in (*advice.sentences, note, f"Next: {command}"):
-        out_console.print(line, markup=False, highlight=False, soft_wrap=True)
+    _print(*advice.sentences)
+    _show(readings, advice.best)
+    _print(note, f"Next: {command}")
     gains = []
     if advice.gain is not None and advice.rival is not None:
         rival = advice.rival.row.setting
@@ -89,12 +89,18 @@ def advise_command(
     write_results(result, out, page)
 
 
-def _show(readings: Any) -> None:
-    table = Table(box=None, pad_edge=False)
+def _print(*lines: str) -> None:
+    for line in lines:
+        out_console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _show(readings: Any, best: Any) -> None:
+    table = Table(box=None, pad_edge=False, title="All readings (*: recommended)", title_justify="left")
     table.add_column("reading")
     for header in ("ppl/token", "bits/char", "FLOPs/token", "state, MiB"):
         table.add_column(header, justify="right", no_wrap=True)
     for one in readings:
         values = [perplexity_level(one.perplexity, 3), f"{one.row.evaluation.bits_per_character:.4f}"]
-        table.add_row(one.row.setting.label, *values, f"{one.flops:.3g}", f"{one.state_bytes / 2**20:.3g}")
+        label = f"{one.row.setting.label}{' *' if one is best else ''}"
+        table.add_row(label, *values, f"{one.flops:.3g}", f"{one.state_bytes / 2**20:.3g}")
     out_console.print(table, soft_wrap=True)

@@ -18,7 +18,7 @@ from recurrify.cli import classify, options, probe, qa
 from recurrify.cli.add import add_command
 from recurrify.cli.advise import advise_command
 from recurrify.cli.inspect import inspect_command
-from recurrify.cli.names import Commands, closest, formerly
+from recurrify.cli.names import Commands, closest, formerly, missing
 from recurrify.cli.serve import serve_command
 from recurrify.cli.settings import examples
 from recurrify.cli.train import add_train_command
@@ -26,7 +26,7 @@ from recurrify.console import err_console, heartbeat, say
 from recurrify.errors import UserError, first_line, is_out_of_memory
 from recurrify.hub_access import TRUST
 from recurrify.interrupts import CTRL_C, interrupt_code
-from recurrify.results import check_overwrites_nothing, read_given
+from recurrify.results import check_overwrites_nothing, check_takes_files, read_given
 from recurrify.run_lock import run_lock
 
 app = typer.Typer(
@@ -81,6 +81,7 @@ def demo(
 
     Run the same command again to resume.
     """
+    check_takes_files(out)
     options.load_libraries()
     from recurrify.demo import run_demo
     from recurrify.pages.demo import summary
@@ -253,7 +254,7 @@ def main() -> None:
     except (typer.Abort, KeyboardInterrupt):
         code = CTRL_C
     except ClickException as error:
-        message = " ".join(error.format_message().split())
+        message = missing(error) or " ".join(error.format_message().split())
         if not message:  # a command without arguments, which has printed its help
             sys.exit(2)
         if hasattr(error, "option_name"):

@@ -1,4 +1,4 @@
-"""Names of options: earlier ones are still accepted, and a mistyped one is answered with the closest."""
+"""Names of options: earlier ones are accepted, a mistyped one is answered with the closest, missing ones are listed."""
 
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
@@ -8,7 +8,7 @@ from typer.core import TyperGroup
 
 from recurrify.errors import UserError
 
-__all__ = ["Commands", "closest", "formerly"]
+__all__ = ["Commands", "closest", "formerly", "missing"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -60,6 +60,19 @@ def closest(error: Any) -> str:
     near = list(getattr(error, "possibilities", None) or ())
     near = get_close_matches(str(error.option_name), near, n=3, cutoff=0.7) if near else []
     return f" (did you mean {' or '.join(near)}?)" if near else ""
+
+
+def missing(error: Any) -> str:
+    """All required arguments and options that were not given, if the error reports the first of them; else nothing."""
+    if not hasattr(error, "param_type"):
+        return ""
+    given = {*error.ctx.params, *(error.ctx.default_map or ())}
+    names = [
+        f"{one.param_type_name} '{one.opts[0] if one.param_type_name == 'option' else one.name.upper()}'"
+        for one in error.ctx.command.params
+        if one.name not in given and (one.required or (getattr(one, "help", None) or "").endswith("[required]"))
+    ]
+    return f"Missing {' and '.join(filter(None, [', '.join(names[:-1]), names[-1]]))}."
 
 
 def _option(name: str) -> str:

@@ -13,7 +13,7 @@ import typer
 from recurrify.console import busy, say
 from recurrify.errors import UserError
 from recurrify.hub_access import hub_is_reachable
-from recurrify.mechanisms.registry import BUILT_IN, check_names, setting_names
+from recurrify.mechanisms.registry import BUILT_IN, check_names, check_value, setting_names
 from recurrify.model_names import PREFIX, check_model
 from recurrify.results import check_overwrites_nothing
 from recurrify.train.memories import BEST, mechanism_names
@@ -69,12 +69,14 @@ def check_mechanism(name: str, none: bool = True) -> None:
 
 
 def check_memory(given: Mapping[str, Any], none: bool = True) -> None:
-    """Raise `UserError` for an unknown mechanism, and for settings that it does not have."""
+    """Raise `UserError` for an unknown mechanism, and for settings or values that it does not have."""
     mechanism = given.get("mechanism", BEST)
     check_mechanism(mechanism, none)
     names = [name for name in given if name != "mechanism"]
     if mechanism != BEST:
         check_names(mechanism, setting_names(mechanism), names)
+        for name in names:
+            check_value([mechanism], name, given[name])
     elif set(mechanism_names()) == set(BUILT_IN):  # the model may have a mechanism of another package
         known = {name for one in BUILT_IN for name in setting_names(one)}
         for name in names:
@@ -86,6 +88,7 @@ def check_memory(given: Mapping[str, Any], none: bool = True) -> None:
                 raise UserError(
                     f"No mechanism has a setting {name!r}{meant}: {listed}; the others: recurrify train --help-all."
                 )
+            check_value(BUILT_IN, name, given[name])
 
 
 def check_device(name: str) -> None:

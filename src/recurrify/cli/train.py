@@ -1,5 +1,6 @@
 """`recurrify train`: add a memory to a model and fine-tune it on text."""
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +51,14 @@ def train_command(given: dict[str, Any]) -> None:
     if best is not None and is_first():
         typer.echo(
             f"best validation: perplexity {perplexity_level(best['eval_perplexity_per_word'], 2)} per word, "
-            f"loss {best['eval_loss']:.4f} per token, at step {best['step']}"
+            f"loss {best['eval_loss']:.4f} per token, at step {best['step']}, "
+            "the checkpoint with the lowest validation loss"
         )
     end_of_run(result, settings.out)
+    if is_first():
+        command = ["recurrify", "evaluate", settings.out, "--data", settings.data]
+        command += [] if settings.text_field == "text" else ["--text-field", settings.text_field]
+        typer.echo(f"next: {shlex.join(command)}")
 
 
 def end_of_run(result: dict[str, Any], out: str) -> None:

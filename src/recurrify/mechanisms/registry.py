@@ -15,10 +15,11 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from recurrify.errors import UserError
 from recurrify.mechanisms.config import MechanismConfig
+from recurrify.settings import SettingType, check_type, setting_types
 
 GROUP = "recurrify.mechanisms"
 BUILT_IN = {
@@ -93,23 +94,49 @@ def recurrence_config(values: dict[str, Any]) -> MechanismConfig:
 
 
 def setting_names(mechanism: str) -> list[str]:
-    """The settings of a mechanism. Those of built-in ones are read from their source, which takes no import of torch.
+    """The settings of a mechanism.
+
+    Raises:
+        UserError: There is no such mechanism, or its package cannot be loaded.
+    """
+    return list(declared_settings(mechanism))
+
+
+def declared_settings(mechanism: str) -> dict[str, SettingType]:
+    """The settings of a mechanism and their types. Those of built-in ones are read from their source, which takes no
+    import of torch.
 
     Raises:
         UserError: There is no such mechanism, or its package cannot be loaded.
     """
     if mechanism in _registered or mechanism not in BUILT_IN:
-        return [field.name for field in fields(mechanism_config(mechanism))]
+        return setting_types(mechanism_config(mechanism))
     module, _, name = BUILT_IN[mechanism].partition(":")
     source = Path(__file__).with_name(f"{module.rpartition('.')[2]}.py").read_text(encoding="utf-8")
     body = next(node.body for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == name)
-    own = [
-        node.target.id
+    own = {
+        node.target.id: (_type_of(node.annotation), _at_least(node.value))
         for node in body
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
         if not ast.unparse(node.annotation).startswith("ClassVar")
-    ]
-    return [*(field.name for field in fields(MechanismConfig)), *own]
+    }
+    return setting_types(MechanismConfig) | own
+
+
+def _type_of(annotation: ast.expr) -> Any:
+    return eval(ast.unparse(annotation), {"Literal": Literal})
+
+
+def _at_least(default: ast.expr | None) -> float | None:
+    """The `at_least` of a field that is declared with `setting`."""
+    named = default.keywords if isinstance(default, ast.Call) else []
+    return next((ast.literal_eval(one.value) for one in named if one.arg == "at_least"), None)
+
+
+def check_value(mechanisms: Iterable[str], name: str, value: Any) -> None:
+    """Raise `UserError` for a value of a setting that none of the mechanisms takes."""
+    declared = [known[name] for one in mechanisms if name in (known := declared_settings(one))]
+    check_type(name, tuple(value) if isinstance(value, list) else value, *declared)  # JSON has lists only
 
 
 def check_names(mechanism: str, known: Sequence[str], given: Iterable[str], chosen: str = "") -> None:

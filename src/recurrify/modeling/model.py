@@ -108,6 +108,8 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
             if self.mechanism.config != self.recurrence:  # with settings that were left to the base
                 self.recurrence = self.mechanism.config
                 config.recurrence = self.recurrence.to_dict()
+        # Now: sharded parameters cannot be read at all times.
+        self.state_size = 0 if self.mechanism is None else self.mechanism.state_size()
         self._check_fits(self.recurrence)
         self.versions_of_base = versions_of(base)
         """Of its weights when the memory was added."""
@@ -430,7 +432,7 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
                 f"`state` has {state.rows} rows, but `input_ids` has {len(input_ids)}: "
                 "pick rows with state.select, or start new documents with state=None."
             )
-        state.check_readable(self.recurrence.memory_settings)
+        state.check_readable(self.recurrence.memory_settings, self.state_size)
         if attention_mask is not None:
             attention_mask = attention_mask[:, -input_ids.shape[1] :]
         packed = pack(input_ids, attention_mask, state)

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from recurrify.console import heartbeat, say, time_left
+from recurrify.console import Pace, heartbeat, say, time_left
 from recurrify.errors import UserError
 from recurrify.evaluate.perplexity import StoppedEvaluation
 from recurrify.interrupts import Interrupt
@@ -131,11 +131,13 @@ class ShowProgress(TrainerCallback):
         self.shown = ExitStack()
         self.bar: Progress | None = None
         self.started, self.first_step = 0.0, 0
+        self.pace = Pace()
         self.text, self.loss, self.valid = f"preparing the first step{first_step}", "", ""
         self.validated, self.steps = 0, 0
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.started, self.first_step = time.monotonic(), state.global_step
+        self.pace.report(state.global_step)
         if not state.is_world_process_zero:
             return
         if self.console.is_terminal and not self.label:
@@ -159,12 +161,13 @@ class ShowProgress(TrainerCallback):
             return
         self.steps += 1
         done, seconds = state.global_step - self.first_step, time.monotonic() - self.started
+        self.pace.report(state.global_step)
         speed = done * self.tokens_per_step / max(seconds, 1e-9)
         self.text = f"step {state.global_step}/{state.max_steps}{self.loss}{self.valid}  {speed:,.0f} tokens/s"
         if self.bar is not None:
             self.bar.update(self.bar.tasks[0].id, completed=state.global_step, text=self.text)
             return
-        self.text += f"  {time_left((state.max_steps - state.global_step) * seconds / max(done, 1))}"
+        self.text += f"  {time_left(self.pace.seconds_left(state.max_steps) or 0.0)}"
         if state.global_step == state.max_steps:
             say(self._line())
 

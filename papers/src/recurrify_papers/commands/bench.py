@@ -8,6 +8,7 @@ import typer
 from recurrify import UserError
 from recurrify.cli import formerly, options
 from recurrify.console import err_console, show_table
+from recurrify.results import check_takes_files
 
 PARTS = ("training", "start", "lengths", "generation", "batching", "reading", "naive", "peers")
 SIZES = "auto, tiny, small, gpt2, smollm2, llama-1b"
@@ -50,6 +51,7 @@ def bench_command(
         if part not in PARTS:
             raise UserError(f"Unknown part {part!r}: choose from {', '.join(PARTS)}.")
     options.check_device(device)
+    check_takes_files(out)
     if not only_page:
         options.load_libraries()
     from recurrify_papers.bench.results import bench_tables, load_parts
