@@ -1,6 +1,8 @@
 """`recurrify forecast` from a CSV to a page, and what it rejects."""
 
 import json
+import subprocess
+import sys
 
 import pandas as pd
 import pytest
@@ -57,6 +59,14 @@ def test_from_a_csv_to_a_forecast_and_a_page(run, tmp_path):
     table = pd.read_csv(tmp_path / "next.csv")
     assert list(table) == ["date", "a", "a_low", "a_high", "b", "b_low", "b_high"]
     assert len(table) == 6
+
+
+def test_training_does_without_transformers(write_csv, tmp_path):
+    program = "import sys; from recurrify_papers.commands.forecast import app; app(standalone_mode=False); "
+    command = ["train", "--data", write_csv(), "--out", tmp_path / "run", *SMALL, "--epochs", "1"]
+    ended = subprocess.run([sys.executable, "-c", program + "assert 'transformers' not in sys.modules", *command])
+    assert ended.returncode == 0
+    assert (tmp_path / "run" / "evaluation.json").is_file()
 
 
 def test_finished_run_is_not_repeated(run, write_csv):

@@ -1,7 +1,9 @@
 """`recurrify forecast`: train, evaluate and predict on any CSV with dates; and Table 1 of the RSA paper."""
 
+import sys
 import time
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,7 +11,7 @@ import typer
 
 from recurrify import UserError
 from recurrify.cli import examples, formerly, options, parse_setting, settings_command
-from recurrify.console import say, show_table
+from recurrify.console import busy, say, show_table
 from recurrify.records import LOCK_FILE
 from recurrify.results import (
     check_overwrites_nothing,
@@ -53,7 +55,7 @@ def train(given: dict[str, Any]) -> None:
     options.check_device(settings.device)
     from recurrify.run_lock import run_lock
 
-    options.load_libraries()
+    _load_torch()
     with run_lock(folder), full_disk_explained(str(folder)):
         _train(settings, folder)
 
@@ -97,6 +99,12 @@ def _train(settings: ForecastSettings, folder: Path) -> None:
             "the best weights so far are" if result["history"] else "less than an epoch was trained; its weights are"
         )
         say(f"The time is up: {reached} saved. Run the same command to resume.")
+
+
+def _load_torch() -> None:
+    if "torch" not in sys.modules:
+        with busy("loading PyTorch"):
+            import_module("torch")
 
 
 def _check_file(path: Path) -> None:
@@ -191,7 +199,7 @@ def _run_data(run: Path, data: Path | None) -> tuple["Trained", ForecastSettings
         raise UserError(f"There is no forecaster in {str(run)!r}: pass the --out folder of `recurrify forecast train`.")
     path = data or Path(settings.data)
     _check_file(path)
-    options.load_libraries()
+    _load_torch()
     from recurrify_papers.forecast.forecaster import load_trained
 
     trained = load_trained(run)
@@ -212,9 +220,9 @@ def predict(
     level: Annotated[float, typer.Option(help="Of the intervals: 0.5, 0.8, 0.9 or 0.95.")] = 0.9,
 ) -> None:
     """Forecast after the end of a file, with intervals, in original units and in the file's format."""
+    trained, settings, series = _run_data(run, data)
     from recurrify_papers.forecast.forecaster import forecast_after
 
-    trained, settings, series = _run_data(run, data)
     check_overwrites_nothing(out, data, run, settings.data, content=b"")
     table = forecast_after(trained, series, level)
     write_whole(out, table.to_csv(index=False, lineterminator="\n").encode("utf-8"))
