@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 from recurrify.errors import UserError
 from recurrify_papers.commands.forecast import app
-from recurrify_papers.forecast import load_trained
+from recurrify_papers.forecast import forecaster, load_trained
+from recurrify_papers.forecast.scoring import backtest
 
 SMALL = [
     "--model", "rsa-informer", "--past", "24", "--horizon", "6", "--width", "16", "--set", "heads=4", "--device", "cpu",
@@ -67,6 +68,22 @@ def test_training_does_without_transformers(write_csv, tmp_path):
     ended = subprocess.run([sys.executable, "-c", program + "assert 'transformers' not in sys.modules", *command])
     assert ended.returncode == 0
     assert (tmp_path / "run" / "evaluation.json").is_file()
+
+
+def test_chosen_model_is_tested_once(write_csv, tmp_path, monkeypatch):
+    tested = []
+
+    def counting(model, data, part, *windows):
+        tested.append((type(model).__name__, part))
+        return backtest(model, data, part, *windows)
+
+    monkeypatch.setattr(forecaster, "backtest", counting)
+    forecast("train", "--data", write_csv(), "--out", tmp_path / "run", "--model", "nlinear", "--horizon", "6")
+    assert tested.count(("RidgeForecaster", "test")) == 1
+    trained = (tmp_path / "run" / "evaluation.json").read_text()
+    forecast("evaluate", tmp_path / "run")
+    again = (tmp_path / "run" / "evaluation.json").read_text()
+    assert json.loads(again)["scores"] == json.loads(trained)["scores"]
 
 
 def test_finished_run_is_not_repeated(run, write_csv):

@@ -24,7 +24,7 @@ from recurrify.results import (
 from recurrify_papers.forecast.settings import NAIVE, ForecastSettings
 
 if TYPE_CHECKING:
-    from recurrify_papers.forecast.forecaster import Trained
+    from recurrify_papers.forecast.forecaster import Fitted, Trained
     from recurrify_papers.forecast.reading import Series
 
 app = typer.Typer(
@@ -91,8 +91,7 @@ def _train(settings: ForecastSettings, folder: Path) -> None:
         "repairs": series.repairs,
         "provenance": _origin(settings, series, started),
     }
-    models = {one.name: one.model for one in fitted.candidates}
-    _evaluate(fitted.trained, settings, series, folder / EVALUATION_FILE, models)
+    _evaluate(fitted.trained, settings, series, folder / EVALUATION_FILE, fitted)
     save_result(folder / RESULT_FILE, result)  # last: it marks the run as finished
     if not result["finished"]:
         reached = (
@@ -148,7 +147,7 @@ def _evaluate(
     settings: ForecastSettings,
     series: "Series",
     path: Path,
-    models: dict[str, Any] | None = None,
+    fitted: "Fitted | None" = None,
     unseen: bool = True,
 ) -> None:
     """Score a model and others on the test part; print a table, write the result and the page."""
@@ -156,7 +155,7 @@ def _evaluate(
     from recurrify_papers.forecast.page import SCORES, verdict, write_page
 
     started = time.time()
-    result = evaluation(trained, series, settings, models, unseen)
+    result = evaluation(trained, series, settings, fitted, unseen)
     result["provenance"] = _origin(settings, series, started)
     save_result(path, result)
     shown = {name: title for name, title in SCORES.items() if name != "crps"}

@@ -180,7 +180,8 @@ class WindowedSeries:
     ) -> None:
         self.series, self.split, self.scaling = series, split, scaling
         self.past, self.horizon = past, horizon
-        self.values_TC = torch.tensor(scaling.apply(series), dtype=torch.float32, device=device)
+        values_TC = np.ascontiguousarray(scaling.apply(series))  # or sums would be rounded differently
+        self.values_TC = torch.tensor(values_TC, dtype=torch.float32, device=device)
         self.times_TF = torch.tensor(all_times(series, series.dates, scaling), device=device)
         self.offsets = torch.arange(past + horizon, device=device)
         season = max(usual_season(series), horizon)

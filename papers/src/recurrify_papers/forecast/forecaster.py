@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
@@ -83,6 +83,8 @@ class Fitted:
     trained: Trained
     chosen: Candidate
     candidates: list[Candidate]
+    test: Backtest
+    """Of the chosen model."""
 
 
 def windows_of(settings: ForecastSettings, series: Series) -> WindowedSeries:
@@ -116,7 +118,7 @@ def fit_series(
         candidates = [train_candidate(settings, data, folder, watch, shows_bar)]
     chosen = best_of(candidates) if len(candidates) > 1 else candidates[0]
     with precision_context(settings):
-        latest = backtest(chosen.model, data, "test")
+        test = backtest(chosen.model, data, "test")
     assert settings.season
     assert settings.horizon
     trained = Trained(
@@ -129,11 +131,11 @@ def fit_series(
         season=settings.season,
         horizon=settings.horizon,
         scaling=data.scaling,
-        half_widths=tracked_intervals(chosen.valid, latest)[1],
+        half_widths=tracked_intervals(chosen.valid, test)[1],
         spread_rows=data.spread_rows,
         valid_end=str(series.dates[data.split.valid_end - 1]),
     )
-    return Fitted(trained, chosen, candidates)
+    return Fitted(trained, chosen, candidates, test)
 
 
 def save_trained(trained: Trained, folder: str | Path) -> None:
@@ -245,9 +247,14 @@ class Tested:
 
 
 def rolling_test(
-    trained: Trained, series: Series, settings: ForecastSettings, unseen: bool = True, windows: int | None = None
+    trained: Trained,
+    series: Series,
+    settings: ForecastSettings,
+    unseen: bool = True,
+    windows: int | None = None,
+    later: Backtest | None = None,
 ) -> Tested:
-    """Backtest on the test part; `unseen` leaves out dates that the training used."""
+    """Backtest on the test part, unless `later` is one; `unseen` leaves out dates that the training used."""
     series = matching(trained, series)
     split = split_rows(series, settings.split)
     if unseen:
@@ -258,7 +265,7 @@ def rolling_test(
     data = WindowedSeries(series, split, trained.scaling, past, trained.horizon, settings.device)
     with precision_context(settings):
         earlier = backtest(trained.validated.to(settings.device), data, "valid")
-        later = backtest(trained.model.to(settings.device), data, "test", windows)
+        later = later or backtest(trained.model.to(settings.device), data, "test", windows)
     return Tested(data, later, tracked_intervals(earlier, later)[0])
 
 
@@ -302,18 +309,19 @@ def evaluation(
     trained: Trained,
     series: Series,
     settings: ForecastSettings,
-    models: Mapping[str, nn.Module] | None = None,
+    fitted: Fitted | None = None,
     unseen: bool = True,
 ) -> dict[str, Any]:
-    """Scores on the test part, the chosen model first; `models` are other candidates by name.
+    """Scores on the test part, the chosen model first; right after the training, also those of its other candidates.
 
     `chosen` has errors of the chosen model on the windows on which another one was scored.
     """
-    tested = rolling_test(trained, series, settings, unseen)
+    tested = rolling_test(trained, series, settings, unseen, later=fitted.test if fitted else None)
     data = tested.data
     rows = [{"model": trained.name} | scores(tested.found, data, trained.season, tested.half_widths)]
     known = replace(settings, season=trained.season, horizon=trained.horizon)
-    others = {name: naive_model(replace(known, model=name)) for name in NAIVE} | dict(models or {})
+    others: dict[str, nn.Module] = {name: naive_model(replace(known, model=name)) for name in NAIVE}
+    others |= {one.name: one.model for one in fitted.candidates} if fitted else {}
     for name, model in others.items():
         if name != trained.name:
             found = backtest(model, data, "test", AUTO_WINDOWS if name in AUTO_NETWORKS else None)
