@@ -32,7 +32,7 @@ from recurrify_papers.forecast.candidates import (
 )
 from recurrify_papers.forecast.data import Scaling, Split, WindowedSeries, all_times, split_rows, spread_before
 from recurrify_papers.forecast.reading import Series, Source, read_series
-from recurrify_papers.forecast.scoring import LEVELS, Backtest, backtest, long_table, scores, tracked_intervals
+from recurrify_papers.forecast.scoring import LEVELS, Backtest, backtest, scores, tracked_intervals
 from recurrify_papers.forecast.settings import NAIVE, ForecastSettings
 from recurrify_papers.forecast.training import Watch, precision_context
 from recurrify_papers.models import forecasters, informer
@@ -271,15 +271,18 @@ def rolling_test(
 
 def cross_validation(tested: Tested, level: float = 0.9) -> pd.DataFrame:
     """Rolling-origin forecasts as one long table: unique_id, date, cutoff, y, forecast, low, high."""
-    found, percent, dates = tested.found, LEVELS[level_index(level)], tested.data.series.dates
-    cutoffs = np.tile(np.repeat(found.first_rows - 1, tested.data.horizon), tested.data.channels)
-    table = long_table(found, tested.data, tested.half_widths).assign(cutoff=dates[cutoffs])
-    floor_C = tested.data.scaling.undo(tested.data.scaling.floor)
-    lower = f"forecast-lo-{percent}"
-    table[lower] = np.maximum(table[lower], np.minimum(floor_C[table["unique_id"].cat.codes], table["forecast"]))
-    names = {"ds": "date", lower: "low", f"forecast-hi-{percent}": "high"}
-    columns = ["unique_id", "date", "cutoff", "y", "forecast", "low", "high"]
-    return table.rename(columns=names).astype({"unique_id": str})[columns]
+    found, data, half_NPC = tested.found, tested.data, tested.half_widths[level_index(level)]
+    lowest = np.minimum(data.scaling.floor, found.forecast)
+    parts = {"y": found.truth, "forecast": found.forecast}
+    parts |= {"low": np.maximum(found.forecast - half_NPC, lowest), "high": found.forecast + half_NPC}
+    original = {name: data.scaling.undo(values.astype(np.float64)) for name, values in parts.items()}
+    windows, horizon, channels = found.truth.shape
+    rows = np.tile((found.first_rows[:, None] + np.arange(horizon)).ravel(), channels)
+    cutoffs = np.tile(np.repeat(found.first_rows - 1, horizon), channels)
+    columns: dict[str, Any] = {"unique_id": np.repeat(np.array(data.series.columns, dtype=object), windows * horizon)}
+    columns |= {"date": data.series.dates[rows], "cutoff": data.series.dates[cutoffs]}
+    columns |= {name: values.transpose(2, 0, 1).ravel() for name, values in original.items()}
+    return pd.DataFrame(columns)
 
 
 def shown_windows(tested: Tested) -> list[dict[str, Any]]:
