@@ -244,6 +244,17 @@ def test_a_file_is_no_folder(tmp_path: Path) -> None:
         save_result(tmp_path / "file" / "deep" / "result.json", {})
 
 
+def test_place_that_cannot_be_written_is_reported_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("x", encoding="utf-8")
+    with pytest.raises(UserError, match="file is a file, not a folder"):
+        check_overwrites_nothing(tmp_path / "file" / "result.json")
+    monkeypatch.setattr(os, "access", lambda *_: False)  # as for a user without the right
+    with pytest.raises(UserError, match="is read-only: choose another name"):
+        check_overwrites_nothing(tmp_path / "result.json")
+
+
 def test_special_files_and_links(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UserError, match="is not a regular file"):

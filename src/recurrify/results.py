@@ -213,9 +213,7 @@ def write_whole(path: str | Path, content: bytes) -> None:
             raise UserError(f"{path} is not a regular file: give the name of a file.")
         if path.is_symlink():  # the file that it names is replaced, not the link
             path = path.resolve()
-        above = next(one for one in path.parents if one.exists())
-        if not above.is_dir():
-            raise UserError(f"{path} cannot be written, because {above} is a file, not a folder: choose another name.")
+        _check_above(path)
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -229,6 +227,14 @@ def write_whole(path: str | Path, content: bytes) -> None:
     except OSError as error:
         reason = error.strerror or str(error)
         raise UserError(f"{path} could not be written: {reason}. The previous file is unchanged.") from error
+
+
+def _check_above(path: Path) -> None:
+    """Raise `UserError` if the folder of a file is a file itself, or read-only."""
+    above = next(one for one in path.parents if one.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        kind = "read-only" if above.is_dir() else "a file, not a folder"
+        raise UserError(f"{path} cannot be written, because {above} is {kind}: choose another name.")
 
 
 def set_earlier_aside(path: Path, result: Mapping[str, Any]) -> Path | None:
@@ -248,7 +254,7 @@ def set_earlier_aside(path: Path, result: Mapping[str, Any]) -> Path | None:
 
 
 def check_overwrites_nothing(out: Path | None, *read: str | Path | None, content: bytes = b"{") -> None:
-    """Before long work: raise `UserError` if writing `out` would overwrite an input or a file of another kind.
+    """Before long work: raise `UserError` if `out` cannot be written or would replace an input or another kind of file.
 
     Args:
         out: Where the result goes.
@@ -259,6 +265,7 @@ def check_overwrites_nothing(out: Path | None, *read: str | Path | None, content
         return
     try:
         place = out.expanduser().resolve()
+        _check_above(place)
         if not place.exists():
             return
         if not place.is_file():

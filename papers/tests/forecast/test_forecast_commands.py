@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from recurrify.errors import UserError
+from recurrify_papers.commands import forecast as commands
 from recurrify_papers.commands.forecast import app
 from recurrify_papers.forecast import forecaster, load_trained
 from recurrify_papers.forecast.scoring import backtest
@@ -147,6 +148,22 @@ def test_existing_files_are_not_overwritten(run, write_csv, tmp_path):
     (tmp_path / "some.csv").unlink()
     with pytest.raises(UserError, match="pass the file with --data"):
         forecast("predict", run, "--out", tmp_path / "next.csv")
+
+
+def test_bad_places_are_reported_before_torch_is_loaded(run, write_csv, tmp_path, monkeypatch):
+    monkeypatch.setattr(commands, "_load_torch", lambda: pytest.fail("torch is loaded"))
+    out = tmp_path / "some.csv" / "next"
+    for command in (["train", "--data", write_csv()], ["evaluate", run], ["predict", run]):
+        with pytest.raises(UserError, match="is a file, not a folder"):
+            forecast(*command, "--out", out)
+    (tmp_path / "ETTh1.csv").touch()
+    with pytest.raises(UserError, match="is a file, not a folder"):
+        forecast("table1", "--data", tmp_path, "--only", "ETTh1-24", "--out", out)
+    with pytest.raises(UserError, match=r"ETTh2.csv does not exist"):
+        forecast("table1", "--data", tmp_path, "--out", out)
+    (run / "model" / "config.json").unlink()
+    with pytest.raises(UserError, match="has no model yet"):
+        forecast("evaluate", run)
 
 
 def test_help_is_short_and_all_of_it_lists_every_setting():

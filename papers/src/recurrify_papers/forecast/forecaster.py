@@ -18,6 +18,7 @@ from torch import nn
 from recurrify import UserError
 from recurrify.attention import RecurrenceEncoding
 from recurrify.data import pick_device
+from recurrify.records import CONFIG_FILE, MODEL_FOLDER
 from recurrify.results import write_whole
 from recurrify_papers.forecast.candidates import (
     AUTO_NETWORKS,
@@ -37,7 +38,7 @@ from recurrify_papers.forecast.settings import NAIVE, ForecastSettings
 from recurrify_papers.forecast.training import Watch, precision_context
 from recurrify_papers.models import forecasters, informer
 
-CONFIG_FILE, WEIGHTS_FILE, MODEL_FOLDER = "config.json", "model.safetensors", "model"
+WEIGHTS_FILE = "model.safetensors"
 FORMAT = "recurrify forecaster 5"
 SHOWN_WINDOWS, SHOWN_FORECASTS, SHOWN_LEVEL = 4, 160, 90
 """Windows of each column whose forecasts are part of an evaluation; with many columns one is."""
