@@ -12,7 +12,9 @@ from recurrify.errors import UserError
 from recurrify_papers.commands import forecast as commands
 from recurrify_papers.commands.forecast import app
 from recurrify_papers.forecast import forecaster, load_trained
+from recurrify_papers.forecast.page import MODEL_TERMS, step_words
 from recurrify_papers.forecast.scoring import backtest
+from recurrify_papers.forecast.settings import MODELS
 
 SMALL = [
     "--model", "rsa-informer", "--past", "24", "--horizon", "6", "--width", "16", "--set", "heads=4", "--device", "cpu",
@@ -45,7 +47,9 @@ def test_from_a_csv_to_a_forecast_and_a_page(run, tmp_path):
     for part in (
         "nlinear is better by",
         "MASE",
-        "Error by horizon",
+        "6 steps of 1 hour",
+        "Error by number of steps ahead",
+        "Linear regression on the differences to the last value.",
         "90 % intervals hold",
         "Scores by column",
     ):
@@ -53,7 +57,7 @@ def test_from_a_csv_to_a_forecast_and_a_page(run, tmp_path):
     assert "2020-01-17" in page  # dates, not row numbers
     assert "https://" not in page.split("<script")[0]
     output = forecast("evaluate", run)
-    assert "(MAE) than seasonal naive, MASE" in output
+    assert "(MAE) than repeating the last season, MASE" in output
     scores = json.loads((run / "evaluation.json").read_text())["scores"]
     assert [row["model"] for row in scores] == ["nlinear", "last-value", "seasonal"]
     assert scores[0]["mse"] < scores[2]["mse"]
@@ -164,6 +168,12 @@ def test_bad_places_are_reported_before_torch_is_loaded(run, write_csv, tmp_path
     (run / "model" / "config.json").unlink()
     with pytest.raises(UserError, match="has no model yet"):
         forecast("evaluate", run)
+
+
+def test_page_names_every_model_and_step():
+    assert set(MODEL_TERMS) == set(MODELS) - {"auto"}
+    steps = {"h": "1 hour", "15min": "15 minutes", "W-SUN": "1 week", "2QS-OCT": "2 quarters", "us": "us"}
+    assert {step: step_words(step) for step in steps} == steps
 
 
 def test_help_is_short_and_all_of_it_lists_every_setting():
