@@ -1,18 +1,16 @@
-"""A trained forecaster: `fit`, `predict`, `cross_validate`, `evaluate`, and a folder to save it in."""
+"""From a series to a trained forecaster, its forecasts and scores; and a folder to save it in."""
 
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
-from sklearn.base import BaseEstimator
 from torch import nn
 
 from recurrify import UserError
@@ -32,7 +30,7 @@ from recurrify_papers.forecast.candidates import (
     train_candidates,
 )
 from recurrify_papers.forecast.data import Scaling, Split, WindowedSeries, all_times, split_rows, spread_before
-from recurrify_papers.forecast.reading import Series, Source, read_series
+from recurrify_papers.forecast.reading import Series
 from recurrify_papers.forecast.scoring import LEVELS, Backtest, backtest, scores, tracked_intervals
 from recurrify_papers.forecast.settings import NAIVE, ForecastSettings
 from recurrify_papers.forecast.training import Watch, precision_context
@@ -75,6 +73,11 @@ class Trained:
     """Of a short file: `half_widths` are multiples of the spread of so many rows before the forecast."""
     valid_end: str
     """Date of the last validation row: later ones were not used to choose anything."""
+
+    @property
+    def past(self) -> int:
+        """Rows that the model reads."""
+        return self.model.config.past  # type: ignore[union-attr, return-value]
 
 
 @dataclass(frozen=True)
@@ -191,9 +194,10 @@ def matching(trained: Trained, series: Series) -> Series:
             f"The step of {series.name} is {series.frequency!r}, that of the model {trained.frequency!r}: pass "
             f"--resample {trained.frequency}, or train another model."
         )
-    past: int = trained.model.config.past  # type: ignore[union-attr, assignment]
-    if len(series.dates) < past:
-        raise UserError(f"{series.name} has {len(series.dates)} rows, but the model reads {past}: use a longer file.")
+    if len(series.dates) < trained.past:
+        raise UserError(
+            f"{series.name} has {len(series.dates)} rows, but the model reads {trained.past}: use a longer file."
+        )
     return series.only(trained.columns)
 
 
@@ -207,9 +211,8 @@ def level_index(level: float) -> int:
 @torch.inference_mode()
 def forecast_after(trained: Trained, series: Series, level: float = 0.9) -> pd.DataFrame:
     """The forecast after the last date, in the format of the file: long, or columns x, x_low and x_high."""
-    series, place = matching(trained, series), level_index(level)
+    series, place, past = matching(trained, series), level_index(level), trained.past
     later = pd.date_range(series.dates[-1], periods=trained.horizon + 1, freq=trained.frequency)[1:]
-    past: int = trained.model.config.past  # type: ignore[union-attr, assignment]
     device = next(iter(trained.model.state_dict().values()), torch.zeros(())).device
     times = all_times(series, series.dates[-past:].append(later), trained.scaling)
     values_TC = trained.scaling.apply(series)
@@ -261,9 +264,8 @@ def rolling_test(
     if unseen:
         seen = int((series.dates <= pd.Timestamp(trained.valid_end)).sum())
         split = Split(split.train_end, max(split.valid_end, seen), split.test_end)
-    past: int = trained.model.config.past  # type: ignore[union-attr, assignment]
     settings = replace(settings, device=str(pick_device(settings.device)))
-    data = WindowedSeries(series, split, trained.scaling, past, trained.horizon, settings.device)
+    data = WindowedSeries(series, split, trained.scaling, trained.past, trained.horizon, settings.device)
     with precision_context(settings):
         earlier = backtest(trained.validated.to(settings.device), data, "valid")
         later = later or backtest(trained.model.to(settings.device), data, "test", windows)
@@ -291,8 +293,8 @@ def shown_windows(tested: Tested) -> list[dict[str, Any]]:
     series, horizon = tested.data.series, tested.data.horizon
     count = max(1, min(SHOWN_WINDOWS, SHOWN_FORECASTS // len(series.columns)))
     chosen = np.unique(np.linspace(len(tested.found.first_rows) - 1, 0, count).round().astype(int))
-    parts = {entry.name: getattr(tested.found, entry.name)[chosen] for entry in fields(Backtest)}
-    some = replace(tested, found=Backtest(**parts), half_widths=tested.half_widths[:, chosen])
+    found = tested.found.at(tested.found.first_rows[chosen])
+    some = replace(tested, found=found, half_widths=tested.half_widths[:, chosen])
     table = cross_validation(some, SHOWN_LEVEL / 100)
     shown = []
     for (column, cutoff), window in table.groupby(["unique_id", "cutoff"], sort=False):
@@ -356,74 +358,3 @@ def gates(model: nn.Module) -> dict[str, float]:
         for name, module in model.named_modules()
         if isinstance(module, RecurrenceEncoding)
     }
-
-
-class Forecaster(BaseEstimator):
-    """Forecasts the columns of a DataFrame or CSV file, in the manner of scikit-learn.
-
-    Args:
-        model: `auto` tries several within `max_minutes` and chooses on validation; or the name of one (`MODELS`).
-        horizon: rows to forecast; None is about a season.
-        settings: other fields of `ForecastSettings`, such as `{"width": 64}`.
-    """
-
-    def __init__(
-        self,
-        model: str = "auto",
-        horizon: int | None = None,
-        *,
-        date_column: str | None = None,
-        id_column: str | None = None,
-        columns: Sequence[str] | None = None,
-        known: Sequence[str] | None = None,
-        freq: str | None = None,
-        resample: str | None = None,
-        max_minutes: float | None = None,
-        seed: int = 0,
-        settings: dict[str, Any] | None = None,
-    ) -> None:
-        self.model, self.horizon, self.date_column, self.id_column = model, horizon, date_column, id_column
-        self.columns, self.known, self.freq, self.resample = columns, known, freq, resample
-        self.max_minutes, self.seed, self.settings = max_minutes, seed, settings
-
-    def _settings(self) -> ForecastSettings:
-        mine = {name: value for name, value in self.get_params(deep=False).items() if name != "settings"}
-        return ForecastSettings(data="", **mine | (self.settings or {}))
-
-    def _read(self, data: Source | None) -> Series:
-        return self.series_ if data is None else read_series(data, **self._settings().layout)
-
-    def fit(self, data: Source, y: None = None) -> Self:
-        """Train on a file or DataFrame; the last parts of it are for validation and test."""
-        self.series_ = read_series(data, **self._settings().layout)
-        fitted = fit_series(self._settings(), self.series_, say=lambda _: None)
-        self.trained_, self.candidates_ = fitted.trained, {one.name: one.valid.mse for one in fitted.candidates}
-        return self
-
-    def predict(self, data: Source | None = None, level: float = 0.9) -> pd.DataFrame:
-        """The forecast after the last date of the data (by default those of `fit`), with intervals."""
-        return forecast_after(self.trained_, self._read(data), level)
-
-    def cross_validate(
-        self, data: Source | None = None, level: float = 0.9, windows: int | None = None
-    ) -> pd.DataFrame:
-        """Rolling-origin forecasts of the test part: id, date, cutoff, y, forecast, low, high."""
-        series = self._read(data)
-        table = cross_validation(rolling_test(self.trained_, series, self._settings(), windows=windows), level)
-        return table.rename(columns={"unique_id": series.id_column or "unique_id", "date": series.date_column})
-
-    def evaluate(self, data: Source | None = None) -> dict[str, Any]:
-        """MSE, MAE, MASE, sMAPE, CRPS and coverage on the test part."""
-        tested = rolling_test(self.trained_, self._read(data), self._settings())
-        return scores(tested.found, tested.data, self.trained_.season, tested.half_widths)
-
-    def save(self, folder: str | Path) -> None:
-        save_trained(self.trained_, folder)
-
-    @classmethod
-    def load(cls, folder: str | Path, **settings: Any) -> Self:
-        """What `save` or `recurrify forecast train` wrote; `predict` then needs data."""
-        trained = load_trained(folder)
-        forecaster = cls(horizon=trained.horizon, known=trained.known, **settings)
-        forecaster.trained_ = trained
-        return forecaster
