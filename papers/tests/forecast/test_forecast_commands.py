@@ -1,14 +1,20 @@
 """`recurrify forecast` from a CSV to a page, and what it rejects."""
 
 import json
+import subprocess
+import sys
 
 import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
 from recurrify.errors import UserError
+from recurrify_papers.commands import forecast as commands
 from recurrify_papers.commands.forecast import app
-from recurrify_papers.forecast import load_trained
+from recurrify_papers.forecast import forecaster, load_trained
+from recurrify_papers.forecast.page import MODEL_TERMS, step_words
+from recurrify_papers.forecast.scoring import backtest
+from recurrify_papers.forecast.settings import MODELS
 
 SMALL = [
     "--model", "rsa-informer", "--past", "24", "--horizon", "6", "--width", "16", "--set", "heads=4", "--device", "cpu",
@@ -41,7 +47,9 @@ def test_from_a_csv_to_a_forecast_and_a_page(run, tmp_path):
     for part in (
         "nlinear is better by",
         "MASE",
-        "Error by horizon",
+        "6 steps of 1 hour",
+        "Error by number of steps ahead",
+        "Linear regression on the differences to the last value.",
         "90 % intervals hold",
         "Scores by column",
     ):
@@ -49,7 +57,7 @@ def test_from_a_csv_to_a_forecast_and_a_page(run, tmp_path):
     assert "2020-01-17" in page  # dates, not row numbers
     assert "https://" not in page.split("<script")[0]
     output = forecast("evaluate", run)
-    assert "(MAE) than seasonal naive, MASE" in output
+    assert "(MAE) than repeating the last season, MASE" in output
     scores = json.loads((run / "evaluation.json").read_text())["scores"]
     assert [row["model"] for row in scores] == ["nlinear", "last-value", "seasonal"]
     assert scores[0]["mse"] < scores[2]["mse"]
@@ -57,6 +65,30 @@ def test_from_a_csv_to_a_forecast_and_a_page(run, tmp_path):
     table = pd.read_csv(tmp_path / "next.csv")
     assert list(table) == ["date", "a", "a_low", "a_high", "b", "b_low", "b_high"]
     assert len(table) == 6
+
+
+def test_training_does_without_transformers(write_csv, tmp_path):
+    program = "import sys; from recurrify_papers.commands.forecast import app; app(standalone_mode=False); "
+    command = ["train", "--data", write_csv(), "--out", tmp_path / "run", *SMALL, "--epochs", "1"]
+    ended = subprocess.run([sys.executable, "-c", program + "assert 'transformers' not in sys.modules", *command])
+    assert ended.returncode == 0
+    assert (tmp_path / "run" / "evaluation.json").is_file()
+
+
+def test_chosen_model_is_tested_once(write_csv, tmp_path, monkeypatch):
+    tested = []
+
+    def counting(model, data, part, *windows):
+        tested.append((type(model).__name__, part))
+        return backtest(model, data, part, *windows)
+
+    monkeypatch.setattr(forecaster, "backtest", counting)
+    forecast("train", "--data", write_csv(), "--out", tmp_path / "run", "--model", "nlinear", "--horizon", "6")
+    assert tested.count(("RidgeForecaster", "test")) == 1
+    trained = (tmp_path / "run" / "evaluation.json").read_text()
+    forecast("evaluate", tmp_path / "run")
+    again = (tmp_path / "run" / "evaluation.json").read_text()
+    assert json.loads(again)["scores"] == json.loads(trained)["scores"]
 
 
 def test_finished_run_is_not_repeated(run, write_csv):
@@ -120,6 +152,28 @@ def test_existing_files_are_not_overwritten(run, write_csv, tmp_path):
     (tmp_path / "some.csv").unlink()
     with pytest.raises(UserError, match="pass the file with --data"):
         forecast("predict", run, "--out", tmp_path / "next.csv")
+
+
+def test_bad_places_are_reported_before_torch_is_loaded(run, write_csv, tmp_path, monkeypatch):
+    monkeypatch.setattr(commands, "_load_torch", lambda: pytest.fail("torch is loaded"))
+    out = tmp_path / "some.csv" / "next"
+    for command in (["train", "--data", write_csv()], ["evaluate", run], ["predict", run]):
+        with pytest.raises(UserError, match="is a file, not a folder"):
+            forecast(*command, "--out", out)
+    (tmp_path / "ETTh1.csv").touch()
+    with pytest.raises(UserError, match="is a file, not a folder"):
+        forecast("table1", "--data", tmp_path, "--only", "ETTh1-24", "--out", out)
+    with pytest.raises(UserError, match=r"ETTh2.csv does not exist"):
+        forecast("table1", "--data", tmp_path, "--out", out)
+    (run / "model" / "config.json").unlink()
+    with pytest.raises(UserError, match="has no model yet"):
+        forecast("evaluate", run)
+
+
+def test_page_names_every_model_and_step():
+    assert set(MODEL_TERMS) == set(MODELS) - {"auto"}
+    steps = {"h": "1 hour", "15min": "15 minutes", "W-SUN": "1 week", "2QS-OCT": "2 quarters", "us": "us"}
+    assert {step: step_words(step) for step in steps} == steps
 
 
 def test_help_is_short_and_all_of_it_lists_every_setting():

@@ -1,10 +1,14 @@
 """Metrics have their definitions; intervals use known errors only and follow a drift."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+from utilsforecast import losses
+from utilsforecast.evaluation import evaluate
 
 from recurrify.errors import UserError
 from recurrify_papers.forecast.data import Scaling, Split, WindowedSeries
@@ -42,30 +46,47 @@ def test_backtest_forecasts_every_window(data, found):
         np.testing.assert_allclose(found.forecast[index], values[first - 24 : first - 18], rtol=1e-6)
 
 
-def test_metrics_have_their_definitions(data, found):
+def test_scores_are_those_of_utilsforecast(data, found):
     half = np.random.default_rng(0).random((len(LEVELS), *found.truth.shape)).cumsum(axis=0)
     result = scores(found, data, 24, half)
-    truth, forecast = data.scaling.undo(found.truth), data.scaling.undo(found.forecast)
-    error, width = np.abs(truth - forecast), half * data.scaling.spread
-    naive = np.abs(data.train_values[24:] - data.train_values[:-24]).mean(axis=0)
-    losses = []
-    for level, one in zip(LEVELS, width, strict=True):
-        for quantile, sign in (((1 - level / 100) / 2, -1), ((1 + level / 100) / 2, 1)):
-            apart = truth - (forecast + sign * one)
-            losses.append(np.maximum(quantile * apart, (quantile - 1) * apart).mean(axis=(0, 1)))
-    expected = {
-        "mse": ((found.forecast - found.truth) ** 2).mean(axis=(0, 1)),
-        "mae_original": error.mean(axis=(0, 1)),
-        "mase": error.mean(axis=(0, 1)) / naive,
-        "smape": (error / (np.abs(truth) + np.abs(forecast))).mean(axis=(0, 1)),
-        "crps": 2 * np.mean(losses, axis=0) / np.abs(truth).mean(axis=(0, 1)),
-    }
-    for name, by_column in expected.items():
-        assert result[name] == pytest.approx(by_column.mean(), rel=1e-4), name
-        assert result["columns"]["b"][name] == pytest.approx(by_column[1], rel=1e-4)
-    assert result["coverage"][2]["held"] == pytest.approx((found.errors <= half[2]).mean())
-    assert result["coverage"][2]["level"] == 90
+    ends = {f"forecast-lo-{level}": found.forecast - one for level, one in zip(LEVELS, half, strict=True)}
+    ends |= {f"forecast-hi-{level}": found.forecast + one for level, one in zip(LEVELS, half, strict=True)}
+    parts = {"y": found.truth, "forecast": found.forecast} | ends
+    table = pd.concat(
+        pd.DataFrame({name: data.scaling.undo(part)[..., index].ravel() for name, part in parts.items()}).assign(
+            unique_id=name, ds=np.arange(found.truth[..., 0].size)
+        )
+        for index, name in enumerate("ab")
+    )
+    train = pd.DataFrame(data.train_values, columns=["a", "b"]).melt(var_name="unique_id", value_name="y")
+    train["ds"] = np.tile(np.arange(120), 2)
+    mase = partial(losses.mase, seasonality=24)
+    metrics = [losses.mse, losses.mae, mase, losses.smape, losses.scaled_crps, losses.coverage]
+    expected = evaluate(table, metrics, train_df=train, level=list(LEVELS)).set_index(["unique_id", "metric"])[
+        "forecast"
+    ]
+    names = {"mse": "mse_original", "mae": "mae_original", "scaled_crps": "crps"}
+    for index, column in enumerate("ab"):
+        for metric in ("mse", "mae", "mase", "smape", "scaled_crps"):
+            own = result["columns"][column][names.get(metric, metric)]
+            assert own == pytest.approx(expected[column, metric], rel=1e-5), metric
+        for one in result["coverage"]:
+            assert one["by_column"][column] == expected[column, f"coverage_level{one['level']}"]
+        scaled = ((found.forecast - found.truth) ** 2)[..., index].mean()
+        assert result["columns"][column]["mse"] == pytest.approx(scaled, rel=1e-5)
+    for name in ("mse", "mae", "mase", "smape", "crps"):
+        assert result[name] == pytest.approx(np.mean([result["columns"][column][name] for column in "ab"]))
     assert np.mean(result["mse_by_horizon"]) == pytest.approx(result["mse"], rel=1e-5)
+    assert np.mean(result["mae_by_horizon"]) == pytest.approx(result["mae"], rel=1e-5)
+
+
+def test_column_that_is_constant_in_training_has_no_mase_and_zeros_no_smape(data, found):
+    series = replace(data.series, values=np.zeros_like(data.series.values))
+    still = WindowedSeries(series, data.split, Scaling.of(series, 120), 24, 6)
+    nothing = replace(found, forecast=np.zeros_like(found.forecast), truth=np.zeros_like(found.truth))
+    result = scores(nothing, still, 24)
+    assert np.isnan(result["mase"])
+    assert (result["smape"], result["mse"]) == (0, 0)
 
 
 def test_some_windows_are_spread_evenly(data):

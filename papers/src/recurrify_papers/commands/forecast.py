@@ -1,7 +1,9 @@
 """`recurrify forecast`: train, evaluate and predict on any CSV with dates; and Table 1 of the RSA paper."""
 
+import sys
 import time
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,8 +11,8 @@ import typer
 
 from recurrify import UserError
 from recurrify.cli import examples, formerly, options, parse_setting, settings_command
-from recurrify.console import say, show_table
-from recurrify.records import LOCK_FILE
+from recurrify.console import busy, say, show_table
+from recurrify.records import LOCK_FILE, MODEL_FOLDER, RESULT_FILE, RUN_FILE, check_has_model, check_takes_results
 from recurrify.results import (
     check_overwrites_nothing,
     full_disk_explained,
@@ -22,7 +24,7 @@ from recurrify.results import (
 from recurrify_papers.forecast.settings import NAIVE, ForecastSettings
 
 if TYPE_CHECKING:
-    from recurrify_papers.forecast.forecaster import Trained
+    from recurrify_papers.forecast.forecaster import Fitted, Trained
     from recurrify_papers.forecast.reading import Series
 
 app = typer.Typer(
@@ -30,7 +32,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
-RESULT_FILE, EVALUATION_FILE, PAGE_FILE = "result.json", "evaluation.json", "forecast.html"
+EVALUATION_FILE, PAGE_FILE = "evaluation.json", "forecast.html"
 OUT = Path("runs/forecast")
 Run = Annotated[Path, typer.Argument(help="The --out folder of `recurrify forecast train`.")]
 OtherData = Annotated[Path | None, typer.Option(help="Another file with the same columns and step.")]
@@ -51,22 +53,23 @@ def train(given: dict[str, Any]) -> None:
     settings = ForecastSettings(**given | {"out": str(folder)})
     _check_file(Path(settings.data))
     options.check_device(settings.device)
+    check_overwrites_nothing(folder / RUN_FILE)
     from recurrify.run_lock import run_lock
 
-    options.load_libraries()
     with run_lock(folder), full_disk_explained(str(folder)):
         _train(settings, folder)
 
 
 def _train(settings: ForecastSettings, folder: Path) -> None:
-    from recurrify_papers.forecast.candidates import resolved
-    from recurrify_papers.forecast.forecaster import MODEL_FOLDER, fit_series, save_trained, windows_of
-
     started, series = time.time(), _read(settings)
     settings = replace(settings, data_checksum=series.checksum)
     if _is_finished(settings, folder):
         say(f"{str(folder)!r} is finished: nothing is left to do")
         return
+    _load_torch()
+    from recurrify_papers.forecast.candidates import resolved
+    from recurrify_papers.forecast.forecaster import fit_series, save_trained, windows_of
+
     windows_of(resolved(settings, series), series)  # rejects invalid lengths before anything is written
     settings.write()
     fitted = fit_series(settings, series, say, folder, _say_epoch, shows_bar=True)
@@ -89,14 +92,19 @@ def _train(settings: ForecastSettings, folder: Path) -> None:
         "repairs": series.repairs,
         "provenance": _origin(settings, series, started),
     }
-    models = {one.name: one.model for one in fitted.candidates}
-    _evaluate(fitted.trained, settings, series, folder / EVALUATION_FILE, models)
+    _evaluate(fitted.trained, settings, series, folder / EVALUATION_FILE, fitted)
     save_result(folder / RESULT_FILE, result)  # last: it marks the run as finished
     if not result["finished"]:
         reached = (
             "the best weights so far are" if result["history"] else "less than an epoch was trained; its weights are"
         )
         say(f"The time is up: {reached} saved. Run the same command to resume.")
+
+
+def _load_torch() -> None:
+    if "torch" not in sys.modules:
+        with busy("loading PyTorch"):
+            import_module("torch")
 
 
 def _check_file(path: Path) -> None:
@@ -140,7 +148,7 @@ def _evaluate(
     settings: ForecastSettings,
     series: "Series",
     path: Path,
-    models: dict[str, Any] | None = None,
+    fitted: "Fitted | None" = None,
     unseen: bool = True,
 ) -> None:
     """Score a model and others on the test part; print a table, write the result and the page."""
@@ -148,7 +156,7 @@ def _evaluate(
     from recurrify_papers.forecast.page import SCORES, verdict, write_page
 
     started = time.time()
-    result = evaluation(trained, series, settings, models, unseen)
+    result = evaluation(trained, series, settings, fitted, unseen)
     result["provenance"] = _origin(settings, series, started)
     save_result(path, result)
     shown = {name: title for name, title in SCORES.items() if name != "crps"}
@@ -178,20 +186,25 @@ def evaluate(
     device: options.Device = "auto",
 ) -> None:
     """Score every window of the test part (a rolling-origin backtest), with naive forecasts for comparison."""
-    trained, settings, series = _run_data(run, data)
-    check_overwrites_nothing(out, data, run, settings.data)
+    options.check_device(device)
+    trained, settings, series = _run_data(run, data, out)
     name = EVALUATION_FILE if data is None else f"evaluation-{series.name}.json"
     settings = replace(settings, device=device)
     _evaluate(trained, settings, series, out or run / name, unseen=not other_series)
 
 
-def _run_data(run: Path, data: Path | None) -> tuple["Trained", ForecastSettings, "Series"]:
+def _run_data(
+    run: Path, data: Path | None, out: Path | None, content: bytes = b"{"
+) -> tuple["Trained", ForecastSettings, "Series"]:
+    """What a command reads; `out`, which begins with `content`, is what it will write."""
     settings = ForecastSettings.read(run)
     if settings is None:
         raise UserError(f"There is no forecaster in {str(run)!r}: pass the --out folder of `recurrify forecast train`.")
     path = data or Path(settings.data)
     _check_file(path)
-    options.load_libraries()
+    check_has_model(run)
+    check_overwrites_nothing(out, data, run, settings.data, content=content)
+    _load_torch()
     from recurrify_papers.forecast.forecaster import load_trained
 
     trained = load_trained(run)
@@ -212,10 +225,9 @@ def predict(
     level: Annotated[float, typer.Option(help="Of the intervals: 0.5, 0.8, 0.9 or 0.95.")] = 0.9,
 ) -> None:
     """Forecast after the end of a file, with intervals, in original units and in the file's format."""
+    trained, _, series = _run_data(run, data, out, content=b"")
     from recurrify_papers.forecast.forecaster import forecast_after
 
-    trained, settings, series = _run_data(run, data)
-    check_overwrites_nothing(out, data, run, settings.data, content=b"")
     table = forecast_after(trained, series, level)
     write_whole(out, table.to_csv(index=False, lineterminator="\n").encode("utf-8"))
     dates = table[series.date_column]
@@ -246,12 +258,18 @@ def table1(
     device: options.Device = "auto",
 ) -> None:
     """Table 1 of the RSA paper: print the published and our committed results, or run it with --data."""
-    from recurrify.data import pick_device
     from recurrify_papers.forecast import table1 as reproduction
 
     if data is None:
         rows = reproduction.committed_rows()
     else:
+        planned = reproduction.chosen_settings(only)
+        reproduction.check_files(data, planned)
+        check_takes_results(out)
+        options.check_device(device)
+        _load_torch()
+        from recurrify.data import pick_device
+
         chosen = reproduction.Recipe(
             models=tuple(name.strip() for name in models.split(",")),
             seeds=seeds,
@@ -259,6 +277,6 @@ def table1(
             changed=dict(map(parse_setting, settings or [])),
             device=str(pick_device(device)),
         )
-        rows = reproduction.run_table(data, out, reproduction.chosen_settings(only), chosen, say)
+        rows = reproduction.run_table(data, out, planned, chosen, say)
     for line in reproduction.markdown(rows):
         typer.echo(line)

@@ -1,4 +1,4 @@
-"""Split, scale and cut a series into windows on the device: a batch is one look-up by index.
+"""Split, scale and cut a series into windows on the device: a batch is picked from a view of all windows.
 
 Shapes: T rows of the file, C columns, F time features, B batch, L rows of past, P rows to forecast.
 """
@@ -180,16 +180,16 @@ class WindowedSeries:
     ) -> None:
         self.series, self.split, self.scaling = series, split, scaling
         self.past, self.horizon = past, horizon
-        self.values_TC = torch.tensor(scaling.apply(series), dtype=torch.float32, device=device)
+        values_TC = np.ascontiguousarray(scaling.apply(series))  # or sums would be rounded differently
+        self.values_TC = torch.tensor(values_TC, dtype=torch.float32, device=device)
         self.times_TF = torch.tensor(all_times(series, series.dates, scaling), device=device)
-        self.offsets = torch.arange(past + horizon, device=device)
         season = max(usual_season(series), horizon)
         self.spread_rows = min(season, split.train_end) if self.is_short else 0
 
     def with_past(self, past: int) -> "WindowedSeries":
         """The same series in windows with another past; the forecasts of validation and test stay at the same rows."""
         other = copy.copy(self)
-        other.past, other.offsets = past, torch.arange(past + self.horizon, device=self.offsets.device)
+        other.past = past
         return other
 
     def with_validation(self) -> "WindowedSeries":
@@ -240,14 +240,14 @@ class WindowedSeries:
     def starts(self, part: Part, most: int | None = None) -> Tensor:
         """The first row of every window of a part in order of time, or of `most` windows spread evenly over it."""
         found = self._starts(part)
-        starts = torch.arange(found.start, max(found.start, found.stop), device=self.offsets.device)
+        starts = torch.arange(found.start, max(found.start, found.stop), device=self.values_TC.device)
         if most is None or most >= len(starts):
             return starts
         return starts[torch.linspace(0, len(starts) - 1, most, dtype=torch.float64).round().long().to(starts.device)]
 
     def batch(self, starts_B: Tensor) -> Batch:
-        rows = starts_B[:, None] + self.offsets
-        values, times = self.values_TC[rows], self.times_TF[rows]
+        windows = (part.unfold(0, self.past + self.horizon, 1) for part in (self.values_TC, self.times_TF))  # views
+        values, times = (window.transpose(1, 2).index_select(0, starts_B) for window in windows)
         return Batch(values[:, : self.past], times[:, : self.past], values[:, self.past :], times[:, self.past :])
 
 

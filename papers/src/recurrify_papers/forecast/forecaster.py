@@ -1,23 +1,22 @@
-"""A trained forecaster: `fit`, `predict`, `cross_validate`, `evaluate`, and a folder to save it in."""
+"""From a series to a trained forecaster, its forecasts and scores; and a folder to save it in."""
 
 import json
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
-from sklearn.base import BaseEstimator
 from torch import nn
 
 from recurrify import UserError
 from recurrify.attention import RecurrenceEncoding
 from recurrify.data import pick_device
+from recurrify.records import CONFIG_FILE, MODEL_FOLDER
 from recurrify.results import write_whole
 from recurrify_papers.forecast.candidates import (
     AUTO_NETWORKS,
@@ -31,13 +30,13 @@ from recurrify_papers.forecast.candidates import (
     train_candidates,
 )
 from recurrify_papers.forecast.data import Scaling, Split, WindowedSeries, all_times, split_rows, spread_before
-from recurrify_papers.forecast.reading import Series, Source, read_series
-from recurrify_papers.forecast.scoring import LEVELS, Backtest, backtest, long_table, scores, tracked_intervals
+from recurrify_papers.forecast.reading import Series
+from recurrify_papers.forecast.scoring import LEVELS, Backtest, backtest, scores, tracked_intervals
 from recurrify_papers.forecast.settings import NAIVE, ForecastSettings
 from recurrify_papers.forecast.training import Watch, precision_context
 from recurrify_papers.models import forecasters, informer
 
-CONFIG_FILE, WEIGHTS_FILE, MODEL_FOLDER = "config.json", "model.safetensors", "model"
+WEIGHTS_FILE = "model.safetensors"
 FORMAT = "recurrify forecaster 5"
 SHOWN_WINDOWS, SHOWN_FORECASTS, SHOWN_LEVEL = 4, 160, 90
 """Windows of each column whose forecasts are part of an evaluation; with many columns one is."""
@@ -75,6 +74,11 @@ class Trained:
     valid_end: str
     """Date of the last validation row: later ones were not used to choose anything."""
 
+    @property
+    def past(self) -> int:
+        """Rows that the model reads."""
+        return self.model.config.past  # type: ignore[union-attr, return-value]
+
 
 @dataclass(frozen=True)
 class Fitted:
@@ -83,6 +87,8 @@ class Fitted:
     trained: Trained
     chosen: Candidate
     candidates: list[Candidate]
+    test: Backtest
+    """Of the chosen model."""
 
 
 def windows_of(settings: ForecastSettings, series: Series) -> WindowedSeries:
@@ -116,7 +122,7 @@ def fit_series(
         candidates = [train_candidate(settings, data, folder, watch, shows_bar)]
     chosen = best_of(candidates) if len(candidates) > 1 else candidates[0]
     with precision_context(settings):
-        latest = backtest(chosen.model, data, "test")
+        test = backtest(chosen.model, data, "test")
     assert settings.season
     assert settings.horizon
     trained = Trained(
@@ -129,11 +135,11 @@ def fit_series(
         season=settings.season,
         horizon=settings.horizon,
         scaling=data.scaling,
-        half_widths=tracked_intervals(chosen.valid, latest)[1],
+        half_widths=tracked_intervals(chosen.valid, test)[1],
         spread_rows=data.spread_rows,
         valid_end=str(series.dates[data.split.valid_end - 1]),
     )
-    return Fitted(trained, chosen, candidates)
+    return Fitted(trained, chosen, candidates, test)
 
 
 def save_trained(trained: Trained, folder: str | Path) -> None:
@@ -188,9 +194,10 @@ def matching(trained: Trained, series: Series) -> Series:
             f"The step of {series.name} is {series.frequency!r}, that of the model {trained.frequency!r}: pass "
             f"--resample {trained.frequency}, or train another model."
         )
-    past: int = trained.model.config.past  # type: ignore[union-attr, assignment]
-    if len(series.dates) < past:
-        raise UserError(f"{series.name} has {len(series.dates)} rows, but the model reads {past}: use a longer file.")
+    if len(series.dates) < trained.past:
+        raise UserError(
+            f"{series.name} has {len(series.dates)} rows, but the model reads {trained.past}: use a longer file."
+        )
     return series.only(trained.columns)
 
 
@@ -204,9 +211,8 @@ def level_index(level: float) -> int:
 @torch.inference_mode()
 def forecast_after(trained: Trained, series: Series, level: float = 0.9) -> pd.DataFrame:
     """The forecast after the last date, in the format of the file: long, or columns x, x_low and x_high."""
-    series, place = matching(trained, series), level_index(level)
+    series, place, past = matching(trained, series), level_index(level), trained.past
     later = pd.date_range(series.dates[-1], periods=trained.horizon + 1, freq=trained.frequency)[1:]
-    past: int = trained.model.config.past  # type: ignore[union-attr, assignment]
     device = next(iter(trained.model.state_dict().values()), torch.zeros(())).device
     times = all_times(series, series.dates[-past:].append(later), trained.scaling)
     values_TC = trained.scaling.apply(series)
@@ -245,34 +251,41 @@ class Tested:
 
 
 def rolling_test(
-    trained: Trained, series: Series, settings: ForecastSettings, unseen: bool = True, windows: int | None = None
+    trained: Trained,
+    series: Series,
+    settings: ForecastSettings,
+    unseen: bool = True,
+    windows: int | None = None,
+    later: Backtest | None = None,
 ) -> Tested:
-    """Backtest on the test part; `unseen` leaves out dates that the training used."""
+    """Backtest on the test part, unless `later` is one; `unseen` leaves out dates that the training used."""
     series = matching(trained, series)
     split = split_rows(series, settings.split)
     if unseen:
         seen = int((series.dates <= pd.Timestamp(trained.valid_end)).sum())
         split = Split(split.train_end, max(split.valid_end, seen), split.test_end)
-    past: int = trained.model.config.past  # type: ignore[union-attr, assignment]
     settings = replace(settings, device=str(pick_device(settings.device)))
-    data = WindowedSeries(series, split, trained.scaling, past, trained.horizon, settings.device)
+    data = WindowedSeries(series, split, trained.scaling, trained.past, trained.horizon, settings.device)
     with precision_context(settings):
         earlier = backtest(trained.validated.to(settings.device), data, "valid")
-        later = backtest(trained.model.to(settings.device), data, "test", windows)
+        later = later or backtest(trained.model.to(settings.device), data, "test", windows)
     return Tested(data, later, tracked_intervals(earlier, later)[0])
 
 
 def cross_validation(tested: Tested, level: float = 0.9) -> pd.DataFrame:
     """Rolling-origin forecasts as one long table: unique_id, date, cutoff, y, forecast, low, high."""
-    found, percent, dates = tested.found, LEVELS[level_index(level)], tested.data.series.dates
-    cutoffs = np.tile(np.repeat(found.first_rows - 1, tested.data.horizon), tested.data.channels)
-    table = long_table(found, tested.data, tested.half_widths).assign(cutoff=dates[cutoffs])
-    floor_C = tested.data.scaling.undo(tested.data.scaling.floor)
-    lower = f"forecast-lo-{percent}"
-    table[lower] = np.maximum(table[lower], np.minimum(floor_C[table["unique_id"].cat.codes], table["forecast"]))
-    names = {"ds": "date", lower: "low", f"forecast-hi-{percent}": "high"}
-    columns = ["unique_id", "date", "cutoff", "y", "forecast", "low", "high"]
-    return table.rename(columns=names).astype({"unique_id": str})[columns]
+    found, data, half_NPC = tested.found, tested.data, tested.half_widths[level_index(level)]
+    lowest = np.minimum(data.scaling.floor, found.forecast)
+    parts = {"y": found.truth, "forecast": found.forecast}
+    parts |= {"low": np.maximum(found.forecast - half_NPC, lowest), "high": found.forecast + half_NPC}
+    original = {name: data.scaling.undo(values.astype(np.float64)) for name, values in parts.items()}
+    windows, horizon, channels = found.truth.shape
+    rows = np.tile((found.first_rows[:, None] + np.arange(horizon)).ravel(), channels)
+    cutoffs = np.tile(np.repeat(found.first_rows - 1, horizon), channels)
+    columns: dict[str, Any] = {"unique_id": np.repeat(np.array(data.series.columns, dtype=object), windows * horizon)}
+    columns |= {"date": data.series.dates[rows], "cutoff": data.series.dates[cutoffs]}
+    columns |= {name: values.transpose(2, 0, 1).ravel() for name, values in original.items()}
+    return pd.DataFrame(columns)
 
 
 def shown_windows(tested: Tested) -> list[dict[str, Any]]:
@@ -280,8 +293,8 @@ def shown_windows(tested: Tested) -> list[dict[str, Any]]:
     series, horizon = tested.data.series, tested.data.horizon
     count = max(1, min(SHOWN_WINDOWS, SHOWN_FORECASTS // len(series.columns)))
     chosen = np.unique(np.linspace(len(tested.found.first_rows) - 1, 0, count).round().astype(int))
-    parts = {entry.name: getattr(tested.found, entry.name)[chosen] for entry in fields(Backtest)}
-    some = replace(tested, found=Backtest(**parts), half_widths=tested.half_widths[:, chosen])
+    found = tested.found.at(tested.found.first_rows[chosen])
+    some = replace(tested, found=found, half_widths=tested.half_widths[:, chosen])
     table = cross_validation(some, SHOWN_LEVEL / 100)
     shown = []
     for (column, cutoff), window in table.groupby(["unique_id", "cutoff"], sort=False):
@@ -302,18 +315,19 @@ def evaluation(
     trained: Trained,
     series: Series,
     settings: ForecastSettings,
-    models: Mapping[str, nn.Module] | None = None,
+    fitted: Fitted | None = None,
     unseen: bool = True,
 ) -> dict[str, Any]:
-    """Scores on the test part, the chosen model first; `models` are other candidates by name.
+    """Scores on the test part, the chosen model first; right after the training, also those of its other candidates.
 
     `chosen` has errors of the chosen model on the windows on which another one was scored.
     """
-    tested = rolling_test(trained, series, settings, unseen)
+    tested = rolling_test(trained, series, settings, unseen, later=fitted.test if fitted else None)
     data = tested.data
     rows = [{"model": trained.name} | scores(tested.found, data, trained.season, tested.half_widths)]
     known = replace(settings, season=trained.season, horizon=trained.horizon)
-    others = {name: naive_model(replace(known, model=name)) for name in NAIVE} | dict(models or {})
+    others: dict[str, nn.Module] = {name: naive_model(replace(known, model=name)) for name in NAIVE}
+    others |= {one.name: one.model for one in fitted.candidates} if fitted else {}
     for name, model in others.items():
         if name != trained.name:
             found = backtest(model, data, "test", AUTO_WINDOWS if name in AUTO_NETWORKS else None)
@@ -344,74 +358,3 @@ def gates(model: nn.Module) -> dict[str, float]:
         for name, module in model.named_modules()
         if isinstance(module, RecurrenceEncoding)
     }
-
-
-class Forecaster(BaseEstimator):
-    """Forecasts the columns of a DataFrame or CSV file, in the manner of scikit-learn.
-
-    Args:
-        model: `auto` tries several within `max_minutes` and chooses on validation; or the name of one (`MODELS`).
-        horizon: rows to forecast; None is about a season.
-        settings: other fields of `ForecastSettings`, such as `{"width": 64}`.
-    """
-
-    def __init__(
-        self,
-        model: str = "auto",
-        horizon: int | None = None,
-        *,
-        date_column: str | None = None,
-        id_column: str | None = None,
-        columns: Sequence[str] | None = None,
-        known: Sequence[str] | None = None,
-        freq: str | None = None,
-        resample: str | None = None,
-        max_minutes: float | None = None,
-        seed: int = 0,
-        settings: dict[str, Any] | None = None,
-    ) -> None:
-        self.model, self.horizon, self.date_column, self.id_column = model, horizon, date_column, id_column
-        self.columns, self.known, self.freq, self.resample = columns, known, freq, resample
-        self.max_minutes, self.seed, self.settings = max_minutes, seed, settings
-
-    def _settings(self) -> ForecastSettings:
-        mine = {name: value for name, value in self.get_params(deep=False).items() if name != "settings"}
-        return ForecastSettings(data="", **mine | (self.settings or {}))
-
-    def _read(self, data: Source | None) -> Series:
-        return self.series_ if data is None else read_series(data, **self._settings().layout)
-
-    def fit(self, data: Source, y: None = None) -> Self:
-        """Train on a file or DataFrame; the last parts of it are for validation and test."""
-        self.series_ = read_series(data, **self._settings().layout)
-        fitted = fit_series(self._settings(), self.series_, say=lambda _: None)
-        self.trained_, self.candidates_ = fitted.trained, {one.name: one.valid.mse for one in fitted.candidates}
-        return self
-
-    def predict(self, data: Source | None = None, level: float = 0.9) -> pd.DataFrame:
-        """The forecast after the last date of the data (by default those of `fit`), with intervals."""
-        return forecast_after(self.trained_, self._read(data), level)
-
-    def cross_validate(
-        self, data: Source | None = None, level: float = 0.9, windows: int | None = None
-    ) -> pd.DataFrame:
-        """Rolling-origin forecasts of the test part: id, date, cutoff, y, forecast, low, high."""
-        series = self._read(data)
-        table = cross_validation(rolling_test(self.trained_, series, self._settings(), windows=windows), level)
-        return table.rename(columns={"unique_id": series.id_column or "unique_id", "date": series.date_column})
-
-    def evaluate(self, data: Source | None = None) -> dict[str, Any]:
-        """MSE, MAE, MASE, sMAPE, CRPS and coverage on the test part."""
-        tested = rolling_test(self.trained_, self._read(data), self._settings())
-        return scores(tested.found, tested.data, self.trained_.season, tested.half_widths)
-
-    def save(self, folder: str | Path) -> None:
-        save_trained(self.trained_, folder)
-
-    @classmethod
-    def load(cls, folder: str | Path, **settings: Any) -> Self:
-        """What `save` or `recurrify forecast train` wrote; `predict` then needs data."""
-        trained = load_trained(folder)
-        forecaster = cls(horizon=trained.horizon, known=trained.known, **settings)
-        forecaster.trained_ = trained
-        return forecaster

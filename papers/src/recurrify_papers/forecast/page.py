@@ -17,8 +17,34 @@ TERMS = (
     ("sMAPE", "Absolute error divided by the sum of the absolute values of truth and forecast; 0 to 1."),
     ("CRPS", "Scaled quantile loss of the intervals, divided by the mean absolute value; lower is better."),
     ("coverage", "How much of the truth lay inside the intervals; a 90 % interval should hold 90 %."),
-    ("seasonal, last-value", "Repeat the last season or the last value. A model that loses to them is of no use."),
 )
+MODEL_TERMS = {
+    "last-value": "Repeats the last value.",
+    "seasonal": "Seasonal naive: repeats the last season. A model that loses to it is of no use.",
+    "nlinear": "Linear regression on the differences to the last value.",
+    "dlinear": "Linear regression on the trend and the remainder.",
+    "median": "Linear regression on the differences over a season, with the least absolute errors.",
+    "average": "The mean of nlinear and median.",
+    "ets": "Exponential smoothing (AutoETS of statsforecast), fitted to each window.",
+    "theta": "The theta method (AutoTheta of statsforecast), fitted to each window.",
+    "arima": "ARIMA (AutoARIMA of statsforecast), fitted to each window.",
+    "linear": "One linear map of the trend and one of the remainder, trained by gradient descent.",
+    "tsmixer": "TSMixer of neuralforecast: a network of dense layers that mix rows and columns.",
+    "transformer": "A transformer with encoder and decoder.",
+    "informer": "Informer: a transformer that computes its attention for some rows only.",
+    "rsa-transformer": "The transformer with recurrence in its self-attention.",
+    "rsa-informer": "Informer with recurrence in its self-attention.",
+}
+UNITS = {"s": "second", "min": "minute", "h": "hour", "D": "day", "B": "business day", "W": "week", "M": "month"}
+UNITS |= {"MS": "month", "ME": "month", "QS": "quarter", "QE": "quarter", "YS": "year", "YE": "year"}
+
+
+def step_words(frequency: str) -> str:
+    """A step as pandas writes it (15min, W-SUN) in words."""
+    unit = frequency.lstrip("0123456789")
+    count = frequency.removesuffix(unit) or "1"
+    word = UNITS.get(unit.partition("-")[0])
+    return frequency if word is None else f"{count} {word}{'s' * (count != '1')}"
 
 
 def verdict(result: Mapping[str, Any]) -> str:
@@ -30,7 +56,7 @@ def verdict(result: Mapping[str, Any]) -> str:
     words = [f"{'better' if change > 0 else 'worse'} by {abs(change):.0%}" for change in changes]
     same = words[0].split()[0] == words[1].split()[0]
     second = words[1].split(" by ")[1] if same else words[1]
-    return f"{own['model']} is {words[0]} (MSE) and {second} (MAE) than seasonal naive{mase}."
+    return f"{own['model']} is {words[0]} (MSE) and {second} (MAE) than repeating the last season{mase}."
 
 
 def _change(result: Mapping[str, Any], name: str = "mse") -> Any:
@@ -48,11 +74,12 @@ def write_page(result: Mapping[str, Any], path: str | Path) -> None:
     answer = Verdict(
         verdict(result),
         number="" if change is None else f"{change:+.0%}".replace("+", "−") if change > 0 else f"+{-change:.0%}",
-        what="MSE, compared with the seasonal naive forecast",
+        what="mean squared error (MSE), compared with repeating the last season",
         facts=facts,
         tone="" if change is None else "better" if change > 0 else "worse",
     )
     blocks: list[Block] = [horizon_chart(result), score_table(result)]
+    blocks.append(Terms([(row["model"], MODEL_TERMS[row["model"]]) for row in result["scores"]]))
     if len(result["columns"]) > 1:
         blocks.append(Fold("Scores by column", [column_table(result)]))
     if result["gates"]:
@@ -60,7 +87,7 @@ def write_page(result: Mapping[str, Any], path: str | Path) -> None:
         blocks.append(Table("Share of the recurrence (gates)", ["layer", Column("gate", numbers.fixed)], rows))
     blocks += [Text(f"Repaired: {repair}.", "note") for repair in result["repairs"]]
     blocks.append(Fold("What the words mean", [Terms(TERMS)]))
-    title = f"Forecast of {result['data']}: {result['horizon']} steps of {result['frequency']}"
+    title = f"Forecast of {result['data']}: {result['horizon']} steps of {step_words(result['frequency'])}"
     write_file(path, Page(title, answer, blocks, forecast_chart(result), result["provenance"]))
 
 
@@ -114,7 +141,15 @@ def horizon_chart(result: Mapping[str, Any]) -> Chart:
         for step, error in enumerate(row["mse_by_horizon"], start=1)
     ]
     return line_chart(
-        records, x="step", y="MSE", series="model", title="Error by horizon", x_title="steps ahead", y_from_zero=True
+        records,
+        x="step",
+        y="MSE",
+        series="model",
+        title="Error by number of steps ahead",
+        x_title=f"steps ahead, each {step_words(result['frequency'])}",
+        y_title="mean squared error (MSE)",
+        y_from_zero=True,
+        caption="The mean over all windows of the test part; lower is better.",
     )
 
 

@@ -187,11 +187,15 @@ def train_one(config: dict[str, Any], folder: Path, say: Say) -> dict[str, Any] 
     return {"row": row, "provenance": origin}
 
 
+def check_files(data: Path, settings: Sequence[Setting]) -> None:
+    for path in (data / f"{one.data}.csv" for one in settings):
+        if not path.is_file():
+            raise UserError(f"{path} does not exist: --data must be a folder with it.")
+
+
 def run_table(data: Path, out: Path, settings: Sequence[Setting], recipe: Recipe, say: Say) -> list[Row]:
     """Run what is missing, write `table1.json` into `out` and return its rows."""
-    missing = [one.data for one in settings if not (data / f"{one.data}.csv").is_file()]
-    if missing:
-        raise UserError(f"{data / f'{missing[0]}.csv'} does not exist: --data must be a folder with it.")
+    check_files(data, settings)
     started = time.time()
     tried = run_all(list(runs(data, settings, recipe, range(1))), out, say)
     rates = chosen_rates([result["row"] for result in tried.values()])

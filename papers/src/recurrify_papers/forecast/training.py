@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from recurrify import UserError
 from recurrify.attention import recurrence_parameters
 from recurrify.interrupts import Interrupt
-from recurrify.speed import capture, leave_out_cudnn, on_side_stream
+from recurrify.speed import capture, on_side_stream
 from recurrify.train import finish_checkpoint, last_whole_checkpoint
 from recurrify_papers.forecast.data import WindowedSeries
 from recurrify_papers.forecast.scoring import backtest
@@ -76,6 +76,8 @@ class Step:
     """One update from the windows that begin at given rows; returns the loss on the device."""
 
     def __init__(self, model: nn.Module, data: WindowedSeries, settings: ForecastSettings) -> None:
+        from recurrify.speed import leave_out_cudnn  # imports torch's compiler, which linear models do without
+
         self.settings, self.data, self.model = settings, data, model
         device = torch.device(settings.device)
         self.captures = device.type == "cuda" and settings.speed == "auto"

@@ -14,7 +14,6 @@ from torch.nn import functional
 from recurrify import UserError
 from recurrify.attention import recurrence_parameters
 from recurrify.speed import capture, compile_function, on_side_stream
-from recurrify.train import uses_bf16
 from recurrify_papers.graphs import capturable_optimizer, set_rate
 from recurrify_papers.scratch.rows import Batches
 from recurrify_papers.scratch.settings import ScratchSettings
@@ -40,6 +39,8 @@ def chosen_speed(settings: ScratchSettings, device: torch.device) -> str:
 
 
 def uses_half(precision: str, device: torch.device) -> bool:
+    from recurrify.train import uses_bf16  # imports transformers, which forecasts do without
+
     return uses_bf16(precision) and device.type == "cuda"
 
 
