@@ -7,6 +7,8 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
+__all__ = ["lazily"]
+
 
 def lazily(package: str) -> Callable[[str], Any]:
     """A package's `__getattr__` for the names that its `__init__.py` imports only `if TYPE_CHECKING`.

@@ -100,7 +100,7 @@ ERRORS = {
     "scratch train --arch xl --data no.txt --out b --clip 3": "Error: no.txt does not exist",
     "scratch evaluate ./a --data stdlib": "Error: './a' is not a folder",
     "forecast train --data no.csv": "Error: no.csv does not exist",
-    "forecast train --data pyproject.toml --out README.md": "README.md is a file, not a folder: choose another name.",
+    "forecast train --data pyproject.toml --out README.md": "README.md is a file, not a folder; choose another place.",
     "forecast evaluate ./a": "Error: There is no forecaster in 'a'",
     "pretrain --data no.txt --out b": "Error: no.txt does not exist",
     "bench trainin": "Error: Unknown part 'trainin'",
