@@ -86,3 +86,25 @@ def test_inspection_shows_tokens_by_hover_keyboard_and_slider(
     assert "nothing predicts it" in card.text
     assert len(find_all(browser, ".tokens .t")) == 6
     assert browser.get_log("browser") == []
+
+
+def test_a_tapped_token_moves_out_from_behind_the_card(
+    browser: Any, inspection: dict[str, Any], tmp_path: Path
+) -> None:
+    times = 400
+    inspection["recurrence"]["window"] *= times
+    for values in (inspection["tokens"], inspection["slot_attention"]):
+        for name in {"text", "plain", "recurrent", "by_token", "places"} & values.keys():
+            first, *others = values[name]
+            values[name] = [first, *(one for one in others for _ in range(times))]
+    for window in inspection["windows"]:
+        window.update(first=(window["first"] - 1) * times + 1, stop=(window["stop"] - 1) * times + 1)
+    show(browser, write_inspection(inspection, tmp_path), 390, "light")
+    behind = """
+        const bottom = (one) => one.getBoundingClientRect().bottom, card = document.querySelector(".card");
+        document.querySelector(".tokens").scrollIntoView();
+        const token = [...document.querySelectorAll(".tokens .t")].find((one) => bottom(one) > innerHeight - 20);
+        token.click();
+        return bottom(token) - card.getBoundingClientRect().top;
+    """
+    assert browser.execute_script(behind) <= 0

@@ -86,7 +86,11 @@ function choose(span) {
 
 form.addEventListener("input", draw);
 form.addEventListener("submit", (event) => event.preventDefault());
-for (const kind of ["pointerover", "click"]) box.addEventListener(kind, (event) => choose(event.target.closest(".t")));
+box.addEventListener("pointerover", (event) => choose(event.target.closest(".t")));
+box.addEventListener("click", (event) => {
+  choose(event.target.closest(".t"));
+  current?.scrollIntoView({ block: "nearest" }); // on narrow screens the card could hide it
+});
 box.addEventListener("keydown", (event) => {
   const step = { ArrowRight: "nextElementSibling", ArrowLeft: "previousElementSibling" }[event.key];
   if (!step || !current) return;
