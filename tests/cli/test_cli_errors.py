@@ -228,6 +228,7 @@ class TestRecurrence:
         [
             (["--window", 33], ("`window` is 33", "32 positions")),
             (["--mechanism", "carry", "--set", "insert_layer=99"], ("`insert_layer` is 99", "only 3 layers")),
+            (["--set", "tail=3", "--set", "tail=4"], ("setting 'tail' is given 2 times",)),
             (["--mechanism", "telepathy"], ("'telepathy'", "carry", "memory_tokens")),
             (["--mechanism", "kv", "--set", "keep=2", "--set", "sinks=1"], ("kv", "absolute")),
             (["--mechanism", "kv", "--set", "keep=2", "--set", "sinks=1", "--freeze-base"], ("`freeze_base`", "'kv'")),

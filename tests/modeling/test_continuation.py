@@ -68,6 +68,12 @@ def test_state_with_other_rows_raises() -> None:
         model(text(3, 4), state=model(text(2, 4)).state)
 
 
+def test_an_output_is_no_state() -> None:
+    model = recurrent("gpt2")
+    with pytest.raises(UserError, match="`state` must be the `state` of an earlier output, or None: got Recurrent"):
+        model(text(2, 4), state=model(text(2, 4)))
+
+
 def test_a_state_of_another_mechanism_is_rejected_even_if_it_fits() -> None:
     state = recurrent("gpt2")(text(2, 20)).state
     other = recurrent("gpt2", mechanism="tail", tail=1)

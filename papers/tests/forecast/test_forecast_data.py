@@ -30,10 +30,11 @@ def series(rows: int, step: str = "h", columns: tuple[str, ...] = ("x",)) -> Ser
     [
         (17_420, "h", ETT, Split(8640, 11_520, 14_400)),
         (69_680, "15min", ETT, Split(34_560, 46_080, 57_600)),
+        (2_000, "h", ETT, Split(1400, 1600, 2000)),  # too short for 20 months
         (35_064, "h", ("a", "b"), Split(24_544, 28_052, 35_064)),
         (144, "MS", ("x",), Split(86, 116, 144)),
     ],
-    ids=["ETTh", "ETTm", "WTH", "short"],
+    ids=["ETTh", "ETTm", "short ETTh", "WTH", "short"],
 )
 def test_automatic_splits(rows, step, columns, expected):
     assert split_rows(series(rows, step, columns), "auto") == expected

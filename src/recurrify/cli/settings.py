@@ -6,6 +6,7 @@ frameworks) and jsonargparse (dotted names, no panels, errors of several lines).
 
 import inspect
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -24,7 +25,7 @@ from recurrify.mechanisms.registry import mechanism_config, mechanism_names
 from recurrify.results import read_given
 from recurrify.settings import converted, declaration, setting_docs, with_present_names
 
-__all__ = ["examples", "memory_settings", "parse_setting", "settings_command"]
+__all__ = ["examples", "memory_settings", "parse_settings", "settings_command"]
 
 CONFIG, SET = "config", "set"
 MEMORY_OPTIONS = ("mechanism", "window", "overlap")
@@ -181,7 +182,7 @@ def _collected(settings: type, rest: str | None, given: dict[str, Any], config: 
     """The settings by name, from options, `--set` and the settings of a file that have no option."""
     hints = get_type_hints(settings)
     known = {entry.name: declaration(entry) for entry in fields(settings)}
-    named = with_present_names(settings, dict(map(parse_setting, given.pop(SET) or [])))
+    named = with_present_names(settings, parse_settings(given.pop(SET)))
     own = [*(name for name in known if known[name].option), *(MEMORY_OPTIONS if rest == "recurrence" else ())]
     _check_no_option(named, own)
     for name in named:
@@ -203,7 +204,7 @@ def _collected(settings: type, rest: str | None, given: dict[str, Any], config: 
 
 def memory_settings(given: Sequence[str] | None) -> dict[str, Any]:
     """The settings of a memory from `--set` of a command that has `--mechanism`, `--window` and `--overlap`."""
-    named = dict(map(parse_setting, given or []))
+    named = parse_settings(given)
     _check_no_option(named, MEMORY_OPTIONS)
     return named
 
@@ -212,6 +213,15 @@ def _check_no_option(named: dict[str, Any], own: Sequence[str]) -> None:
     for name, value in named.items():
         if name in own:
             raise UserError(f"`--set {name}=…` has an option of its own: use --{name.replace('_', '-')} {value}.")
+
+
+def parse_settings(given: Sequence[str] | None) -> dict[str, Any]:
+    """The values of several settings, each named once."""
+    pairs = [parse_setting(text) for text in given or []]
+    for name, count in Counter(name for name, _ in pairs).items():
+        if count > 1:
+            raise UserError(f"The setting {name!r} is given {count} times: give it once.")
+    return dict(pairs)
 
 
 def parse_setting(text: str) -> tuple[str, Any]:

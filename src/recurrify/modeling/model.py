@@ -427,6 +427,8 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         check_shapes(input_ids, attention_mask, labels)
         if state is None:
             state = State.fresh(len(input_ids), input_ids.device)
+        if not isinstance(state, State):
+            raise UserError(f"`state` must be the `state` of an earlier output, or None: got {type(state).__name__}.")
         if state.rows != len(input_ids):
             raise UserError(
                 f"`state` has {state.rows} rows, but `input_ids` has {len(input_ids)}: "

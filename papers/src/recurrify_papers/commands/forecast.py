@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from recurrify import UserError
-from recurrify.cli import examples, formerly, options, parse_setting, settings_command
+from recurrify.cli import examples, formerly, options, parse_settings, settings_command
 from recurrify.console import busy, say, show_table
 from recurrify.records import LOCK_FILE, MODEL_FOLDER, RESULT_FILE, RUN_FILE, check_has_model, check_takes_results
 from recurrify.results import (
@@ -274,7 +274,7 @@ def table1(
             models=tuple(name.strip() for name in models.split(",")),
             seeds=seeds,
             rates=options.numbers("--learning-rates", learning_rates, float),
-            changed=dict(map(parse_setting, settings or [])),
+            changed=parse_settings(settings),
             device=str(pick_device(device)),
         )
         rows = reproduction.run_table(data, out, planned, chosen, say)

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from recurrify.cli import options, parse_setting, save_probe
+from recurrify.cli import options, parse_settings, save_probe
 from recurrify.console import progress_bar, say
 from recurrify.records import check_takes_results
 
@@ -51,10 +51,10 @@ def train_command(
     check_takes_results(out)
     from recurrify_papers.probes.symbols import symbol_probe
 
-    task_settings = dict(map(parse_setting, task_set or []))
+    task_settings = parse_settings(task_set)
     symbol_probe(task, **task_settings)  # reports an unknown one before anything is loaded
     given = {"mechanism": mechanism, **({} if window is None else {"window": window})}
-    given |= dict(map(parse_setting, settings or []))
+    given |= parse_settings(settings)
     options.check_memory(given)
     options.check_device(device)
     options.load_libraries(model)

@@ -20,6 +20,7 @@ Part = Literal["train", "valid", "test"]
 ETT_COLUMNS = {"HUFL", "HULL", "MUFL", "MULL", "LUFL", "LULL", "OT"}
 ETT_STEPS = (pd.Timedelta(hours=1), pd.Timedelta(minutes=15))
 ETT_SPLIT, LONG_SPLIT, SHORT_SPLIT = "12/4/4 months", "0.7/0.1/0.2", "0.6/0.2/0.2"
+ETT_DAYS = 20 * 30
 LONG = 1000
 """Rows from which 10 % are enough for validation."""
 MINUTE, HOUR, DAY, WEEK, MONTH = (pd.Timedelta(one) for one in ("1min", "1h", "1D", "7D", "28D"))
@@ -74,11 +75,11 @@ class Split(NamedTuple):
 def split_rows(series: Series, split: str) -> Split:
     """`auto`, months of 30 days such as `12/4/4 months`, or shares such as `0.7/0.1/0.2`.
 
-    `auto` is the published split of ETT for files with its columns and step, otherwise shares.
+    `auto` is the published split of ETT for files with its columns, step and length, otherwise shares.
     """
     rows = len(series.dates)
     if split == "auto":
-        is_ett = set(series.file_columns) >= ETT_COLUMNS and series.step in ETT_STEPS
+        is_ett = set(series.file_columns) >= ETT_COLUMNS and series.step in ETT_STEPS and days_of(series) >= ETT_DAYS
         split = ETT_SPLIT if is_ett else LONG_SPLIT if rows >= LONG else SHORT_SPLIT
     parts, _, unit = split.partition(" ")
     try:
@@ -92,11 +93,16 @@ def split_rows(series: Series, split: str) -> Split:
             raise UserError(f"The shares of `split` must add up to 1: got {split!r}.")
         return Split(int(rows * sizes[0]), rows - int(rows * sizes[2]), rows)
     days = np.cumsum(sizes) * 30
-    available = (series.dates[-1] + series.step - series.dates[0]) / DAY
-    if days[-1] > available:
-        raise UserError(f"{series.name} has {available:,.0f} days, too few for {split!r}: use shares like 0.7/0.1/0.2.")
+    if days[-1] > days_of(series):
+        raise UserError(
+            f"{series.name} has {days_of(series):,.0f} days, too few for {split!r}: use shares like 0.7/0.1/0.2."
+        )
     ends = [int(series.dates.searchsorted(series.dates[0] + pd.Timedelta(days=float(count)))) for count in days]
     return Split(*ends)
+
+
+def days_of(series: Series) -> float:
+    return float((series.dates[-1] + series.step - series.dates[0]) / DAY)
 
 
 @dataclass(frozen=True)
