@@ -306,7 +306,7 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="repeat the tries that failed")
     parser.add_argument("--only", nargs="*", help="only these parts, such as kills, disks, models or bad_inputs")
     asked = parser.parse_args()
-    end = time.monotonic() + 60 * asked.minutes
+    started, end = time.time(), time.monotonic() + 60 * asked.minutes
     os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     import torch
 
@@ -339,7 +339,8 @@ def main() -> None:
     if asked.result is not None:
         config = {**counts, "seed": asked.seed, "workers": asked.workers}
         rows = [{"fault": row, **{name: found[name] for name in COLUMNS}} for row, found in counted(entries).items()]
-        save_result(asked.result, {"kind": "soak", "rows": rows, "provenance": provenance(config, seed=asked.seed)})
+        about = provenance(config, seed=asked.seed, started=started)
+        save_result(asked.result, {"kind": "soak", "rows": rows, "provenance": about})
     print(f"{len(entries)} of {len(tries)} tries done: {asked.record}", file=sys.stderr)
     sys.exit(1 if failures else 0)
 
