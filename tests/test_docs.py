@@ -53,6 +53,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_python_blocks_run(
     page: Path, models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """An example that raises fails the test; names of one block are known in the next, as a reader would expect."""
     logging.set_verbosity_error()
     monkeypatch.chdir(tmp_path)
     answers = [{"text": "stand", "answer_start": CONTEXT.index("stand")}]
