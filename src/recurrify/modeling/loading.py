@@ -9,7 +9,7 @@ import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from recurrify.errors import UserError
+from recurrify.errors import UserError, first_line
 from recurrify.families import family_of
 from recurrify.hub_access import trusts_remote_code
 from recurrify.mechanisms.choose import best_settings, default_window
@@ -92,7 +92,7 @@ def own_recurrence(name: str) -> MechanismConfig | None:
     except UserError:
         raise
     except Exception as error:  # whatever a stranger's files make transformers raise
-        raise UserError(f"Could not load the model {name!r}: {first_line(error)}") from error
+        raise UserError(f"Could not load the model {name!r}: {reason(error)}") from error
 
 
 def with_settings(model: RecurrentForCausalLM, wanted: dict[str, Any], name: str) -> RecurrentForCausalLM:
@@ -152,7 +152,7 @@ def tokenizer_of(name: str, source: str, kwargs: dict[str, Any]) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trusts_remote_code(), **kwargs)
     except Exception as error:  # whatever a stranger's files make transformers raise
-        message = f"Could not load a tokenizer from {name!r}: {first_line(error)}"
+        message = f"Could not load a tokenizer from {name!r}: {reason(error)}"
         if isinstance(error.__cause__, LocalEntryNotFoundError):
             message = f"{message.rstrip('.')}; {NEEDS_NO_NETWORK}."
         raise UserError(message) from error
@@ -182,7 +182,7 @@ def _load_weights(
     except UserError:
         raise
     except Exception as error:  # whatever a stranger's files make transformers raise
-        raise UserError(f"Could not load the model {name!r}: {first_line(error)}") from error
+        raise UserError(f"Could not load the model {name!r}: {reason(error)}") from error
     for parameter_name, parameter in model.named_parameters():
         if not parameter.is_meta and not bool(torch.isfinite(parameter).all()):
             raise UserError(
@@ -192,11 +192,12 @@ def _load_weights(
     return model
 
 
-def first_line(error: BaseException) -> str:
-    text = str(error).strip()
+def reason(error: Exception) -> str:
+    """Why a model or tokenizer could not be loaded, in a line."""
+    text = str(error)
     if "contains custom code" in text:
         return "it contains Python code, which is not run: if you trust it, use `recurrify --trust-remote-code …`."
-    if isinstance(error, OSError | ValueError | ImportError) and text:
-        return shorten(text.splitlines()[0], 300, placeholder=" …")
+    if isinstance(error, OSError | ValueError | ImportError) and first_line(error):
+        return shorten(first_line(error), 300, placeholder=" …")
     # Errors meant for programmers say little without their type.
     return f"{type(error).__name__} ({' '.join(text.split())[:300]})"

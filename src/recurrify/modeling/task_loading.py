@@ -12,7 +12,7 @@ from recurrify.hub_access import trusts_remote_code
 from recurrify.mechanisms.config import MechanismConfig
 from recurrify.mechanisms.registry import recurrence_config
 from recurrify.modeling.heads import add_recurrence
-from recurrify.modeling.loading import first_line, resolve_name, tokenizer_of, with_settings
+from recurrify.modeling.loading import reason, resolve_name, tokenizer_of, with_settings
 from recurrify.modeling.model import RecurrentPreTrainedModel
 from recurrify.modeling.saving import is_recurrent
 from recurrify.modeling.task_heads import RecurrentForQuestionAnswering, TaskModel
@@ -76,7 +76,7 @@ def _base_with_head(kind: type[TaskModel], source: str, name: str, trained: bool
             **changes,
         )
     except Exception as error:  # whatever a stranger's files make transformers raise
-        raise UserError(f"Could not load the model {name!r}: {first_line(error)}") from error
+        raise UserError(f"Could not load the model {name!r}: {reason(error)}") from error
     missing = sorted(info["missing_keys"])
     backbone = f"{model.base_model_prefix}."
     # A pooler belongs to the head: only classification uses it, and masked language models are saved without.
