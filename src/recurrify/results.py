@@ -274,15 +274,14 @@ def check_overwrites_nothing(out: Path | None, *read: str | Path | None, content
         return
     try:
         place = out.expanduser().resolve()
+        check_takes_files(place.parent)
         if not place.exists():
-            check_takes_files(place.parent)
             return
         if not place.is_file():
             raise UserError(f"{out} is {'a folder' if place.is_dir() else 'no regular file'}: give the name of a file.")
         for one in (Path(one).expanduser().resolve() for one in read if one is not None):
             if place == one or (place.is_relative_to(one) and b'"provenance"' not in place.read_bytes()):
                 raise UserError(f"`out` is {str(out)!r}, which this command reads: choose another file.")
-        check_takes_files(place.parent)
         with place.open("rb") as file:
             first = file.read(64)
     except (OSError, RuntimeError) as error:

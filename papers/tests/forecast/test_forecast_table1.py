@@ -69,4 +69,4 @@ def test_small_table_is_run_once_at_the_best_rates(tmp_path):
     assert len(saved["rows"]) == 7
     assert "WTH" in saved["data_checksums"]
     with pytest.raises(UserError, match=r"ETTh1\.csv does not exist"):
-        table1.run_table(tmp_path, tmp_path / "out", table1.chosen_settings(["ETTh1"]), recipe, said.append)
+        table1.check_files(tmp_path, table1.chosen_settings(["ETTh1"]))

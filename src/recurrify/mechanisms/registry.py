@@ -124,6 +124,7 @@ def declared_settings(mechanism: str) -> dict[str, SettingType]:
 
 
 def _type_of(annotation: ast.expr) -> Any:
+    """The type that a file of this package names."""
     return eval(ast.unparse(annotation), {"Literal": Literal})
 
 

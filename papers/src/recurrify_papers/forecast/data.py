@@ -21,6 +21,7 @@ ETT_COLUMNS = {"HUFL", "HULL", "MUFL", "MULL", "LUFL", "LULL", "OT"}
 ETT_STEPS = (pd.Timedelta(hours=1), pd.Timedelta(minutes=15))
 ETT_SPLIT, LONG_SPLIT, SHORT_SPLIT = "12/4/4 months", "0.7/0.1/0.2", "0.6/0.2/0.2"
 ETT_DAYS = 20 * 30
+"""What that split takes."""
 LONG = 1000
 """Rows from which 10 % are enough for validation."""
 MINUTE, HOUR, DAY, WEEK, MONTH = (pd.Timedelta(one) for one in ("1min", "1h", "1D", "7D", "28D"))

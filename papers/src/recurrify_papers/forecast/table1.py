@@ -195,7 +195,6 @@ def check_files(data: Path, settings: Sequence[Setting]) -> None:
 
 def run_table(data: Path, out: Path, settings: Sequence[Setting], recipe: Recipe, say: Say) -> list[Row]:
     """Run what is missing, write `table1.json` into `out` and return its rows."""
-    check_files(data, settings)
     started = time.time()
     tried = run_all(list(runs(data, settings, recipe, range(1))), out, say)
     rates = chosen_rates([result["row"] for result in tried.values()])
