@@ -37,6 +37,7 @@ MEMORIES: dict[str, dict[str, Any]] = {
     "carry": {"mechanism": "carry"},
     "carry, all layers": {"mechanism": "carry", "insert_layer": "all"},
     "lookback": {"mechanism": "lookback", "keep": 256},
+    "kv": {"mechanism": "kv", "keep": 256},
 }
 MODES = {"eager": None, "compiled": compile_windows, "graphs": graph_steps}
 
