@@ -6,7 +6,9 @@ python tools/memory_table.py --shapes gpt2,smollm2 --batches 8,16 --out memory.j
 import argparse
 import gc
 import time
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +17,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Pretrain
 from recurrify import add_recurrence
 from recurrify.mechanisms import recurrence_config
 from recurrify.results import provenance, save_result
-from recurrify.speed import compile_windows, graph_steps
+from recurrify.speed import Choices, compile_windows, graph_steps
 from recurrify.train.memory import GIB, estimate_memory
 
 WINDOW, WINDOWS, STEPS = 300, 20, 3
@@ -39,7 +41,12 @@ MEMORIES: dict[str, dict[str, Any]] = {
     "lookback": {"mechanism": "lookback", "keep": 256},
     "kv": {"mechanism": "kv", "keep": 256},
 }
-MODES = {"eager": None, "compiled": compile_windows, "graphs": graph_steps}
+MODES: dict[str, Callable[..., Any] | None] = {
+    "eager": None,
+    "compiled": compile_windows,
+    "graphs": graph_steps,
+    "graphs-layers": partial(graph_steps, choices=Choices(by_layer=True)),
+}
 
 
 def build(shape: str, memory: str, checkpoint: bool, device: str) -> Any:

@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -32,7 +32,6 @@ from recurrify import KVConfig, NoRecurrence, RecurrentForCausalLM, UserError, l
 from recurrify.console import say
 from recurrify.data import TokenizedDocument, TrainingSequences, pick_device, shorten
 from recurrify.evaluate import evaluate_documents, full_flops_per_token, mean_interval
-from recurrify.pages import Chart, chart, write_picture
 from recurrify.results import load_result, provenance, save_result
 from recurrify.train import TrainSettings, train
 from recurrify_papers.beyond.real_rows import (
@@ -57,6 +56,9 @@ from recurrify_papers.beyond.real_rows import (
     score,
     with_row,
 )
+
+if TYPE_CHECKING:
+    from recurrify.pages import Chart
 
 ROWS = {row.name: row for row in (*UNTRAINED, *CONSTANT)}
 """Rows that can be chosen by name."""
@@ -301,13 +303,17 @@ SERIES = {
 
 def draw(results: Path, out: Path) -> None:
     """Draw perplexity per token against FLOPs per token, a panel for each corpus."""
+    from recurrify.pages import write_picture
+
     corpora = load_result(results / "untrained.json")["corpora"]
     write_picture([panel(title, corpora[name]["rows"]) for name, title in TITLES.items() if name in corpora], out)
 
 
-def panel(title: str, rows: Sequence[Mapping[str, Any]]) -> Chart:
+def panel(title: str, rows: Sequence[Mapping[str, Any]]) -> "Chart":
     """One corpus: the best rows of each series up to the cost of the full context, which is a horizontal rule."""
     import altair as alt
+
+    from recurrify.pages import chart
 
     full = max((row for row in rows if series_of(row) == "plain"), key=lambda row: row["recurrence"]["window"])
     affordable = [row for row in rows if row["flops_per_token"] <= full["flops_per_token"]]
