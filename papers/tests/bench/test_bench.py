@@ -119,6 +119,9 @@ class TestParts:
         assert all(check["passed"] for check in group["checks"])
         assert {row["model"] for row in group["rows"]} == {"transformers", *names}
         assert all(row["tokens_per_second"] > 0 and row["share_of_ceiling"] > 0 for row in group["rows"])
+        needed = {(row["model"], row["checkpoint"]): row["estimated_bytes"] for row in group["rows"]}
+        assert needed.pop(("transformers", False)) is None
+        assert all(needed[name, True] != needed[name, False] for name in names)
         names = [one["name"] for one in group["ratios"]]
         assert {"carry, eager / plain", "carry, eager / transformers", "carry, eager, checkpointed / unchecked"} <= {
             *names

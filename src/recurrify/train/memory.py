@@ -8,7 +8,7 @@
 - A memory is kept for each window; kept keys and values also lie behind those of the window in every layer.
 - With checkpoints, only one window's layers are kept at a time.
 
-`tools/memory_table.py` prints estimates and measured peaks; docs/performance.md has the table.
+`recurrify bench training` prints estimates and measured peaks; see docs/performance.md.
 """
 
 from dataclasses import dataclass

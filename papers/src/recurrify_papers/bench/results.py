@@ -29,12 +29,15 @@ def load_parts(folder: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
+HEADER = ["what", "tokens/s", "of the ceiling", "GiB", "estimated"]
+
+
 def bench_tables(parts: Mapping[str, Mapping[str, Any]]) -> list[TextTable]:
     """Rows and ratios of every part."""
     tables = []
     for name, result in parts.items():
         rows = [[row_name(group, row), *_cells(row)] for group in result["groups"] for row in group["rows"]]
-        tables.append(TextTable(f"{name}: {PARTS[name].purpose}", ["what", "tokens/s", "of the ceiling", "GiB"], rows))
+        tables.append(TextTable(f"{name}: {PARTS[name].purpose}", HEADER, rows))
         ratios = [
             [f"{one['name']}, {_identity(group)}", f"{one['ratio']:.2f}", f"{one['low']:.2f} to {one['high']:.2f}"]
             for group in result["groups"]
@@ -59,10 +62,10 @@ def _identity(group: Mapping[str, Any]) -> str:
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
     if row["problem"] is not None:
-        return [row["problem"], "", ""]
-    share, peak = row.get("share_of_ceiling"), row.get("peak_bytes")
+        return [row["problem"], *[""] * (len(HEADER) - 2)]
+    share, sizes = row.get("share_of_ceiling"), (row.get("peak_bytes"), row.get("estimated_bytes"))
     return [
         f"{row['tokens_per_second']:,.0f}",
         "" if share is None else f"{100 * share:.0f} %",
-        "" if peak is None else f"{peak / 2**30:.1f}",
+        *("" if size is None else f"{size / 2**30:.1f}" for size in sizes),
     ]

@@ -10,6 +10,7 @@ import torch
 from torch._inductor.utils import fresh_cache
 
 from recurrify.console import progress_bar, say
+from recurrify.train.memory import estimate_memory
 from recurrify_papers.bench.bench import Bench
 from recurrify_papers.bench.checks import WINDOWS, compare, distinct_windows, observe
 from recurrify_papers.bench.models import GRAPHS, NaiveLoop, Recurrent, Stepper, Transformers, random_tokens
@@ -126,19 +127,28 @@ def _measure(bench: Bench, variants: list[Variant], ids: torch.Tensor) -> dict[s
     timings = interleave(entrants, bench.size.rounds, bench.device)
     rows = []
     for (stepper, mode, checkpoint), timing in zip(variants, timings, strict=True):
-        rate = timing.rate(ids.numel())
+        rate, at_once = timing.rate(ids.numel()), rows_at_once[name_of((stepper, mode, checkpoint))]
         rows.append(
             {
                 "model": stepper.name,
                 "mode": mode,
                 "checkpoint": checkpoint,
-                "rows_at_once": rows_at_once[name_of((stepper, mode, checkpoint))],
+                "rows_at_once": at_once,
+                "estimated_bytes": _estimated(stepper, checkpoint, at_once, ids.shape[1] // bench.size.window),
                 "tokens_per_second": rate,
                 "share_of_ceiling": bench.share(None if rate is None else rate * stepper.flops_per_token),
                 **vars(timing),
             }
         )
     return {"rows": rows, "ratios": _ratios(rows), "checks": checks}
+
+
+def _estimated(stepper: Stepper, checkpoint: bool, rows: int, windows: int) -> float | None:
+    """The memory that `recurrify train` says a step needs."""
+    if not isinstance(stepper, Recurrent):
+        return None
+    stepper.recurrent.set_recurrence(checkpoint=checkpoint)
+    return estimate_memory(stepper.recurrent, rows, windows, half=stepper.device.type == "cuda").total
 
 
 def name_of(variant: Variant) -> str:
