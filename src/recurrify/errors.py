@@ -2,7 +2,7 @@
 
 import re
 
-__all__ = ["UserError", "first_line", "is_out_of_memory"]
+__all__ = ["UserError", "cut", "first_line", "is_out_of_memory"]
 
 
 class UserError(ValueError):
@@ -15,6 +15,11 @@ class UserError(ValueError):
 def first_line(error: Exception) -> str:
     """The first line of an exception's message."""
     return (str(error).strip().splitlines() or [""])[0]
+
+
+def cut(text: str, most: int) -> str:
+    """At most so many characters of the text, with " …" where some are missing."""
+    return text if len(text) <= most else f"{text[:most]} …"
 
 
 def is_out_of_memory(error: Exception) -> bool:

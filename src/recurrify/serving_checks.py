@@ -3,6 +3,8 @@
 import json
 from typing import Any
 
+from recurrify.errors import cut
+
 __all__ = ["answer_errors", "fault_in"]
 
 TEXTS = {"/v1/chat/completions": "messages", "/v1/completions": "prompt", "/v1/responses": "input"}
@@ -81,8 +83,7 @@ def _fault_in_others(body: dict[str, Any]) -> str | None:
 
 
 def _shown(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else f"{text[:60]} …"
+    return cut(json.dumps(value), 60)
 
 
 def answer_errors(app: Any) -> Any:

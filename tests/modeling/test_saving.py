@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedModel
 
 from recurrify import NoRecurrence, RecurrentConfig, RecurrentForCausalLM, UserError, add_recurrence
+from recurrify.modeling.loading import reason
 from recurrify.modeling.saving import is_recurrent
 from support.checks import WINDOW, answer, config, recurrent
 from support.models import KINDS, TASKS, text, tiny
@@ -237,6 +238,11 @@ class TestBroken:
 
     def test_a_folder_without_a_model(self, tmp_path: Path) -> None:
         assert not is_recurrent(tmp_path / "nothing")
+
+    def test_a_long_path_stays_in_the_reason(self) -> None:
+        said = reason(OSError("/folder" * 100))
+        assert said.startswith("/folder/folder")
+        assert len(said) < 310
 
     def test_pickle_is_not_opened(self, folder: Path) -> None:
         (folder / WEIGHTS).unlink()

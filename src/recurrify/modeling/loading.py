@@ -2,14 +2,13 @@
 
 from dataclasses import fields
 from pathlib import Path
-from textwrap import shorten
 from typing import Any
 
 import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from recurrify.errors import UserError, first_line
+from recurrify.errors import UserError, cut, first_line
 from recurrify.families import family_of
 from recurrify.hub_access import trusts_remote_code
 from recurrify.mechanisms.choose import best_settings, default_window
@@ -198,6 +197,6 @@ def reason(error: Exception) -> str:
     if "contains custom code" in text:
         return "it contains Python code, which is not run: if you trust it, use `recurrify --trust-remote-code …`."
     if isinstance(error, OSError | ValueError | ImportError) and first_line(error):
-        return shorten(first_line(error), 300, placeholder=" …")
+        return cut(first_line(error), 300)
     # Errors meant for programmers say little without their type.
-    return f"{type(error).__name__} ({' '.join(text.split())[:300]})"
+    return f"{type(error).__name__} ({cut(' '.join(text.split()), 300)})"
