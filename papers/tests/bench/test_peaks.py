@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from recurrify.results import load_result
-from recurrify.train.memory import estimate_memory
+from recurrify.train import estimate_memory
 from recurrify_papers.bench.models import memories, recurrent_model
 from recurrify_papers.bench.sizes import GPT2, SMOLLM2, Size
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         trainer_arguments,
         uses_bf16,
     )
+    from recurrify.train.memory import estimate_memory
     from recurrify.train.run_folder import earlier_result
     from recurrify.train.settings import AnswerSettings, ClassifySettings, TrainerSettings, TrainSettings
 
@@ -36,6 +37,7 @@ __all__ = [
     "answer_train",
     "compile_mode",
     "earlier_result",
+    "estimate_memory",
     "finish_checkpoint",
     "last_whole_checkpoint",
     "run_to_end",

@@ -10,7 +10,7 @@ import torch
 from torch._inductor.utils import fresh_cache
 
 from recurrify.console import progress_bar, say
-from recurrify.train.memory import estimate_memory
+from recurrify.train import estimate_memory
 from recurrify_papers.bench.bench import Bench
 from recurrify_papers.bench.checks import WINDOWS, compare, distinct_windows, observe
 from recurrify_papers.bench.models import GRAPHS, NaiveLoop, Recurrent, Stepper, Transformers, random_tokens
