@@ -12,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from recurrify import CarryConfig, UserError
 from recurrify.data import Document, TokenizedDocument
 from recurrify.evaluate import full_flops_per_token
+from recurrify.train import TrainOutcome
 from recurrify_papers.beyond import real_models, real_rows
 from recurrify_papers.beyond.real_rows import CONSTANT, FOUR_ROWS, TIMED, TRAINED, UNTRAINED, Row, kv, plain, with_row
 from recurrify_papers.data.tokenizers import make_tokenizer
@@ -159,6 +160,21 @@ def test_train(sources: list[str], tmp_path: Path) -> None:
     joined = json.loads((tmp_path / "joined.json").read_text())
     assert [row["name"] for row in joined["rows"]] == ["plain 32", "carry"]
     assert joined["rows"][1]["gains"] == carry["gains"]
+
+
+@pytest.mark.usefixtures("_short")
+def test_stopped_training_is_no_row(
+    sources: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stopped = TrainOutcome(finished=False, steps=1, tokens=128, history=[], interrupted=True)
+    monkeypatch.setattr(real_models, "train", lambda *_args, **_options: stopped)
+    out = tmp_path / "fine_tuned.json"
+    plan = ["--tokens", "256", "--sequence-tokens", "64", "--rates", "1e-3"]
+    with pytest.raises(SystemExit) as exited:
+        real_models.main(["train", *sources, *plan, "--out", str(out)])
+    assert exited.value.code == 2
+    assert "Stopped after 128 of 256 tokens" in capsys.readouterr().err
+    assert not out.exists()
 
 
 def test_fine_tuned_base_is_read_without_its_memory(base: LlamaForCausalLM) -> None:

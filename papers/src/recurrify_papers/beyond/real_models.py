@@ -188,6 +188,8 @@ def fine_tune(
         )
         sequences = TrainingSequences(books, window=window, windows=windows)
         outcome = train(model, sequences, settings, show_progress=False)
+    if not outcome.finished:
+        raise UserError(f"Stopped after {outcome.tokens:,} of {tokens:,} tokens: no row was written, run it again.")
     losses = [[one["step"], one["loss"]] for one in outcome.history if "loss" in one]
     run = {
         "learning_rate": rate,
