@@ -5,10 +5,18 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+
+
+class Attend(Protocol):
+    """Attention of a layer's queries."""
+
+    def __call__(self, keys: Tensor, values: Tensor, seen: Tensor | None = None) -> Tensor:
+        """(rows, heads, positions, size). `seen` (rows, count) says which of so many keys in front, added to the
+        layer's own, a row sees."""
 
 
 class Past(NamedTuple):
@@ -63,9 +71,9 @@ class WindowContext:
     """(rows, count): which slots in front a generated token sees; None means all."""
     change_inputs: Callable[[int, Tensor], Tensor] | None = None
     """Called with each layer's index and inputs, extra ones included; returns the inputs to use."""
-    change_attention: Callable[[int, Tensor, Tensor], Tensor] | None = None
-    """Called with each layer's index, the attention output and the values, both (rows, heads, positions, size), before
-    the output projection; returns the output to use. Needs `families.open_attention`."""
+    change_attention: Callable[[int, "Attend", Tensor, Tensor], Tensor] | None = None
+    """Called with each layer's index, its attention, and its keys and values (rows, key heads, positions, size);
+    returns the output (rows, heads, positions, size) before the output projection. Needs `families.open_attention`."""
     recorder: Recorder | None = None
     """Of a window that is written to memory."""
 

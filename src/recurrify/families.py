@@ -293,17 +293,44 @@ def _attend_and_mix(
     chosen = module.config.recurrify_unopened._attn_implementation
     attend = ALL_ATTENTION_FUNCTIONS.get_interface(chosen, module.config.recurrify_eager)
     call: _Call | None = kwargs.get(CALL)
-    if attention_mask is None and call is not None and call.maskless and key.shape[2] > query.shape[2]:
-        attended = attend_to_earlier(query, key, value, kwargs.get("scaling"), kwargs.get("dropout", 0.0))
-        attended, weights = attended.transpose(1, 2).contiguous(), None
-    else:
-        attended, weights = attend(module, query, key, value, attention_mask, **kwargs)
     change = None if call is None else call.context.change_attention
-    if change is None:
-        return attended, weights
-    if value.shape[1] < query.shape[1]:  # heads that share their values
-        value = value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
-    return change(module.layer_idx, attended.transpose(1, 2), value).transpose(1, 2).contiguous(), weights
+    if call is None or change is None:
+        return _attend(attend, call, module, query, key, value, attention_mask, **kwargs)
+
+    def attend_to(keys: Tensor, values: Tensor, seen: Tensor | None = None) -> Tensor:
+        mask = attention_mask
+        if seen is not None:
+            mask = _front_mask(query, keys, mask, call, seen)
+        return _attend(attend, call, module, query, keys, values, mask, **kwargs)[0].transpose(1, 2)
+
+    return change(module.layer_idx, attend_to, key, value).transpose(1, 2).contiguous(), None
+
+
+def _attend(
+    attend: Callable[..., tuple[Tensor, Tensor | None]],
+    call: _Call | None,
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """(rows, positions, heads, size), and the weights if the base gives them. Kept keys need no mask."""
+    if mask is None and call is not None and call.maskless and key.shape[2] > query.shape[2]:
+        attended = attend_to_earlier(query, key, value, kwargs.get("scaling"), kwargs.get("dropout", 0.0))
+        return attended.transpose(1, 2).contiguous(), None
+    return attend(module, query, key, value, mask, **kwargs)
+
+
+def _front_mask(query: Tensor, keys: Tensor, mask: Tensor | None, call: _Call, seen: Tensor) -> Tensor:
+    """The mask of a layer whose keys begin with some that only rows that have `seen` them see."""
+    if mask is None:
+        queries, own = query.shape[2], keys.shape[2] - seen.shape[1]
+        allowed = torch.ones(queries, own, dtype=torch.bool, device=keys.device).tril(own - queries)
+        mask = as_mask(allowed, call.additive, query.dtype)[None, None]
+    mask = widen(mask, seen.shape[1], call.context.past.live, seen)
+    return mask if mask.dtype == torch.bool else aligned(mask)
 
 
 AttentionInterface.register(MIXING, _attend_and_mix)

@@ -29,7 +29,7 @@ def widen(mask: Tensor, count: int, live: Tensor | None, seen: Tensor | None = N
     """Let every query see `count` more keys in front, or those of them that are `seen` (rows, count), except in rows
     that are not live."""
     allowed, forbidden = _marks(mask)
-    rows = len(mask) if live is None else len(live)
+    rows = next(len(one) for one in (live, seen, mask) if one is not None)
     mask = mask.expand(rows, *mask.shape[1:])
     front = mask.new_full((*mask.shape[:-1], count), allowed)
     if live is not None:

@@ -1,4 +1,4 @@
-"""Models saved by recurrify 0.1.0 load, and compute what they did: one tiny folder of each mechanism."""
+"""Models saved by recurrify 0.1.0 load, and compute what they did: one tiny folder of each of its mechanisms."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ SAVED = Path(__file__).parent.parent / "saved_by_0.1.0"
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("mechanism", BUILT_IN)
+@pytest.mark.parametrize("mechanism", sorted(set(BUILT_IN) - {"far"}))
 def test_loads_and_computes_the_same(mechanism: str) -> None:
     model = AutoModelForCausalLM.from_pretrained(SAVED / mechanism)
     assert model.recurrence.mechanism == mechanism

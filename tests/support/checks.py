@@ -42,6 +42,10 @@ KEPT: dict[str, dict[str, Any]] = {
     "kv_whole": {"mechanism": "kv", "keep": WINDOW, "sinks": 0},
     "kv_sliding": {"mechanism": "kv", "keep": WINDOW - 1, "sinks": 1, "sliding": True},
 }
+FAR: dict[str, dict[str, Any]] = {
+    "far": {"mechanism": "far", "overlap": 3, "reach": 11, "layers": (1, 3)},
+    "far_upper": {"mechanism": "far", "keep": 2, "sinks": 1, "reach": 4},
+}
 LOOKBACKS: dict[str, dict[str, Any]] = {
     "lookback": {"mechanism": "lookback", "overlap": 3},
     "lookback_whole": {"mechanism": "lookback", "keep": WINDOW, "room": 5},
@@ -50,7 +54,7 @@ LOOKBACKS: dict[str, dict[str, Any]] = {
 RSA: dict[str, dict[str, Any]] = {
     "rsa": {"mechanism": "rsa", "overlap": 3, "counts": (0, 0, 0, 0, 1, 1), "dilations": (2, 3), "sharing": "pair"},
 }
-VARIANTS = CARRIES | TAILS | MEMORIES | KEPT | LOOKBACKS | RSA
+VARIANTS = CARRIES | TAILS | MEMORIES | KEPT | FAR | LOOKBACKS | RSA
 EVERYWHERE: dict[str, dict[str, Any]] = {"disjoint": {}, "overlap": {"overlap": 3}, "tail": TAILS["tail_pooled"]}
 """For slow tests."""
 MECHANISMS: dict[str, dict[str, Any]] = {
@@ -60,6 +64,7 @@ MECHANISMS: dict[str, dict[str, Any]] = {
     "summary": {"tokens": 2, "limit": 3},
     "compress": {"tokens": 2, "size": 3},
     "kv": {"keep": 3, "sinks": 1},
+    "far": {"keep": 3, "sinks": 1, "reach": 7, "layers": (2,)},
     "lookback": {"keep": 3},
     # With an open gate, so that the recurrence has a visible effect.
     "rsa": {"counts": (1, 0, 0, 0, 0, 1), "dilations": (3,), "sharing": "none", "gate_start": 0.0},

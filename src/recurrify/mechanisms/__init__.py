@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from recurrify.mechanisms.carry import CarryConfig
     from recurrify.mechanisms.choose import best_settings, default_window
     from recurrify.mechanisms.compress import CompressConfig
+    from recurrify.mechanisms.far import FarConfig
     from recurrify.mechanisms.kv import KVConfig
     from recurrify.mechanisms.lookback import LookbackConfig
     from recurrify.mechanisms.memory_tokens import MemoryTokensConfig
@@ -27,6 +28,7 @@ __all__ = [
     "CacheMechanism",
     "CarryConfig",
     "CompressConfig",
+    "FarConfig",
     "KVConfig",
     "LookbackConfig",
     "Mechanism",

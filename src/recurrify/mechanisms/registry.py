@@ -25,6 +25,7 @@ GROUP = "recurrify.mechanisms"
 BUILT_IN = {
     "carry": "recurrify.mechanisms.carry:CarryConfig",
     "compress": "recurrify.mechanisms.compress:CompressConfig",
+    "far": "recurrify.mechanisms.far:FarConfig",
     "kv": "recurrify.mechanisms.kv:KVConfig",
     "lookback": "recurrify.mechanisms.lookback:LookbackConfig",
     "memory_tokens": "recurrify.mechanisms.memory_tokens:MemoryTokensConfig",
@@ -113,14 +114,16 @@ def declared_settings(mechanism: str) -> dict[str, SettingType]:
         return setting_types(mechanism_config(mechanism))
     module, _, name = BUILT_IN[mechanism].partition(":")
     source = Path(__file__).with_name(f"{module.rpartition('.')[2]}.py").read_text(encoding="utf-8")
-    body = next(node.body for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == name)
+    found = next(node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == name)
+    parents = {f":{ast.unparse(base)}" for base in found.bases}
+    inherited = (declared_settings(other) for other, place in BUILT_IN.items() if place.endswith(tuple(parents)))
     own = {
         node.target.id: (_type_of(node.annotation), _at_least(node.value))
-        for node in body
+        for node in found.body
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
         if not ast.unparse(node.annotation).startswith("ClassVar")
     }
-    return setting_types(MechanismConfig) | own
+    return next(inherited, setting_types(MechanismConfig)) | own
 
 
 def _type_of(annotation: ast.expr) -> Any:

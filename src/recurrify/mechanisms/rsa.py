@@ -16,6 +16,7 @@ from recurrify.attention.config import RSAConfig
 from recurrify.attention.encoding import RecurrenceEncoding
 from recurrify.attention.rsa import mix_recurrence
 from recurrify.attention.scan import ScanState
+from recurrify.context import Attend
 from recurrify.errors import UserError
 from recurrify.families import family_of, head_size, open_attention
 from recurrify.mechanisms.base import Mechanism, Past, Recorder, WindowContext
@@ -126,10 +127,12 @@ class RSA(Mechanism):
         past, recorder, tokens = window.past, window.recorder, window.places
         memory = None if past.memory is None else past.otherwise(torch.zeros_like(past.memory))
 
-        def mixed(layer: int, attended: Tensor, values: Tensor) -> Tensor:
-            place = self.places.get(layer)
+        def mixed(layer: int, attend: Attend, keys: Tensor, values: Tensor) -> Tensor:
+            attended, place = attend(keys, values), self.places.get(layer)
             if place is None:
                 return attended
+            if values.shape[1] < attended.shape[1]:  # heads that share their values
+                values = values.repeat_interleave(attended.shape[1] // values.shape[1], dim=1)
             encoding = self.encodings[place]
             assert isinstance(encoding, RecurrenceEncoding)
             carry = None if memory is None else memory[:, place]

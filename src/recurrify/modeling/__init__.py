@@ -4,6 +4,7 @@ from recurrify.families import Family, family_of, register_family
 from recurrify.mechanisms import (
     CarryConfig,
     CompressConfig,
+    FarConfig,
     KVConfig,
     LookbackConfig,
     Mechanism,
@@ -51,6 +52,7 @@ __all__ = [
     "CompressConfig",
     "Embedding",
     "Family",
+    "FarConfig",
     "KVConfig",
     "LookbackConfig",
     "Mechanism",

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from recurrify import (
     CarryConfig,
     CompressConfig,
+    FarConfig,
     KVConfig,
     MechanismConfig,
     MemoryTokensConfig,
@@ -84,8 +85,9 @@ UNTRAINED = (
     *(kv(window, window - 4, 4, sliding=True) for window in (256, 300, 512, 1024)),
 )
 """Rivals of equal cost are added to each memory, see `Reader.gains`."""
+FAR = Row("far 300 keep 296 reach 916", FarConfig(window=300, keep=296, reach=916))
 CONSTANT = (
-    *(kv(504, 500), kv(640, 432), kv(768, 368), kv(744, 740, sliding=True)),
+    *(kv(504, 500), kv(640, 432), kv(768, 368), kv(744, 740, sliding=True), FAR),
     *(kv(1024, 1020), kv(1024, 1020, sliding=True)),
 )
 """Constant state at up to 1.15 times the FLOPs of plain windows of 300, apart from the last two."""
@@ -109,6 +111,7 @@ TRAINED = (
     Row("compress", CompressConfig(window=300)),
     plain(1024),
     kv(504, 500),
+    FAR,
     plain(8192),
 )
 """The first row is the plain one that the fine-tuned memories are compared with."""
