@@ -71,8 +71,8 @@ class WindowContext:
     """(rows, count): which slots in front a generated token sees; None means all."""
     change_inputs: Callable[[int, Tensor], Tensor] | None = None
     """Called with each layer's index and inputs, extra ones included; returns the inputs to use."""
-    change_attention: Callable[[int, "Attend", Tensor, Tensor], Tensor] | None = None
-    """Called with each layer's index, its attention, and its keys and values (rows, key heads, positions, size);
+    change_attention: dict[int, Callable[["Attend", Tensor, Tensor], Tensor]] = field(default_factory=dict)
+    """{layer: change}, called with the layer's attention, and its keys and values (rows, key heads, positions, size);
     returns the output (rows, heads, positions, size) before the output projection. Needs `families.open_attention`."""
     recorder: Recorder | None = None
     """Of a window that is written to memory."""

@@ -38,6 +38,9 @@ from recurrify.speed.gelu import WRITTEN_OUT, QuickInTraining
 
 CALL = "recurrify_call"
 """The keyword argument by which `run_backbone` reaches the hooks."""
+CHANGE = "recurrify_change"
+"""The keyword argument by which a layer's attention gets its own `WindowContext.change_attention`: code that knows the
+number of its layer would be compiled for each layer."""
 ATTENTION = ("eager", "sdpa")
 MIXING = "recurrify_mixing"
 OPENED = "recurrify_opened"
@@ -293,7 +296,7 @@ def _attend_and_mix(
     chosen = module.config.recurrify_unopened._attn_implementation
     attend = ALL_ATTENTION_FUNCTIONS.get_interface(chosen, module.config.recurrify_eager)
     call: _Call | None = kwargs.get(CALL)
-    change = None if call is None else call.context.change_attention
+    change = kwargs.pop(CHANGE, None)
     if call is None or change is None:
         return _attend(attend, call, module, query, key, value, attention_mask, **kwargs)
 
@@ -303,7 +306,7 @@ def _attend_and_mix(
             mask = _front_mask(query, keys, mask, call, seen)
         return _attend(attend, call, module, query, keys, values, mask, **kwargs)[0].transpose(1, 2)
 
-    return change(module.layer_idx, attend_to, key, value).transpose(1, 2).contiguous(), None
+    return change(attend_to, key, value).transpose(1, 2).contiguous(), None
 
 
 def _attend(
@@ -394,13 +397,16 @@ def _enter(
         return None
     front, behind = call.context.front.get(index), call.context.behind
     cached = call.cached_slots.get(index)
-    changes = (front, behind, cached, call.context.change_inputs)
+    mixes = call.context.change_attention.get(index)
+    changes = (front, behind, cached, mixes, call.context.change_inputs)
     if not call.maskless and all(change is None for change in changes):
         return None
     # Not `or`: torch 2.10 cannot compile the truth value of a function.
     change = _unchanged if call.context.change_inputs is None else call.context.change_inputs
     named = dict(zip(names, args, strict=False)) | kwargs
     hidden = named.pop("hidden_states")
+    if mixes is not None:
+        named[CHANGE] = mixes
     if call.maskless:
         named["attention_mask"] = None
     if cached is not None and named.get("attention_mask") is not None:

@@ -10,6 +10,7 @@ from torch._dynamo import lookup_backend
 
 from recurrify import CarryConfig, TailConfig, add_recurrence
 from recurrify.mechanisms import NoRecurrence
+from recurrify.mechanisms.far import FarConfig
 from recurrify.mechanisms.kv import KVConfig
 from recurrify.mechanisms.lookback import LookbackConfig
 from recurrify.mechanisms.memory_tokens import MemoryTokensConfig
@@ -31,6 +32,7 @@ RUNS = {
     "tail": ("llama", TailConfig(window=8, tail=4, pooled_slots=1, checkpoint=True), 2),
     "none": ("llama", NoRecurrence(window=8), 1),
     "kv": ("llama", KVConfig(window=8, keep=3, sinks=1), 2),
+    "far": ("llama", FarConfig(window=8, keep=3, sinks=1, reach=9, layers=(1, 3)), 3),
     "lookback": ("gpt2", LookbackConfig(window=8, keep=4), 2),
     "memory tokens": ("opt", MemoryTokensConfig(window=8, tokens=2), 2),
 }

@@ -17,6 +17,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from recurrify import CarryConfig, TailConfig, add_recurrence, families
 from recurrify.mechanisms import NoRecurrence
 from recurrify.mechanisms.compress import CompressConfig
+from recurrify.mechanisms.far import FarConfig
 from recurrify.mechanisms.kv import KVConfig
 from recurrify.mechanisms.lookback import LookbackConfig
 from recurrify.mechanisms.memory_tokens import MemoryTokensConfig
@@ -36,10 +37,18 @@ CONFIGS = {
     "tail": TailConfig(window=8, tail=4, pooled_slots=1, gated=True),
     "compress": CompressConfig(window=8, tokens=2, size=4, checkpoint=True),
     "kv": KVConfig(window=8, keep=3, sinks=1),
+    "far": FarConfig(window=8, keep=3, sinks=1, reach=9, layers=(1, 2)),
     "lookback": LookbackConfig(window=8, keep=4),
     "rsa": RSARecurrenceConfig(window=8, counts=(1, 0, 0, 1, 0, 0), dilations=(2,)),
 }
-RUNS = [("gpt2", "carry"), ("gpt2", "lookback"), ("llama", "tail"), ("llama", "compress"), ("llama", "rsa")]
+RUNS = [
+    ("gpt2", "carry"),
+    ("gpt2", "lookback"),
+    ("llama", "tail"),
+    ("llama", "compress"),
+    ("llama", "rsa"),
+    ("llama", "far"),
+]
 """Tracing takes seconds: one memory for each way to change a window."""
 
 

@@ -144,8 +144,8 @@ def _mechanism_flops(mechanism: Mechanism, base: PreTrainedModel, window: int, s
         for layer in range(_layers(base)):
             recorder.see(layer, rows)
             recorder.see_behind(layer, behind)
-            if first.change_attention is not None:
-                first.change_attention(layer, lambda keys, values, seen=None: values, values, values)
+            if layer in first.change_attention:
+                first.change_attention[layer](lambda keys, values, seen=None: values, values, values)
         later = WindowContext(Past(mechanism.write(recorder, first.past, mechanism.statistics()), None))
         mechanism.open(later, base, inputs)
         if later.change_inputs is not None:

@@ -4,6 +4,7 @@ Shapes: B rows, F far layers, H key heads, D size of a head, K far positions, N 
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -84,17 +85,10 @@ class Far(KV):
     def open(self, window: WindowContext, base: PreTrainedModel, inputs: dict[str, Any]) -> dict[str, Any]:
         if window.past.memory is not None:
             far, seen = self._far_and_seen(window.past.memory)
-            parts = far.flatten(1, 2).unbind(1)
-
-            def attended(layer: int, attend: Attend, keys: Tensor, values: Tensor) -> Tensor:
-                place = self.far.get(layer)
-                if place is None:
-                    return attend(keys, values)
-                more_keys, more_values = parts[2 * place : 2 * place + 2]
-                keys = torch.cat([more_keys.to(keys.dtype), keys], dim=2)
-                return attend(keys, torch.cat([more_values.to(values.dtype), values], dim=2), seen)
-
-            window.change_attention = attended
+            # One split of all: its gradient is one copy.
+            parts = iter(far.flatten(1, 2).unbind(1))
+            for layer in self.far:
+                window.change_attention[layer] = partial(_look_far, next(parts), next(parts), seen)
         return super().open(window, base, inputs)
 
     def write(self, recorder: CacheRecorder, past: Past, statistics: tuple[Tensor, ...]) -> Tensor:
@@ -119,3 +113,10 @@ class Far(KV):
         # No more than fill all positions: half precision counts so far exactly.
         most = -(-(config.reach + config.keep) // config.stride)
         return torch.cat([near.flatten(1), latest.flatten(1), (read + 1).clamp(max=most)], dim=1)
+
+
+def _look_far(
+    more_keys: Tensor, more_values: Tensor, seen: Tensor, attend: Attend, keys: Tensor, values: Tensor
+) -> Tensor:
+    keys = torch.cat([more_keys.to(keys.dtype), keys], dim=2)
+    return attend(keys, torch.cat([more_values.to(values.dtype), values], dim=2), seen)

@@ -6,6 +6,7 @@ S = 2 · largest dilation.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -127,10 +128,8 @@ class RSA(Mechanism):
         past, recorder, tokens = window.past, window.recorder, window.places
         memory = None if past.memory is None else past.otherwise(torch.zeros_like(past.memory))
 
-        def mixed(layer: int, attend: Attend, keys: Tensor, values: Tensor) -> Tensor:
-            attended, place = attend(keys, values), self.places.get(layer)
-            if place is None:
-                return attended
+        def mixed(place: int, attend: Attend, keys: Tensor, values: Tensor) -> Tensor:
+            attended = attend(keys, values)
             if values.shape[1] < attended.shape[1]:  # heads that share their values
                 values = values.repeat_interleave(attended.shape[1] // values.shape[1], dim=1)
             encoding = self.encodings[place]
@@ -143,7 +142,7 @@ class RSA(Mechanism):
                 return mix_recurrence(attended, values, encoding, causal=True, state=state).output
             return recorder.follow(attended, values, encoding, state)
 
-        window.change_attention = mixed
+        window.change_attention = {layer: partial(mixed, place) for layer, place in self.places.items()}
         return inputs
 
     def recorder(self, stride: int) -> "Carries":
