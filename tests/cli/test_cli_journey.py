@@ -261,3 +261,14 @@ def test_advise_measures_recommends_and_names_the_next_command(tmp_path: Path) -
     assert sum(" * " in line for line in said.splitlines()) == 1
     assert f"Next: {result['command']}" in said
     assert page.is_file()
+
+
+def test_advise_on_a_text_shorter_than_the_context_suggests_the_whole_context(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("def read(path):\n    return open(path).read()\n\n\n" * 200)
+    advise = ("advise", "shipped:base", "--data", tmp_path / "text.txt")
+    short = invoke(*advise, "--tokens", 100)
+    assert "longest piece has 100 tokens: longer windows were not measured" in short
+    assert "--window 99" not in short
+    assert "whole pieces of the sample (99 tokens) is the best buy" in short
+    assert "--window 256" in short
+    assert "not measured" not in invoke(*advise, "--split", "all", "--tokens", 400)  # more than the model's positions

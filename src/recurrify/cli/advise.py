@@ -43,7 +43,15 @@ def advise_command(
     options.load_libraries(model, texts=[data], split=split)
     from recurrify.cli.evaluate import write_results
     from recurrify.data import checksum, load_documents, pick_device
-    from recurrify.evaluate.advise import advice_tokens, advise, candidate_memories, measure_readings, sample_pieces
+    from recurrify.evaluate.advise import (
+        advice_tokens,
+        advise,
+        candidate_memories,
+        has_room,
+        measure_readings,
+        sample_pieces,
+    )
+    from recurrify.families import family_of
     from recurrify.modeling.loading import load_model
     from recurrify.train.loop import uses_bf16
 
@@ -64,12 +72,18 @@ def advise_command(
     setting = advice.best.row.setting
     command = f"recurrify add --model {model} --window {setting.window} --out with-memory"
     if not advice.memory_pays:
-        command = f"recurrify evaluate {model} --data {data} --window {setting.window} --overlap {setting.overlap}"
-    longest = max(len(text.ids) for text in texts)
-    note = f"The sample's longest text has {longest:,} tokens: longer contexts were not measured."
+        window: int | None = setting.window
+        if setting.role == "whole pieces":  # their length says nothing about the model
+            window = family_of(base.config).positions(base.config)
+        windows = "" if window is None else f" --window {window} --overlap {setting.overlap}"
+        command = f"recurrify evaluate {model} --data {data}{windows}"
+    notes = []
+    if has_room(base, texts):
+        longest = max(len(text.ids) for text in texts)
+        notes.append(f"The sample's longest piece has {longest:,} tokens: longer windows were not measured.")
     _print(*advice.sentences)
     _show(readings, advice.best)
-    _print(note, f"Next: {command}")
+    _print(*notes, f"Next: {command}")
     gains = []
     if advice.gain is not None and advice.rival is not None:
         rival = advice.rival.row.setting
@@ -82,7 +96,7 @@ def advise_command(
         "rows": [reading.to_dict() for reading in readings],
         "gains": gains,
         "advice": advice.sentences,
-        "notes": [note],
+        "notes": notes,
         "command": command,
         "provenance": provenance(config, data_checksum=checksum(documents)),
     }
