@@ -250,7 +250,7 @@ def test_advise_measures_recommends_and_names_the_next_command(tmp_path: Path) -
     (tmp_path / "text.txt").write_text("def read(path):\n    return open(path).read()\n\n\n" * 200)
     out, page = tmp_path / "advice.json", tmp_path / "advice.html"
     said = invoke(
-        *("advise", "shipped:base", tmp_path / "text.txt", "--split", "all", "--tokens", 200),
+        *("advise", "shipped:base", tmp_path / "text.txt", "--tokens", 200),
         *("--out", out, "--page", page),
     )
     result = json.loads(out.read_text())
@@ -270,5 +270,7 @@ def test_advise_on_a_text_shorter_than_the_context_suggests_the_whole_context(tm
     assert "longest piece has 100 tokens: longer windows were not measured" in short
     assert "--window 99" not in short
     assert "whole pieces of the sample (99 tokens) is the best buy" in short
-    assert "--window 256" in short
-    assert "not measured" not in invoke(*advise, "--split", "all", "--tokens", 400)  # more than the model's positions
+    assert "--split all --window 256" in short
+    assert "not measured" not in invoke(*advise, "--tokens", 400)  # more than the model's positions
+    one_piece = invoke(*advise, "--split", "test", "--tokens", 2000)
+    assert "all there is of the split 'test': --split all gives a larger one" in one_piece

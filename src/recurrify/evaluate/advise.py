@@ -28,6 +28,9 @@ from recurrify.modeling.heads import add_recurrence
 LEAST_TOKENS = 32
 """Of a piece: windows of an eighth of it must be windows."""
 
+CHARACTERS = 32
+"""Of a text that are read for each token of the sample: more than tokens have."""
+
 
 @dataclass(frozen=True)
 class Reading:
@@ -68,7 +71,9 @@ class Advice:
 def sample_pieces(documents: Sequence[Document], tokenizer: Any, pieces: int, tokens: int) -> list[TokenizedDocument]:
     """A few pieces of `tokens` tokens: the beginnings of the longest documents, then what follows them."""
     found: list[TokenizedDocument] = []
-    whole = sorted(tokenize_documents(documents, tokenizer), key=lambda document: -len(document.ids))
+    enough = pieces * tokens * CHARACTERS
+    starts = [Document(document.name, document.text[:enough]) for document in documents]
+    whole = sorted(tokenize_documents(starts, tokenizer), key=lambda document: -len(document.ids))
     for start in range(0, len(whole[0].ids), tokens):
         for document in whole[: pieces - len(found)]:
             ids = document.ids[start : start + tokens]
@@ -181,8 +186,7 @@ def _sentences(
         else:
             measured = _gain(best, rival)
             yield (
-                f"With {memory}, perplexity was {measured}. That may be chance, so the simpler reading is "
-                "recommended. A larger sample (--pieces, --tokens) gives a narrower interval."
+                f"With {memory}, perplexity was {measured}. That may be chance, so the simpler reading is recommended."
             )
     yield from cheaper
 
