@@ -122,6 +122,13 @@ def test_help_loads_no_large_library() -> None:
     assert {"shown:", "shown: train", "shown: probe model", "shown: qa train"} <= set(shown)
 
 
+@pytest.mark.parametrize("command", ["advise", "inspect"])
+def test_help_marks_the_required_option_and_hides_the_earlier_argument(command: str) -> None:
+    shown = CliRunner().invoke(cli.app, [command, "--help"]).output
+    assert "[text]" not in shown.lower()
+    assert [line.split()[1:3] for line in shown.splitlines() if " --data " in line and "*" in line] == [["*", "--data"]]
+
+
 def test_quick_errors_load_no_large_library() -> None:
     done = run(QUICK, json.dumps([["--version"], *(line.split() for line in ERRORS)]))
     assert done.stdout.splitlines() == [__version__, "code: 0", *["code: 2"] * len(ERRORS), "large:"]
