@@ -9,7 +9,7 @@ from rich.table import Table
 
 from recurrify.cli import options
 from recurrify.cli.names import formerly
-from recurrify.console import busy, out_console, perplexity_level, progress_bar, say
+from recurrify.console import busy, heartbeat, out_console, perplexity_level, progress_bar, say
 from recurrify.errors import UserError
 from recurrify.results import check_overwrites_nothing, provenance
 
@@ -84,9 +84,10 @@ def advise_command(
     if has_room(base, texts):
         longest = max(len(text.ids) for text in texts)
         notes.append(f"The sample's longest piece has {longest:,} tokens: longer windows were not measured.")
-    _print(*advice.sentences)
-    _show(readings, advice.best)
-    _print(*notes, f"Next: {command}")
+    with heartbeat(None):
+        _print(*advice.sentences)
+        _show(readings, advice.best)
+        _print(*notes, f"Next: {command}")
     gains = []
     if advice.gain is not None and advice.rival is not None:
         rival = advice.rival.row.setting
