@@ -5,6 +5,7 @@ Nothing here imports torch, so that commands report a mistyped name at once.
 
 import json
 import os
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from recurrify.hub_access import hub_is_reachable, is_downloaded
 from recurrify.named import MODELS, named_source
 from recurrify.records import check_has_model
 
-__all__ = ["check_model", "resolve_name", "shipped_names"]
+__all__ = ["check_model", "did_you_mean", "resolve_name", "shipped_names"]
 
 SHIPPED = Path(__file__).parent / "shipped"
 PREFIX = "shipped:"
@@ -48,7 +49,9 @@ def _located(name: str) -> tuple[str, dict[str, Any]]:
     if name.startswith(PREFIX):
         path = SHIPPED / name.removeprefix(PREFIX)
         if not (path / "config.json").is_file():
-            raise UserError(f"There is no model {name!r}: shipped are {', '.join(shipped_names())}.")
+            raise UserError(
+                f"There is no model {name!r}{did_you_mean(name)}: shipped are {', '.join(shipped_names())}."
+            )
         return str(path), {}
     path = Path(name)
     if path.suffix == ".gguf":
@@ -76,10 +79,16 @@ def _located(name: str) -> tuple[str, dict[str, Any]]:
         way_out = "unset HF_HUB_OFFLINE to ask the hub" if offline else "check the network connection"
         if not hub_is_reachable() and not is_downloaded(name):
             raise UserError(
-                f"There is no folder {name!r}, and no model of that name was downloaded before: check the path, or "
-                f"{way_out}; {NEEDS_NO_NETWORK}."
+                f"There is no folder {name!r}, and no model of that name was downloaded "
+                f"before{did_you_mean(name)}: check the path, or {way_out}; {NEEDS_NO_NETWORK}."
             )
     return name, {}
+
+
+def did_you_mean(name: str) -> str:
+    """The model of recurrify that a mistyped name may have meant."""
+    close = get_close_matches(name, [*MODELS, *shipped_names()], n=1, cutoff=0.7)
+    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def _must_be_regular(folder: Path) -> None:

@@ -112,10 +112,12 @@ def check_has_model(folder: str | Path) -> None:
 
 
 def _differences(name: str, there: Any, now: Any) -> list[str]:
-    """How two values of a setting differ; of nested settings, those that differ."""
+    """How two values of a setting differ; of nested settings, those that differ, or the mechanism alone if it does."""
     if there == now:
         return []
     if isinstance(there, dict) and isinstance(now, dict):
         names = dict.fromkeys([*there, *now])
+        if there.get("mechanism") != now.get("mechanism"):  # the others belong to it
+            names = {"mechanism": None}
         return [part for inner in names for part in _differences(f"{name}.{inner}", there.get(inner), now.get(inner))]
     return [f"{name}={there!r} there, {now!r} now"]

@@ -127,6 +127,7 @@ class TestModel:
 
         monkeypatch.setattr(loading.AutoTokenizer, "from_pretrained", unreached)
         monkeypatch.setattr(model_names, "hub_is_reachable", lambda: True)
+        assert "from 'smolm2' (did you mean 'smollm2'?): " in refused("generate", "smolm2", "--prompt", "w5")
         sentence = refused("generate", "nowhere", "--prompt", "w5")
         assert sentence.endswith("couldn't find them; the small decoder shipped:base needs no network.")
 
@@ -137,7 +138,9 @@ class TestModel:
         monkeypatch.setattr(loading, "tokenizer_of", lambda name, *_: asked.append(name))
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
         monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+        assert "before (did you mean 'smollm2'?): check" in refused("generate", "smolm2", "--prompt", "w5")
         sentence = refused("generate", "nowhere", "--prompt", "w5")
+        assert "did you mean" not in sentence
         assert "unset HF_HUB_OFFLINE" in sentence
         assert "shipped:base needs no network" in sentence
         monkeypatch.setattr(model_names, "is_downloaded", lambda name: True)

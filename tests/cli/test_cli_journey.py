@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from recurrify import console
+from recurrify.cli import advise as advise_cli
+from recurrify.cli import evaluate as evaluate_cli
 from recurrify.modeling.loading import load_model
 from recurrify.train.checkpoints import last_whole_checkpoint
 from recurrify.train.settings import TrainSettings
@@ -250,7 +253,7 @@ def test_advise_measures_recommends_and_names_the_next_command(tmp_path: Path) -
     (tmp_path / "text.txt").write_text("def read(path):\n    return open(path).read()\n\n\n" * 200)
     out, page = tmp_path / "advice.json", tmp_path / "advice.html"
     said = invoke(
-        *("advise", "shipped:base", tmp_path / "text.txt", "--split", "all", "--tokens", 200),
+        *("advise", "shipped:base", tmp_path / "text.txt", "--tokens", 200),
         *("--out", out, "--page", page),
     )
     result = json.loads(out.read_text())
@@ -261,3 +264,26 @@ def test_advise_measures_recommends_and_names_the_next_command(tmp_path: Path) -
     assert sum(" * " in line for line in said.splitlines()) == 1
     assert f"Next: {result['command']}" in said
     assert page.is_file()
+
+
+def test_advise_on_a_text_shorter_than_the_context_suggests_the_whole_context(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("def read(path):\n    return open(path).read()\n\n\n" * 200)
+    advise = ("advise", "shipped:base", "--data", tmp_path / "text.txt")
+    short = invoke(*advise, "--tokens", 100)
+    assert "longest piece has 100 tokens: longer windows were not measured" in short
+    assert "--window 99" not in short
+    assert "whole pieces of the sample (99 tokens) is the best buy" in short
+    assert "--split all --window 256" in short
+    assert "not measured" not in invoke(*advise, "--tokens", 400)  # more than the model's positions
+    one_piece = invoke(*advise, "--split", "test", "--tokens", 2000)
+    assert "all there is of the split 'test': --split all gives a larger one" in one_piece
+
+
+def test_no_line_of_progress_lands_between_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "text.txt").write_text("def read(path):\n    return open(path).read()\n\n\n" * 50)
+    innermost: list[object] = []
+    monkeypatch.setattr(advise_cli, "_show", lambda *_: innermost.extend(console._lines[-1:]))
+    monkeypatch.setattr(evaluate_cli, "_print_evaluation", lambda *_: innermost.extend(console._lines[-1:]))
+    invoke("advise", "shipped:base", "--data", tmp_path / "text.txt", "--tokens", 100)
+    invoke("evaluate", "shipped:base", "--data", tmp_path / "text.txt", "--split", "all")
+    assert innermost == [None, None]

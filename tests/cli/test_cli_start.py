@@ -81,7 +81,7 @@ ERRORS = {
     "add --model ./a --out b --mechanism carry --set pooling=men": "`pooling` must be 'mean' or 'max' or 'attention':",
     "probe train --mechanism rsa --set counts=[0,1.5]": "`counts` must be a list, and each entry a whole number: got",
     "add --model pyproject.toml --out b": "Error: 'pyproject.toml' is a file, not a model: give a model's folder",
-    "evaluate shipped:bse --data stdlib": "Error: There is no model 'shipped:bse'",
+    "evaluate shipped:bse --data stdlib": "Error: There is no model 'shipped:bse' (did you mean 'shipped:base'?)",
     "evaluate ./a --data stdlib --split tst": "Error: `split` must be",
     "evaluate ./a --data stdlib --device gpu": "Error: There is no device 'gpu'",
     "evaluate ./a --data no.txt --rows 3 --tokens-per-document 9": "Error: no.txt does not exist",  # earlier names
@@ -99,6 +99,9 @@ ERRORS = {
     "qa evaluate ./a --data no.json": "Error: no.json does not exist",
     "scratch train --arch xl --data no.txt --out b --clip 3": "Error: no.txt does not exist",
     "scratch evaluate ./a --data stdlib": "Error: './a' is not a folder",
+    "train --model gpt2 --data stdlib --out pyproject.toml": "pyproject.toml is a file, not a folder; choose another",
+    "classify train --model gpt2 --data no.csv --out pyproject.toml": "pyproject.toml is a file, not a folder; choose",
+    "qa train --model gpt2 --data no.json --out pyproject.toml": "pyproject.toml is a file, not a folder; choose",
     "forecast train --data no.csv": "Error: no.csv does not exist",
     "forecast train --data pyproject.toml --out README.md": "README.md is a file, not a folder; choose another place.",
     "forecast evaluate ./a": "Error: There is no forecaster in 'a'",
@@ -120,6 +123,13 @@ def test_help_loads_no_large_library() -> None:
     *shown, large = done.stdout.splitlines()
     assert large == "large:"
     assert {"shown:", "shown: train", "shown: probe model", "shown: qa train"} <= set(shown)
+
+
+@pytest.mark.parametrize("command", ["advise", "inspect"])
+def test_help_marks_the_required_option_and_hides_the_earlier_argument(command: str) -> None:
+    shown = CliRunner().invoke(cli.app, [command, "--help"]).output
+    assert "[text]" not in shown.lower()
+    assert [line.split()[1:3] for line in shown.splitlines() if " --data " in line and "*" in line] == [["*", "--data"]]
 
 
 def test_quick_errors_load_no_large_library() -> None:

@@ -75,7 +75,17 @@ def test_readings_are_measured_once() -> None:
     assert [one.row.setting.role for one in found].count("memory") == 2
     assert [one.flops for one in found] == sorted(one.flops for one in found)
     (full,) = [one for one in found if one.row.setting.window == POSITIONS]
+    assert full.row.setting.label == f"full context of {POSITIONS}"
     alone = evaluate_documents(base, texts, window=POSITIONS, overlap=0)
     np.testing.assert_allclose(full.row.evaluation.nll, alone.nll, rtol=1e-5)
     memory = next(one for one in found if one.row.setting.role == "memory")
     assert memory.state_bytes > next(one for one in found if one.row.setting.role == "windows").state_bytes
+
+
+def test_the_length_of_the_sample_is_not_called_the_full_context() -> None:
+    base: Any = tiny("llama")
+    length = POSITIONS // 2
+    texts = [TokenizedDocument("short", text(1, length)[0].numpy(), length, length, length)]
+    found = measure_readings(base, texts, candidate_memories(base, texts))
+    (whole,) = [one for one in found if one.row.setting.window == length - 1]
+    assert whole.row.setting.label == f"whole pieces of the sample ({length - 1} tokens)"

@@ -57,7 +57,7 @@ def test_lines_and_verdict(inspection: Result) -> None:
     assert "9 tokens scored in 2 windows: mean loss 2.778 plain, 2.411 with memory (−0.367)" in first
     assert "perplexity per token 16.08 and 11.15" in first
     assert "on 4 tokens and worse on 3" in second
-    assert "36.2 % of the attention is on the memory; 60.0 % at a window's first position" in third
+    assert "a token puts 36.2 % of its attention on the memory; the first token of a window puts 60.0 %" in third
     assert "is 0.12 times that at its own" in fourth
     verdict = inspect_verdict(inspection)
     assert (verdict.number, verdict.tone) == ("30.7 % lower", "")

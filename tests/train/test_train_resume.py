@@ -189,6 +189,7 @@ def test_finished_run_is_left_alone(inputs: SimpleNamespace, whole: Path) -> Non
     [
         ({"learning_rate": 0.5}, ["learning_rate=0.01 there, 0.5 now"]),
         ({"recurrence": {"window": 9}}, ["recurrence.window=8 there, 9 now"]),
+        ({"recurrence": {"mechanism": "summary"}}, ["(recurrence.mechanism='carry' there, 'summary' now): use"]),
         ({"batch": 3, "windows": 2}, ["batch=4 there", "windows=3 there"]),
     ],
 )

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from recurrify.cli import options
 from recurrify.cli.names import formerly
-from recurrify.console import busy, out_console, perplexity_level, progress_bar, say
+from recurrify.console import busy, heartbeat, out_console, perplexity_level, progress_bar, say
 from recurrify.errors import UserError
 from recurrify.results import check_overwrites_nothing, provenance
 
@@ -23,7 +23,7 @@ def advise_command(
     state: Annotated[
         float | None, typer.Option(min=0, help="Budget: MiB of state per text (window and memory).")
     ] = None,
-    split: options.Split = "test",
+    split: options.Split = "all",
     text_field: options.TextField = "text",
     pieces: Annotated[int, typer.Option(min=2, help="Pieces of text in the sample, of several documents if any.")] = 3,
     tokens: Annotated[int, typer.Option(min=32, help="Tokens of each piece, at most.")] = 2000,
@@ -43,7 +43,15 @@ def advise_command(
     options.load_libraries(model, texts=[data], split=split)
     from recurrify.cli.evaluate import write_results
     from recurrify.data import checksum, load_documents, pick_device
-    from recurrify.evaluate.advise import advice_tokens, advise, candidate_memories, measure_readings, sample_pieces
+    from recurrify.evaluate.advise import (
+        advice_tokens,
+        advise,
+        candidate_memories,
+        has_room,
+        measure_readings,
+        sample_pieces,
+    )
+    from recurrify.families import family_of
     from recurrify.modeling.loading import load_model
     from recurrify.train.loop import uses_bf16
 
@@ -54,7 +62,8 @@ def advise_command(
         raise UserError(f"{model!r} has a memory already: give its base, or score it with `recurrify evaluate`.")
     documents = load_documents(data, split, text_field=text_field, limit=10 * pieces)
     texts = sample_pieces(documents, tokenizer, pieces, tokens)
-    say(f"{data} ({split}): {len(texts)} pieces, {sum(len(text.ids) for text in texts):,} tokens")
+    count = "1 piece" if len(texts) == 1 else f"{len(texts)} pieces"
+    say(f"{data} ({split}): {count}, {sum(len(text.ids) for text in texts):,} tokens")
     base = loaded.base.to(where)
     memories = candidate_memories(base, texts)
     with progress_bar("measuring", advice_tokens(base, texts, memories)) as advance:
@@ -64,12 +73,21 @@ def advise_command(
     setting = advice.best.row.setting
     command = f"recurrify add --model {model} --window {setting.window} --out with-memory"
     if not advice.memory_pays:
-        command = f"recurrify evaluate {model} --data {data} --window {setting.window} --overlap {setting.overlap}"
-    longest = max(len(text.ids) for text in texts)
-    note = f"The sample's longest text has {longest:,} tokens: longer contexts were not measured."
-    _print(*advice.sentences)
-    _show(readings, advice.best)
-    _print(note, f"Next: {command}")
+        window: int | None = setting.window
+        if setting.role == "whole pieces":  # their length says nothing about the model
+            window = family_of(base.config).positions(base.config)
+        windows = "" if window is None else f" --window {window} --overlap {setting.overlap}"
+        command = f"recurrify evaluate {model} --data {data}{'' if split == 'test' else f' --split {split}'}{windows}"
+    notes = []
+    if advice.gain is not None and advice.gain.within_noise:
+        notes.append(_more_text(len(texts) == pieces, split))
+    if has_room(base, texts):
+        longest = max(len(text.ids) for text in texts)
+        notes.append(f"The sample's longest piece has {longest:,} tokens: longer windows were not measured.")
+    with heartbeat(None):
+        _print(*advice.sentences)
+        _show(readings, advice.best)
+        _print(*notes, f"Next: {command}")
     gains = []
     if advice.gain is not None and advice.rival is not None:
         rival = advice.rival.row.setting
@@ -82,11 +100,20 @@ def advise_command(
         "rows": [reading.to_dict() for reading in readings],
         "gains": gains,
         "advice": advice.sentences,
-        "notes": [note],
+        "notes": notes,
         "command": command,
         "provenance": provenance(config, data_checksum=checksum(documents)),
     }
     write_results(result, out, page)
+
+
+def _more_text(is_left: bool, split: str) -> str:
+    """How to get a narrower interval."""
+    if is_left:
+        return "A larger sample (--pieces, --tokens) may give a narrower interval."
+    if split != "all":
+        return f"The sample is all there is of the split {split!r}: --split all gives a larger one."
+    return "The sample is the whole text: more pieces (a longer text, or a smaller --tokens) give a narrower interval."
 
 
 def _print(*lines: str) -> None:

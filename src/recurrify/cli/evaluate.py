@@ -11,7 +11,7 @@ import torch
 from accelerate import PartialState
 from rich.table import Table
 
-from recurrify.console import is_first, out_console, perplexity_level, progress_bar, say
+from recurrify.console import heartbeat, is_first, out_console, perplexity_level, progress_bar, say
 from recurrify.data.texts import few_tokens, pick_device, read_text
 from recurrify.data.tokens import TokenizedDocument
 from recurrify.errors import UserError
@@ -102,13 +102,14 @@ def evaluate_models(
         "documents": {name: [one.to_dict() for one in evaluations] for name, evaluations in found.items()},
         "provenance": provenance(config, data_checksum=checksum),
     }
-    _print_evaluation(table, speed)
-    for gain in gains:
-        _print(_gain_sentence(gain))
-    if comparison:
-        _print_comparison(comparison, result)
-    for note in notes:
-        _print(f"note: {note}")
+    with heartbeat(None):
+        _print_evaluation(table, speed)
+        for gain in gains:
+            _print(_gain_sentence(gain))
+        if comparison:
+            _print_comparison(comparison, result)
+        for note in notes:
+            _print(f"note: {note}")
     write_results(result, out, page)
 
 

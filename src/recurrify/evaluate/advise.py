@@ -1,7 +1,7 @@
 """Which reading of a text is the best buy: longer windows, overlap, or a memory that needs no training."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -27,6 +27,9 @@ from recurrify.modeling.heads import add_recurrence
 
 LEAST_TOKENS = 32
 """Of a piece: windows of an eighth of it must be windows."""
+
+CHARACTERS = 32
+"""Of a text that are read for each token of the sample: more than tokens have."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,9 @@ class Advice:
 def sample_pieces(documents: Sequence[Document], tokenizer: Any, pieces: int, tokens: int) -> list[TokenizedDocument]:
     """A few pieces of `tokens` tokens: the beginnings of the longest documents, then what follows them."""
     found: list[TokenizedDocument] = []
-    whole = sorted(tokenize_documents(documents, tokenizer), key=lambda document: -len(document.ids))
+    enough = pieces * tokens * CHARACTERS
+    starts = [Document(document.name, document.text[:enough]) for document in documents]
+    whole = sorted(tokenize_documents(starts, tokenizer), key=lambda document: -len(document.ids))
     for start in range(0, len(whole[0].ids), tokens):
         for document in whole[: pieces - len(found)]:
             ids = document.ids[start : start + tokens]
@@ -86,6 +91,12 @@ def candidate_memories(base: PreTrainedModel, documents: Sequence[TokenizedDocum
     context = min(family_of(base.config).positions(base.config) or longest, longest)
     windows = (max(context // 8, 2), max(context // 3, 2))
     return [recurrence_config(best_settings(base.config, {"window": window})) for window in windows]
+
+
+def has_room(base: PreTrainedModel, documents: Sequence[TokenizedDocument]) -> bool:
+    """Whether the base could read longer texts at once than these."""
+    positions = family_of(base.config).positions(base.config)
+    return positions is None or positions > max(len(document.ids) for document in documents) - 1
 
 
 def advice_tokens(
@@ -114,8 +125,14 @@ def measure_readings(
         memory = memory_cost(add_recurrence(base, config)).state_floats * base.dtype.itemsize
         for row in table:
             cache = _cache_bytes(base, row.setting.window)
-            found[row.setting] = Reading(row, cache + (memory if row.setting.role == "memory" else 0))
-    # The longer window of equal cost and the full context may be the same reading.
+            setting = row.setting
+            if setting.role == "full context" and has_room(base, documents):
+                setting = setting._replace(role="whole pieces")
+            found.pop(setting, None)
+            found[setting] = Reading(
+                replace(row, setting=setting), cache + (memory if row.setting.role == "memory" else 0)
+            )
+    # The longer window of equal cost and the full context may be the same reading: the last, the full context, stays.
     distinct = {(one.row.setting.role == "memory", *one.row.setting[1:3]): one for one in found.values()}
     return sorted(distinct.values(), key=lambda reading: reading.flops)
 
@@ -169,8 +186,7 @@ def _sentences(
         else:
             measured = _gain(best, rival)
             yield (
-                f"With {memory}, perplexity was {measured}. That may be chance, so the simpler reading is "
-                "recommended. A larger sample (--pieces, --tokens) gives a narrower interval."
+                f"With {memory}, perplexity was {measured}. That may be chance, so the simpler reading is recommended."
             )
     yield from cheaper
 

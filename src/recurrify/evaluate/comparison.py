@@ -39,7 +39,8 @@ class ComparisonSetting(NamedTuple):
     """How the memory or the base reads the documents."""
 
     role: str
-    """"memory"; or of the base: "windows", "overlap", "longer window" or "full context"."""
+    """"memory"; or of the base: "windows", "overlap", "longer window" or "full context"; of a sample of text also
+    "whole pieces", where the base has room for longer ones."""
     window: int
     overlap: int
     flops_per_token: float
@@ -47,6 +48,8 @@ class ComparisonSetting(NamedTuple):
     @property
     def label(self) -> str:
         """The setting in words."""
+        if self.role == "whole pieces":
+            return f"whole pieces of the sample ({self.window:,} tokens)"
         shared = f", overlap {self.overlap:,}" if self.overlap else ""
         kind = {"memory": "memory, windows", "full context": "full context"}.get(self.role, "plain windows")
         return f"{kind} of {self.window:,}{shared}"

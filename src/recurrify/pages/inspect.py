@@ -81,8 +81,8 @@ def inspect_lines(result: Result) -> list[str]:
     if (attention := result["slot_attention"]) is not None:
         mass = [value for _, value in mean_by_position(attention["mass"])]
         lines.append(
-            f"{numbers.percent(fmean(mass))} of the attention is on the memory; "
-            f"{numbers.percent(mass[0])} at a window's first position."
+            f"On average a token puts {numbers.percent(fmean(mass))} of its attention on the memory; the first token "
+            f"of a window puts {numbers.percent(mass[0])} of its own there."
         )
     return [*lines, _gradient_sentence(result["gradients"]["mean"])]
 
