@@ -37,6 +37,7 @@ from recurrify.mechanisms.kv import KVConfig
 from recurrify.modeling.heads import add_recurrence
 from recurrify.modeling.loading import load_model
 from recurrify.named import named_source
+from recurrify.pages import numbers
 from recurrify.pages.demo import write_demo_page
 from recurrify.results import load_result, provenance, save_result
 from recurrify.train.finetune import train_run
@@ -194,7 +195,8 @@ def _read_novel(content: str, names: dict[str, str], steps: Steps, advance: Adva
         whole = 0 if steps.has(step) else READING_SECONDS
         read = partial(_read, name, one, ids, _share(advance, whole, len(ids) - 1))
         losses.append(np.array(steps.result(step, read)["losses"]))
-        say(f"  {one.label}: perplexity {np.exp(losses[-1].mean()):.1f} per token, {one.flops_per_token:.3g} FLOPs")
+        flops = numbers.large(one.flops_per_token)
+        say(f"  {one.label}: perplexity {np.exp(losses[-1].mean()):.1f} per token, {flops} FLOPs")
     parts = [evaluation_of_parts(found, pieces, settings[0].window) for found in losses]
     table = comparison_rows(settings, parts)
     gains = gain_rows(table)

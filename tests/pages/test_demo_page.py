@@ -23,7 +23,7 @@ def test_headline_is_the_real_model_with_its_price(result: Result) -> None:
     verdict = demo_verdict(result)
     assert (verdict.number, verdict.interval) == ("25.0 % lower", "95 % interval: 22.7 % to 27.3 %")
     assert verdict.tone == "better"
-    assert verdict.sentence.startswith("The memory lowers perplexity per token compared with plain windows of 300.")
+    assert verdict.sentence.startswith(f"The memory lowers perplexity per token by 25.0 % ({verdict.interval})")
     assert verdict.sentence.endswith("full context of 8000 is better, for 1.8 times the FLOPs.")
     assert ("cost over plain windows of 300", "+6.5 % FLOPs") in verdict.facts
 
@@ -33,12 +33,23 @@ def test_a_better_reading_at_the_same_price_is_reported(result: Result) -> None:
     assert "But plain windows of 800 is better at the same price." in demo_verdict(result).sentence
 
 
+def test_a_worse_memory_is_one_sentence(result: Result) -> None:
+    windows = result["real"]["rows"][1]
+    assert windows["label"] == "plain windows of 300"
+    windows["perplexity_per_token"] = 1.0
+    result["real"]["gains"][0].update(relative_gain=-0.004, interval=None, within_noise=None)
+    assert demo_verdict(result).sentence == (
+        "Plain windows of 300 read better at the same price (0.4 %; one document: no interval): "
+        "the memory does not pay here."
+    )
+
+
 @pytest.mark.parametrize(
     ("gain", "interval", "expected"),
     [
         (0.004, [-0.002, 0.01], "no clear difference in perplexity per token"),
-        (-0.02, [-0.03, -0.01], "The memory raises perplexity per token"),
-        (0.02, None, "is lower than with plain windows of 300 on this document. A single document gives no interval"),
+        (-0.02, [-0.03, -0.01], "The memory raises perplexity per token by 2.0 %"),
+        (0.02, None, "is 2.0 % lower than with plain windows of 300 on this document. A single"),
     ],
 )
 def test_headline_claims_no_more_than_its_interval(
@@ -78,6 +89,6 @@ def test_tables(result: Result) -> None:
 
 def test_summary(result: Result) -> None:
     lines = summary(result)
-    start = "25.0 % lower perplexity per token than plain windows of 300 (95 % interval: 22.7 % to 27.3 %)."
+    start = "The memory lowers perplexity per token by 25.0 % (95 % interval: 22.7 % to 27.3 %) compared with plain"
     assert " ".join(lines).startswith(start)
     assert "     30.00    545 M  full context of 8000" in lines

@@ -21,7 +21,7 @@ def test_first_screen_has_gain_interval_and_cost(evaluation: dict[str, Any], tmp
     text = page(evaluation, tmp_path)
     assert "10.0 % lower</p>" in text
     assert "95 % interval: 9.3 % to 10.7 %" in text
-    assert "recurrent lowers perplexity per token compared with base." in text
+    assert "recurrent lowers perplexity per token by 10.0 % (95 % interval: 9.3 % to 10.7 %) compared with" in text
     assert "+6.1 % FLOPs" in text
     assert "These models were not trained on the same data." in text
     assert text.count('<figure class="chart">') == 2

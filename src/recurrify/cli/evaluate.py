@@ -115,15 +115,14 @@ def evaluate_models(
 
 def _print_comparison(comparison: Sequence[ComparisonRow], result: dict[str, Any]) -> None:
     """What the base scores in the memory's windows, at equal cost, and in its full context; and what follows."""
-    _print("Its own base on the same tokens:")
+    _print("Its own weights, read without the memory:")
     for row in distinct_rows(comparison)[1:]:
         level = perplexity_level(row.evaluation.perplexity_per_token, 3)
         _print(
             f"  {row.setting.label}: {level} per token at {row.setting.flops_per_token:.3g} FLOPs per token; "
             f"the memory's is {row.gain}"
         )
-    verdict = evaluation_verdict(result)
-    _print(f"{verdict.number} {verdict.what} ({verdict.interval}). {verdict.sentence}")
+    _print(evaluation_verdict(result).sentence)
 
 
 def write_results(result: dict[str, Any], out: Path | None, page: Path | None) -> None:

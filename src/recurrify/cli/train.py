@@ -1,5 +1,6 @@
 """`recurrify train`: add a memory to a model and fine-tune it on text."""
 
+import math
 import shlex
 from pathlib import Path
 from typing import Any
@@ -52,8 +53,8 @@ def train_command(given: dict[str, Any]) -> None:
     best = min((e for e in result["history"] if "eval_loss" in e), key=lambda e: e["eval_loss"], default=None)
     if best is not None and is_first():
         typer.echo(
-            f"best validation: perplexity {perplexity_level(best['eval_perplexity_per_word'], 2)} per word, "
-            f"loss {best['eval_loss']:.4f} per token, at step {best['step']}, "
+            f"best validation: perplexity {perplexity_level(math.exp(best['eval_loss']), 3)} per token, "
+            f"{perplexity_level(best['eval_perplexity_per_word'], 2)} per word, at step {best['step']}, "
             "the checkpoint with the lowest validation loss"
         )
     end_of_run(result, settings.out)

@@ -8,7 +8,7 @@ from typing import Any
 from recurrify.pages import numbers
 from recurrify.pages.charts import line_chart
 from recurrify.pages.evaluation import TERMS, cost_chart, gain_table, position_chart, score_table
-from recurrify.pages.findings import Gain, best_of_all, extra_cost
+from recurrify.pages.findings import Gain, conclusion, extra_cost
 from recurrify.pages.inspect import Reader
 from recurrify.pages.page import (
     Block,
@@ -28,6 +28,10 @@ from recurrify.pages.page import (
 TITLE = "recurrify demo: a pretrained transformer with a memory"
 NAMES = {"base": "base, not fine-tuned", "plain": "plain windows", "recurrent": "carry"}
 WEIGHTS = {"shipped": "shipped", "live": "trained just now"}
+TINY_NOTE = (
+    "A tiny model and source code in short windows gain more from the carry than real models do, and a live training "
+    "this short can make the base worse, with and without the carry: it shows how training works, no more."
+)
 Result = Mapping[str, Any]
 
 
@@ -47,8 +51,8 @@ def demo_verdict(result: Result) -> Verdict:
     entry, memory = real["gains"][0], rows["memory"]
     gain = Gain.of(entry)
     assert gain is not None
-    sentence = gain.sentence("The memory", str(entry["against_label"]))
-    sentence += " " + best_of_all(memory, [row for role, row in rows.items() if role != "memory"])
+    others = [row for role, row in rows.items() if role != "memory"]
+    sentence = conclusion(gain, "The memory", str(entry["against_label"]), memory, others)
     facts = [("model", str(real["model"])), ("trained", "nothing")]
     plain = rows["windows"]
     extra = extra_cost(memory["full_flops_per_token"], plain["full_flops_per_token"])
@@ -113,9 +117,9 @@ def tiny_sentences(result: Result) -> list[str]:
     for weights, name in (("shipped", "trained longer, shipped"), ("live", live)):
         entry = next(one for one in result["gains"] if one["weights"] == weights and not one["overlap"])
         if (gain := Gain.of(entry)) is not None:
-            sentence = gain.sentence("the paper's carry", "plain windows").rstrip(".")
-            found.append(f"Tiny model, {name}: {sentence} ({gain.number}; {gain.interval_text}).")
-    return found
+            sentence = gain.sentence("the paper's carry", "plain windows")
+            found.append(f"Tiny model, {name}: {sentence}")
+    return [*found, TINY_NOTE]
 
 
 def demo_tables(result: Result) -> list[Table]:
@@ -166,7 +170,7 @@ def _curves(result: Result) -> Chart:
 def summary(result: Result, width: int = 88) -> list[str]:
     """The findings as plain lines that fit a terminal."""
     verdict, real = demo_verdict(result), result["real"]
-    lines = textwrap.wrap(f"{verdict.number} {verdict.what} ({verdict.interval}). {verdict.sentence}", width)
+    lines = textwrap.wrap(verdict.sentence, width)
     table = [("perplexity", "FLOPs", "")]
     table += [
         (numbers.perplexity(row["perplexity_per_token"]), numbers.large(row["full_flops_per_token"]), row["label"])

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from recurrify.pages import numbers
-from recurrify.pages.findings import Gain, best_of_all, extra_cost
+from recurrify.pages.findings import Gain, conclusion, extra_cost
 from recurrify.pages.page import Chart, Column, Fold, Listing, Page, Section, Table, Terms, Text, Verdict, write_page
 
 TITLES = {"evaluation": "recurrify evaluate", "advice": "recurrify advise: the best buy for this text"}
@@ -149,7 +149,7 @@ def evaluation_verdict(result: Mapping[str, Any]) -> Verdict:
             facts.append((label, numbers.perplexity(row.get(gain.measure.replace(" ", "_")))))
         readings = [row for row in rows if row.get("role") not in (None, "memory")]
         subject = name[:1].upper() + name[1:] if entry.get("label") else name
-        sentence = f"{gain.sentence(subject, against)} {best_of_all(mine, readings)}".rstrip()
+        sentence = conclusion(gain, subject, against, mine, readings)
         if result.get("advice"):
             sentence = " ".join(result["advice"])
         return Verdict(sentence, gain.number, gain.what(against), gain.interval_text, facts, gain.tone)

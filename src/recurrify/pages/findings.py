@@ -70,13 +70,20 @@ class Gain:
         if self.interval is None:
             verb = "lower" if self.relative > 0 else "higher"
             return (
-                f"{subject}: {self.measure} is {verb} than with {against} on this document. A single document gives no "
-                "interval: on other texts the difference may be another."
+                f"{subject}: {self.measure} is {self._size} {verb} than with {against} on this document. A single "
+                "document gives no interval: on other texts the difference may be another."
             )
         if self.within_noise:
-            return f"{subject}: no clear difference in {self.measure} compared with {against}."
+            return (
+                f"{subject}: no clear difference in {self.measure} compared with {against} "
+                f"({self.number}; {self.interval_text})."
+            )
         verb = "lowers" if self.relative > 0 else "raises"
-        return f"{subject} {verb} {self.measure} compared with {against}."
+        return f"{subject} {verb} {self.measure} by {self._size} ({self.interval_text}) compared with {against}."
+
+    @property
+    def _size(self) -> str:
+        return numbers.percent(abs(self.relative))
 
 
 def extra_cost(flops: Any, other: Any) -> str:
@@ -87,21 +94,30 @@ def extra_cost(flops: Any, other: Any) -> str:
     return f"{numbers.percent(mine / theirs - 1, signed=True)} FLOPs"
 
 
-def best_of_all(memory: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str:
-    """Whether another reading of the base is better than the memory, and at what cost."""
+def conclusion(
+    gain: Gain, subject: str, against: str, memory: Mapping[str, Any], others: Sequence[Mapping[str, Any]]
+) -> str:
+    """The gain over one reading of the base, and whether another reading is better than the memory, at what cost."""
+    found = gain.sentence(subject, against)
     if not others:
-        return ""
+        return found
     from recurrify.evaluate.comparison import SAME_PRICE  # loads torch, which other pages do not need
 
     price, level = memory["full_flops_per_token"], memory["perplexity_per_token"]
     better = [row for row in others if row["perplexity_per_token"] < level]
     cheap = [row for row in better if row["full_flops_per_token"] <= SAME_PRICE * price]
     if cheap:
-        return f"But {cheap[0]['label']} is better at the same price."
+        worse = gain.tone == "worse" or (gain.interval is None and gain.relative < 0)
+        if worse and against in [row["label"] for row in cheap]:
+            size = f"{numbers.percent(-gain.relative)}; {gain.interval_text}"
+            name = against[:1].upper() + against[1:]
+            return f"{name} read better at the same price ({size}): the memory does not pay here."
+        return f"{found} But {cheap[0]['label']} is better at the same price."
     if not better:
-        return "No other reading of the base compared here is better."
+        return f"{found} No other reading of the base compared here is better."
     best = min(better, key=lambda row: row["perplexity_per_token"])
     times = best["full_flops_per_token"] / price
     return (
-        f"It is the best at its price, not the best of all: {best['label']} is better, for {times:.1f} times the FLOPs."
+        f"{found} It is the best at its price, not the best of all: {best['label']} is better, for {times:.1f} times "
+        "the FLOPs."
     )
