@@ -1,6 +1,7 @@
 """Train, evaluate, generate: the whole way, through the command line."""
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,8 @@ class TestTrain:
         )
         history = json.loads((out / "result.json").read_text())["history"]
         best = min((entry for entry in history if "eval_loss" in entry), key=lambda entry: entry["eval_loss"])
-        assert f"loss {best['eval_loss']:.4f} per token, at step {best['step']}" in said
+        assert f"perplexity {math.exp(best['eval_loss']):,.3f} per token" in said
+        assert f", at step {best['step']}," in said
         assert f"{best['eval_perplexity_per_word']:.2f} per word" in said
         assert f"model: {out / 'model'}\nnext: recurrify evaluate {out} --data {texts}\n" in said
         assert (out / "model" / "model.safetensors").stat().st_mtime_ns == before

@@ -69,7 +69,7 @@ class KV(CacheMechanism):
         self.numbers = 0
 
     def fit(self, base: PreTrainedModel) -> None:
-        check_rotary(base.config)
+        check_rotary(self.config.mechanism, base.config)
         open_attention(base)
         self.numbers = self.layers * 2 * self.first_position * key_width(base.config)
 
@@ -115,11 +115,11 @@ class KV(CacheMechanism):
         return torch.cat([first, last], dim=-2)
 
 
-def check_rotary(config: PretrainedConfig) -> None:
+def check_rotary(mechanism: str, config: PretrainedConfig) -> None:
     """Raise UserError for a base whose keys cannot be rotated to other positions."""
     if not family_of(config).rotary:
         raise UserError(
-            f"The mechanism 'kv' needs a model with rotary positions, which {config.model_type!r} models do not "
-            "have: with absolute positions, kept keys would have the positions of the window's own tokens. "
+            f"The mechanism {mechanism!r} needs a model with rotary positions, which {config.model_type!r} models do "
+            "not have: with absolute positions, kept keys would have the positions of the window's own tokens. "
             "Choose another, such as 'lookback' or 'tail'."
         )
