@@ -254,7 +254,7 @@ def _share(advance: Advance, whole: int, total: int) -> Advance:
 def _read(name: str, setting: ComparisonSetting, ids: np.ndarray, advance: Advance) -> dict[str, Any]:
     """The loss of each token but the first."""
     model = _model(name, setting)
-    if setting.role == "full context" and setting.window == len(ids) - 1:
+    if setting.role == "whole text":
         return {"losses": inspection.full_context_losses(model.base, ids, advance).tolist()}
     return {"losses": inspection.read_text(model, TokenizedDocument("novel", ids), advance).losses.tolist()}
 

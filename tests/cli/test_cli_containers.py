@@ -41,7 +41,7 @@ def test_train_and_inspect(sources: dict[str, Path], base: Path, tmp_path: Path)
         source, run, page = sources[name], tmp_path / name / "run", tmp_path / name / "page"
         small = (*TRAINING, "--mechanism", "carry", *BUDGET)
         invoke("train", "--model", base, "--data", source, "--out", run, *small)
-        invoke("inspect", run, source, "--out", page, "--tokens", 20, "--document", 2)
+        invoke("inspect", run, "--data", source, "--out", page, "--tokens", 20, "--document", 2)
         weights.append(weights_of(run))
         tokens.append(json.loads((page / "inspection.json").read_text())["tokens"])
     assert_same_weights(weights[0], weights[1])

@@ -25,7 +25,9 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_page_and_its_numbers(runs: dict[str, Path], story: Path, tmp_path: Path) -> None:
-    shown = invoke("inspect", runs["recurrent"], story, "--plain", runs["plain"], "--out", tmp_path, "--tokens", 50)
+    shown = invoke(
+        "inspect", runs["recurrent"], "--data", story, "--plain", runs["plain"], "--out", tmp_path, "--tokens", 50
+    )
     assert "49 tokens scored in 7 windows" in shown
     assert str(tmp_path / "index.html") in shown
     found = load_result(tmp_path / "inspection.json")
@@ -48,7 +50,7 @@ def test_a_page_and_its_numbers(runs: dict[str, Path], story: Path, tmp_path: Pa
     assert found["provenance"]["data_checksum"]
     page = (tmp_path / "index.html").read_text()
     assert "w35" in page
-    shown = invoke("inspect", runs["recurrent"], story, "--out", tmp_path, "--tokens", 20)
+    shown = invoke("inspect", runs["recurrent"], "--data", story, "--out", tmp_path, "--tokens", 20)
     aside = next(tmp_path.glob("inspection-*.json"))
     assert f"had other settings and was renamed to {aside}" in shown
     assert load_result(aside) == found
@@ -56,7 +58,7 @@ def test_a_page_and_its_numbers(runs: dict[str, Path], story: Path, tmp_path: Pa
 
 
 def test_the_same_base_is_the_plain_model(runs: dict[str, Path], texts: Path, tmp_path: Path) -> None:
-    invoke("inspect", runs["recurrent"], texts, "--out", tmp_path, "--document", 3, "--reach", 2)
+    invoke("inspect", runs["recurrent"], "--data", texts, "--out", tmp_path, "--document", 3, "--reach", 2)
     found = load_result(tmp_path / "inspection.json")
     assert found["document"] == sorted(path.name for path in texts.iterdir())[2]
     own = found["recurrence"]["window"] + 1
@@ -67,9 +69,11 @@ def test_the_same_base_is_the_plain_model(runs: dict[str, Path], texts: Path, tm
 
 
 def test_other_models_can_be_compared(runs: dict[str, Path], story: Path, tmp_path: Path) -> None:
-    invoke("inspect", runs["recurrent"], story, "--compare", runs["plain"], "--out", tmp_path, "--tokens", 20)
+    invoke("inspect", runs["recurrent"], "--data", story, "--compare", runs["plain"], "--out", tmp_path, "--tokens", 20)
     tokens = load_result(tmp_path / "inspection.json")["tokens"]
-    invoke("inspect", runs["recurrent"], story, "--plain", runs["plain"], "--out", tmp_path / "b", "--tokens", 20)
+    invoke(
+        "inspect", runs["recurrent"], "--data", story, "--plain", runs["plain"], "--out", tmp_path / "b", "--tokens", 20
+    )
     assert tokens[str(runs["plain"])] == load_result(tmp_path / "b" / "inspection.json")["tokens"]["plain"]
     assert (tmp_path / "index.html").read_text().count(f'<option value="{runs["plain"]}"') == 2
 
@@ -77,7 +81,7 @@ def test_other_models_can_be_compared(runs: dict[str, Path], story: Path, tmp_pa
 def test_characters_of_several_tokens(tmp_path: Path) -> None:
     story = "A naïve   🙂🙃 story,\r\n\tin bytes: ☃.\n"
     (tmp_path / "story.txt").write_text(story, newline="")
-    invoke("inspect", "shipped:recurrent", tmp_path / "story.txt", "--out", tmp_path)
+    invoke("inspect", "shipped:recurrent", "--data", tmp_path / "story.txt", "--out", tmp_path)
     tokens = load_result(tmp_path / "inspection.json")["tokens"]
     assert "".join(tokens["text"]) == story
     # Each smile is several tokens, and stands with the first of them.
@@ -92,12 +96,12 @@ class TestRefusals:
         self, refused: Refused, base: Path, runs: dict[str, Path], story: Path, tmp_path: Path, kind: str
     ) -> None:
         model = base if kind == "a base" else runs["plain"]
-        sentence = refused("inspect", model, story, "--out", tmp_path / "page")
+        sentence = refused("inspect", model, "--data", story, "--out", tmp_path / "page")
         assert "has no memory to inspect: give a recurrent model" in sentence
         assert not (tmp_path / "page").exists()
 
     def test_a_plain_model_with_memory(self, refused: Refused, runs: dict[str, Path], story: Path) -> None:
-        sentence = refused("inspect", runs["recurrent"], story, "--plain", runs["recurrent"])
+        sentence = refused("inspect", runs["recurrent"], "--data", story, "--plain", runs["recurrent"])
         assert "`--plain` is for a model without memory" in sentence
 
     def test_other_tokens(self, refused: Refused, runs: dict[str, Path], story: Path, tmp_path: Path) -> None:
@@ -105,15 +109,15 @@ class TestRefusals:
         shutil.copytree(runs["plain"] / "model", other)
         vocabulary = other / "tokenizer.json"
         vocabulary.write_text(vocabulary.read_text().replace('"w7"', '"seven"'))
-        assert "other tokens" in refused("inspect", runs["recurrent"], story, "--plain", other)
+        assert "other tokens" in refused("inspect", runs["recurrent"], "--data", story, "--plain", other)
 
     def test_no_such_document(self, refused: Refused, runs: dict[str, Path], story: Path) -> None:
-        sentence = refused("inspect", runs["recurrent"], story, "--document", 2)
+        sentence = refused("inspect", runs["recurrent"], "--data", story, "--document", 2)
         assert "has only 1 document" in sentence
 
     def test_no_such_text(self, refused: Refused, runs: dict[str, Path], tmp_path: Path) -> None:
-        assert "nothing.txt does not exist" in refused("inspect", runs["recurrent"], tmp_path / "nothing.txt")
+        assert "nothing.txt does not exist" in refused("inspect", runs["recurrent"], "--data", tmp_path / "nothing.txt")
 
     def test_one_token(self, refused: Refused, runs: dict[str, Path], tmp_path: Path) -> None:
         (tmp_path / "short.txt").write_text("w9")
-        assert "too few to predict any" in refused("inspect", runs["recurrent"], tmp_path / "short.txt")
+        assert "too few to predict any" in refused("inspect", runs["recurrent"], "--data", tmp_path / "short.txt")

@@ -255,7 +255,7 @@ def test_advise_measures_recommends_and_names_the_next_command(tmp_path: Path) -
     (tmp_path / "text.txt").write_text("def read(path):\n    return open(path).read()\n\n\n" * 200)
     out, page = tmp_path / "advice.json", tmp_path / "advice.html"
     said = invoke(
-        *("advise", "shipped:base", tmp_path / "text.txt", "--tokens", 200),
+        *("advise", "shipped:base", "--data", tmp_path / "text.txt", "--tokens", 200),
         *("--out", out, "--page", page),
     )
     result = json.loads(out.read_text())
@@ -272,9 +272,9 @@ def test_advise_on_a_text_shorter_than_the_context_suggests_the_whole_context(tm
     (tmp_path / "text.txt").write_text("def read(path):\n    return open(path).read()\n\n\n" * 200)
     advise = ("advise", "shipped:base", "--data", tmp_path / "text.txt")
     short = invoke(*advise, "--tokens", 100)
-    assert "longest piece has 100 tokens: longer windows were not measured" in short
+    assert "longest piece has 99 tokens: longer windows were not measured" in short
     assert "--window 99" not in short
-    assert "whole pieces of the sample (99 tokens) is the best buy" in short
+    assert "whole text of up to 99 is the best buy" in short
     assert "--split all --window 256" in short
     assert "not measured" not in invoke(*advise, "--tokens", 400)  # more than the model's positions
     one_piece = invoke(*advise, "--split", "test", "--tokens", 2000)

@@ -88,4 +88,4 @@ def test_the_length_of_the_sample_is_not_called_the_full_context() -> None:
     texts = [TokenizedDocument("short", text(1, length)[0].numpy(), length, length, length)]
     found = measure_readings(base, texts, candidate_memories(base, texts))
     (whole,) = [one for one in found if one.row.setting.window == length - 1]
-    assert whole.row.setting.label == f"whole pieces of the sample ({length - 1} tokens)"
+    assert whole.row.setting.label == f"whole text of up to {length - 1}"

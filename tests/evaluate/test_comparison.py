@@ -72,8 +72,8 @@ def test_settings_of_the_four_comparisons(base: Any) -> None:
     assert settings["overlap"].overlap >= 1
     assert settings["longer window"].window > WINDOW
     assert min(settings[name].flops_per_token for name in ("overlap", "longer window")) >= flops
-    # The context is no longer than the longest document, and a short document costs less.
-    short = {setting.role: setting for setting in comparison_settings(model, documents(21, 11))}["full context"]
+    # Shorter documents are read whole, which is not the full context, and cost less.
+    short = {setting.role: setting for setting in comparison_settings(model, documents(21, 11))}["whole text"]
     assert short.window == 20
     expected = (20 * full_flops_per_token(base, 20, 0) + 10 * full_flops_per_token(base, 10, 0)) / 30
     assert short.flops_per_token == pytest.approx(expected)

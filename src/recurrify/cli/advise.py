@@ -1,8 +1,9 @@
 """`recurrify advise`: which reading of your text is the best buy."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -13,12 +14,14 @@ from recurrify.console import busy, heartbeat, out_console, perplexity_level, pr
 from recurrify.errors import UserError
 from recurrify.results import check_overwrites_nothing, provenance
 
+if TYPE_CHECKING:
+    from recurrify.evaluate.advise import Advice, Reading
+
 
 @formerly(rows="batch")
 def advise_command(
     model: options.ModelArgument,
-    text: options.DataArgument = None,
-    data: options.DataOrArgument = None,
+    data: options.Data,
     flops: Annotated[float | None, typer.Option(min=0, help="Budget: FLOPs per token, such as 3e8.")] = None,
     state: Annotated[
         float | None, typer.Option(min=0, help="Budget: MiB of state per text (window and memory).")
@@ -36,21 +39,13 @@ def advise_command(
 
     All readings score the same tokens. Nothing is trained.
     """
-    data = options.one_source(data, text)
     check_overwrites_nothing(out, data, model)
     options.check_page(page, data, model)
     options.check_device(device)
     options.load_libraries(model, texts=[data], split=split)
     from recurrify.cli.evaluate import write_results
     from recurrify.data import checksum, load_documents, pick_device
-    from recurrify.evaluate.advise import (
-        advice_tokens,
-        advise,
-        candidate_memories,
-        has_room,
-        measure_readings,
-        sample_pieces,
-    )
+    from recurrify.evaluate.advise import advice_tokens, advise, candidate_memories, measure_readings, sample_pieces
     from recurrify.families import family_of
     from recurrify.modeling.loading import load_model
     from recurrify.train.loop import uses_bf16
@@ -70,41 +65,56 @@ def advise_command(
         bf16 = where.type == "cuda" and uses_bf16("auto")
         readings = measure_readings(base, texts, memories, rows=batch, bf16=bf16, progress=advance)
     advice = advise(readings, flops, None if state is None else state * 2**20)
-    setting = advice.best.row.setting
-    command = f"recurrify add --model {model} --window {setting.window} --out with-memory"
-    if not advice.memory_pays:
-        window: int | None = setting.window
-        if setting.role == "whole pieces":  # their length says nothing about the model
-            window = family_of(base.config).positions(base.config)
-        windows = "" if window is None else f" --window {window} --overlap {setting.overlap}"
-        command = f"recurrify evaluate {model} --data {data}{'' if split == 'test' else f' --split {split}'}{windows}"
-    notes = []
-    if advice.gain is not None and advice.gain.within_noise:
-        notes.append(_more_text(len(texts) == pieces, split))
-    if has_room(base, texts):
-        longest = max(len(text.ids) for text in texts)
-        notes.append(f"The sample's longest piece has {longest:,} tokens: longer windows were not measured.")
+    notes = _notes(advice, readings, len(texts) == pieces, split)
+    command = _next_command(advice, model, data, split, family_of(base.config).positions(base.config))
     with heartbeat(None):
         _print(*advice.sentences)
         _show(readings, advice.best)
         _print(*notes, f"Next: {command}")
-    gains = []
-    if advice.gain is not None and advice.rival is not None:
-        rival = advice.rival.row.setting
-        names = {"model": setting.role, "label": setting.label, "against": rival.role, "against_label": rival.label}
-        gains.append({**names, "unit": "token", **asdict(advice.gain)})
     config = {"model": model, "data": data, "split": split, "flops": flops, "state": state}
     config |= {"pieces": pieces, "tokens": tokens}
     result = {
         "kind": "advice",
         "rows": [reading.to_dict() for reading in readings],
-        "gains": gains,
+        "gains": _gains(advice),
         "advice": advice.sentences,
         "notes": notes,
         "command": command,
         "provenance": provenance(config, data_checksum=checksum(documents)),
     }
     write_results(result, out, page)
+
+
+def _next_command(advice: "Advice", model: str, data: str, split: str, positions: int | None) -> str:
+    """What to run next: adding the memory, or scoring the best reading of the base."""
+    setting = advice.best.row.setting
+    if advice.memory_pays:
+        return f"recurrify add --model {model} --window {setting.window} --out with-memory"
+    # The length of the sample says nothing about the model.
+    window = positions if setting.role == "whole text" else setting.window
+    windows = "" if window is None else f" --window {window} --overlap {setting.overlap}"
+    return f"recurrify evaluate {model} --data {data} --split {split}{windows}"
+
+
+def _notes(advice: "Advice", readings: Sequence["Reading"], more_is_left: bool, split: str) -> list[str]:
+    """What the sample could not show."""
+    found = []
+    if advice.gain is not None and advice.gain.within_noise:
+        found.append(_more_text(more_is_left, split))
+    for one in readings:
+        if one.row.setting.role == "whole text":
+            length = one.row.setting.window
+            found.append(f"The sample's longest piece has {length:,} tokens: longer windows were not measured.")
+    return found
+
+
+def _gains(advice: "Advice") -> list[dict[str, Any]]:
+    """The gain over the strongest rival, as results have it."""
+    if advice.gain is None or advice.rival is None:
+        return []
+    best, rival = advice.best.row.setting, advice.rival.row.setting
+    names = {"model": best.role, "label": best.label, "against": rival.role, "against_label": rival.label}
+    return [{**names, "unit": "token", **asdict(advice.gain)}]
 
 
 def _more_text(is_left: bool, split: str) -> str:
@@ -121,7 +131,7 @@ def _print(*lines: str) -> None:
         out_console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _show(readings: Any, best: Any) -> None:
+def _show(readings: Sequence["Reading"], best: "Reading") -> None:
     table = Table(box=None, pad_edge=False, title="All readings (*: recommended)", title_justify="left")
     table.add_column("reading")
     for header in ("ppl/token", "bits/char", "FLOPs/token", "state, MiB"):

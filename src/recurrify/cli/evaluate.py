@@ -165,8 +165,7 @@ def _notes(
             notes.append(f"{name} has another tokenizer than {models[0]}: perplexities per token cannot be compared.")
         if not units and tokens_per_document:
             notes.append(f"To compare {name} with {models[0]} per character, leave out --tokens.")
-    by_role = {row.setting.role: row.evaluation.perplexity_per_token for row in comparison}
-    if comparison and by_role["full context"] > by_role["windows"]:
+    if comparison and comparison[-1].evaluation.perplexity_per_token > comparison[1].evaluation.perplexity_per_token:
         notes.append(
             "the base inside this model is worse in longer windows, because it was fine-tuned in short ones: score the "
             "original base with --window as well."

@@ -13,8 +13,7 @@ from recurrify.results import set_earlier_aside
 
 def inspect_command(
     model: options.ModelArgument,
-    text: options.DataArgument = None,
-    data: options.DataOrArgument = None,
+    data: options.Data,
     plain: Annotated[
         str | None, typer.Option(help="Model without memory to compare with (default: the base in plain windows).")
     ] = None,
@@ -36,7 +35,6 @@ def inspect_command(
     The page has the loss of each token with and without memory, attention to the memory, gradients to earlier windows,
     and how the memory changes. A JSON file contains the numbers.
     """
-    data = options.one_source(data, text)
     check_takes_results(out)
     options.check_device(device)
     options.load_libraries(model, plain, *(compare or ()), texts=[data], split=split or "all")

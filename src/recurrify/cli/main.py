@@ -18,7 +18,7 @@ from recurrify.cli import classify, options, probe, qa
 from recurrify.cli.add import add_command
 from recurrify.cli.advise import advise_command
 from recurrify.cli.inspect import inspect_command
-from recurrify.cli.names import Commands, WithEarlierArgument, closest, formerly, missing
+from recurrify.cli.names import Commands, closest, formerly, missing
 from recurrify.cli.serve import serve_command
 from recurrify.cli.settings import examples
 from recurrify.cli.train import add_train_command
@@ -200,14 +200,12 @@ app.command(
 )(add_command)
 app.command(
     name="advise",
-    cls=WithEarlierArgument,
     epilog=examples(
         "recurrify advise gpt2 --data books/", "recurrify advise smollm2 --data books/ --flops 3e8 --page a.html"
     ),
 )(advise_command)
 app.command(
     name="inspect",
-    cls=WithEarlierArgument,
     epilog=examples(
         "recurrify inspect runs/novels --data chapter.txt --out runs/inspect",
         "recurrify inspect runs/novels --data chapter.txt --plain runs/plain --compare runs/tail --tokens 2000",

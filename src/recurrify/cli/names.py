@@ -4,14 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 from recurrify.errors import UserError
 
-__all__ = ["Commands", "WithEarlierArgument", "closest", "formerly", "missing"]
+__all__ = ["Commands", "closest", "formerly", "missing"]
 
-REQUIRED = " [required]"
-"""The end of the help of an option that must be given, unless its value is given as an argument."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -30,18 +28,6 @@ class Commands(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, with_present_names(self, args))
-
-
-class WithEarlierArgument(TyperCommand):
-    """A command that takes an option's value as an argument too, as in earlier versions; its help shows the option."""
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        self.params = [one for one in self.params if one.param_type_name == "option" or not one.hidden]  # type: ignore[attr-defined]
-        for one in self.params:
-            text = getattr(one, "help", None) or ""
-            if text.endswith(REQUIRED):
-                one.required, one.help = True, text.removesuffix(REQUIRED)  # type: ignore[attr-defined]
-        super().format_help(ctx, formatter)
 
 
 def with_present_names(group: Any, arguments: Sequence[str]) -> list[str]:
@@ -84,7 +70,7 @@ def missing(error: Any) -> str:
     names = [
         f"{one.param_type_name} '{one.opts[0] if one.param_type_name == 'option' else one.name.upper()}'"
         for one in error.ctx.command.params
-        if one.name not in given and (one.required or (getattr(one, "help", None) or "").endswith(REQUIRED))
+        if one.name not in given and one.required
     ]
     return f"Missing {' and '.join(filter(None, [', '.join(names[:-1]), names[-1]]))}."
 

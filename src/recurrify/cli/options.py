@@ -24,8 +24,6 @@ DATA_HELP = "Text: file, folder, corpus name or hf:owner/name."
 Model = Annotated[str, typer.Option(help=f"Model: {MODEL_HELP}")]
 ModelArgument = Annotated[str, typer.Argument(help=f"Model: {MODEL_HELP}")]
 Data = Annotated[str, typer.Option(help=DATA_HELP)]
-DataOrArgument = Annotated[str | None, typer.Option(help=f"{DATA_HELP} [required]")]
-DataArgument = Annotated[str | None, typer.Argument(hidden=True)]
 TextField = Annotated[str, typer.Option(help="Field of JSON lines or of a data set that contains the text.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Split = Annotated[str, typer.Option(help="train, valid, test or all.")]
@@ -45,14 +43,6 @@ def numbers(name: str, text: str, kind: type[int] | type[float] = int) -> tuple[
         return tuple(kind(part) for part in text.split(",")) if text.strip() else ()
     except ValueError:
         raise UserError(f"`{name}` must be numbers separated by commas: got {text!r}.") from None
-
-
-def one_source(data: str | None, argument: str | None) -> str:
-    """The source of text that was named by --data, or, as in earlier versions, without it."""
-    given = [one for one in (data, argument) if one is not None]
-    if len(given) != 1:
-        raise UserError("Missing option '--data'." if not given else f"There are two texts, {' and '.join(given)}.")
-    return given[0]
 
 
 def mechanism_help(none: bool = True) -> str:

@@ -1,7 +1,7 @@
 """Which reading of a text is the best buy: longer windows, overlap, or a memory that needs no training."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -16,6 +16,7 @@ from recurrify.evaluate.comparison import (
     compare_with_base,
     comparison_settings,
     comparison_tokens,
+    distinct_settings,
     strongest_rival,
 )
 from recurrify.evaluate.flops import memory_cost
@@ -93,12 +94,6 @@ def candidate_memories(base: PreTrainedModel, documents: Sequence[TokenizedDocum
     return [recurrence_config(best_settings(base.config, {"window": window})) for window in windows]
 
 
-def has_room(base: PreTrainedModel, documents: Sequence[TokenizedDocument]) -> bool:
-    """Whether the base could read longer texts at once than these."""
-    positions = family_of(base.config).positions(base.config)
-    return positions is None or positions > max(len(document.ids) for document in documents) - 1
-
-
 def advice_tokens(
     base: PreTrainedModel, documents: Sequence[TokenizedDocument], configs: Sequence[MechanismConfig]
 ) -> int:
@@ -125,16 +120,8 @@ def measure_readings(
         memory = memory_cost(add_recurrence(base, config)).state_floats * base.dtype.itemsize
         for row in table:
             cache = _cache_bytes(base, row.setting.window)
-            setting = row.setting
-            if setting.role == "full context" and has_room(base, documents):
-                setting = setting._replace(role="whole pieces")
-            found.pop(setting, None)
-            found[setting] = Reading(
-                replace(row, setting=setting), cache + (memory if row.setting.role == "memory" else 0)
-            )
-    # The longer window of equal cost and the full context may be the same reading: the last, the full context, stays.
-    distinct = {(one.row.setting.role == "memory", *one.row.setting[1:3]): one for one in found.values()}
-    return sorted(distinct.values(), key=lambda reading: reading.flops)
+            found[row.setting] = Reading(row, cache + (memory if row.setting.role == "memory" else 0))
+    return sorted((found[setting] for setting in distinct_settings(list(found))), key=lambda reading: reading.flops)
 
 
 def advise(readings: Sequence[Reading], flops: float | None = None, state_bytes: float | None = None) -> Advice:

@@ -39,8 +39,8 @@ class ComparisonSetting(NamedTuple):
     """How the memory or the base reads the documents."""
 
     role: str
-    """"memory"; or of the base: "windows", "overlap", "longer window" or "full context"; of a sample of text also
-    "whole pieces", where the base has room for longer ones."""
+    """"memory"; or of the base: "windows", "overlap", "longer window", and "full context", or "whole text" if the base
+    has room for more."""
     window: int
     overlap: int
     flops_per_token: float
@@ -48,8 +48,8 @@ class ComparisonSetting(NamedTuple):
     @property
     def label(self) -> str:
         """The setting in words."""
-        if self.role == "whole pieces":
-            return f"whole pieces of the sample ({self.window:,} tokens)"
+        if self.role == "whole text":
+            return f"whole text of up to {self.window:,}"
         shared = f", overlap {self.overlap:,}" if self.overlap else ""
         kind = {"memory": "memory, windows", "full context": "full context"}.get(self.role, "plain windows")
         return f"{kind} of {self.window:,}{shared}"
@@ -203,21 +203,23 @@ def comparison_settings(
 ) -> list[ComparisonSetting]:
     """The memory's windows and those of the base that they are compared with; arguments as in `compare_with_base`.
 
-    The full context is as long as the base has positions, or as the longest document. FLOPs of the base are averaged
-    over documents, since a document shorter than a window costs less.
+    The last is the base's full context, or the whole text where the longest document is shorter. FLOPs of the base are
+    averaged over documents, since a document shorter than a window costs less.
     """
     recurrent, plain = _memory_and_base(model, config, base)
     window, overlap = recurrent.recurrence.window, recurrent.recurrence.overlap
     inputs = [len(document.ids) - 1 for document in documents]
     longest = max([window, *inputs])
-    positions = family_of(plain.config).positions(plain.config) or longest
-    context = max(window, min(positions, longest))
+    positions = family_of(plain.config).positions(plain.config)
+    widest, context = "whole text", longest
+    if positions is not None and positions <= longest:
+        widest, context = "full context", max(window, positions)
     flops = full_flops_per_token(recurrent)
     windows = {
         "windows": (window, overlap),
         "overlap": (window, matched_overlap(plain, flops, window, inputs)),
         "longer window": (matched_window(plain, flops, window, context, inputs), 0),
-        "full context": (context, 0),
+        widest: (context, 0),
     }
     settings = [ComparisonSetting("memory", window, overlap, flops)]
     for role, (wide, shared) in windows.items():
