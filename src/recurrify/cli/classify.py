@@ -9,7 +9,7 @@ from recurrify.cli import options
 from recurrify.cli.settings import examples, settings_command
 from recurrify.cli.train import end_of_run
 from recurrify.console import is_first, say, show_table
-from recurrify.results import check_overwrites_nothing, check_takes_files, save_result
+from recurrify.results import check_overwrites_nothing, save_result
 from recurrify.run_lock import run_lock
 from recurrify.train.settings import ClassifySettings
 
@@ -49,7 +49,6 @@ def train_command(given: dict[str, Any]) -> None:
     asked = given["recurrence"]
     options.check_memory({"mechanism": "carry", **asked})
     ClassifySettings(**given | {"recurrence": {}})  # reports invalid settings before anything is loaded
-    check_takes_files(Path(given["out"]))
     options.load_libraries(given["model"], tables=[given["data"], given["test"]])
     from recurrify.modeling import recurrence_config
     from recurrify.train.classify import classify_train

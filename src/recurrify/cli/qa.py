@@ -10,7 +10,7 @@ from recurrify.cli.settings import examples, settings_command
 from recurrify.cli.train import end_of_run
 from recurrify.console import is_first, say
 from recurrify.errors import UserError
-from recurrify.results import check_overwrites_nothing, check_takes_files, save_result
+from recurrify.results import check_overwrites_nothing, save_result
 from recurrify.run_lock import run_lock
 from recurrify.train.settings import AnswerSettings
 
@@ -42,7 +42,6 @@ def train_command(given: dict[str, Any]) -> None:
     mechanism = asked.get("mechanism", "carry")
     options.check_memory({**asked, "mechanism": mechanism})
     AnswerSettings(**given | {"recurrence": {}})  # reports invalid settings before anything is loaded
-    check_takes_files(Path(given["out"]))
     options.load_libraries(given["model"], tables=[given["data"], given["test"]])
     from recurrify.modeling import recurrence_config
     from recurrify.modeling.task_loading import PAPERS_ANSWERING

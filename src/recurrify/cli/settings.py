@@ -22,7 +22,7 @@ from recurrify.console import out_console
 from recurrify.errors import UserError
 from recurrify.mechanisms.config import MechanismConfig
 from recurrify.mechanisms.registry import mechanism_config, mechanism_names
-from recurrify.results import read_given
+from recurrify.results import check_takes_files, read_given
 from recurrify.settings import converted, declaration, setting_docs, with_present_names
 
 __all__ = ["examples", "memory_settings", "parse_settings", "settings_command"]
@@ -51,7 +51,9 @@ def settings_command(
 
     def register(function: Callable[[dict[str, Any]], None]) -> Callable[..., None]:
         def command(context: typer.Context, **given: Any) -> None:
-            function(_collected(settings, rest, given, context.meta.get(CONFIG, {})))
+            collected = _collected(settings, rest, given, context.meta.get(CONFIG, {}))
+            check_takes_files(Path(collected.get("out") or "."))
+            function(collected)
 
         own = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
         parameters = [own, *_options(settings, rest), *_common_options(settings, rest)]

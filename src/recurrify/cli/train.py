@@ -11,7 +11,6 @@ from recurrify.cli.options import check_memory, load_libraries
 from recurrify.cli.settings import settings_command
 from recurrify.console import is_first, perplexity_level, say
 from recurrify.records import MODEL_FOLDER
-from recurrify.results import check_takes_files
 from recurrify.run_lock import run_lock
 from recurrify.train.memories import BEST
 from recurrify.train.settings import TrainSettings
@@ -37,7 +36,6 @@ def train_command(given: dict[str, Any]) -> None:
     asked = given["recurrence"]
     check_memory(asked)
     TrainSettings(**given | {"recurrence": {}})  # reports invalid settings before anything is loaded
-    check_takes_files(Path(given["out"]))
     load_libraries(given["model"], texts=[given["data"], given["valid"]])
     from recurrify.modeling import recurrence_config
     from recurrify.modeling.loading import own_memory
