@@ -3,10 +3,12 @@
 The same holds for the examples that commands show in their help.
 """
 
+import ast
 import json
 import re
 import shlex
 from dataclasses import fields
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +55,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_python_blocks_run(
     page: Path, models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An example that raises fails the test; names of one block are known in the next, as a reader would expect."""
+    """An example that raises fails the test, and so does one that imports what is not public; names of one block are
+    known in the next, as a reader would expect."""
     logging.set_verbosity_error()
     monkeypatch.chdir(tmp_path)
     answers = [{"text": "stand", "answer_start": CONTEXT.index("stand")}]
@@ -66,6 +69,19 @@ def test_python_blocks_run(
         for name, folder in models.items():
             code = code.replace(f'"{name}"', repr(str(folder)))
         exec(compile(code, str(page), "exec"), names)
+        assert not private_imports(code)
+
+
+def private_imports(code: str) -> list[str]:
+    """The names that are imported from recurrify, but that its modules do not list."""
+    imports = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.ImportFrom)]
+    ours = [node for node in imports if (node.module or "").partition(".")[0] in ("recurrify", "recurrify_papers")]
+    listed = {node.module: getattr(import_module(str(node.module)), "__all__", ()) for node in ours}
+    return [one.name for node in ours for one in node.names if one.name not in listed[node.module]]
+
+
+def test_private_imports_are_found() -> None:
+    assert private_imports("from recurrify import load_model\nfrom recurrify.masks import widen") == ["widen"]
 
 
 APP: Any = typer.main.get_command(app)

@@ -35,7 +35,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_installed_package_works_in_python(package: Path, tmp_path: Path) -> None:
-    assert len(BLOCKS[0].splitlines()) <= 55
+    assert len(BLOCKS[0].splitlines()) <= 50
     assert "last_state" in mechanism_names()
     config = recurrence_config({"mechanism": "last_state", "window": 8, "layer": 3})
     assert mechanism_config("last_state") is type(config)

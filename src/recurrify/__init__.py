@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from recurrify.attention import RSAConfig
     from recurrify.evaluate import memory_cost
     from recurrify.mechanisms import CacheMechanism, Past, Recorder, SlotMechanism, WindowContext
+    from recurrify.mechanisms.neutral import neutral_inputs
     from recurrify.modeling import (
         CarryConfig,
         CompressConfig,
@@ -93,6 +94,7 @@ __all__ = [
     "load_model",
     "mechanism_names",
     "memory_cost",
+    "neutral_inputs",
     "register_family",
     "register_mechanism",
     "register_with_transformers",

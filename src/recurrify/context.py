@@ -10,6 +10,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+__all__ = ["NOTHING", "Attend", "Past", "Recorder", "WindowContext", "WindowJob"]
+
 
 class Attend(Protocol):
     """Attention of a layer's queries."""
