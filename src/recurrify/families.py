@@ -329,9 +329,7 @@ def _attend(
 def _front_mask(query: Tensor, keys: Tensor, mask: Tensor | None, call: _Call, seen: Tensor) -> Tensor:
     """The mask of a layer whose keys begin with some that only rows that have `seen` them see."""
     if mask is None:
-        queries, own = query.shape[2], keys.shape[2] - seen.shape[1]
-        allowed = torch.ones(queries, own, dtype=torch.bool, device=keys.device).tril(own - queries)
-        mask = as_mask(allowed, call.additive, query.dtype)[None, None]
+        mask = _open_mask(query, query.shape[2], keys.shape[2] - seen.shape[1], call)
     mask = widen(mask, seen.shape[1], call.context.past.live, seen)
     return mask if mask.dtype == torch.bool else aligned(mask)
 
@@ -461,7 +459,7 @@ def _longer_mask(mask: Tensor | None, hidden: Tensor, call: _Call, front: int, b
     """The mask of a window with `front` and `behind` extra inputs; None where attention needs none."""
     live = call.context.past.live
     if mask is None and ((front and live is not None) or (behind and not call.causal)):
-        mask = _open_mask(hidden, call)
+        mask = _open_mask(hidden, hidden.shape[1], hidden.shape[1], call)
     if mask is None:
         return None
     if front:
@@ -469,11 +467,10 @@ def _longer_mask(mask: Tensor | None, hidden: Tensor, call: _Call, front: int, b
     return add_behind(mask, behind, front + hidden.shape[1], call.causal) if behind else mask
 
 
-def _open_mask(hidden: Tensor, call: _Call) -> Tensor:
-    """A mask that does not change attention."""
-    length = hidden.shape[1]
-    allowed = torch.ones(length, length, dtype=torch.bool, device=hidden.device)
-    return as_mask(allowed.tril() if call.causal else allowed, call.additive, hidden.dtype)[None, None]
+def _open_mask(like: Tensor, queries: int, keys: int, call: _Call) -> Tensor:
+    """A mask that does not change attention; the last key is the last query's own."""
+    allowed = torch.ones(queries, keys, dtype=torch.bool, device=like.device)
+    return as_mask(allowed.tril(keys - queries) if call.causal else allowed, call.additive, like.dtype)[None, None]
 
 
 def _widened(mask: Tensor, count: int, call: _Call) -> Tensor:

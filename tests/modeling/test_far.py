@@ -63,7 +63,7 @@ def test_equals_the_base_with_a_mask_for_each_layer(checkpoint: bool) -> None:
 
 
 @torch.no_grad()
-def test_a_text_that_begins_beside_one_that_goes_on() -> None:
+def test_a_text_that_begins_next_to_one_that_goes_on() -> None:
     """A row without a memory sees none, and fills its own."""
     model, ids = far(), text(2, 6 * WINDOW)
     first = model(ids[:, : 2 * WINDOW])

@@ -57,7 +57,7 @@ class Far(KV):
             raise UserError(
                 f"`layers` names layer {chosen[-1]}, but the model has only {layers} layers: choose at most {layers}."
             )
-        self.far = {layer - 1: place for place, layer in enumerate(chosen)}
+        self.far = [layer - 1 for layer in chosen]
         self.near_numbers = 0
         self.shape: tuple[int, int] = (0, 0)
 
@@ -104,11 +104,11 @@ class Far(KV):
             read = near.new_zeros(rows, 1)
         else:
             far, _ = self._far_and_seen(memory)
-            kept = self.kept(memory)[:, list(self.far), :, :, config.sinks :]
+            kept = self.kept(memory)[:, self.far, :, :, config.sinks :]
             before = torch.cat([far, kept], dim=-2).to(near.dtype)
             read = past.otherwise(torch.zeros_like(memory))[:, -1:].to(near.dtype)
         latest = torch.cat([before, added], dim=-2)[..., -config.reach :, :]
-        keys = [turn_keys(base, layer, latest[:, at, 0], -config.stride) for layer, at in self.far.items()]
+        keys = [turn_keys(base, layer, latest[:, at, 0], -config.stride) for at, layer in enumerate(self.far)]
         latest = torch.stack([torch.stack(keys, dim=1), latest[:, :, 1]], dim=2)
         # No more than fill all positions: half precision counts so far exactly.
         most = -(-(config.reach + config.keep) // config.stride)
