@@ -121,3 +121,12 @@ def test_bar_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "scoring" in screen.getvalue()
     assert "━" in screen.getvalue()
     assert "left" not in screen.getvalue()
+
+
+def test_silence_counts_from_the_beginning_of_the_work(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(console, "_said", -1e9)
+    with console.heartbeat(lambda: "still working"):
+        assert console._said > 0
+    assert capsys.readouterr().err == ""

@@ -67,6 +67,9 @@ def heartbeat(line: Callable[[], str] | None) -> Iterator[None]:
 
     Of nested blocks the innermost speaks; None keeps silent, for what shows progress in another way.
     """
+    global _said
+    if not _lines:  # silence before the work began does not count
+        _said = time.monotonic()
     _lines.append(line)
     over = threading.Event()
 
