@@ -104,8 +104,10 @@ class Far(KV):
             read = near.new_zeros(rows, 1)
         else:
             far, _ = self._far_and_seen(memory)
-            kept = self.kept(memory)[:, self.far, :, :, config.sinks :]
-            before = torch.cat([far, kept], dim=-2).to(near.dtype)
+            kept = self.kept(memory)[..., config.sinks :, :]
+            # Not `kept[:, self.far]`: numbers from the CPU cannot be captured as a graph.
+            chosen = torch.stack([kept[:, layer] for layer in self.far], dim=1)
+            before = torch.cat([far, chosen], dim=-2).to(near.dtype)
             read = past.otherwise(torch.zeros_like(memory))[:, -1:].to(near.dtype)
         latest = torch.cat([before, added], dim=-2)[..., -config.reach :, :]
         keys = [turn_keys(base, layer, latest[:, at, 0], -config.stride) for at, layer in enumerate(self.far)]
