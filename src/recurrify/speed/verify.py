@@ -7,7 +7,7 @@ the torch version.
 | precision of products | loss | gradient | gradient of one parameter |
 |---|---|---|---|
 | float32, float64 | 0.1 % | 1 % | 10 % |
-| bfloat16 | 1 % | 5 % | 50 % |
+| bfloat16 | 1 % | 8 % | 50 % |
 | float16 | 1 % | 3 % | 30 % |
 
 The numbers are the largest allowed differences, relative to the eager step: of the loss, of the gradients of all base
@@ -39,7 +39,7 @@ TINY = 1e-3
 ROUNDING = 2.0
 """How many times as far as the eager step a compiled step may be from the step in float32."""
 MOST = 0.5
-"""The largest difference that rounding can explain."""
+"""Where the eager step is further than this from the step in float32, the compiled one may be as far, not further."""
 
 
 class Tolerance(NamedTuple):
@@ -53,7 +53,7 @@ class Tolerance(NamedTuple):
 TOLERANCES = {
     torch.float64: Tolerance(1e-3, 1e-2, 0.1),
     torch.float32: Tolerance(1e-3, 1e-2, 0.1),
-    torch.bfloat16: Tolerance(1e-2, 5e-2, 0.5),
+    torch.bfloat16: Tolerance(1e-2, 8e-2, 0.5),
     torch.float16: Tolerance(1e-2, 3e-2, 0.3),
 }
 
@@ -190,7 +190,7 @@ def _beside(exact: Step | None, rounding: float) -> str:
 
 def _explained(rounding: float) -> float:
     """The difference that rounding explains, from that of the eager step."""
-    return min(ROUNDING * rounding, MOST)
+    return min(ROUNDING * rounding, max(MOST, rounding))
 
 
 def _norm(gradient: Tensor | None) -> float:
