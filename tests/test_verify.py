@@ -145,7 +145,9 @@ def test_rounding_of_the_eager_step_counts(ours: float, agrees: bool) -> None:
     def step(size: float) -> Step:
         return Step(torch.tensor(1.0), {"weight": torch.tensor([size])})
 
-    assert compare_steps(step(0.0), step(1.6), torch.bfloat16, exact=step(1.0)) is not None  # too far for rounding
+    # Where rounding drowns the eager step, the compiled one may be as far off, not further.
+    drowned = [compare_steps(step(size), step(1.6), torch.bfloat16, exact=step(1.0)) for size in (0.0, 1.55, 1.65)]
+    assert [found is None for found in drowned] == [False, True, False]
     found = compare_steps(step(ours), step(1.1), torch.bfloat16, exact=step(1.0))
     message = "the gradients of the base parameters by 0.3 of their norm from the step in float32"
     assert found == (None if agrees else f"{message}, from which the eager one differs by 0.1")

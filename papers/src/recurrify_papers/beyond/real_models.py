@@ -250,7 +250,8 @@ def readings(row: Row, reader: Reader) -> list[Row]:
 
 
 def join(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The rows of several results of `train`; memories get their gains over the weights of the first row of `TRAINED`.
+    """The rows of several results of `train`; memories get their gains over the weights of the first row of `TRAINED`,
+    read as each rival, and over other rows without memory.
 
     Raises:
         UserError: The parts were not trained alike.
@@ -260,13 +261,16 @@ def join(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
         raise UserError(f"The parts differ in {different[0]!r}: train them with the same options and texts.")
     order = [row.name for row in TRAINED]
     rows = sorted((row for part in parts for row in part["rows"]), key=lambda row: order.index(row["name"]))
-    first = next((row for row in rows if row["name"] == order[0]), None)
-    if first is not None:
+    memories, plain_rows = ([row for row in rows if ("rivals" in row) == wanted] for wanted in (True, False))
+    if plain_rows and plain_rows[0]["name"] == order[0]:
+        first, *others = plain_rows
         read = {one["name"]: saved_score(one, common["documents"]) for one in (*first["base_read_as"], first)}
-        for row in (row for row in rows if "rivals" in row):
+        trained = {f"trained {one['name']}": saved_score(one, common["documents"]) for one in others}
+        for row in memories:
             rivals = row["rivals"] | ({"memory_added_afterwards": row["name"]} if row["name"] in read else {})
+            than = {name: read[rival] for name, rival in rivals.items() if rival in read} | trained
             memory = saved_score(row, common["documents"])
-            row["gains"] = {name: gain(read[rival], memory) for name, rival in rivals.items()}
+            row["gains"] = {name: gain(rival, memory) for name, rival in than.items()}
     return {**common, "rows": rows}
 
 
