@@ -1,15 +1,17 @@
 """The commands of `real_models`, from text to chart, on a random model of two layers."""
 
 import json
+import math
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from recurrify import CarryConfig, UserError
+from recurrify import CarryConfig, NoRecurrence, UserError
 from recurrify.data import Document, TokenizedDocument
 from recurrify.evaluate import full_flops_per_token
 from recurrify.train import TrainOutcome
@@ -209,6 +211,25 @@ def test_sample_of_books_is_fixed_and_fits() -> None:
 
 def book(name: str, length: int) -> TokenizedDocument:
     return TokenizedDocument(name, np.zeros(length, dtype=np.int32), length, 4 * length, 4 * length)
+
+
+def test_gains_over_rows_trained_without_memory() -> None:
+    """`join` compares a memory with the first row's weights where these were read as the rival, and with other rows."""
+
+    def row(name: str, loss: float, **more: Any) -> dict[str, Any]:
+        recurrence = NoRecurrence(window=300).to_dict()
+        return {"name": name, "recurrence": recurrence, "documents": {"nll": [loss, 2 * loss]}, **more}
+
+    sizes = {"names": ["a", "b"], **dict.fromkeys(("tokens", "words", "characters", "bytes"), [100, 200])}
+    common = {"documents": sizes, "plan": {}, "training_text": {}}
+    memory = row("carry", 200.0, rivals={"same_window": "plain 300", "equal_cost_window": "plain 301"})
+    parts = [row("plain 8192", 150.0), memory, row("plain 300", 300.0, base_read_as=[])]
+    found = real_models.join([{**common, "rows": [one]} for one in parts])["rows"]
+    assert [one["name"] for one in found] == ["plain 300", "carry", "plain 8192"]
+    joined = found[1]
+    assert set(joined["gains"]) == {"same_window", "trained plain 8192"}  # plain 301 was not read
+    assert joined["gains"]["same_window"]["gain"] == pytest.approx(1 - math.exp(-1))
+    assert joined["gains"]["trained plain 8192"]["gain"] == pytest.approx(1 - math.exp(0.5))
 
 
 def test_parts_of_different_plans_are_not_joined() -> None:

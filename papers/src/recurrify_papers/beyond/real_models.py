@@ -20,7 +20,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -224,9 +224,10 @@ def train_rows(
     found: list[dict[str, Any]] = []
     for row in rows:
         model = with_row(base, row)
-        tries = try_rates(model, texts, plan) if len(plan.rates) > 1 else []
-        rate = tries[0]["learning_rate"] if tries else plan.rates[0]
-        run = fine_tune(model, texts, plan, rate, plan.tokens)
+        own = replace(plan, sequence_tokens=row.sequence_tokens or plan.sequence_tokens)
+        tries = try_rates(model, texts, own) if len(own.rates) > 1 else []
+        rate = tries[0]["learning_rate"] if tries else own.rates[0]
+        run = fine_tune(model, texts, own, rate, own.tokens)
         scored = score(row.name, model, texts["novels"])
         say(f"{row.name}: {scored.row[METRIC]:.3f}")
         reader = Reader(base_of(model, base), texts["novels"])

@@ -56,6 +56,12 @@ class Row(NamedTuple):
 
     name: str
     recurrence: MechanismConfig
+    sequence_tokens: int | None = None
+    """Tokens of one training sequence, if not those of the plan."""
+
+    def longer(self, tokens: int) -> "Row":
+        """The same row, trained on sequences of so many tokens."""
+        return Row(f"{self.name}, sequences of {tokens}", self.recurrence, tokens)
 
 
 def plain(window: int, overlap: int = 0) -> Row:
@@ -113,6 +119,9 @@ TRAINED = (
     kv(504, 500),
     FAR,
     plain(8192),
+    # As long as the sequences of the row above.
+    kv(504, 500).longer(8_064),
+    FAR.longer(8_100),
 )
 """The first row is the plain one that the fine-tuned memories are compared with."""
 READINGS = (
