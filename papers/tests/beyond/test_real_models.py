@@ -220,7 +220,7 @@ def test_gains_over_rows_trained_without_memory() -> None:
         recurrence = NoRecurrence(window=300).to_dict()
         return {"name": name, "recurrence": recurrence, "documents": {"nll": [loss, 2 * loss]}, **more}
 
-    sizes = {"names": ["a", "b"], **dict.fromkeys(("tokens", "words", "characters", "bytes"), [100, 200])}
+    sizes = {"names": ["a", "b"], **{key: [100, 200] for key in ("tokens", "words", "characters", "bytes")}}
     common = {"documents": sizes, "plan": {}, "training_text": {}}
     memory = row("carry", 200.0, rivals={"same_window": "plain 300", "equal_cost_window": "plain 301"})
     parts = [row("plain 8192", 150.0), memory, row("plain 300", 300.0, base_read_as=[])]
