@@ -16,10 +16,12 @@ __all__ = [
     "err_console",
     "heartbeat",
     "is_first",
+    "large",
     "out_console",
     "perplexity_level",
     "progress_bar",
     "say",
+    "scaled",
     "show_table",
     "time_left",
 ]
@@ -30,6 +32,7 @@ FIRST_SECONDS, LINE_SECONDS = 6.0, 30.0
 """Before the first line of a log, and between later ones, where there is no terminal to show a bar."""
 PACE_SECONDS = 180.0
 """How far back the time left looks at least."""
+UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _said = time.monotonic()
 """When the last line was printed."""
 _lines: list[Callable[[], str] | None] = []
@@ -176,6 +179,21 @@ def time_left(seconds: float) -> str:
     if seconds < 60:
         return f"{max(seconds, 0.0):.0f} s left"
     return f"{seconds / 60:.{1 if seconds < 300 else 0}f} min left"
+
+
+def large(value: float) -> str:
+    """1234567 as "1.23 M"; used for FLOPs, where three digits are all that is meant."""
+    number, unit = scaled(value)
+    return f"{number:#.3g}".rstrip(".") + unit
+
+
+def scaled(value: float) -> tuple[float, str]:
+    """1234567 as 1.234567 and " M"."""
+    for size, unit in UNITS:
+        # A little early, so that 999,999 rounds to "1.00 M" and not to "1.00e+03 k".
+        if abs(value) >= size * 0.9995:
+            return value / size, f" {unit}"
+    return value, ""
 
 
 def perplexity_level(perplexity: float, digits: int) -> str:

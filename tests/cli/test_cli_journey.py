@@ -145,7 +145,7 @@ class TestEvaluate:
                     f"{low:,.3f} to {high:,.3f}",
                     f"{row['bits_per_character']:.4f}",
                     f"{row['perplexity_per_word']:,.2f}",
-                    f"{row['full_flops_per_token']:.3g}",
+                    console.large(row["full_flops_per_token"]),
                 ]
         for gain in result["gains"]:
             change = gain["relative_gain"]

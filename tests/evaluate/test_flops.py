@@ -195,6 +195,6 @@ def test_printed_cost(gpt2_small: GPT2LMHeadModel) -> None:
     cost = memory_cost(carrying(gpt2_small))
     assert str(cost) == (
         "memory 'carry': 388,580 added parameters, 768 numbers from window to window, "
-        "5.28e+04 more FLOPs per token (0.02%)"
+        "52.8 k more FLOPs per token (0.02%)"
     )
     assert memory_cost(add_recurrence(gpt2_small, NoRecurrence())) == ("none", 0, 0, 0.0, 0.0)

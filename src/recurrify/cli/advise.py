@@ -10,7 +10,7 @@ from rich.table import Table
 
 from recurrify.cli import options
 from recurrify.cli.names import formerly
-from recurrify.console import busy, heartbeat, out_console, perplexity_level, progress_bar, say
+from recurrify.console import busy, heartbeat, large, out_console, perplexity_level, progress_bar, say
 from recurrify.errors import UserError
 from recurrify.results import check_overwrites_nothing, provenance
 
@@ -139,5 +139,5 @@ def _show(readings: Sequence["Reading"], best: "Reading") -> None:
     for one in readings:
         values = [perplexity_level(one.perplexity, 3), f"{one.row.evaluation.bits_per_character:.4f}"]
         label = f"{one.row.setting.label}{' *' if one is best else ''}"
-        table.add_row(label, *values, f"{one.flops:.3g}", f"{one.state_bytes / 2**20:.3g}")
+        table.add_row(label, *values, large(one.flops), f"{one.state_bytes / 2**20:.3g}")
     out_console.print(table, soft_wrap=True)

@@ -11,7 +11,7 @@ import torch
 from accelerate import PartialState
 from rich.table import Table
 
-from recurrify.console import heartbeat, is_first, out_console, perplexity_level, progress_bar, say
+from recurrify.console import heartbeat, is_first, large, out_console, perplexity_level, progress_bar, say
 from recurrify.data.texts import few_tokens, pick_device, read_text
 from recurrify.data.tokens import TokenizedDocument
 from recurrify.errors import UserError
@@ -119,7 +119,7 @@ def _print_comparison(comparison: Sequence[ComparisonRow], result: dict[str, Any
     for row in distinct_rows(comparison)[1:]:
         level = perplexity_level(row.evaluation.perplexity_per_token, 3)
         _print(
-            f"  {row.setting.label}: {level} per token at {row.setting.flops_per_token:.3g} FLOPs per token; "
+            f"  {row.setting.label}: {level} per token at {large(row.setting.flops_per_token)} FLOPs per token; "
             f"the memory's is {row.gain}"
         )
     _print(evaluation_verdict(result).sentence)
@@ -255,6 +255,6 @@ def _print_evaluation(rows: list[dict[str, Any]], speed: dict[str, dict[str, flo
                 " to ".join(perplexity_level(end, 3) for end in ends) if ends else "one document",
                 f"{row['bits_per_character']:.4f}",
                 perplexity_level(row["perplexity_per_word"], 2),
-                f"{row['full_flops_per_token']:.3g}",
+                large(row["full_flops_per_token"]),
             )
         out_console.print(table, soft_wrap=True)

@@ -6,6 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from recurrify.console import large
 from recurrify.data.records import Document
 from recurrify.data.tokens import TokenizedDocument, text_sizes, tokenize_documents
 from recurrify.errors import UserError
@@ -138,8 +139,8 @@ def advise(readings: Sequence[Reading], flops: float | None = None, state_bytes:
     if not within:
         cheapest, smallest = readings[0], min(readings, key=lambda one: one.state_bytes)
         raise UserError(
-            f"No reading is within this budget: the cheapest takes {cheapest.flops:.3g} FLOPs per token, the smallest "
-            f"{smallest.state_bytes / 2**20:.3g} MiB; raise the budget."
+            f"No reading is within this budget: the cheapest takes {large(cheapest.flops)} FLOPs per token, the "
+            f"smallest {smallest.state_bytes / 2**20:.3g} MiB; raise the budget."
         )
     best = min(within, key=lambda one: one.perplexity)
     others = [one for one in within if (one.row.setting.role == "memory") != (best.row.setting.role == "memory")]
@@ -155,7 +156,7 @@ def advise(readings: Sequence[Reading], flops: float | None = None, state_bytes:
 def _sentences(
     best: Reading, rival: Reading | None, gain: Gain | None, readings: Sequence[Reading], limited: str
 ) -> Iterator[str]:
-    label, cost = best.row.setting.label, f"{best.perplexity:.4g} per token at {best.flops:.3g} FLOPs per token"
+    label, cost = best.row.setting.label, f"{best.perplexity:.4g} per token at {large(best.flops)} FLOPs per token"
     if best.row.setting.role == "memory":
         yield f"Use the {label}{limited}: perplexity {cost}."
         if rival is not None:
@@ -187,7 +188,7 @@ def _worth_their_price(best: Reading, readings: Sequence[Reading]) -> Iterator[s
             at_its_price = relative_gain(against.evaluation, one.row.evaluation, "perplexity_per_token")
             if at_its_price.relative_gain > 0 and not at_its_price.within_noise:
                 yield (
-                    f"For at most {one.flops:.3g} FLOPs per token, use the {one.row.setting.label}: {at_its_price} "
+                    f"For at most {large(one.flops)} FLOPs per token, use the {one.row.setting.label}: {at_its_price} "
                     f"than {against.setting.label}."
                 )
 

@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel
 
+from recurrify.console import large
 from recurrify.families import family_of, head_size
 from recurrify.mechanisms import Mechanism, NoRecurrence, Past, WindowContext
 from recurrify.modeling.model import RecurrentPreTrainedModel
@@ -65,7 +66,7 @@ class MemoryCost(NamedTuple):
     def __str__(self) -> str:
         return (
             f"memory {self.mechanism!r}: {self.added_parameters:,} added parameters, {self.state_floats:,} numbers "
-            f"from window to window, {self.extra_flops_per_token:.3g} more FLOPs per token ({self.extra_share:.2%})"
+            f"from window to window, {large(self.extra_flops_per_token)} more FLOPs per token ({self.extra_share:.2%})"
         )
 
 

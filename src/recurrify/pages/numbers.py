@@ -4,8 +4,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from recurrify import console
+
 MISSING = "–"
-UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def finite(value: Any) -> float | None:
@@ -74,25 +75,13 @@ def count(value: Any) -> str:
 
 
 def large(value: float | None) -> str:
-    """1234567 as "1.23 M"; used for FLOPs, where three digits are all that is meant."""
-    if value is None:
-        return MISSING
-    scaled, unit = _scaled(value)
-    return f"{scaled:#.3g}".rstrip(".") + unit
+    return MISSING if value is None else console.large(value)
 
 
 def tick(value: float) -> str:
-    """The same for an axis, without trailing zeros."""
-    scaled, unit = _scaled(value)
+    """`large` for an axis, without trailing zeros."""
+    scaled, unit = console.scaled(value)
     return f"{scaled:.3g}{unit}"
-
-
-def _scaled(value: float) -> tuple[float, str]:
-    for size, unit in UNITS:
-        # A little early, so that 999,999 rounds to "1.00 M" and not to "1.00e+03 k".
-        if abs(value) >= size * 0.9995:
-            return value / size, f" {unit}"
-    return value, ""
 
 
 def facts(value: Any) -> Mapping[str, Any]:
