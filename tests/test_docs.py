@@ -18,6 +18,7 @@ from transformers import logging
 
 from recurrify import MechanismConfig
 from recurrify.cli.main import app
+from recurrify.mechanisms import registry
 from recurrify.mechanisms.registry import BUILT_IN, recurrence_config
 from support.models import tiny
 from support.processes import free_port
@@ -59,6 +60,7 @@ def test_python_blocks_run(
     known in the next, as a reader would expect."""
     logging.set_verbosity_error()
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(registry, "_registered", dict(registry._registered))  # examples register their own
     answers = [{"text": "stand", "answer_start": CONTEXT.index("stand")}]
     asked = {"context": CONTEXT, "qas": [{"id": "1", "question": "Which words ?", "answers": answers}]}
     Path("questions.json").write_text(json.dumps({"data": [{"title": "t", "paragraphs": [asked]}]}), encoding="utf-8")

@@ -83,19 +83,25 @@ def with_present_names(settings: type, values: Mapping[str, Any]) -> dict[str, A
 def check_settings(settings: Any) -> None:
     """Raise `UserError` for the first value of a dataclass that its declaration does not allow."""
     for entry in fields(settings):
-        value, allowed = getattr(settings, entry.name), declaration(entry)
-        if value is None:
-            continue
-        if isinstance(value, str) and "\0" in value:
-            raise UserError(f"`{entry.name}` contains a NUL character: leave it out.")
-        if allowed.choices:
-            check_choice(entry.name, value, *allowed.choices)
-        if allowed.positive and not (math.isfinite(value) and value > 0):
-            raise UserError(f"`{entry.name}` must be a positive number: got {value}.")
-        if allowed.at_least is not None and not (math.isfinite(value) and value >= allowed.at_least):
-            raise UserError(f"`{entry.name}` must be at least {allowed.at_least}: got {value}.")
-        if allowed.at_most is not None and not value <= allowed.at_most:
-            raise UserError(f"`{entry.name}` must be at most {allowed.at_most}: got {value}.")
+        found = getattr(settings, entry.name)
+        for value in found if isinstance(found, tuple) else (found,):
+            if value is not None:
+                _check_setting(entry.name, value, declaration(entry))
+
+
+def _check_setting(name: str, value: Any, allowed: Setting) -> None:
+    if isinstance(value, str) and "\0" in value:
+        raise UserError(f"`{name}` contains a NUL character: leave it out.")
+    if allowed.choices:
+        check_choice(name, value, *allowed.choices)
+    if isinstance(value, str):
+        return
+    if allowed.positive and not (math.isfinite(value) and value > 0):
+        raise UserError(f"`{name}` must be a positive number: got {value}.")
+    if allowed.at_least is not None and not (math.isfinite(value) and value >= allowed.at_least):
+        raise UserError(f"`{name}` must be at least {allowed.at_least}: got {value}.")
+    if allowed.at_most is not None and not value <= allowed.at_most:
+        raise UserError(f"`{name}` must be at most {allowed.at_most}: got {value}.")
 
 
 def check_choice(name: str, value: Any, *known: str) -> None:

@@ -180,6 +180,16 @@ def test_memory_cost_equals_torch_flop_counter(mechanism: str, overlap: int) -> 
     assert cost.added_parameters == sum(value.numel() for value in model.mechanism.parameters())
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("mechanism", sorted(set(mechanism_names()) - {"none", "lookback"}))
+def test_memory_costs_the_same_on_a_gpu(mechanism: str) -> None:
+    """Our kernels, which cannot be counted, do not run while products are counted."""
+    base = LlamaForCausalLM(LlamaConfig(**small(intermediate_size=24, num_key_value_heads=1)))
+    sizes = {"tail": {"tail": 3}, "kv": {"keep": 3, "sinks": 1}}.get(mechanism, {})
+    model = add_recurrence(base, recurrence_config({"mechanism": mechanism, "window": 10, **sizes}))
+    assert memory_cost(model) == memory_cost(model.cuda())
+
+
 @pytest.mark.parametrize("keep", [4, 9])
 def test_sliding_attention_counts_only_visible_pairs(keep: int) -> None:
     base = LlamaForCausalLM(LlamaConfig(**small(intermediate_size=24, num_key_value_heads=1)))

@@ -1,13 +1,13 @@
 """Settings of memories: every invalid value raises one sentence that names the setting, for all mechanisms."""
 
-from dataclasses import fields
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
 
 import pytest
 
-from recurrify import UserError
+from recurrify import MechanismConfig, UserError
 from recurrify.mechanisms import mechanism_config, mechanism_names
-from recurrify.settings import declaration
+from recurrify.settings import declaration, setting
 from support.checks import config
 
 
@@ -18,6 +18,22 @@ def test_values_of_another_type_or_below_the_limit_raise(mechanism: str) -> None
             with pytest.raises(UserError, match=f"`{entry.name}`") as caught:
                 mechanism_config(mechanism)(**{entry.name: value})
             assert str(caught.value).endswith(".")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LimitedConfig(MechanismConfig):
+    mechanism: ClassVar[str] = "limited"
+    share: float = setting(0.5, at_most=1)
+    rate: float = setting(1.0, positive=True)
+    where: str = setting("all", choices=("all", "first"))
+    layers: tuple[int, ...] = setting((1,), at_most=3)
+
+
+@pytest.mark.parametrize("value", [{"share": 7.0}, {"rate": 0.0}, {"where": "last"}, {"layers": (2, 4)}])
+def test_declared_limits_hold_in_a_mechanism(value: dict[str, Any]) -> None:
+    LimitedConfig()
+    with pytest.raises(UserError, match=f"`{next(iter(value))}` must be"):
+        LimitedConfig(**value)
 
 
 def invalid_values(entry: Any) -> list[Any]:

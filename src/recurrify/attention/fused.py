@@ -3,16 +3,33 @@
 Shapes: B batch, H heads, R heads that carry a REM, Q queries, K keys, D head width.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from torch import Tensor
 
 from recurrify.attention.encoding import Kernel, RecurrenceEncoding
 from recurrify.attention.kernels import KERNEL_TYPES, TRITON_INSTALLED
 
+_allowed = True
+
+
+@contextmanager
+def without_kernels() -> Iterator[None]:
+    """Everything is computed by torch's own operations, which can be counted."""
+    global _allowed
+    before, _allowed = _allowed, False
+    try:
+        yield
+    finally:
+        _allowed = before
+
 
 def kernels_run(*tensors: Tensor) -> bool:
     """Whether the kernels take such tensors: on a GPU, at most 32 bits, none empty."""
     return (
-        TRITON_INSTALLED
+        _allowed
+        and TRITON_INSTALLED
         and all(tensor.is_cuda and tensor.dtype in KERNEL_TYPES for tensor in tensors)
         and tensors[0].numel() > 0
     )

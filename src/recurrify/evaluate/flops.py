@@ -4,7 +4,6 @@ A product with a matrix of n weights costs 2n per input. Causal attention over n
 and weighted sums take 2·k each for every pair, k = heads × size of a head, and half of the pairs are masked.
 """
 
-import copy
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +11,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel
 
+from recurrify.attention.fused import without_kernels
 from recurrify.console import large
 from recurrify.families import family_of, head_size
 from recurrify.mechanisms import Mechanism, NoRecurrence, Past, WindowContext
@@ -130,15 +130,12 @@ def _outside_flops(base: PreTrainedModel) -> float:
 def _mechanism_flops(mechanism: Mechanism, base: PreTrainedModel, window: int, stride: int) -> float:
     """The matrix products of the mechanism itself, counted while they run over a blank window: it may use a matrix
     once, once per carried vector or once per token, which its parameters alone do not tell."""
-    device = base.device
-    if device.type == "cuda":  # where kernels of ours may run, which are not counted
-        mechanism, device = copy.deepcopy(mechanism).cpu(), torch.device("cpu")
-    rows = torch.zeros(1, window, base.config.hidden_size, device=device, dtype=base.dtype)
+    rows = torch.zeros(1, window, base.config.hidden_size, device=base.device, dtype=base.dtype)
     heads = base.config.num_attention_heads
     values = rows.new_zeros(1, heads, window, _attention_width(base) // heads)
     behind = rows[:, :1].expand(-1, mechanism.inputs_behind, -1)
     inputs = {"input_ids": rows[..., 0].long()}
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+    with without_kernels(), torch.no_grad(), FlopCounterMode(display=False) as counter:
         recorder = mechanism.recorder(stride)
         first = WindowContext(recorder=recorder)
         mechanism.open(first, base, inputs)

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from recurrify.settings import check_types, setting
+from recurrify.settings import check_settings, check_types, setting
 from recurrify.windows import check_window
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class MechanismConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
+        check_settings(self)
         check_window(self.window, self.overlap)
 
     @property
