@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from recurrify.speed import capture, on_side_stream
 
-WARM_UPS = 3
-"""Calls before a capture: the first ones compile and select kernels, which cannot be captured."""
+STEPS_BEFORE_CAPTURE = 3
+"""Calls before a capture: the first ones compile and select kernels, and the allocator settles."""
 
 
 def capturable_optimizer(
@@ -47,9 +47,29 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
             group["lr"] = rate * group["times"]
 
 
+class CapturedStep:
+    """A training step on tensors that keep their addresses: a few ordinary calls, then replays of a captured one."""
+
+    def __init__(self, step: Callable[[], Any], optimizer: torch.optim.Optimizer) -> None:
+        self.step, self.optimizer = step, optimizer
+        self.uncaptured_calls = 0
+        self.replay: Callable[[], None] | None = None
+
+    def __call__(self) -> None:
+        if self.uncaptured_calls < STEPS_BEFORE_CAPTURE:
+            self.uncaptured_calls += 1
+            on_side_stream(self.step)
+            return
+        if self.replay is None:
+            # Gradients made during the capture must be in the graph's own memory, where replays overwrite them.
+            self.optimizer.zero_grad(set_to_none=True)
+            self.replay = capture(self.step)
+        self.replay()
+
+
 def as_graph(step: Callable[[], Any], calls: int = 1) -> Callable[[], None]:
     """Capture `calls` calls of `step` as one graph."""
-    for _ in range(WARM_UPS):
+    for _ in range(STEPS_BEFORE_CAPTURE):
         on_side_stream(step)
 
     def all_calls() -> None:

@@ -21,7 +21,7 @@ from recurrify_papers.forecast.data import WindowedSeries, default_horizon, spli
 from recurrify_papers.forecast.reading import Series
 from recurrify_papers.forecast.scoring import SLOW_WINDOWS, Backtest, backtest, joined
 from recurrify_papers.forecast.settings import NAIVE, NETWORKS, RIDGE, STATISTICAL, ForecastSettings, whole_numbers
-from recurrify_papers.forecast.training import Progress, Training, Watch, epoch_starts, precision_context
+from recurrify_papers.forecast.training import Progress, Training, Watch, chosen_precision, epoch_starts
 from recurrify_papers.models import forecasters
 from recurrify_papers.models.forecasters import (
     AverageConfig,
@@ -296,7 +296,7 @@ def train_candidate(
     if settings.model in NETWORKS:
         model, progress = _train_network(settings, data, folder, watch, shows_bar)
         is_finished = progress.stops(settings)
-        with precision_context(settings):
+        with chosen_precision(settings):
             valid = backtest(model, data, "valid", windows)
     elif settings.model == "average":
         return averaged([train_candidate(replace(settings, model=name), data) for name in AVERAGED])

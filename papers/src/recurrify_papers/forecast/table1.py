@@ -153,7 +153,7 @@ def train_one(config: dict[str, Any], folder: Path, say: Say) -> dict[str, Any] 
     from recurrify_papers.forecast.reading import read_series
     from recurrify_papers.forecast.scoring import backtest
     from recurrify_papers.forecast.settings import ForecastSettings
-    from recurrify_papers.forecast.training import precision_context
+    from recurrify_papers.forecast.training import chosen_precision
 
     started = time.time()
     series = read_series(config["data"])
@@ -165,7 +165,7 @@ def train_one(config: dict[str, Any], folder: Path, say: Say) -> dict[str, Any] 
     found = train_candidate(settings, data, folder)
     if not found.is_finished:
         return None
-    with precision_context(settings):
+    with chosen_precision(settings):
         test = backtest(found.model, data, "test")
     say(f"{folder.name}: MSE {test.mse:.3f}")
     progress = found.progress
