@@ -124,7 +124,6 @@ def fit_series(
     with chosen_precision(settings):
         test = backtest(chosen.model, data, "test")
     assert settings.season
-    assert settings.horizon
     trained = Trained(
         name=chosen.name,
         model=chosen.model,
@@ -133,7 +132,7 @@ def fit_series(
         known=tuple(series.known.columns),
         frequency=series.frequency,
         season=settings.season,
-        horizon=settings.horizon,
+        horizon=data.horizon,
         scaling=data.scaling,
         half_widths=tracked_intervals(chosen.valid, test)[1],
         spread_rows=data.spread_rows,

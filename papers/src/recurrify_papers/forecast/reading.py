@@ -141,18 +141,13 @@ def _load(source: Source) -> tuple[pd.DataFrame, str, str, str]:
         table = source.reset_index() if isinstance(source.index, pd.DatetimeIndex) else source
         digest = hashlib.sha256(pd.util.hash_pandas_object(table).to_numpy().tobytes()).hexdigest()
         return table.rename(columns=lambda name: "date" if name == "index" else str(name)), "the DataFrame", digest, ","
-    path, separator = Path(source), ","
+    path = Path(source)
     try:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         if path.suffix == ".parquet":
-            return pd.read_parquet(path), path.stem, digest, separator
+            return pd.read_parquet(path), path.stem, digest, ","
         header = pd.read_csv(path, sep="\x01", header=None, nrows=1, dtype=str, encoding="utf-8-sig").iloc[0, 0]
-    except (ValueError, csv.Error, EOFError):
-        header = ""  # the error is raised below
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}.") from error
-    separator = max(",;\t", key=str(header).count)
-    try:
+        separator = max(",;\t", key=str(header).count)
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)
             table = pd.read_csv(
@@ -164,7 +159,9 @@ def _load(source: Source) -> tuple[pd.DataFrame, str, str, str]:
                 encoding="utf-8-sig",
                 na_values=NOT_A_VALUE,
             )
-    except (ValueError, csv.Error, EOFError, OSError, pd.errors.ParserWarning) as error:
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except (ValueError, csv.Error, EOFError, pd.errors.ParserWarning) as error:
         raise UserError(
             f"{path} is not a regular CSV file in UTF-8 ({str(error).strip().rstrip('.')}): the first line must name "
             "the columns, and each other line must have a date and numbers."
@@ -313,12 +310,11 @@ def _in_order(name: str, frame: pd.DataFrame, repairs: list[str]) -> pd.DataFram
         repairs.append("the rows were sorted by date")
     repeated = frame.index.duplicated()
     if repeated.any():
-        same = frame[repeated].fillna(np.inf) == frame[~repeated].loc[frame.index[repeated]].fillna(np.inf).to_numpy()
-        if not same.all(axis=None):
-            date = frame.index[repeated][~same.all(axis=1).to_numpy()][0]
+        is_different = (frame.groupby(level=0).nunique(dropna=False) > 1).any(axis=1)
+        if is_different.any():
             raise UserError(
-                f"{name} has different rows for {date}: name the column that tells series apart with --id-column, or "
-                "average rows with --resample."
+                f"{name} has different rows for {is_different.idxmax()}: name the column that tells series apart with "
+                "--id-column, or average rows with --resample."
             )
         frame = frame[~repeated]
         repairs.append(f"{int(repeated.sum())} repeated rows were dropped")
