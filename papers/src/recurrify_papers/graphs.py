@@ -1,11 +1,12 @@
 """What training from scratch and measurements need to run as CUDA graphs."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from recurrify.attention import recurrence_parameters
 from recurrify.speed import capture, on_side_stream
 
 STEPS_BEFORE_CAPTURE = 3
@@ -13,16 +14,11 @@ STEPS_BEFORE_CAPTURE = 3
 
 
 def capturable_optimizer(
-    parameters: Iterable[nn.Parameter],
-    learning_rate: float,
-    weight_decay: float,
-    device: torch.device,
-    apart: Sequence[nn.Parameter] = (),
-    apart_rate: float | None = None,
+    model: nn.Module, learning_rate: float, weight_decay: float, device: torch.device, recurrence_rate: float | None
 ) -> torch.optim.Optimizer:
     """Adam, or AdamW with weight decay; on a CUDA device the learning rate is a tensor there.
 
-    With `apart_rate`, the parameters `apart`, a subset of `parameters`, use that learning rate.
+    With `recurrence_rate`, the gates, decays and angles of RSA use that learning rate.
     """
     on_cuda = device.type == "cuda"
 
@@ -30,10 +26,12 @@ def capturable_optimizer(
         rate = learning_rate * times
         return {"params": members, "lr": torch.tensor(rate, device=device) if on_cuda else rate, "times": times}
 
-    own = {id(parameter) for parameter in apart} if apart_rate is not None else set()
-    groups = [group([parameter for parameter in parameters if id(parameter) not in own], 1.0)]
-    if own and apart_rate is not None:
-        groups.append(group(list(apart), apart_rate / learning_rate))
+    apart = [] if recurrence_rate is None else list(recurrence_parameters(model))
+    own = {id(parameter) for parameter in apart}
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [group([parameter for parameter in trained if id(parameter) not in own], 1.0)]
+    if apart and recurrence_rate is not None:
+        groups.append(group(apart, recurrence_rate / learning_rate))
     kind = torch.optim.AdamW if weight_decay else torch.optim.Adam
     return kind(groups, weight_decay=weight_decay, fused=True, capturable=on_cuda)
 

@@ -90,7 +90,7 @@ def read_series(
         UserError: the file has no dates, no numbers, no regular step, or too much is missing.
     """
     repairs: list[str] = []
-    covariates = list(known or ())
+    covariates = list(dict.fromkeys(known or ()))
     table, name, checksum, separator = _load(source)
     date_column = _date_column(name, table, date_column)
     id_column = id_column or (ID_NAME if ID_NAME in table else None)
@@ -99,7 +99,7 @@ def read_series(
     others = table.drop(columns=[date_column, *([id_column] if id_column else [])])
     wanted = None if columns is None else [*columns, *covariates]
     numbers = _numbers(name, others, wanted, separator, repairs)
-    if len(numbers.columns) == len(covariates) or not numbers.columns.isin(covariates).sum() == len(covariates):
+    if not set(covariates) < set(numbers.columns):
         raise UserError(f"{name} needs a column of numbers to forecast and its known covariates: got {list(numbers)}.")
     numbers.index = dates
     if id_column is not None:
@@ -348,16 +348,16 @@ def _regular(name: str, frame: pd.DataFrame, freq: str | None, repairs: list[str
             repairs.append("the dates were moved to the first day of their months")
             dates = pd.DatetimeIndex(months)
             frame = frame.set_axis(dates)
+    rule = str(to_offset(step).freqstr) if freq is None else freq
     grids = []
-    for one in (freq,) if freq is not None else (str(to_offset(step).freqstr), *CALENDAR_STEPS):
+    for one in (rule, *CALENDAR_STEPS) if freq is None else (rule,):
         grid = pd.date_range(dates[0], dates[-1], freq=one)
         if dates.isin(grid).all() and len(grid) > 2:
             grids.append((len(grid), one, grid))
     if not grids and freq is not None and dates[1] < dates[0] + to_offset(freq):
         raise UserError(f"The rows of {name} are {_words(step)} apart, less than freq={freq}: pass --resample {freq}.")
     if not grids:
-        off = dates[~dates.isin(pd.date_range(dates[0], dates[-1], freq=freq or step))]
-        rule = freq or to_offset(step).freqstr
+        off = dates[~dates.isin(pd.date_range(dates[0], dates[-1], freq=rule))]
         raise UserError(
             f"The dates of {name} have no regular step: most are {_words(step)} apart, but {off[0]} is not a multiple "
             f"of {rule} after {dates[0]}; average rows to a regular step with --resample {rule}."

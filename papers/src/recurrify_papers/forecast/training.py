@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from recurrify import UserError
-from recurrify.attention import recurrence_parameters
 from recurrify.interrupts import Interrupt
 from recurrify.train import finish_checkpoint, last_whole_checkpoint
 from recurrify_papers.forecast.data import WindowedSeries
@@ -77,12 +76,7 @@ class Step:
         self.captures = device.type == "cuda" and settings.speed == "auto"
         leave_out_cudnn()
         self.optimizer = capturable_optimizer(
-            model.parameters(),
-            settings.learning_rate,
-            0.0,
-            device,
-            apart=recurrence_parameters(model),
-            apart_rate=settings.recurrence_learning_rate,
+            model, settings.learning_rate, 0.0, device, settings.recurrence_learning_rate
         )
         self.captured: CapturedStep | None = None
 

@@ -185,30 +185,22 @@ class FeedForward(nn.Module):
         return self.norm(hidden_BTW, self.output(self.dropout(functional.gelu(self.inner(hidden_BTW)))))
 
 
-class EncoderLayer(nn.Module):
-    def __init__(self, config: InformerConfig) -> None:
+class Layer(nn.Module):
+    """Self-attention, in the decoder also attention to the encoder, and the feed-forward part."""
+
+    def __init__(self, config: InformerConfig, is_decoder: bool) -> None:
         super().__init__()
-        self.attention = SelfAttention(config, causal=False)
+        self.attention = SelfAttention(config, causal=is_decoder)
         self.norm = AddAndNorm(config)
+        if is_decoder:
+            self.cross = CrossAttention(config)
+            self.cross_norm = AddAndNorm(config)
         self.feed_forward = FeedForward(config)
 
-    def forward(self, hidden_BTW: Tensor) -> Tensor:
+    def forward(self, hidden_BTW: Tensor, encoded_BTW: Tensor | None = None) -> Tensor:
         hidden_BTW = self.norm(hidden_BTW, self.attention(hidden_BTW))
-        return self.feed_forward(hidden_BTW)
-
-
-class DecoderLayer(nn.Module):
-    def __init__(self, config: InformerConfig) -> None:
-        super().__init__()
-        self.attention = SelfAttention(config, causal=True)
-        self.norm = AddAndNorm(config)
-        self.cross = CrossAttention(config)
-        self.cross_norm = AddAndNorm(config)
-        self.feed_forward = FeedForward(config)
-
-    def forward(self, hidden_BTW: Tensor, encoded_BTW: Tensor) -> Tensor:
-        hidden_BTW = self.norm(hidden_BTW, self.attention(hidden_BTW))
-        hidden_BTW = self.cross_norm(hidden_BTW, self.cross(hidden_BTW, encoded_BTW))
+        if encoded_BTW is not None:
+            hidden_BTW = self.cross_norm(hidden_BTW, self.cross(hidden_BTW, encoded_BTW))
         return self.feed_forward(hidden_BTW)
 
 
@@ -264,11 +256,11 @@ class Informer(nn.Module):
         super().__init__()
         self.config = config
         self.encoder_embedding, self.decoder_embedding = Embedding(config), Embedding(config)
-        self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
+        self.encoder = nn.ModuleList(Layer(config, is_decoder=False) for _ in range(config.encoder_layers))
         distils = config.encoder_layers - 1 if config.distil else 0
         self.distils = nn.ModuleList(Distil(config.width) for _ in range(distils))
         self.encoder_norm = nn.LayerNorm(config.width)
-        self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
+        self.decoder = nn.ModuleList(Layer(config, is_decoder=True) for _ in range(config.decoder_layers))
         self.decoder_norm = nn.LayerNorm(config.width)
         self.output = nn.Linear(config.width, config.channels)
 

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recurrify import UserError
-from recurrify.attention import recurrence_parameters
 from recurrify.speed import compile_function
 from recurrify_papers.graphs import CapturedStep, capturable_optimizer, set_rate
 from recurrify_papers.scratch.rows import Batches
@@ -77,12 +76,7 @@ class Stepper:
         self.speed, self.half = chosen_speed(settings, self.device), uses_half(settings.precision, self.device)
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer = capturable_optimizer(
-            self.parameters,
-            settings.learning_rate,
-            settings.weight_decay,
-            self.device,
-            apart=recurrence_parameters(model),
-            apart_rate=settings.recurrence_learning_rate,
+            model, settings.learning_rate, settings.weight_decay, self.device, settings.recurrence_learning_rate
         )
         self.state = self._first_state()
         self.settled = False
