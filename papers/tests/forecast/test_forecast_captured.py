@@ -8,7 +8,8 @@ import torch
 from recurrify_papers.forecast.candidates import new_network
 from recurrify_papers.forecast.data import Scaling, Split, WindowedSeries
 from recurrify_papers.forecast.settings import ForecastSettings
-from recurrify_papers.forecast.training import STEPS_BEFORE_CAPTURE, Step, Training, epoch_starts
+from recurrify_papers.forecast.training import Step, Training, epoch_starts
+from recurrify_papers.graphs import STEPS_BEFORE_CAPTURE
 
 SETTINGS = ForecastSettings(
     data="waves.csv", out="out", model="rsa-transformer", past=30, label=12, horizon=6, width=64, heads=8, inner=128,
@@ -38,7 +39,7 @@ def test_captured_graph_takes_the_plain_steps(wave_series):
         batches = torch.cat([epoch_starts(data, settings, epoch) for epoch in range(3)])
         losses.append(torch.stack([step(starts_B).clone() for starts_B in batches]))
         weights.append(step.model.state_dict())
-        assert (step.replay is not None) == (speed == "auto")
+        assert (step.captured is not None) == (speed == "auto")
     for name, plain in weights[0].items():
         torch.testing.assert_close(weights[1][name], plain, rtol=1e-3, atol=1e-5, msg=name)
     torch.testing.assert_close(losses[1], losses[0], rtol=1e-4, atol=1e-6)

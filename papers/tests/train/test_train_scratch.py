@@ -13,11 +13,13 @@ from torch import Tensor, nn
 
 from recurrify import UserError
 from recurrify.speed import products
+from recurrify_papers import graphs
+from recurrify_papers.graphs import STEPS_BEFORE_CAPTURE
 from recurrify_papers.models.language import language_model
 from recurrify_papers.scratch import stepping, training
 from recurrify_papers.scratch.rows import BatchRows, score_rows
 from recurrify_papers.scratch.settings import ScratchSettings
-from recurrify_papers.scratch.stepping import STEPS_BEFORE_CAPTURE, Stepper, chosen_speed
+from recurrify_papers.scratch.stepping import Stepper, chosen_speed
 from recurrify_papers.scratch.training import ScratchOutcome
 from recurrify_papers.scratch.training import fit as fit_batches
 
@@ -234,8 +236,8 @@ class TestSpeed:
         ids = stream(3 * 8 * 6 + 1)  # an epoch is 6 steps: the memory fills up three times
         eager = losses_of(settings, ids)
         monkeypatch.setattr(stepping, "chosen_speed", lambda *_: "graph")
-        monkeypatch.setattr(stepping, "on_side_stream", lambda step: step())
-        monkeypatch.setattr(stepping, "capture", capture)
+        monkeypatch.setattr(graphs, "on_side_stream", lambda step: step())
+        monkeypatch.setattr(graphs, "capture", capture)
         monkeypatch.setattr(torch, "compile", lambda function, **_: function)
         monkeypatch.setattr("recurrify_papers.scratch.training.Stepper", Watched)
         assert losses_of(settings, ids) == pytest.approx(eager, rel=1e-5)

@@ -3,9 +3,10 @@
 import importlib.util
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +22,24 @@ from recurrify_papers.forecast.data import WindowedSeries, default_horizon, spli
 from recurrify_papers.forecast.reading import Series
 from recurrify_papers.forecast.scoring import SLOW_WINDOWS, Backtest, backtest, joined
 from recurrify_papers.forecast.settings import NAIVE, NETWORKS, RIDGE, STATISTICAL, ForecastSettings, whole_numbers
-from recurrify_papers.forecast.training import Progress, Training, Watch, epoch_starts, precision_context
-from recurrify_papers.models import forecasters
+from recurrify_papers.forecast.training import Progress, Training, Watch, chosen_precision, epoch_starts
 from recurrify_papers.models.forecasters import (
     AverageConfig,
     AverageForecaster,
+    LinearForecaster,
+    MixerConfig,
+    MixerForecaster,
     RidgeConfig,
     RidgeForecaster,
+    SeasonalConfig,
     SeasonalNaive,
+    StatisticalConfig,
     StatisticalForecaster,
+    WindowConfig,
 )
 from recurrify_papers.models.informer import Informer, InformerConfig
 
 Say = Callable[[str], None]
-INFORMER_SETTINGS = (
-    "label", "heads", "inner", "encoder_layers", "decoder_layers", "factor", "distil", "mix", "recurrence_rows",
-)  # fmt: skip
 FIRST_DILATION = 3
 DEFAULT_PAST = 96
 AUTO_MINUTES = 1.0
@@ -111,25 +114,27 @@ def default_dilations(counts: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(FIRST_DILATION * 2**head for count in counts[3:] for head in range(count))
 
 
+def config_from(settings: ForecastSettings, kind: Any, **own: Any) -> Any:
+    """A configuration of a model: the settings that have the names of its fields, and those that only it has."""
+    names = [entry.name for entry in fields(kind) if hasattr(settings, entry.name)]
+    return kind(**{name: getattr(settings, name) for name in names} | own)
+
+
 def new_network(settings: ForecastSettings, channels: int, time_features: int) -> nn.Module:
     """A network with random weights."""
-    config: dict[str, Any] = {name: getattr(settings, name) for name in ("past", "horizon")}
     if settings.model == "linear":
-        return forecasters.LinearForecaster(forecasters.WindowConfig(**config))
-    config |= {"channels": channels, "width": settings.width, "dropout": settings.dropout}
+        return LinearForecaster(config_from(settings, WindowConfig))
     if settings.model == "tsmixer":
-        check_installed(settings.model)
-        return forecasters.MixerForecaster(forecasters.MixerConfig(layers=settings.encoder_layers, **config))
-    config |= {name: getattr(settings, name) for name in INFORMER_SETTINGS}
-    attention: Any = "full" if settings.model.endswith("transformer") else "prob"
+        layers = settings.encoder_layers
+        return MixerForecaster(config_from(settings, MixerConfig, channels=channels, layers=layers))
+    sizes = {"channels": channels, "time_features": time_features}
+    attention = "full" if settings.model.endswith("transformer") else "prob"
     rsa = recurrence_config(settings) if settings.model.startswith("rsa-") else None
-    return Informer(InformerConfig(time_features=time_features, attention=attention, rsa=rsa, **config))
+    return Informer(config_from(settings, InformerConfig, attention=attention, rsa=rsa, **sizes))
 
 
 def recurrence_config(settings: ForecastSettings) -> RSAConfig:
     counts: Any = whole_numbers("counts", settings.counts)
-    if len(counts) != 6:
-        raise UserError(f"`counts` must be six numbers of heads: got {settings.counts}.")
     chosen = settings.dilations
     dilations = default_dilations(counts) if chosen is None else whole_numbers("dilations", chosen)
     return RSAConfig(heads=settings.heads, counts=counts, dilations=dilations, gate_start=settings.gate_start)
@@ -147,10 +152,8 @@ def check_installed(model: str) -> None:
 
 
 def naive_model(settings: ForecastSettings) -> SeasonalNaive:
-    assert settings.season
-    assert settings.horizon
     season = 1 if settings.model == "last-value" else settings.season
-    return SeasonalNaive(forecasters.SeasonalConfig(season=season, past=season, horizon=settings.horizon))
+    return SeasonalNaive(config_from(settings, SeasonalConfig, season=season, past=season))
 
 
 @torch.inference_mode()
@@ -160,13 +163,12 @@ def fit_ridge(settings: ForecastSettings, data: WindowedSeries) -> RidgeForecast
     `median` then gets weights that minimise absolute errors.
     """
     assert settings.season
-    assert settings.past
     kind = KINDS[settings.model]
     rows = data.split.train_end - data.horizon
     longest = min(LONGEST_PAST[settings.model], rows // 2)
     season = settings.season if 2 * settings.season <= rows else 1
     tried = {settings.season * count for count in SEASONS if settings.season * count <= longest}
-    pasts = sorted(tried | {max(1, min(settings.past, longest))})
+    pasts = sorted(tried | {max(1, min(data.past, longest))})
     if kind == "seasonal":
         seasons = max(1, longest // season - 1)
         pasts = [season * (count + 1) for count in SEASONS if count <= seasons]
@@ -175,16 +177,13 @@ def fit_ridge(settings: ForecastSettings, data: WindowedSeries) -> RidgeForecast
     known = len(data.series.known.columns)
     config = RidgeConfig(past=pasts[-1], horizon=data.horizon, kind=kind, known=known, season=season)
     moments = _moments(config, data)
-    best: tuple[float, RidgeForecaster] | None = None
-    for past in pasts:
-        for groups in {1, data.channels if data.channels <= MOST_GROUPS else 1}:
-            for penalty in PENALTIES:
-                model = _solved(replace(config, past=past, groups=groups, penalty=penalty), *moments)
-                error = backtest(model, data, "valid", TRIED_WINDOWS).mse
-                if best is None or error < best[0]:
-                    best = error, model
-    assert best is not None
-    return least_absolute(best[1], data) if settings.model == "median" else best[1]
+    groups = {1, data.channels} if data.channels <= MOST_GROUPS else {1}
+    models = (
+        _solved(replace(config, past=past, groups=count, penalty=penalty), *moments)
+        for past, count, penalty in product(pasts, groups, PENALTIES)
+    )
+    best = min(models, key=lambda model: backtest(model, data, "valid", TRIED_WINDOWS).mse)
+    return least_absolute(best, data) if settings.model == "median" else best
 
 
 @torch.inference_mode()
@@ -194,14 +193,9 @@ def least_absolute(model: RidgeForecaster, data: WindowedSeries) -> RidgeForecas
     Alternating direction method of multipliers (Boyd et al., 2011, section 6.1): each step is one ridge regression with
     the same matrix, to a truth from which errors beyond a threshold are taken out.
     """
-    config, data = replace(model.config, loss="absolute"), data.with_past(model.config.past)
-    inputs, truths = [], []
-    for starts_B in data.starts("train", min(FIT_WINDOWS, MEDIAN_ROWS // data.channels)).split(512):
-        batch = data.batch(starts_B)
-        inputs_BCD, level_BCP = model.inputs(batch.past, batch.future_time)
-        inputs.append(inputs_BCD.transpose(0, 1))
-        truths.append((batch.future.transpose(1, 2) - level_BCP).transpose(0, 1))
-    shape = (config.groups, -1)
+    config, shape = replace(model.config, loss="absolute"), (model.config.groups, -1)
+    windows = min(FIT_WINDOWS, MEDIAN_ROWS // data.channels)
+    inputs, truths = zip(*_training_pairs(model, data, windows), strict=True)
     inputs_GND = torch.cat(inputs, dim=1).reshape(*shape, config.inputs)
     truth_GNP = torch.cat(truths, dim=1).reshape(*shape, config.horizon)
     back_GDN = inputs_GND.transpose(1, 2)
@@ -254,33 +248,29 @@ def _with_weights(config: RidgeConfig, weight_GDP: torch.Tensor) -> RidgeForecas
 
 def _moments(config: RidgeConfig, data: WindowedSeries) -> tuple[torch.Tensor, torch.Tensor]:
     """(C, D, D) and (C, D, P): products of the inputs with themselves and with the truth, summed over windows."""
-    model, data = RidgeForecaster(config), data.with_past(config.past)
-    data.check("train")
     size, device = config.inputs, data.values_TC.device
     gram = torch.zeros(data.channels, size, size, dtype=torch.float64, device=device)
     cross = torch.zeros(data.channels, size, data.horizon, dtype=torch.float64, device=device)
-    for starts_B in data.starts("train", FIT_WINDOWS).split(512):
-        batch = data.batch(starts_B)
-        inputs_BCD, level_BCP = model.inputs(batch.past, batch.future_time)
-        inputs_CBD = inputs_BCD.transpose(0, 1)
+    for inputs_CBD, truth_CBP in _training_pairs(RidgeForecaster(config), data, FIT_WINDOWS):
         gram += inputs_CBD.transpose(1, 2) @ inputs_CBD
-        cross += inputs_CBD.transpose(1, 2) @ (batch.future.transpose(1, 2) - level_BCP).transpose(0, 1)
+        cross += inputs_CBD.transpose(1, 2) @ truth_CBP
     return gram, cross
 
 
+def _training_pairs(model: RidgeForecaster, data: WindowedSeries, most: int) -> Iterator[tuple[torch.Tensor, ...]]:
+    """(C, B, D) and (C, B, P): inputs of training windows, and what their linear map should give, by batches."""
+    data = data.with_past(model.config.past)
+    data.check("train")
+    for batch in map(data.batch, data.starts("train", most).split(512)):
+        inputs_BCD, level_BCP = model.inputs(batch.past, batch.future_time)
+        yield inputs_BCD.transpose(0, 1), (batch.future.transpose(1, 2) - level_BCP).transpose(0, 1)
+
+
 def statistical_model(settings: ForecastSettings, data: WindowedSeries) -> StatisticalForecaster:
-    check_installed(settings.model)
-    assert settings.season
-    assert settings.horizon
-    config = forecasters.StatisticalConfig(
-        past=min(data.split.train_end, max(STATISTICAL_ROWS, 10 * settings.season)),
-        horizon=settings.horizon,
-        name=STATISTICAL[settings.model],
-        season=settings.season,
-        mean=tuple(data.scaling.mean.tolist()),
-        spread=tuple(data.scaling.spread.tolist()),
-    )
-    return StatisticalForecaster(config)
+    past = min(data.split.train_end, max(STATISTICAL_ROWS, 10 * (settings.season or 1)))
+    scaling = {name: tuple(getattr(data.scaling, name).tolist()) for name in ("mean", "spread")}
+    name = STATISTICAL[settings.model]
+    return StatisticalForecaster(config_from(settings, StatisticalConfig, past=past, name=name, **scaling))
 
 
 def train_candidate(
@@ -292,11 +282,12 @@ def train_candidate(
     windows: int | None = None,
 ) -> Candidate:
     """Fit one model; the same seed gives the same model. With a folder, a network's training is saved and resumed."""
+    check_installed(settings.model)
     started, progress, is_finished = time.monotonic(), None, True
     if settings.model in NETWORKS:
         model, progress = _train_network(settings, data, folder, watch, shows_bar)
         is_finished = progress.stops(settings)
-        with precision_context(settings):
+        with chosen_precision(settings):
             valid = backtest(model, data, "valid", windows)
     elif settings.model == "average":
         return averaged([train_candidate(replace(settings, model=name), data) for name in AVERAGED])
@@ -312,16 +303,14 @@ def train_candidate(
 
 def averaged(candidates: list[Candidate]) -> Candidate:
     """Of linear models: the mean of their forecasts."""
-    model, validated = (
-        _mean_of(parts) for parts in zip(*((one.model, one.validated) for one in candidates), strict=True)
-    )
+    model = _mean_of([one.model for one in candidates])
+    validated = _mean_of([one.validated for one in candidates])
     forecast = np.mean([one.valid.forecast for one in candidates], axis=0)
     valid = replace(candidates[0].valid, forecast=forecast)
     return Candidate("average", model, validated, valid, sum(one.seconds for one in candidates))
 
 
-def _mean_of(models: Iterable[nn.Module]) -> AverageForecaster:
-    parts: Any = list(models)
+def _mean_of(parts: Sequence[Any]) -> AverageForecaster:
     past = max(part.config.past for part in parts)
     config = AverageConfig(past=past, horizon=parts[0].config.horizon, parts=tuple(part.config for part in parts))
     found = AverageForecaster(config)
@@ -338,10 +327,7 @@ def _fitted(settings: ForecastSettings, data: WindowedSeries) -> nn.Module:
 def _train_network(
     settings: ForecastSettings, data: WindowedSeries, folder: Path | None, watch: Watch | None, shows_bar: bool
 ) -> tuple[nn.Module, Progress]:
-    assert settings.past is not None
-    data = data.with_past(settings.past)
     data.check("train")
-    data.check("valid")
     torch.manual_seed(settings.seed)
     model = new_network(settings, data.channels, data.times_TF.shape[1]).to(settings.device)
     training = Training(model, data, settings, folder)
@@ -363,7 +349,7 @@ def train_candidates(settings: ForecastSettings, data: WindowedSeries, say: Say)
         else:
             say(f"{name}: left out, it takes longer than the time allows; choose it with --model {name}")
     network = replace(settings, **AUTO_NETWORK)
-    is_enough = len(data.with_past(network.past or 1).starts("train")) >= FEWEST_NETWORK_WINDOWS
+    is_enough = len(data.starts("train")) >= FEWEST_NETWORK_WINDOWS
     networks = list(filter(is_installed, AUTO_NETWORKS)) if is_enough else []
     for index, name in enumerate(networks):
         minutes = (started + budget - time.monotonic()) / (len(networks) - index) / 60

@@ -33,7 +33,7 @@ from recurrify_papers.forecast.data import Scaling, Split, WindowedSeries, all_t
 from recurrify_papers.forecast.reading import Series
 from recurrify_papers.forecast.scoring import LEVELS, Backtest, backtest, scores, tracked_intervals
 from recurrify_papers.forecast.settings import NAIVE, ForecastSettings
-from recurrify_papers.forecast.training import Watch, precision_context
+from recurrify_papers.forecast.training import Watch, chosen_precision
 from recurrify_papers.models import forecasters, informer
 
 WEIGHTS_FILE = "model.safetensors"
@@ -121,10 +121,9 @@ def fit_series(
     else:
         candidates = [train_candidate(settings, data, folder, watch, shows_bar)]
     chosen = best_of(candidates) if len(candidates) > 1 else candidates[0]
-    with precision_context(settings):
+    with chosen_precision(settings):
         test = backtest(chosen.model, data, "test")
     assert settings.season
-    assert settings.horizon
     trained = Trained(
         name=chosen.name,
         model=chosen.model,
@@ -133,7 +132,7 @@ def fit_series(
         known=tuple(series.known.columns),
         frequency=series.frequency,
         season=settings.season,
-        horizon=settings.horizon,
+        horizon=data.horizon,
         scaling=data.scaling,
         half_widths=tracked_intervals(chosen.valid, test)[1],
         spread_rows=data.spread_rows,
@@ -266,7 +265,7 @@ def rolling_test(
         split = Split(split.train_end, max(split.valid_end, seen), split.test_end)
     settings = replace(settings, device=str(pick_device(settings.device)))
     data = WindowedSeries(series, split, trained.scaling, trained.past, trained.horizon, settings.device)
-    with precision_context(settings):
+    with chosen_precision(settings):
         earlier = backtest(trained.validated.to(settings.device), data, "valid")
         later = later or backtest(trained.model.to(settings.device), data, "test", windows)
     return Tested(data, later, tracked_intervals(earlier, later)[0])

@@ -90,7 +90,7 @@ def read_series(
         UserError: the file has no dates, no numbers, no regular step, or too much is missing.
     """
     repairs: list[str] = []
-    covariates = list(known or ())
+    covariates = list(dict.fromkeys(known or ()))
     table, name, checksum, separator = _load(source)
     date_column = _date_column(name, table, date_column)
     id_column = id_column or (ID_NAME if ID_NAME in table else None)
@@ -99,7 +99,7 @@ def read_series(
     others = table.drop(columns=[date_column, *([id_column] if id_column else [])])
     wanted = None if columns is None else [*columns, *covariates]
     numbers = _numbers(name, others, wanted, separator, repairs)
-    if len(numbers.columns) == len(covariates) or not numbers.columns.isin(covariates).sum() == len(covariates):
+    if not set(covariates) < set(numbers.columns):
         raise UserError(f"{name} needs a column of numbers to forecast and its known covariates: got {list(numbers)}.")
     numbers.index = dates
     if id_column is not None:
@@ -141,18 +141,13 @@ def _load(source: Source) -> tuple[pd.DataFrame, str, str, str]:
         table = source.reset_index() if isinstance(source.index, pd.DatetimeIndex) else source
         digest = hashlib.sha256(pd.util.hash_pandas_object(table).to_numpy().tobytes()).hexdigest()
         return table.rename(columns=lambda name: "date" if name == "index" else str(name)), "the DataFrame", digest, ","
-    path, separator = Path(source), ","
+    path = Path(source)
     try:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         if path.suffix == ".parquet":
-            return pd.read_parquet(path), path.stem, digest, separator
+            return pd.read_parquet(path), path.stem, digest, ","
         header = pd.read_csv(path, sep="\x01", header=None, nrows=1, dtype=str, encoding="utf-8-sig").iloc[0, 0]
-    except (ValueError, csv.Error, EOFError):
-        header = ""  # the error is raised below
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}.") from error
-    separator = max(",;\t", key=str(header).count)
-    try:
+        separator = max(",;\t", key=str(header).count)
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)
             table = pd.read_csv(
@@ -164,7 +159,9 @@ def _load(source: Source) -> tuple[pd.DataFrame, str, str, str]:
                 encoding="utf-8-sig",
                 na_values=NOT_A_VALUE,
             )
-    except (ValueError, csv.Error, EOFError, OSError, pd.errors.ParserWarning) as error:
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except (ValueError, csv.Error, EOFError, pd.errors.ParserWarning) as error:
         raise UserError(
             f"{path} is not a regular CSV file in UTF-8 ({str(error).strip().rstrip('.')}): the first line must name "
             "the columns, and each other line must have a date and numbers."
@@ -313,12 +310,11 @@ def _in_order(name: str, frame: pd.DataFrame, repairs: list[str]) -> pd.DataFram
         repairs.append("the rows were sorted by date")
     repeated = frame.index.duplicated()
     if repeated.any():
-        same = frame[repeated].fillna(np.inf) == frame[~repeated].loc[frame.index[repeated]].fillna(np.inf).to_numpy()
-        if not same.all(axis=None):
-            date = frame.index[repeated][~same.all(axis=1).to_numpy()][0]
+        is_different = (frame.groupby(level=0).nunique(dropna=False) > 1).any(axis=1)
+        if is_different.any():
             raise UserError(
-                f"{name} has different rows for {date}: name the column that tells series apart with --id-column, or "
-                "average rows with --resample."
+                f"{name} has different rows for {is_different.idxmax()}: name the column that tells series apart with "
+                "--id-column, or average rows with --resample."
             )
         frame = frame[~repeated]
         repairs.append(f"{int(repeated.sum())} repeated rows were dropped")
@@ -352,16 +348,16 @@ def _regular(name: str, frame: pd.DataFrame, freq: str | None, repairs: list[str
             repairs.append("the dates were moved to the first day of their months")
             dates = pd.DatetimeIndex(months)
             frame = frame.set_axis(dates)
+    rule = str(to_offset(step).freqstr) if freq is None else freq
     grids = []
-    for one in (freq,) if freq is not None else (str(to_offset(step).freqstr), *CALENDAR_STEPS):
+    for one in (rule, *CALENDAR_STEPS) if freq is None else (rule,):
         grid = pd.date_range(dates[0], dates[-1], freq=one)
         if dates.isin(grid).all() and len(grid) > 2:
             grids.append((len(grid), one, grid))
     if not grids and freq is not None and dates[1] < dates[0] + to_offset(freq):
         raise UserError(f"The rows of {name} are {_words(step)} apart, less than freq={freq}: pass --resample {freq}.")
     if not grids:
-        off = dates[~dates.isin(pd.date_range(dates[0], dates[-1], freq=freq or step))]
-        rule = freq or to_offset(step).freqstr
+        off = dates[~dates.isin(pd.date_range(dates[0], dates[-1], freq=rule))]
         raise UserError(
             f"The dates of {name} have no regular step: most are {_words(step)} apart, but {off[0]} is not a multiple "
             f"of {rule} after {dates[0]}; average rows to a regular step with --resample {rule}."

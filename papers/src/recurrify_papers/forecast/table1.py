@@ -17,13 +17,14 @@ import pandas as pd
 
 from recurrify import UserError
 from recurrify.results import load_result, provenance, save_result
+from recurrify_papers.forecast.settings import NAIVE, ForecastSettings
 from recurrify_papers.runner import Run, Say
 from recurrify_papers.sweep import run_all
 
 RESULT = Path(__file__).parents[3] / "results" / "rsa-table1.json"
 """Committed results of the table and of its variants, one row per run."""
 PAIR = ("informer", "rsa-informer")
-UNTRAINED = ("seasonal", "last-value")
+SIZES = ("horizon", "past", "label", "encoder_layers", "decoder_layers", "factor")
 NAMES = {"informer": "Informer", "rsa-informer": "RSA-Informer"}
 RECIPE: dict[str, Any] = {
     "epochs": 24,
@@ -102,7 +103,7 @@ SETTINGS = (
 class Recipe:
     """How the table is run."""
 
-    models: tuple[str, ...] = (*PAIR, "linear", *UNTRAINED)
+    models: tuple[str, ...]
     seeds: int = 3
     rates: tuple[float, ...] = (3e-5, 1e-4, 3e-4)
     """The first seed tries all; each model continues with the best on validation."""
@@ -131,14 +132,13 @@ def runs(
 ) -> Iterator[Run]:
     """One run per setting, model, learning rate and seed; with `rates`, only at the chosen ones."""
     for setting in settings:
-        lengths = {name: getattr(setting, name) for name in ("horizon", "past", "label", "factor")}
-        layers = {name: getattr(setting, name) for name in ("encoder_layers", "decoder_layers")}
-        own = {"data": str(data / f"{setting.data}.csv"), "counts": ",".join(map(str, setting.counts))}
-        shared = RECIPE | recipe.changed | lengths | layers | own | {"device": recipe.device}
+        own = {name: getattr(setting, name) for name in SIZES}
+        own |= {"data": str(data / f"{setting.data}.csv"), "counts": ",".join(map(str, setting.counts))}
+        shared = RECIPE | recipe.changed | own | {"device": recipe.device}
         for model in recipe.models:
             tried = (rates[setting.name, model],) if rates is not None else recipe.rates
-            for rate in tried[:1] if model in UNTRAINED else tried:
-                for seed in seeds[:1] if model in UNTRAINED else seeds:
+            for rate in tried[:1] if model in NAIVE else tried:
+                for seed in seeds[:1] if model in NAIVE else seeds:
                     config = shared | {"model": model, "learning_rate": rate, "seed": seed}
                     name = f"{setting.name}-{model}-{rate:g}-s{seed}"
                     yield Run(name=name, function="recurrify_papers.forecast.table1:train_one", settings=config)
@@ -152,8 +152,7 @@ def train_one(config: dict[str, Any], folder: Path, say: Say) -> dict[str, Any] 
     from recurrify_papers.forecast.forecaster import gates, windows_of
     from recurrify_papers.forecast.reading import read_series
     from recurrify_papers.forecast.scoring import backtest
-    from recurrify_papers.forecast.settings import ForecastSettings
-    from recurrify_papers.forecast.training import precision_context
+    from recurrify_papers.forecast.training import chosen_precision
 
     started = time.time()
     series = read_series(config["data"])
@@ -165,7 +164,7 @@ def train_one(config: dict[str, Any], folder: Path, say: Say) -> dict[str, Any] 
     found = train_candidate(settings, data, folder)
     if not found.is_finished:
         return None
-    with precision_context(settings):
+    with chosen_precision(settings):
         test = backtest(found.model, data, "test")
     say(f"{folder.name}: MSE {test.mse:.3f}")
     progress = found.progress
@@ -207,8 +206,8 @@ def run_table(data: Path, out: Path, settings: Sequence[Setting], recipe: Recipe
     return rows
 
 
-def committed_rows(variant: str = "table") -> list[Row]:
-    return [row for row in load_result(RESULT)["rows"] if row["variant"] == variant]
+def committed_rows() -> list[Row]:
+    return [row for row in load_result(RESULT)["rows"] if row["variant"] == "table"]
 
 
 def chosen_rates(rows: Sequence[Row]) -> dict[tuple[str, str], float]:

@@ -15,19 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from recurrify import UserError
-from recurrify.attention import recurrence_parameters
 from recurrify.interrupts import Interrupt
-from recurrify.speed import capture, on_side_stream
 from recurrify.train import finish_checkpoint, last_whole_checkpoint
 from recurrify_papers.forecast.data import WindowedSeries
 from recurrify_papers.forecast.scoring import backtest
 from recurrify_papers.forecast.settings import ForecastSettings
-from recurrify_papers.graphs import capturable_optimizer, set_rate
-from recurrify_papers.scratch.stepping import matmul_context
+from recurrify_papers.graphs import CapturedStep, capturable_optimizer, set_rate
+from recurrify_papers.scratch.stepping import matmul_context, precision_context
 
 STATE_FILE = "training.pt"
-STEPS_BEFORE_CAPTURE = 3
-"""Eager steps before a CUDA graph is captured: libraries and the allocator settle."""
 LARGEST_SHARE_OF_SAVING = 0.05
 """Of the time: short epochs are not all saved."""
 Watch = Callable[[dict[str, Any]], None]
@@ -53,11 +49,8 @@ class Progress:
         return self.epoch >= settings.epochs or 0 < settings.patience <= waited
 
 
-def precision_context(settings: ForecastSettings) -> AbstractContextManager[Any]:
-    if settings.precision == "bf16":
-        # A captured graph must not reuse casts made outside of it.
-        return torch.autocast(torch.device(settings.device).type, dtype=torch.bfloat16, cache_enabled=False)
-    return nullcontext()
+def chosen_precision(settings: ForecastSettings) -> AbstractContextManager[Any]:
+    return precision_context(settings.precision == "bf16", torch.device(settings.device))
 
 
 def learning_rate(settings: ForecastSettings, epoch: int) -> float:
@@ -83,48 +76,32 @@ class Step:
         self.captures = device.type == "cuda" and settings.speed == "auto"
         leave_out_cudnn()
         self.optimizer = capturable_optimizer(
-            model.parameters(),
-            settings.learning_rate,
-            0.0,
-            device,
-            apart=recurrence_parameters(model),
-            apart_rate=settings.recurrence_learning_rate,
+            model, settings.learning_rate, 0.0, device, settings.recurrence_learning_rate
         )
-        self.replay: Callable[[], None] | None = None
-        self.eager_steps = 0
+        self.captured: CapturedStep | None = None
 
     def __call__(self, starts_B: Tensor) -> Tensor:
         if not self.captures:
             return self._update(starts_B)
-        if self.eager_steps < STEPS_BEFORE_CAPTURE:
-            self.eager_steps += 1
-            return on_side_stream(lambda: self._update(starts_B))
-        if self.replay is None:
+        if self.captured is None:
             self.starts_B = starts_B.clone()
-            # Gradients created during the capture lie in the graph's memory, and each replay overwrites them.
-            self.optimizer.zero_grad(set_to_none=True)
-            self.replay = capture(self._captured)
+            self.captured = CapturedStep(self._update_in_place, self.optimizer)
         self.starts_B.copy_(starts_B)
-        self.replay()
+        self.captured()
         return self.loss
 
     def _update(self, starts_B: Tensor) -> Tensor:
         self.optimizer.zero_grad(set_to_none=True)
-        loss = self._backward(starts_B)
-        self.optimizer.step()
-        return loss.detach()
-
-    def _backward(self, starts_B: Tensor) -> Tensor:
         batch = self.data.batch(starts_B)
-        with precision_context(self.settings):
+        with chosen_precision(self.settings):
             forecast = self.model(batch.past, batch.past_time, batch.future_time)
         loss = nn.functional.mse_loss(forecast.float(), batch.future)
         loss.backward()
-        return loss
-
-    def _captured(self) -> None:
-        self.loss = self._backward(self.starts_B).detach()
         self.optimizer.step()
+        return loss.detach()
+
+    def _update_in_place(self) -> None:
+        self.loss = self._update(self.starts_B)
 
 
 def epoch_starts(data: WindowedSeries, settings: ForecastSettings, epoch: int) -> Tensor:
@@ -195,7 +172,7 @@ class Training:
                 tick(1)
         losses = {"train_mse": total.item() / len(batches)}
         seconds = round(time.monotonic() - began, 3)
-        with precision_context(settings):
+        with chosen_precision(settings):
             losses["valid_mse"] = backtest(self.model, self.data, "valid", settings.valid_windows).mse
         if not all(map(math.isfinite, losses.values())):
             raise UserError(

@@ -9,7 +9,6 @@ F time features.
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +16,8 @@ from torch.nn import functional
 
 from recurrify import RSAConfig, UserError
 from recurrify.attention import RecurrenceEncoding, scan
-from recurrify.settings import check_choice
+from recurrify.settings import setting
+from recurrify_papers.models.parts import check_config
 from recurrify_papers.models.prob_sparse import prob_sparse_attention, sample_keys
 
 LONGEST_CHUNK = 1024
@@ -30,29 +30,29 @@ ALIGNED = 8
 class InformerConfig:
     """The defaults are those of the published code, except that it uses `distil` and `mix`."""
 
-    channels: int
+    channels: int = setting(at_least=1)
     """Columns that are read and forecast."""
-    time_features: int
+    time_features: int = setting(at_least=1)
     """Position in day, week and year, and known covariates."""
-    past: int
+    past: int = setting(at_least=1)
     """Rows the encoder reads."""
-    label: int
+    label: int = setting(at_least=0)
     """Rows at the end of the past that the decoder starts from."""
-    horizon: int
+    horizon: int = setting(at_least=1)
     """Rows to forecast."""
-    width: int = 512
+    width: int = setting(512, at_least=1)
     """Width of the hidden states; even, for the sines and cosines of the positions."""
-    heads: int = 8
+    heads: int = setting(8, at_least=1)
     """Attention heads."""
-    inner: int = 2048
+    inner: int = setting(2048, at_least=1)
     """Width inside the feed-forward part."""
-    encoder_layers: int = 2
-    decoder_layers: int = 1
-    dropout: float = 0.05
+    encoder_layers: int = setting(2, at_least=1)
+    decoder_layers: int = setting(1, at_least=1)
+    dropout: float = setting(0.05, at_least=0)
     """Of embeddings, each part's output, inside the feed-forward, and of full attention's weights."""
-    attention: Literal["prob", "full"] = "prob"
+    attention: str = setting("prob", choices=("prob", "full"))
     """Self-attention: `prob` computes softmax rows for outstanding queries only, `full` for all."""
-    factor: int = 5
+    factor: int = setting(5, at_least=1)
     """ProbSparse samples and chooses factor · ⌈ln T⌉ of T rows."""
     distil: bool = False
     """Halve the sequence between encoder layers by convolution and pooling."""
@@ -61,24 +61,17 @@ class InformerConfig:
     several rows of one or two heads, later rows included, instead of its own row of all heads."""
     rsa: RSAConfig | None = None
     """Adds recurrence to every self-attention, causal in the decoder and both ways in the encoder; None is Informer."""
-    recurrence_rows: str = "all"
+    recurrence_rows: str = setting("all", choices=("all", "selected"))
     """Rows of ProbSparse attention that get recurrence: all, or `selected`, those of the queries chosen."""
 
     def __post_init__(self) -> None:
         if isinstance(self.rsa, dict):  # a configuration read back from JSON
             object.__setattr__(self, "rsa", RSAConfig(**self.rsa))
-        sizes = ("channels", "time_features", "past", "horizon", "width", "heads", "inner", "factor")
-        for name in (*sizes, "encoder_layers", "decoder_layers"):
-            if getattr(self, name) < 1:
-                raise UserError(f"`{name}` must be at least 1: got {getattr(self, name)}.")
-        if not 0 <= self.label <= self.past:
+        check_config(self)
+        if self.label > self.past:
             raise UserError(f"`label` must be at most `past`: got label={self.label}, past={self.past}.")
         if self.width % self.heads or self.width % 2:
             raise UserError(f"`width` must be even and a multiple of `heads`: got {self.width} and {self.heads}.")
-        if not 0 <= self.dropout < 1:
-            raise UserError(f"`dropout` must be at least 0 and below 1: got {self.dropout}.")
-        check_choice("attention", self.attention, "prob", "full")
-        check_choice("recurrence_rows", self.recurrence_rows, "all", "selected")
         if self.recurrence_rows == "selected" and self.attention == "full":
             raise UserError("`recurrence_rows='selected'` needs attention='prob': full attention selects no rows.")
         if self.rsa is not None and self.rsa.heads != self.heads:
@@ -192,30 +185,22 @@ class FeedForward(nn.Module):
         return self.norm(hidden_BTW, self.output(self.dropout(functional.gelu(self.inner(hidden_BTW)))))
 
 
-class EncoderLayer(nn.Module):
-    def __init__(self, config: InformerConfig) -> None:
+class Layer(nn.Module):
+    """Self-attention, in the decoder also attention to the encoder, and the feed-forward part."""
+
+    def __init__(self, config: InformerConfig, is_decoder: bool) -> None:
         super().__init__()
-        self.attention = SelfAttention(config, causal=False)
+        self.attention = SelfAttention(config, causal=is_decoder)
         self.norm = AddAndNorm(config)
+        if is_decoder:
+            self.cross = CrossAttention(config)
+            self.cross_norm = AddAndNorm(config)
         self.feed_forward = FeedForward(config)
 
-    def forward(self, hidden_BTW: Tensor) -> Tensor:
+    def forward(self, hidden_BTW: Tensor, encoded_BTW: Tensor | None = None) -> Tensor:
         hidden_BTW = self.norm(hidden_BTW, self.attention(hidden_BTW))
-        return self.feed_forward(hidden_BTW)
-
-
-class DecoderLayer(nn.Module):
-    def __init__(self, config: InformerConfig) -> None:
-        super().__init__()
-        self.attention = SelfAttention(config, causal=True)
-        self.norm = AddAndNorm(config)
-        self.cross = CrossAttention(config)
-        self.cross_norm = AddAndNorm(config)
-        self.feed_forward = FeedForward(config)
-
-    def forward(self, hidden_BTW: Tensor, encoded_BTW: Tensor) -> Tensor:
-        hidden_BTW = self.norm(hidden_BTW, self.attention(hidden_BTW))
-        hidden_BTW = self.cross_norm(hidden_BTW, self.cross(hidden_BTW, encoded_BTW))
+        if encoded_BTW is not None:
+            hidden_BTW = self.cross_norm(hidden_BTW, self.cross(hidden_BTW, encoded_BTW))
         return self.feed_forward(hidden_BTW)
 
 
@@ -271,11 +256,11 @@ class Informer(nn.Module):
         super().__init__()
         self.config = config
         self.encoder_embedding, self.decoder_embedding = Embedding(config), Embedding(config)
-        self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
+        self.encoder = nn.ModuleList(Layer(config, is_decoder=False) for _ in range(config.encoder_layers))
         distils = config.encoder_layers - 1 if config.distil else 0
         self.distils = nn.ModuleList(Distil(config.width) for _ in range(distils))
         self.encoder_norm = nn.LayerNorm(config.width)
-        self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
+        self.decoder = nn.ModuleList(Layer(config, is_decoder=True) for _ in range(config.decoder_layers))
         self.decoder_norm = nn.LayerNorm(config.width)
         self.output = nn.Linear(config.width, config.channels)
 

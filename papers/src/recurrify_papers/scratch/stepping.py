@@ -12,14 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recurrify import UserError
-from recurrify.attention import recurrence_parameters
-from recurrify.speed import capture, compile_function, on_side_stream
-from recurrify_papers.graphs import capturable_optimizer, set_rate
+from recurrify.speed import compile_function
+from recurrify_papers.graphs import CapturedStep, capturable_optimizer, set_rate
 from recurrify_papers.scratch.rows import Batches
 from recurrify_papers.scratch.settings import ScratchSettings
 
-STEPS_BEFORE_CAPTURE = 3
-"""Steps in which compiler, libraries and allocator settle before a CUDA graph is captured."""
 CUDNN_MODELS = ("lstm", "gru")
 
 State = Any
@@ -79,19 +76,13 @@ class Stepper:
         self.speed, self.half = chosen_speed(settings, self.device), uses_half(settings.precision, self.device)
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer = capturable_optimizer(
-            self.parameters,
-            settings.learning_rate,
-            settings.weight_decay,
-            self.device,
-            apart=recurrence_parameters(model),
-            apart_rate=settings.recurrence_learning_rate,
+            model, settings.learning_rate, settings.weight_decay, self.device, settings.recurrence_learning_rate
         )
         self.state = self._first_state()
         self.settled = False
         """Whether the state has the same shapes as before the last step, so that compiled code can be reused."""
         self.quick: LossFunction | None = None
-        self.replay: Callable[[], None] | None = None
-        self.uncaptured_steps = 0
+        self.captured: CapturedStep | None = None
 
     @property
     def used_speed(self) -> str:
@@ -138,23 +129,15 @@ class Stepper:
         return loss.detach(), after
 
     def _captured(self, tokens_BN: Tensor) -> Tensor:
-        """A step on tensors that keep their addresses: a few ordinary steps, then replays of the captured one."""
-        if self.uncaptured_steps == 0:
+        if self.captured is None:
+            self.captured = CapturedStep(self._learn_in_place, self.optimizer)
             self.tokens_BN = torch.empty(tokens_BN.shape, dtype=torch.int64, device=self.device)
             self.kept = type(self.state)(*(torch.empty_like(one).contiguous() for one in self.state))
             self.loss = torch.zeros((), device=self.device)
         self.tokens_BN.copy_(tokens_BN)
         if self.state is not self.kept:
             _copy(self.state, self.kept)
-        if self.uncaptured_steps < STEPS_BEFORE_CAPTURE:
-            self.uncaptured_steps += 1
-            on_side_stream(self._learn_in_place)
-        else:
-            if self.replay is None:
-                # Gradients made during the capture must be in the graph's own memory, where replays overwrite them.
-                self.optimizer.zero_grad(set_to_none=True)
-                self.replay = capture(self._learn_in_place)
-            self.replay()
+        self.captured()
         self.state = self.kept
         return self.loss
 
