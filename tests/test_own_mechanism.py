@@ -72,7 +72,7 @@ def test_broken_package_raises_one_sentence(package: Path, source: str, message:
 
 
 def test_unknown_mechanism_raises() -> None:
-    with pytest.raises(UserError, match="Unknown recurrence mechanism 'no_such': known are carry, compress"):
+    with pytest.raises(UserError, match="Unknown mechanism 'no_such': known are carry, compress"):
         recurrence_config({"mechanism": "no_such"})
 
 

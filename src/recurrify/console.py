@@ -28,7 +28,7 @@ __all__ = [
 
 out_console = Console()
 err_console = Console(stderr=True)
-FIRST_SECONDS, LINE_SECONDS = 6.0, 30.0
+FIRST_SECONDS, LINE_SECONDS = 6.0, 10.0
 """Before the first line of a log, and between later ones, where there is no terminal to show a bar."""
 PACE_SECONDS = 180.0
 """How far back the time left looks at least."""

@@ -1,8 +1,10 @@
 """The exception whose message is meant for users, and what other exceptions say."""
 
 import re
+from collections.abc import Iterable
+from difflib import get_close_matches
 
-__all__ = ["UserError", "cut", "first_line", "is_out_of_memory"]
+__all__ = ["UserError", "cut", "did_you_mean", "first_line", "is_out_of_memory"]
 
 
 class UserError(ValueError):
@@ -20,6 +22,12 @@ def first_line(error: Exception) -> str:
 def cut(text: str, most: int) -> str:
     """At most so many characters of the text, with " …" where some are missing."""
     return text if len(text) <= most else f"{text[:most]} …"
+
+
+def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """The known name that a mistyped one may have meant."""
+    close = get_close_matches(name, list(known), n=1, cutoff=cutoff)
+    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def is_out_of_memory(error: Exception) -> bool:

@@ -5,16 +5,15 @@ Nothing here imports torch, so that commands report a mistyped name at once.
 
 import json
 import os
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from recurrify.errors import UserError
+from recurrify.errors import UserError, did_you_mean
 from recurrify.hub_access import hub_is_reachable, is_downloaded
 from recurrify.named import MODELS, named_source
 from recurrify.records import check_has_model
 
-__all__ = ["check_model", "did_you_mean", "resolve_name", "shipped_names"]
+__all__ = ["check_model", "resolve_name", "shipped_names", "similar_model"]
 
 SHIPPED = Path(__file__).parent / "shipped"
 PREFIX = "shipped:"
@@ -50,7 +49,7 @@ def _located(name: str) -> tuple[str, dict[str, Any]]:
         path = SHIPPED / name.removeprefix(PREFIX)
         if not (path / "config.json").is_file():
             raise UserError(
-                f"There is no model {name!r}{did_you_mean(name)}: shipped are {', '.join(shipped_names())}."
+                f"There is no model {name!r}{similar_model(name)}: shipped are {', '.join(shipped_names())}."
             )
         return str(path), {}
     path = Path(name)
@@ -80,15 +79,14 @@ def _located(name: str) -> tuple[str, dict[str, Any]]:
         if not hub_is_reachable() and not is_downloaded(name):
             raise UserError(
                 f"There is no folder {name!r}, and no model of that name was downloaded "
-                f"before{did_you_mean(name)}: check the path, or {way_out}; {NEEDS_NO_NETWORK}."
+                f"before{similar_model(name)}: check the path, or {way_out}; {NEEDS_NO_NETWORK}."
             )
     return name, {}
 
 
-def did_you_mean(name: str) -> str:
+def similar_model(name: str) -> str:
     """The model of recurrify that a mistyped name may have meant."""
-    close = get_close_matches(name, [*MODELS, *shipped_names()], n=1, cutoff=0.7)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    return did_you_mean(name, [*MODELS, *shipped_names()], cutoff=0.7)
 
 
 def _must_be_regular(folder: Path) -> None:

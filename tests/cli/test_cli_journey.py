@@ -1,5 +1,6 @@
 """Train, evaluate, generate: the whole way, through the command line."""
 
+import importlib
 import json
 import math
 import re
@@ -15,7 +16,7 @@ from recurrify.cli import evaluate as evaluate_cli
 from recurrify.modeling.loading import load_model
 from recurrify.train.checkpoints import last_whole_checkpoint
 from recurrify.train.settings import TrainSettings
-from support.commands import BUDGET, TRAINING, invoke
+from support.commands import BUDGET, TRAINING, Command, invoke
 
 
 def as_json(value: Any) -> str:
@@ -279,6 +280,16 @@ def test_advise_on_a_text_shorter_than_the_context_suggests_the_whole_context(tm
     assert "not measured" not in invoke(*advise, "--tokens", 400)  # more than the model's positions
     one_piece = invoke(*advise, "--split", "test", "--tokens", 2000)
     assert "all there is of the split 'test': --split all gives a larger one" in one_piece
+
+
+def test_advise_refuses_an_impossible_budget_before_it_measures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Command
+) -> None:
+    (tmp_path / "text.txt").write_text("def read(path):\n    return open(path).read()\n\n\n" * 50)
+    module = importlib.import_module("recurrify.evaluate.advise")  # its name is that of a function
+    monkeypatch.setattr(module, "measure_readings", None)
+    said = refused("advise", "shipped:base", "--data", tmp_path / "text.txt", "--flops", 1)
+    assert "No reading is within this budget: the cheapest takes" in said
 
 
 def test_no_line_of_progress_lands_between_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 from recurrify import UserError
 from recurrify.data import TokenizedDocument
 from recurrify.evaluate import Advice, Reading, advise, candidate_memories, evaluate_documents, measure_readings
-from recurrify.evaluate.advise import advice_tokens
+from recurrify.evaluate.advise import Cost, advice_tokens
 from recurrify.evaluate.comparison import ComparisonRow, ComparisonSetting, evaluation_of_parts
 from support.models import POSITIONS, text, tiny
 
@@ -16,7 +16,7 @@ from support.models import POSITIONS, text, tiny
 def reading(role: str, flops: float, loss: float, state: int = 1, seed: int = 1) -> Reading:
     losses = np.random.default_rng(seed).normal(loss, 0.01, 64)
     evaluation = evaluation_of_parts(losses, ["word "] * 65, 8)
-    return Reading(ComparisonRow(ComparisonSetting(role, int(flops), 0, flops), evaluation, None), state)
+    return Reading(ComparisonRow(ComparisonSetting(role, int(flops), 0, flops), evaluation, None), Cost(flops, state))
 
 
 READINGS = [
@@ -73,13 +73,13 @@ def test_readings_are_measured_once() -> None:
     found = measure_readings(base, texts, memories, progress=scored.append)
     assert sum(scored) == advice_tokens(base, texts, memories)
     assert [one.row.setting.role for one in found].count("memory") == 2
-    assert [one.flops for one in found] == sorted(one.flops for one in found)
+    assert [one.cost.flops for one in found] == sorted(one.cost.flops for one in found)
     (full,) = [one for one in found if one.row.setting.window == POSITIONS]
     assert full.row.setting.label == f"full context of {POSITIONS}"
     alone = evaluate_documents(base, texts, window=POSITIONS, overlap=0)
     np.testing.assert_allclose(full.row.evaluation.nll, alone.nll, rtol=1e-5)
     memory = next(one for one in found if one.row.setting.role == "memory")
-    assert memory.state_bytes > next(one for one in found if one.row.setting.role == "windows").state_bytes
+    assert memory.cost.state_bytes > next(one for one in found if one.row.setting.role == "windows").cost.state_bytes
 
 
 def test_the_length_of_the_sample_is_not_called_the_full_context() -> None:

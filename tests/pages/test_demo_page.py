@@ -21,9 +21,11 @@ def words(result: Result, folder: Path) -> str:
 
 def test_headline_is_the_real_model_with_its_price(result: Result) -> None:
     verdict = demo_verdict(result)
-    assert (verdict.number, verdict.interval) == ("25.0 % lower", "95 % interval: 22.7 % to 27.3 %")
+    assert (verdict.number, verdict.interval) == ("25.0 % lower", "95 % interval: 22.7 % to 27.3 %, in this text")
     assert verdict.tone == "better"
-    assert verdict.sentence.startswith(f"The memory lowers perplexity per token by 25.0 % ({verdict.interval})")
+    assert verdict.sentence.startswith(
+        "The memory lowers perplexity per token by 25.0 % (95 % interval: 22.7 % to 27.3 %)"
+    )
     assert verdict.sentence.endswith("full context of 8000 is better, for 1.8 times the FLOPs.")
     assert ("cost over plain windows of 300", "+6.5 % FLOPs") in verdict.facts
 

@@ -45,7 +45,15 @@ def advise_command(
     options.load_libraries(model, texts=[data], split=split)
     from recurrify.cli.evaluate import write_results
     from recurrify.data import checksum, load_documents, pick_device
-    from recurrify.evaluate.advise import advice_tokens, advise, candidate_memories, measure_readings, sample_pieces
+    from recurrify.evaluate.advise import (
+        advice_tokens,
+        advise,
+        candidate_memories,
+        check_budget,
+        measure_readings,
+        reading_costs,
+        sample_pieces,
+    )
     from recurrify.families import family_of
     from recurrify.modeling.loading import load_model
     from recurrify.train.loop import uses_bf16
@@ -61,10 +69,12 @@ def advise_command(
     say(f"{data} ({split}): {count}, {sum(len(text.ids) for text in texts):,} tokens")
     base = loaded.base.to(where)
     memories = candidate_memories(base, texts)
+    state_bytes = None if state is None else state * 2**20
+    check_budget(reading_costs(base, texts, memories).values(), flops, state_bytes)
     with progress_bar("measuring", advice_tokens(base, texts, memories)) as advance:
         bf16 = where.type == "cuda" and uses_bf16("auto")
         readings = measure_readings(base, texts, memories, rows=batch, bf16=bf16, progress=advance)
-    advice = advise(readings, flops, None if state is None else state * 2**20)
+    advice = advise(readings, flops, state_bytes)
     notes = _notes(advice, readings, len(texts) == pieces, split)
     command = _next_command(advice, model, data, split, family_of(base.config).positions(base.config))
     with heartbeat(None):
@@ -139,5 +149,5 @@ def _show(readings: Sequence["Reading"], best: "Reading") -> None:
     for one in readings:
         values = [perplexity_level(one.perplexity, 3), f"{one.row.evaluation.bits_per_character:.4f}"]
         label = f"{one.row.setting.label}{' *' if one is best else ''}"
-        table.add_row(label, *values, large(one.flops), f"{one.state_bytes / 2**20:.3g}")
+        table.add_row(label, *values, large(one.cost.flops), f"{one.cost.state_bytes / 2**20:.3g}")
     out_console.print(table, soft_wrap=True)

@@ -3,7 +3,6 @@
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,9 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from recurrify.console import busy, say
-from recurrify.errors import UserError
+from recurrify.errors import UserError, did_you_mean
 from recurrify.hub_access import hub_is_reachable
-from recurrify.mechanisms.registry import BUILT_IN, check_names, check_value, setting_names
+from recurrify.mechanisms.registry import BUILT_IN, check_names, check_value, setting_names, unknown_mechanism
 from recurrify.model_names import PREFIX, check_model
 from recurrify.results import check_overwrites_nothing
 from recurrify.train.memories import BEST, mechanism_names
@@ -55,7 +54,7 @@ def check_mechanism(name: str, none: bool = True) -> None:
     """Raise `UserError` for an unknown mechanism."""
     known = [BEST, *(one for one in mechanism_names() if none or one != "none")]
     if name not in known:
-        raise UserError(f"Unknown mechanism {name!r}: known are {', '.join(known)}.")
+        raise unknown_mechanism(name, known)
 
 
 def check_memory(given: Mapping[str, Any], none: bool = True) -> None:
@@ -71,8 +70,7 @@ def check_memory(given: Mapping[str, Any], none: bool = True) -> None:
         known = {name for one in BUILT_IN for name in setting_names(one)}
         for name in names:
             if name not in known:
-                close = get_close_matches(name, known, n=1)
-                meant = f" (did you mean {close[0]!r}?)" if close else ""
+                meant = did_you_mean(name, known)
                 own = {one: sorted({*setting_names(one)} - {*setting_names("none")}) for one in ("kv", "lookback")}
                 listed = "; ".join(f"{one!r} has {', '.join(names)}" for one, names in own.items())
                 raise UserError(

@@ -1,8 +1,8 @@
 """Which reading of a text is the best buy: longer windows, overlap, or a memory that needs no training."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from transformers import PreTrainedModel
 
@@ -34,24 +34,28 @@ CHARACTERS = 32
 """Of a text that are read for each token of the sample: more than tokens have."""
 
 
+class Cost(NamedTuple):
+    """What a way to read takes."""
+
+    flops: float
+    """Per token."""
+    state_bytes: int
+    """Keys and values of a window, and the memory."""
+
+
 @dataclass(frozen=True)
 class Reading:
     """One way to read the text, and what it costs."""
 
     row: ComparisonRow
-    state_bytes: int
-    """Keys and values of a window, and the memory."""
-
-    @property
-    def flops(self) -> float:
-        return self.row.setting.flops_per_token
+    cost: Cost
 
     @property
     def perplexity(self) -> float:
         return self.row.evaluation.perplexity_per_token
 
     def to_dict(self) -> dict[str, Any]:
-        return {**self.row.to_dict(), "state_bytes": self.state_bytes}
+        return {**self.row.to_dict(), "state_bytes": self.cost.state_bytes}
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,32 @@ def advice_tokens(
     return comparison_tokens(settings, documents)
 
 
+def reading_costs(
+    base: PreTrainedModel, documents: Sequence[TokenizedDocument], configs: Sequence[MechanismConfig]
+) -> dict[ComparisonSetting, Cost]:
+    """What each of the readings takes, without reading anything."""
+    found = {}
+    for config in configs:
+        memory = memory_cost(add_recurrence(base, config)).state_floats * base.dtype.itemsize
+        for setting in comparison_settings(base, documents, config):
+            own = memory if setting.role == "memory" else 0
+            found[setting] = Cost(setting.flops_per_token, _cache_bytes(base, setting.window) + own)
+    return found
+
+
+def check_budget(costs: Collection[Cost], flops: float | None, state_bytes: float | None) -> None:
+    """Raise `UserError` if no reading takes at most these FLOPs per token and bytes of state."""
+    if not any(_affordable(one, flops, state_bytes) for one in costs):
+        raise UserError(
+            f"No reading is within this budget: the cheapest takes {large(min(costs).flops)} FLOPs per token, the "
+            f"smallest {min(one.state_bytes for one in costs) / 2**20:.3g} MiB; raise the budget."
+        )
+
+
+def _affordable(cost: Cost, flops: float | None, state_bytes: float | None) -> bool:
+    return (flops is None or cost.flops <= flops) and (state_bytes is None or cost.state_bytes <= state_bytes)
+
+
 def measure_readings(
     base: PreTrainedModel,
     documents: Sequence[TokenizedDocument],
@@ -115,14 +145,12 @@ def measure_readings(
     """Every memory, and the base in the windows that `compare_with_base` compares it with; the cheapest first."""
     known: list[Any] = []
     found: dict[ComparisonSetting, Reading] = {}
+    costs = reading_costs(base, documents, configs)
     for config in configs:
         table = compare_with_base(base, documents, config, rows=rows, bf16=bf16, progress=progress, scored=known)
         known += [(row.setting, row.evaluation) for row in table[1:]]
-        memory = memory_cost(add_recurrence(base, config)).state_floats * base.dtype.itemsize
-        for row in table:
-            cache = _cache_bytes(base, row.setting.window)
-            found[row.setting] = Reading(row, cache + (memory if row.setting.role == "memory" else 0))
-    return sorted((found[setting] for setting in distinct_settings(list(found))), key=lambda reading: reading.flops)
+        found |= {row.setting: Reading(row, costs[row.setting]) for row in table}
+    return sorted((found[setting] for setting in distinct_settings(list(found))), key=lambda reading: reading.cost)
 
 
 def advise(readings: Sequence[Reading], flops: float | None = None, state_bytes: float | None = None) -> Advice:
@@ -131,17 +159,8 @@ def advise(readings: Sequence[Reading], flops: float | None = None, state_bytes:
     Raises:
         UserError: No reading is within the budget.
     """
-    within = [
-        one
-        for one in readings
-        if (flops is None or one.flops <= flops) and (state_bytes is None or one.state_bytes <= state_bytes)
-    ]
-    if not within:
-        cheapest, smallest = readings[0], min(readings, key=lambda one: one.state_bytes)
-        raise UserError(
-            f"No reading is within this budget: the cheapest takes {large(cheapest.flops)} FLOPs per token, the "
-            f"smallest {smallest.state_bytes / 2**20:.3g} MiB; raise the budget."
-        )
+    check_budget([one.cost for one in readings], flops, state_bytes)
+    within = [one for one in readings if _affordable(one.cost, flops, state_bytes)]
     best = min(within, key=lambda one: one.perplexity)
     others = [one for one in within if (one.row.setting.role == "memory") != (best.row.setting.role == "memory")]
     rival = min(others, key=lambda one: one.perplexity, default=None)
@@ -156,7 +175,7 @@ def advise(readings: Sequence[Reading], flops: float | None = None, state_bytes:
 def _sentences(
     best: Reading, rival: Reading | None, gain: Gain | None, readings: Sequence[Reading], limited: str
 ) -> Iterator[str]:
-    label, cost = best.row.setting.label, f"{best.perplexity:.4g} per token at {large(best.flops)} FLOPs per token"
+    label, cost = best.row.setting.label, f"{best.perplexity:.4g} per token at {large(best.cost.flops)} FLOPs per token"
     if best.row.setting.role == "memory":
         yield f"Use the {label}{limited}: perplexity {cost}."
         if rival is not None:
@@ -182,14 +201,14 @@ def _sentences(
 def _worth_their_price(best: Reading, readings: Sequence[Reading]) -> Iterator[str]:
     """Memories that cost less than the best reading and are better than all plain readings of their own price."""
     for one in readings:
-        if one.row.setting.role == "memory" and one.flops < best.flops:
+        if one.row.setting.role == "memory" and one.cost.flops < best.cost.flops:
             plain = [other.row for other in readings if other.row.setting.role != "memory"]
             against = strongest_rival([one.row, *plain])
             at_its_price = relative_gain(against.evaluation, one.row.evaluation, "perplexity_per_token")
             if at_its_price.relative_gain > 0 and not at_its_price.within_noise:
                 yield (
-                    f"For at most {large(one.flops)} FLOPs per token, use the {one.row.setting.label}: {at_its_price} "
-                    f"than {against.setting.label}."
+                    f"For at most {large(one.cost.flops)} FLOPs per token, use the {one.row.setting.label}: "
+                    f"{at_its_price} than {against.setting.label}."
                 )
 
 

@@ -10,14 +10,13 @@ import ast
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
-from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Literal
 
-from recurrify.errors import UserError
+from recurrify.errors import UserError, did_you_mean
 from recurrify.mechanisms.config import MechanismConfig
 from recurrify.settings import SettingType, check_type, setting_types
 
@@ -61,8 +60,12 @@ def mechanism_config(name: str) -> type[MechanismConfig]:
         elif name in points:
             _load(points[name])
         else:
-            raise UserError(f"Unknown recurrence mechanism {name!r}: known are {', '.join(mechanism_names())}.")
+            raise unknown_mechanism(name, mechanism_names())
     return _registered[name]
+
+
+def unknown_mechanism(name: str, known: Sequence[str]) -> UserError:
+    return UserError(f"Unknown mechanism {name!r}{did_you_mean(name, known)}: known are {', '.join(known)}.")
 
 
 def ensure_registered(config: MechanismConfig) -> None:
@@ -147,9 +150,8 @@ def check_names(mechanism: str, known: Sequence[str], given: Iterable[str], chos
     """Raise `UserError` for names that are no settings of a mechanism, which is `chosen` for some reason."""
     unknown = sorted(set(given) - set(known))
     if unknown:
-        close = get_close_matches(unknown[0], known, n=1)
         others = [other for other in BUILT_IN if unknown[0] in setting_names(other)]
-        meant = f" (did you mean {close[0]!r}?)" if close else ""
+        meant = did_you_mean(unknown[0], known)
         if others:
             meant = f" (with `mechanism` {' or '.join(map(repr, others))} there is one)"
         raise UserError(

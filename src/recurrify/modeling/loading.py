@@ -14,7 +14,7 @@ from recurrify.hub_access import trusts_remote_code
 from recurrify.mechanisms.choose import best_settings, default_window
 from recurrify.mechanisms.config import BEST, MechanismConfig, NoRecurrence
 from recurrify.mechanisms.registry import recurrence_config
-from recurrify.model_names import NEEDS_NO_NETWORK, did_you_mean, resolve_name
+from recurrify.model_names import NEEDS_NO_NETWORK, resolve_name, similar_model
 from recurrify.modeling.config import RecurrentConfig
 from recurrify.modeling.heads import RecurrentForCausalLM, add_recurrence
 from recurrify.modeling.saving import is_recurrent, load_base
@@ -151,7 +151,7 @@ def tokenizer_of(name: str, source: str, kwargs: dict[str, Any]) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trusts_remote_code(), **kwargs)
     except Exception as error:  # whatever a stranger's files make transformers raise
-        meant = "" if folder.exists() else did_you_mean(name)
+        meant = "" if folder.exists() else similar_model(name)
         message = f"Could not load a tokenizer from {name!r}{meant}: {reason(error)}"
         if isinstance(error.__cause__, LocalEntryNotFoundError):
             message = f"{message.rstrip('.')}; {NEEDS_NO_NETWORK}."

@@ -68,7 +68,7 @@ def line_chart(
     caption: str = "",
     height: int = 280,
 ) -> Chart:
-    """Lines with hover: one for each value of `series`, in the order of the records.
+    """Lines with hover: one for each value of `series`, in the order of the records; a point where it has one record.
 
     Args:
         records: Data points. Those without a finite `x` or `y` are left out.
@@ -98,8 +98,9 @@ def line_chart(
     for end, name in zip(band or (), ("95 % from", "to"), strict=False):
         tips.append(alt.Tooltip(end, type="quantitative", title=name, format=y_format))
     base = alt.Chart(alt.Data(values=kept)).encode(x=x_axis, y=y_axis)
+    single = len(kept) == len(names)
+    legend = _legend_above(names, lines=not single)
     if series:
-        legend = _legend_above(names)
         tips.insert(0, alt.Tooltip(series, type="nominal"))
         base = base.encode(color=alt.Color(series, type="nominal", scale=alt.Scale(domain=names), legend=legend))
     if tip:
@@ -108,19 +109,21 @@ def line_chart(
     if band:
         low, high = (alt.Y(band[0], type="quantitative", title=y_title or y), alt.Y2(band[1]))
         layers.append(base.mark_area(opacity=0.16).encode(y=low, y2=high))
-    lines = base.mark_line()
-    if series:
+    lines, dots = base.mark_line(), base.mark_point(filled=True, size=100 if single else 55)
+    if single:  # differ by more than their colour, as lines do by their dashes
+        dots = dots.encode(shape=alt.Shape(series, type="nominal", scale=alt.Scale(domain=names), legend=legend))
+    elif series:
         dashes = alt.Scale(domain=names, range=DASHES)
         lines = lines.encode(strokeDash=alt.StrokeDash(series, type="nominal", scale=dashes, legend=legend))
     layers.append(lines)
     hover = alt.selection_point(on="pointerover", nearest=True, empty=False, clear="pointerout")
     seen = alt.condition(hover, alt.value(1.0), alt.value(1.0 if points else 0.0))
-    layers.append(base.mark_point(filled=True, size=55).encode(opacity=seen, tooltip=tips).add_params(hover))
+    layers.append(dots.encode(opacity=seen, tooltip=tips).add_params(hover))
     layers += _rules(levels or {}, "y") + _rules(marks or {}, "x")
     return chart(alt.layer(*layers), title=title, description=description, caption=caption, height=height)
 
 
-def _legend_above(names: Sequence[str]) -> alt.Legend:
+def _legend_above(names: Sequence[str], lines: bool) -> alt.Legend:
     """As many columns as the width of the page has room for."""
     widest = 7 * max(map(len, names), default=0) + 45
     # Not by the signal `width`, which changes after the legend was laid out; a picture has no container.
@@ -131,9 +134,8 @@ def _legend_above(names: Sequence[str]) -> alt.Legend:
         columns=alt.ExprRef(f"max(1, floor(({space}) / {widest}))"),
         title=None,
         labelLimit=320,
-        symbolType="stroke",
-        symbolSize=350,
         symbolOpacity=1,
+        **({"symbolType": "stroke", "symbolSize": 350} if lines else {"symbolSize": 100}),
     )
 
 

@@ -15,7 +15,7 @@ TERMS = [
     ("bits per character", "the loss in bits, divided by the number of characters."),
     ("FLOPs per token", "all matrix products: body, attention, output head and memory, at this window and overlap."),
     ("overlap", "tokens of the previous window that are read again, as context, at the start of each window."),
-    ("gain", "relative drop of perplexity; intervals resample documents (paired bootstrap, 95 %)."),
+    ("gain", "relative drop of perplexity; intervals resample documents, or windows of a single text (paired, 95 %)."),
 ]
 NAMED = (("", "model"), ("against_", "against"))
 """The labels of a gain's two sides, and their names where there are none."""
@@ -146,7 +146,7 @@ def evaluation_verdict(result: Mapping[str, Any]) -> Verdict:
         name, against = (str(entry.get(f"{key}label") or entry.get(other)) for key, other in NAMED)
         facts = [("cost", extra_cost(mine.get("full_flops_per_token"), theirs.get("full_flops_per_token")))]
         for label, row in ((name, mine), (against, theirs)):
-            facts.append((label, numbers.perplexity(row.get(gain.measure.replace(" ", "_")))))
+            facts.append((f"{gain.measure}, {label}", numbers.perplexity(row.get(gain.measure.replace(" ", "_")))))
         readings = [row for row in rows if row.get("role") not in (None, "memory")]
         subject = name[:1].upper() + name[1:] if entry.get("label") else name
         sentence = conclusion(gain, subject, against, mine, readings)
