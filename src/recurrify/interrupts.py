@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
-__all__ = ["CTRL_C", "TERMINATED", "Interrupt", "answering_ctrl_c", "interrupt_code", "last_signal"]
+__all__ = ["CTRL_C", "TERMINATED", "Interrupt", "answering_ctrl_c", "interrupt_code", "last_signal", "stop_at_once"]
 
 CTRL_C, TERMINATED = 130, 143
 """Exit codes of a run that was stopped and saved."""
@@ -20,6 +20,12 @@ _received: list[int] = []
 def interrupt_code() -> int:
     """The exit code of a stopped run: 130 after Ctrl-C, else 143."""
     return CTRL_C if last_signal() in (None, signal.SIGINT) else TERMINATED
+
+
+def stop_at_once(number: int, frame: Any) -> None:
+    """The handler for work that keeps what it has: it ends as after Ctrl-C, with the exit code of its signal."""
+    _received.append(number)
+    raise KeyboardInterrupt
 
 
 def last_signal() -> int | None:

@@ -7,9 +7,11 @@ import sys
 from itertools import chain
 from pathlib import Path
 
+import pyarrow
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyarrow import parquet
 
 from recurrify.data import CORPORA, Corpus, Document, Skipped, checksum, corpus_names, load_documents
 from recurrify.data.splits import cut_by_position
@@ -81,7 +83,9 @@ class TestFiles:
             ("a.jsonl", '{"text": ""}\n', "has no text in its split 'train'"),
             ("a.jsonl", '{"text": "y", "n": ' + "9" * 5_000 + "}\n", "line 1, is not JSON"),
             ("a.json", "[1, 2]", "is not a list of JSON objects"),
-            ("a.parquet", b"plain", "is not a Parquet file"),
+            ("a.parquet", b"plain", "is no .parquet file"),
+            ("a.parquet", b"PAR1" + bytes(200), "could not be loaded .*it may be damaged, write it again"),
+            ("a.arrow", b"plain text", "could not be loaded .*it may be damaged, write it again"),
             ("a.csv", "text;label\na;b\n", "separates its columns by ';'"),
         ],
     )
@@ -123,6 +127,16 @@ def test_same_rows_split_alike_in_every_container(tmp_path: Path, name: str) -> 
     for split in SPLITS:
         assert texts(load_documents(source, split)) == texts(load_documents(reference, split))
     assert texts(load_documents(source, "all", text_field="id"))[0] == "00"
+
+
+def test_files_without_rows_are_no_error(tmp_path: Path) -> None:
+    columns = pyarrow.table({"text": pyarrow.array([], pyarrow.string())})
+    parquet.write_table(columns, tmp_path / "none.parquet")  # one group of no rows
+    with parquet.ParquetWriter(tmp_path / "late.parquet", columns.schema) as writer:
+        writer.write_table(columns)
+        writer.write_table(pyarrow.table({"text": ["late"]}))
+    as_parquet(tmp_path / "rows.parquet", ROWS)
+    assert texts(load_documents(tmp_path, "all")) == ["late", *(row["text"] for row in ROWS)]
 
 
 @pytest.mark.parametrize("source", ["a.parquet", "hf:owner/name"])

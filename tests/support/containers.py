@@ -36,6 +36,12 @@ def as_parquet(path: Path, rows: Rows) -> Path:
     return path
 
 
+def as_arrow(path: Path, rows: Rows) -> Path:
+    datasets.Dataset.from_list(list(rows)).save_to_disk(path.with_suffix(""))
+    (found,) = path.with_suffix("").glob("*.arrow")
+    return found.rename(path)
+
+
 def as_saved(path: Path, rows: Rows) -> Path:
     datasets.Dataset.from_list(list(rows)).save_to_disk(path)
     return path
@@ -51,6 +57,7 @@ CONTAINERS: dict[str, Callable[[Path, Rows], Path]] = {
     "g.csv.gz": lambda path, rows: write(path, gzip.compress(as_csv(rows).encode())),
     "h.tsv": lambda path, rows: write(path, as_csv(rows, "\t")),
     "i.parquet": as_parquet,
+    "j.arrow": as_arrow,
     "saved": as_saved,
     "folder": lambda path, rows: write(path / "rows.csv", as_csv(rows)).parent,
 }

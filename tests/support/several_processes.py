@@ -52,8 +52,12 @@ if __name__ == "__main__":
     AutoModelForCausalLM.from_pretrained = load_first
     state.PartialState.__init__ = like_a_gpu
     from recurrify.cli import main
+    from recurrify.errors import UserError
 
     for kind, *arguments in json.loads(sys.argv[1]):
         os.environ[WITH_FSDP] = str(kind == "fsdp").lower()
         state.AcceleratorState._reset_state(reset_partial_state=True)
-        main.app(arguments, standalone_mode=False)
+        try:
+            main.app(arguments, standalone_mode=False)
+        except UserError as error:
+            print(f"refused: {error}", file=sys.stderr, flush=True)

@@ -1,6 +1,7 @@
 """Two processes train one model, started by `accelerate launch`: with copies of the weights (DDP) or parts (FSDP2)."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from recurrify.errors import UserError
 from recurrify.train.checkpoints import checkpoints
 from support.commands import invoke
 from support.runs import model_folder, weights_of
@@ -82,6 +84,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     scoring = ["evaluate", str(out / "one-carry"), "--data", str(texts), "--split", "all", "--out"]
     commands.append(["ddp", *scoring, str(out / "scores-of-two.json")])
     invoke(*scoring, out / "scores-of-one.json")
+    commands.append(["fsdp", *arguments(bases["gpt2"], texts, out / "refused", "kv", 2)])
     config = out / "fsdp.yaml"
     config.write_text(FSDP)
     printed = accelerate_launch(config, commands)
@@ -137,9 +140,23 @@ def test_evaluation_divides_documents(runs: Any) -> None:
         assert ours[0][name] == pytest.approx(theirs[0][name], rel=1e-5)
 
 
+def test_all_processes_end_where_the_first_finds_an_error(runs: Any) -> None:
+    """The first alone reads the base, which has no rotary positions; the others would wait for it."""
+    assert len(re.findall("^refused: .*rotary", runs.reported, re.MULTILINE)) == 2
+    assert not (runs.out / "refused").exists()
+
+
+def test_other_number_of_processes_names_the_batch_that_resumes(runs: Any) -> None:
+    two = shutil.copytree(runs.out / "ddp-carry", runs.out / "stopped")
+    (two / "result.json").unlink()
+    base, texts = runs.out / "gpt2", runs.out / "texts"
+    with pytest.raises(UserError, match=r"has 4 sequences in an update, here there would be 2: .* must be 4\."):
+        invoke(*arguments(base, texts, two, "carry", 2))
+
+
 def test_only_the_first_process_prints(runs: Any) -> None:
     trained = [command for command in runs.commands if command[1] == "train"]
-    finished = len(trained) - 1  # one was stopped
+    finished = len(trained) - 2  # one was stopped, one refused
     assert runs.printed.count("best validation:") == runs.printed.count("\nmodel: ") == finished
-    assert runs.reported.count("preparing the first step") + runs.reported.count("resuming the run") >= len(trained)
+    assert runs.reported.count("preparing the first step") + runs.reported.count("resuming the run") >= len(trained) - 1
     assert runs.reported.count("resuming the run") == 3

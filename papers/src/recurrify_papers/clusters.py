@@ -17,7 +17,7 @@ from typing import Any
 
 from recurrify import UserError
 from recurrify.interrupts import TERMINATED, last_signal
-from recurrify.results import write_whole
+from recurrify.results import load_result, write_whole
 from recurrify_papers.runner import ENDED_FILE, Run, Say, call, minutes_left
 
 CLUSTERS = ("local", "slurm", "debug")
@@ -325,7 +325,9 @@ class Slurm(_Jobs):
 def job_of(own: Path) -> dict[str, str]:
     """The last job of the run in a folder; empty if there was none."""
     path = own / JOB_FILE
-    found: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    found: dict[str, str] = load_result(path) if path.is_file() else {}
+    if found and not {"cluster", "id", "log"} <= found.keys():
+        raise UserError(f"{path} is not the record of a job: delete it and run again.")
     return found
 
 

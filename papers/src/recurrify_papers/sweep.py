@@ -17,7 +17,7 @@ from rich.table import Table
 
 from recurrify import UserError
 from recurrify.console import err_console, heartbeat, time_left
-from recurrify.interrupts import answering_ctrl_c
+from recurrify.interrupts import answering_ctrl_c, stop_at_once
 from recurrify_papers.clusters import Here, Live, Resources, cancel_slurm, job_of, new_cluster, slurm_jobs
 from recurrify_papers.runner import (
     ENDED_FILE,
@@ -130,7 +130,7 @@ class Sweep:
 
     def run(self) -> list[str]:
         """Run all; returns a sentence for each run that failed."""
-        with answering_ctrl_c(_interrupted, (signal.SIGTERM, signal.SIGHUP)), self._shown() as show:
+        with answering_ctrl_c(stop_at_once, (signal.SIGTERM, signal.SIGHUP)), self._shown() as show:
             try:
                 while self._step():
                     show()
@@ -208,10 +208,6 @@ class Sweep:
         else:
             with heartbeat(self._progress):
                 yield lambda: None
-
-
-def _interrupted(number: int, frame: Any) -> None:
-    raise KeyboardInterrupt
 
 
 def table(stands: Mapping[str, Standing], caption: str = "") -> Table:

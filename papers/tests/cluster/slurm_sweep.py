@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from slurm_cluster import SlurmCluster, output, wait_for
 
 from recurrify.results import load_result
-from recurrify_papers.clusters import job_of
+from recurrify_papers.clusters import LOGS, job_of
 from support.runs import assert_same_weights, model_folder, text_folder
 
 PLAIN, CARRY, BEST = TRAINED = [f"wiki-{kind}-w32-o0-s0-lr0.001" for kind in ("plain", "carry", "best")]
@@ -109,10 +109,11 @@ def test_sweep_survives(cluster: SlurmCluster, local: Experiment, texts: Path, t
             assert_same_weights(ours, theirs)
         for name in RUNS:
             assert sweep.log(name).count("Job completed successfully") == 1
-            assert (
-                load_result(sweep.runs / name / "result.json").keys()
-                == load_result(local.runs / name / "result.json").keys()
-            )
+            ours, theirs = (load_result(one.runs / name / "result.json") for one in (sweep, local))
+            assert ours.keys() == theirs.keys()
+            assert ours.get("loss") == theirs.get("loss")  # of scores
+        logs = [path.read_text() for path in (sweep.runs / LOGS).glob("*.out")]
+        assert sum(log.count("Job completed successfully") for log in logs) == len(RUNS)
         assert "stopping after this step" in sweep.log("base")
     finally:
         process.kill()

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from recurrify import UserError
+from recurrify import UserError, interrupts
 from recurrify.interrupts import Interrupt
 from recurrify_papers.clusters import Resources
 from recurrify_papers.runner import DEADLINE, Run, minutes_left
-from recurrify_papers.sweep import cancel, log_of, run_all, standings
+from recurrify_papers.sweep import Sweep, cancel, log_of, run_all, standings
 
 
 def add(settings: dict[str, Any], folder: Path, say: Any) -> dict[str, Any] | None:
@@ -145,6 +145,22 @@ def test_signals_requeue_stop_and_kill_jobs(tmp_path: Path) -> None:
     found = {name: one.state for name, one in standings(runs, tmp_path).items()}
     assert found == {"out-of-time": "finished", "killed": "failed", "stopped": "stopped", "after": "waiting"}
     assert run_all(runs, tmp_path, quiet).keys() == {"out-of-time", "killed", "stopped", "after"}
+
+
+def test_a_signal_to_the_sweep_is_its_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interrupts, "_received", [])
+    monkeypatch.setattr(Sweep, "_step", lambda sweep: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(KeyboardInterrupt):
+        run_all([run("a")], tmp_path, quiet, Resources(jobs=1))
+    assert interrupts.interrupt_code() == interrupts.TERMINATED
+
+
+@pytest.mark.parametrize("content", ['{"clus', '{"a": 1}', "[1]"])
+def test_damaged_record_of_a_job_is_one_sentence(content: str, tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "job.json").write_text(content)
+    with pytest.raises(UserError, match=r"a/job.json is not [^\n]*\.$"):
+        standings([run("a")], tmp_path)
 
 
 FAKE = """#!{python}

@@ -22,7 +22,7 @@ from recurrify.cli.names import Commands, closest, formerly, missing
 from recurrify.cli.serve import serve_command
 from recurrify.cli.settings import examples
 from recurrify.cli.train import add_train_command
-from recurrify.console import err_console, heartbeat, say
+from recurrify.console import err_console, heartbeat, is_first, say
 from recurrify.errors import UserError, first_line, is_out_of_memory
 from recurrify.hub_access import TRUST
 from recurrify.interrupts import CTRL_C, interrupt_code
@@ -237,6 +237,8 @@ def add_installed_commands(app: typer.Typer) -> None:
 
 
 add_installed_commands(app)
+OTHERS_WAIT_SECONDS = 3.0
+"""Before they print an error: the first process prints what all found, and torchrun then ends the others."""
 
 
 def main() -> None:
@@ -279,6 +281,8 @@ def main() -> None:
 
 
 def _end(message: str) -> None:
+    if not is_first():
+        time.sleep(OTHERS_WAIT_SECONDS)
     err_console.print(f"Error: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
     sys.exit(2)
 

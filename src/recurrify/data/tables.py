@@ -1,4 +1,4 @@
-"""Rows with named fields: from CSV, JSON, JSON Lines and Parquet files, and from Hugging Face data sets.
+"""Rows with named fields: from CSV, JSON, JSON Lines, Parquet and Arrow files, and from Hugging Face data sets.
 
 CSV and JSON are read with the standard library: `datasets` infers column types, so that the text "NA" becomes None and
 the class "01" becomes 1, and it has no type for HotpotQA's paragraphs, which mix strings and lists.
@@ -28,7 +28,10 @@ from recurrify.hub_access import hub_is_reachable
 HUB_PREFIX = "hf:"
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
 JSON_LINES = (".jsonl", ".ndjson")
-TABLES = (".csv", ".tsv", ".json", *JSON_LINES, ".parquet")
+BINARY = {".parquet": {"batch_size": 100}, ".arrow": {}}
+"""Files that `datasets` reads, and options of its readers. Batches of Parquet are else as large as the first group of
+rows, which may be empty."""
+TABLES = (".csv", ".tsv", ".json", *JSON_LINES, *BINARY)
 """Files that hold rows; every other file is one text."""
 
 
@@ -133,10 +136,10 @@ def check_table(source: str) -> None:
 
 
 def read_table(path: Path) -> Table:
-    """The rows of a .csv, .tsv, .json, .jsonl or .parquet file; text formats may be compressed."""
+    """The rows of a file whose name ends as one of `TABLES`; text formats may be compressed."""
     suffix = uncompressed_suffix(path)
-    if suffix == ".parquet":
-        return Table(str(path), "row", enumerate(_parquet_rows(path), start=1))
+    if suffix in BINARY:
+        return Table(str(path), "row", enumerate(_binary_rows(path, suffix), start=1))
     if suffix in (".csv", ".tsv"):
         return Table(str(path), "line", _csv_rows(text_lines(path, ""), str(path), "\t" if suffix == ".tsv" else ","))
     if suffix in JSON_LINES:
@@ -228,16 +231,16 @@ def parse_json(text: str, where: str) -> Any:
 # ---- Hugging Face data sets ------------------------------------------------------------------------------
 
 
-def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
+def _binary_rows(path: Path, suffix: str) -> Iterator[dict[str, Any]]:
     check_regular(path)
     with path.open("rb") as file:
-        is_parquet = file.read(4) == b"PAR1"
-    if not is_parquet:
-        raise UnreadableFileError(path, "is not a Parquet file", "write it again; Parquet is compressed inside")
+        other = suffix == ".parquet" and file.read(4) != b"PAR1"
+    if other or path.suffix != suffix:
+        raise UnreadableFileError(path, f"is no {suffix} file", "write it again; its contents are compressed already")
     with dataset_errors(str(path)):
-        datasets = _datasets(str(path))
+        kind, datasets = suffix.removeprefix("."), _datasets(str(path))
         # Streaming writes no copy into the cache of `datasets`.
-        rows = datasets.load_dataset("parquet", data_files=str(path), split="train", streaming=True)
+        rows = datasets.load_dataset(kind, data_files=str(path), split="train", streaming=True, **BINARY[suffix])
         yield from named_classes(rows)
 
 
@@ -292,7 +295,12 @@ def dataset_errors(name: str) -> Iterator[None]:
         raise
     except Exception as error:
         reason = (str(error).strip().splitlines() or ["no reason given"])[0].rstrip(".")
+        exists = Path(name).expanduser().exists()
         raise UserError(
             f"The data set {name} could not be loaded ({type(error).__name__}: {reason}): "
-            "check its name and the network, or give a file or folder that exists."
+            + (
+                "it may be damaged, write it again."
+                if exists
+                else "check its name and the network, or give a path that exists."
+            )
         ) from error

@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from recurrify.console import is_first
+from recurrify.errors import UserError
 
 
 def is_sharded(module: nn.Module) -> bool:
@@ -54,10 +55,19 @@ def spread_weights(model: nn.Module, weights: dict[str, Any]) -> None:
 
 
 def from_first(make: Callable[[], Any]) -> Any:
-    """What `make` returns in the first process, in all of them."""
-    found = [make() if is_first() else None]
-    torch.distributed.broadcast_object_list(found)
-    return found[0]
+    """What `make` returns, or the `UserError` that it raises, in the first process, in all of them."""
+    found, error = None, None
+    if is_first():
+        try:
+            found = make()
+        except UserError as raised:
+            error = str(raised)
+    sent = [found, error]
+    torch.distributed.broadcast_object_list(sent)
+    found, error = sent
+    if error is not None:
+        raise UserError(error)
+    return found
 
 
 def without_weights(kind: type[Any], config: Any) -> Any:

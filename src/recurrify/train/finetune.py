@@ -12,7 +12,7 @@ import torch
 from accelerate import PartialState
 from transformers import EarlyStoppingCallback, TrainerState, TrainingArguments, set_seed
 
-from recurrify.console import busy, is_first
+from recurrify.console import busy
 from recurrify.data.sequences import TrainingSequences, collate
 from recurrify.data.texts import Say, few_tokens, read_text
 from recurrify.evaluate.flops import full_flops_per_token, memory_cost
@@ -99,10 +99,16 @@ def _load(settings: TrainSettings) -> tuple[RecurrentForCausalLM, Any]:
     if shards() == 1:
         return load_model(settings.model, settings.recurrence, device=own_gpu())
     PartialState(cpu=not torch.accelerator.is_available())  # joins the processes
-    model, tokenizer = load_model(settings.model, settings.recurrence) if is_first() else (None, None)
-    config = from_first(lambda: model and model.config)
-    if model is None:
-        return without_weights(RecurrentForCausalLM, config), model_tokenizer(settings.model)
+    loaded: list[Any] = []
+
+    def config() -> Any:
+        loaded.extend(load_model(settings.model, settings.recurrence))
+        return loaded[0].config
+
+    shared = from_first(config)
+    if not loaded:
+        return without_weights(RecurrentForCausalLM, shared), model_tokenizer(settings.model)
+    model, tokenizer = loaded
     return model, tokenizer
 
 

@@ -65,7 +65,14 @@ class TrainerSettings(RunRecord):
 
     def check_same_run(self, earlier: Self) -> None:
         """A run may resume on another number of processes, as long as its updates see as many sequences."""
-        if self.sequences_per_update == earlier.sequences_per_update:
+        wanted = earlier.sequences_per_update
+        if self.processes != earlier.processes and self.sequences_per_update != wanted and wanted % self.processes == 0:
+            raise UserError(
+                f"The run in {self.out!r} has {wanted} sequences in an update, here there would be "
+                f"{self.sequences_per_update}: to resume it with {self.processes} process(es), --batch times "
+                f"--accumulate must be {wanted // self.processes}."
+            )
+        if self.sequences_per_update == wanted:
             same = {name: getattr(self, name) for name in ("batch", "accumulate", "processes")}
             earlier = replace(earlier, **same)
         super().check_same_run(earlier)
