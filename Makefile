@@ -65,9 +65,8 @@ fix: $(VENV)/.ready
 
 $(VENV)/.ready: pyproject.toml papers/pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	@echo 'installing packages: some minutes'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' -e 'papers[forecast]'
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]' -e 'papers[forecast]'
 	touch $@
 
 clean:

@@ -68,6 +68,16 @@ class TestTrain:
         assert f"model: {out / 'model'}\nnext: recurrify evaluate {out} --data {texts}\n" in said
         assert (out / "model" / "model.safetensors").stat().st_mtime_ns == before
 
+    def test_few_updates_are_reported(
+        self, runs: dict[str, Path], base: Path, texts: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        said: list[str] = []
+        monkeypatch.setattr("recurrify.cli.train.say", said.append)
+        out = runs["plain"]
+        invoke("train", "--model", base, "--data", texts, "--out", out, "--mechanism", "none", *TRAINING, *BUDGET)
+        steps = json.loads((out / "result.json").read_text())["steps"]
+        assert said[-1].startswith(f"{steps} updates are too few to learn from")
+
     def test_every_option_reaches_the_settings(self, base: Path, texts: Path, tmp_path: Path) -> None:
         given: dict[str, Any] = {
             "valid": str(texts),

@@ -21,6 +21,9 @@ EXAMPLES = (
     "torchrun --nproc-per-node 4 -m recurrify train --config settings.yaml --out runs/large",
 )
 
+FEW_STEPS = 20
+"""Updates after which a model can hardly have learnt anything."""
+
 
 def add_train_command(app: typer.Typer) -> None:
     """Register the command."""
@@ -56,6 +59,8 @@ def train_command(given: dict[str, Any]) -> None:
             "the checkpoint with the lowest validation loss"
         )
     end_of_run(result, settings.out)
+    if is_first() and result["steps"] < FEW_STEPS:
+        say(f"{result['steps']} updates are too few to learn from: use more text, more --epochs or a smaller --batch")
     if is_first():
         command = ["recurrify", "evaluate", settings.out, "--data", settings.data]
         command += [] if settings.text_field == "text" else ["--text-field", settings.text_field]

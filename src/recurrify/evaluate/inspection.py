@@ -319,7 +319,8 @@ def inspect_text(
     text, pieces = text_pieces(document, tokenizer, choice.tokens)
     twin = _plain(model, document, text, plain, choice.tokens)
     others = {one: _of_same_tokens(one, document, text, choice.tokens) for one in compare}
-    say(f"{document.name}: {len(text.ids):,} tokens, windows of {model.recurrence.window}")
+    first = "the first " if len(text.ids) == choice.tokens else ""
+    say(f"{document.name}: {first}{len(text.ids):,} tokens, windows of {model.recurrence.window}")
     cost = memory_cost(model)
     say(str(cost))
     model, twin = model.to(where), twin.to(where)
