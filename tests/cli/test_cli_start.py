@@ -217,7 +217,7 @@ def collected(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     def keep(settings: TrainSettings, say: Any) -> dict[str, Any]:
         found.update(settings.to_dict())
-        return {"history": [], "finished": True}
+        return {"history": [], "finished": True, "steps": 100}
 
     monkeypatch.setattr("recurrify.train.finetune.train_run", keep)
     return found
