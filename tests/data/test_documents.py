@@ -84,8 +84,8 @@ class TestFiles:
             ("a.jsonl", '{"text": "y", "n": ' + "9" * 5_000 + "}\n", "line 1, is not JSON"),
             ("a.json", "[1, 2]", "is not a list of JSON objects"),
             ("a.parquet", b"plain", "is no .parquet file"),
-            ("a.parquet", b"PAR1" + bytes(200), "could not be loaded .*it may be damaged, write it again"),
-            ("a.arrow", b"plain text", "could not be loaded .*it may be damaged, write it again"),
+            ("a.parquet", b"PAR1" + bytes(200), "cannot be read .*it may be damaged, write it again"),
+            ("a.arrow", b"plain text", "cannot be read .*it may be damaged, write it again"),
             ("a.csv", "text;label\na;b\n", "separates its columns by ';'"),
         ],
     )
@@ -135,7 +135,7 @@ def test_files_without_rows_are_no_error(tmp_path: Path) -> None:
     with parquet.ParquetWriter(tmp_path / "late.parquet", columns.schema) as writer:
         writer.write_table(columns)
         writer.write_table(pyarrow.table({"text": ["late"]}))
-    as_parquet(tmp_path / "rows.parquet", ROWS)
+    as_parquet(tmp_path / "rows.PARQUET", ROWS)
     assert texts(load_documents(tmp_path, "all")) == ["late", *(row["text"] for row in ROWS)]
 
 

@@ -3,6 +3,7 @@
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -126,6 +127,18 @@ def test_charts_leave_out_what_is_not_a_number_and_draw_levels() -> None:
     assert [{"level": 0.25, "name": "chance"}] in sets
     assert [{"level": 2, "name": "m"}] in sets
     assert "#" not in str({key: value for key, value in chart.spec.items() if key != "$schema"}).replace("'#", "'")
+
+
+def test_single_points_differ_by_shape_and_lines_by_dashes() -> None:
+    def encoded(records: list[dict[str, Any]], series: str | None = None) -> set[str]:
+        spec = line_chart(records, x="x", y="y", title="t", series=series).spec
+        return {name for layer in spec["layer"] for name in layer["encoding"]}
+
+    points = [{"x": 1, "y": 2, "model": "a"}, {"x": 2, "y": 1, "model": "b"}]
+    assert {"shape", "strokeDash"} & encoded(points, series="model") == {"shape"}
+    assert {"shape", "strokeDash"} & encoded([*points, {**points[0], "x": 3}], series="model") == {"strokeDash"}
+    for records in ([], points):  # without series
+        assert not {"shape", "strokeDash"} & encoded(records)
 
 
 def test_picture_is_a_png(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from difflib import get_close_matches
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ from rich.table import Table
 
 from recurrify import UserError
 from recurrify.console import err_console, heartbeat, time_left
+from recurrify.errors import did_you_mean
 from recurrify.interrupts import answering_ctrl_c, stop_at_once
 from recurrify_papers.clusters import Here, Live, Resources, cancel_slurm, job_of, new_cluster, slurm_jobs
 from recurrify_papers.runner import (
@@ -244,8 +244,7 @@ def cancel(runs: Sequence[Run], folder: Path) -> list[str]:
 def log_of(name: str, names: Sequence[str], folder: Path) -> Path:
     """The log of a run's last job; without a job, why the run failed."""
     if name not in names:
-        close = get_close_matches(name, names, 1)
-        raise UserError(f"There is no run {name!r} in it{f': did you mean {close[0]}?' if close else '.'}")
+        raise UserError(f"There is no run {name!r} in it{did_you_mean(name, names)}: give a name such as {names[0]}.")
     job = job_of(folder / name)
     path = Path(job["log"]) if job else folder / name / ENDED_FILE
     if not path.is_file():

@@ -66,7 +66,7 @@ def test_set_changes_one_experiment(known: Size) -> None:
         (["run", "table1", "--set", "rotary"], "--set takes EXPERIMENT.NAME=VALUE: got 'rotary'."),
         (["run", "table1", "--set", "rotari.model=x"], "--set names an unknown experiment 'rotari'"),
         (["run", "table1", "--time", "4h"], "--time is MINUTES or HH:MM:SS: got '4h'."),
-        (["logs", "table1", "base"], "There is no run 'base' in it."),
+        (["logs", "table1", "base"], "There is no run 'base' in it: give a name such as "),
         (["report", "--root", "nowhere"], "There is no result in 'nowhere': run experiments first."),
     ],
     ids=["size", "setting", "experiment", "time", "run", "report"],

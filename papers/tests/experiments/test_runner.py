@@ -125,7 +125,7 @@ def test_jobs_run_in_processes_of_their_own(tmp_path: Path) -> None:
     assert failures == ["broken failed: it does not work."]
     assert "Job completed successfully" in log_of("a", ["a"], tmp_path).read_text()
     assert standings(runs, tmp_path)["broken"] == ("failed", "it does not work.")
-    with pytest.raises(UserError, match="There is no run 'brokn' in it: did you mean broken"):
+    with pytest.raises(UserError, match=r"no run 'brokn' in it \(did you mean 'broken'\?\): give a name such as a\."):
         log_of("brokn", ["a", "broken"], tmp_path)
 
 

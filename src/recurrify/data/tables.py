@@ -29,8 +29,8 @@ HUB_PREFIX = "hf:"
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
 JSON_LINES = (".jsonl", ".ndjson")
 BINARY = {".parquet": {"batch_size": 100}, ".arrow": {}}
-"""Files that `datasets` reads, and options of its readers. Batches of Parquet are else as large as the first group of
-rows, which may be empty."""
+"""Files that `datasets` reads, and options of its readers. Without its option, Parquet is read in batches as large as
+the file's first group of rows, which may be empty."""
 TABLES = (".csv", ".tsv", ".json", *JSON_LINES, *BINARY)
 """Files that hold rows; every other file is one text."""
 
@@ -235,7 +235,7 @@ def _binary_rows(path: Path, suffix: str) -> Iterator[dict[str, Any]]:
     check_regular(path)
     with path.open("rb") as file:
         other = suffix == ".parquet" and file.read(4) != b"PAR1"
-    if other or path.suffix != suffix:
+    if other or path.suffix.lower() != suffix:
         raise UnreadableFileError(path, f"is no {suffix} file", "write it again; its contents are compressed already")
     with dataset_errors(str(path)):
         kind, datasets = suffix.removeprefix("."), _datasets(str(path))
@@ -295,12 +295,10 @@ def dataset_errors(name: str) -> Iterator[None]:
         raise
     except Exception as error:
         reason = (str(error).strip().splitlines() or ["no reason given"])[0].rstrip(".")
-        exists = Path(name).expanduser().exists()
+        cause = f"{type(error).__name__}: {reason}"
+        if Path(name).expanduser().exists():
+            raise UserError(f"{name} cannot be read ({cause}): it may be damaged, write it again.") from error
         raise UserError(
-            f"The data set {name} could not be loaded ({type(error).__name__}: {reason}): "
-            + (
-                "it may be damaged, write it again."
-                if exists
-                else "check its name and the network, or give a path that exists."
-            )
+            f"The data set {name} could not be loaded ({cause}): check its name and the network, or give a file or "
+            "folder that exists."
         ) from error

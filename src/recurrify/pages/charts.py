@@ -98,7 +98,7 @@ def line_chart(
     for end, name in zip(band or (), ("95 % from", "to"), strict=False):
         tips.append(alt.Tooltip(end, type="quantitative", title=name, format=y_format))
     base = alt.Chart(alt.Data(values=kept)).encode(x=x_axis, y=y_axis)
-    single = len(kept) == len(names)
+    single = bool(names) and len(kept) == len(names)
     legend = _legend_above(names, lines=not single)
     if series:
         tips.insert(0, alt.Tooltip(series, type="nominal"))
@@ -117,7 +117,7 @@ def line_chart(
         lines = lines.encode(strokeDash=alt.StrokeDash(series, type="nominal", scale=dashes, legend=legend))
     layers.append(lines)
     hover = alt.selection_point(on="pointerover", nearest=True, empty=False, clear="pointerout")
-    seen = alt.condition(hover, alt.value(1.0), alt.value(1.0 if points else 0.0))
+    seen = alt.condition(hover, alt.value(1.0), alt.value(1.0 if points or single else 0.0))
     layers.append(dots.encode(opacity=seen, tooltip=tips).add_params(hover))
     layers += _rules(levels or {}, "y") + _rules(marks or {}, "x")
     return chart(alt.layer(*layers), title=title, description=description, caption=caption, height=height)
