@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from recurrify.data import IGNORED
 from recurrify.data.probes_text import ProbeText
 from recurrify.errors import UserError
 from recurrify.evaluate.probing import score_of, score_texts
@@ -18,7 +17,7 @@ from recurrify.state import State
 from support.models import VOCABULARY, tiny
 
 WINDOW = 8
-FACT, KEY = 50, 51
+FACT, KEY, SECOND = 50, 51, 9
 
 
 class Reader:
@@ -31,17 +30,17 @@ class Reader:
     def __init__(self, reach: int) -> None:
         self.reach = reach
 
-    def __call__(self, input_ids: Any, state: State, labels: Any = None, **_: Any) -> Any:
-        kept = torch.zeros(len(input_ids), 0) if state.memory is None else state.memory
+    def __call__(self, input_ids: Any, state: State, logits_to_keep: int, **_: Any) -> Any:
+        kept = input_ids[:, :0] if state.memory is None else state.memory
         seen = torch.cat([kept, input_ids], dim=1)
-        if labels is None:
-            return SimpleNamespace(state=state._replace(memory=seen[:, -self.reach * WINDOW :]))
-        losses = torch.zeros(input_ids.shape)
-        for row, (ids, wanted) in enumerate(zip(seen.tolist(), labels.tolist(), strict=True)):
-            place = next(index for index, label in enumerate(wanted) if label != IGNORED)
-            known = FACT in ids and ids[ids.index(FACT) + 1] == wanted[place]
-            losses[row, place - 1] = 0.1 if known else 3.0
-        return SimpleNamespace(token_losses=losses)
+        logits = torch.zeros(*input_ids.shape, VOCABULARY)
+        logits[:, :, SECOND] = 100.0
+        for row, ids in enumerate(seen.tolist()):
+            if FACT in ids:
+                logits[row, input_ids[row] == KEY, ids[ids.index(FACT) + 1]] = 2.9
+        logits[input_ids == KEY, SECOND] = 0.0
+        memory = state._replace(memory=seen[:, -self.reach * WINDOW :])
+        return SimpleNamespace(state=memory, logits=logits[:, -logits_to_keep:])
 
 
 def probe_text(distance: int, answer: int, chance: np.random.Generator) -> ProbeText:
@@ -50,7 +49,7 @@ def probe_text(distance: int, answer: int, chance: np.random.Generator) -> Probe
     place = int(chance.integers(WINDOW - 4))
     ids[place : place + 2] = FACT, 40 + answer
     ids[-1] = KEY
-    candidates = tuple(np.array([40 + number] + [9] * (number % 2)) for number in range(4))
+    candidates = tuple(np.array([40 + number] + [SECOND] * (number % 2)) for number in range(4))
     return ProbeText(ids, candidates, answer, ((place, place + 2),), len(ids) - 1)
 
 
@@ -66,7 +65,7 @@ class TestTexts:
         score = score_texts(model, texts_at(distance), rows=5, windows_per_call=2)
         assert score.accuracy == accuracy
         assert score.answers == 12
-        sure = 1 / (1 + 3 * np.exp(0.1 - 3.0))
+        sure = 1 / (1 + 3 * np.exp(-2.9))
         assert score.probability == pytest.approx(sure if accuracy == 1 else 0.25, rel=1e-5)
 
     @pytest.mark.parametrize("distance", [0, 3])

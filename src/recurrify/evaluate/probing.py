@@ -14,6 +14,7 @@ from recurrify.errors import UserError
 from recurrify.evaluate.classification import share_interval
 from recurrify.evaluate.perplexity import check_ids
 from recurrify.modeling.heads import RecurrentForCausalLM
+from recurrify.modeling.model import token_losses
 from recurrify.state import State
 
 Progress = Callable[[int], None]
@@ -96,17 +97,17 @@ def _candidate_likelihoods(
         labels[row, len(before) : stop] = inputs[row, len(before) : stop]
         mask[row, :stop] = 1
     again = torch.arange(len(texts)).repeat_interleave(count)
+    asked = longest - min(len(before) for before, _ in endings)
     output = model(
         input_ids=inputs.to(model.device),
         attention_mask=mask.to(model.device),
-        labels=labels.to(model.device),
         state=state.select(again),
-        return_logits=False,
-        return_losses=True,
+        logits_to_keep=asked + 1,
     )
     if progress is not None:
         progress(len(texts) * longest)
-    return -output.token_losses.double().sum(dim=1).view(len(texts), count).cpu().numpy()
+    losses = token_losses(output.logits[:, :-1], labels[:, -asked:].to(model.device))
+    return -losses.double().sum(dim=1).view(len(texts), count).cpu().numpy()
 
 
 def read_windows(
