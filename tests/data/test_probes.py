@@ -161,7 +161,7 @@ class TestTexts:
             text_probe("nothing")
         probe = text_probe("passkey")
         filler = probe.filler(documents, tokenizer)
-        with pytest.raises(UserError, match="too many for windows of 10"):
+        with pytest.raises(UserError, match="too many for 2 windows of 10"):
             probe.make(1, (0, 0), 10, tokenizer, filler)
         with pytest.raises(UserError, match="has 16,777,300 tokens, but a probe's texts have at most 16,777,216"):
             probe.make(167_772, (0, 0), 100, tokenizer, filler)
@@ -173,7 +173,9 @@ class TestTexts:
 def test_questions_about_paragraphs() -> None:
     questions = [Question(str(n), f"Who is {n}?", f"Here is person{n}x.", (f"person{n}x",)) for n in range(30)]
     long = Question("long", "Who?", "Here is someone. " * 100, ("someone",))
-    probe = Answering([*questions, long, long._replace(answers=("elsewhere",)), long._replace(answers=())])
+    asked = [*questions, long, long._replace(answers=("elsewhere",)), long._replace(answers=())]
+    assert len(Answering(asked, room=750).questions) == 31
+    probe = Answering(asked, room=749)
     assert len(probe.questions) == 30
     chance = np.random.default_rng(0)
     drawn = [probe.draw(chance) for _ in range(400)]
@@ -184,7 +186,19 @@ def test_questions_about_paragraphs() -> None:
     counts = np.bincount([story.answer for story in drawn], minlength=8)
     assert counts.min() > 25
     with pytest.raises(UserError, match=r"needs 16 different answers .* got 10"):
-        Answering(questions[:10])
+        Answering(questions[:10], room=300)
+
+
+def test_a_context_longer_than_a_window(documents: list[np.ndarray], tokenizer: Any) -> None:
+    questions = [Question(str(n), "Who?", f"Here is person{n}x. " * 20, (f"person{n}x",)) for n in range(30)]
+    probe = Answering(questions, room=300)
+    text = probe.make(10, (0, 0), 30, tokenizer, probe.filler(documents, tokenizer))
+    ((start, stop),) = text.facts
+    assert (start, text.question >= 300) == (0, True)
+    assert 30 < stop < 300
+    right = tokenizer.decode(text.candidates[text.answer]).strip()
+    assert tokenizer.decode(text.ids[start:stop]).count(right) == 20
+    assert len(text.ids) + max(map(len, text.candidates)) == 330
 
 
 def test_guess_level_by_hand() -> None:

@@ -65,7 +65,7 @@ def probe_a_model(
     data: Annotated[str, typer.Option(help="Text around the facts: file, folder, corpus name or hf:name.")] = "stdlib",
     split: options.Split = "test",
     questions: Annotated[
-        str | None, typer.Option(help="Questions with paragraphs: also ask these. Formats: SQuAD, HotpotQA, `ctxs`.")
+        str | None, typer.Option(help="Questions with their texts: also ask these. Formats: SQuAD, HotpotQA, `ctxs`.")
     ] = None,
     mechanism: Annotated[
         str | None, typer.Option(help=f"Give a base model this memory, untrained. {options.mechanism_help()}")

@@ -108,7 +108,8 @@ class TextProbe(ABC):
         tokenizer: "PreTrainedTokenizerBase",
         filler: Filler,
     ) -> ProbeText:
-        """A text whose question is in the window `distance` windows after that of the facts.
+        """A text whose question is in the window `distance` windows after that of the facts, which begin in the first
+        window and may be longer.
 
         `seed` is the seed of all texts and the number of this one.
         """
@@ -122,7 +123,7 @@ class TextProbe(ABC):
         ending = len(question) + max(map(len, candidates))
         said = sum(map(len, facts))
         self._check_room(said, ending, window, distance)
-        first = window - (ending if distance == 0 else 0)
+        first = max(said, window - (ending if distance == 0 else 0))
         ids = filler((distance + 1) * window - said - ending, chance)
         before, spans = _hidden(facts, ids[: first - said], chance)
         return ProbeText(
@@ -134,11 +135,10 @@ class TextProbe(ABC):
         )
 
     def _check_room(self, said: int, ending: int, window: int, distance: int) -> None:
-        needed = said + ending if distance == 0 else max(said, ending)
-        if needed > window:
+        if ending > window or said + ending > (distance + 1) * window:
             raise UserError(
                 f"The probe {self.name!r} needs {said} tokens for its facts and {ending} for its question, too many "
-                f"for windows of {window}{' that hold both' if distance == 0 else ''}: choose larger windows."
+                f"for {distance + 1} windows of {window}: choose larger windows or distances."
             )
 
     def fits_one_window(

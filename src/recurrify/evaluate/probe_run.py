@@ -60,22 +60,20 @@ class TextProbing:
         given = [f"{name}={value}" for name, value in self.recurrence.items() if name not in ("mechanism", "window")]
         return " ".join([self.model, self.recurrence["mechanism"], *given])
 
-    def probes(self) -> list[TextProbe]:
-        """The tasks, read from their files."""
-        named = [text_probe(task) for task in self.tasks]
-        return named if self.questions is None else [*named, Answering(load_questions(self.questions).questions)]
-
 
 def probe_model(settings: TextProbing, say: Say, bar: Bar, device: str = "auto", rows: int = 8) -> dict[str, Any]:
     """Score every task at every distance, and at distance 0 if facts and question fit into one window."""
     started = time.time()
-    probes = settings.probes()
+    questions = [] if settings.questions is None else load_questions(settings.questions).questions
     model, tokenizer = load_model(settings.model, settings.recurrence)
     model = model.to(pick_device(device))
     found = []
     with evaluation_mode(model), recurrence_settings(model, settings.window, 0):
         window = model.recurrence.window
         check_length(max(settings.distances), window)  # before the haystack is read, which can take long
+        probes = [text_probe(task) for task in settings.tasks]
+        if settings.questions is not None:
+            probes.append(Answering(questions, room=min(settings.distances) * window))
         documents, checksum = _haystack(settings, probes, tokenizer, say)
         for probe in probes:
             filler = probe.filler(documents, tokenizer)
