@@ -97,6 +97,7 @@ def probe_a_model(
     options.check_device(device)
     options.load_libraries(model, texts=[data, questions], split=split)
     from recurrify.evaluate.probe_run import TextProbing, probe_model
+    from recurrify.train.loop import uses_bf16
 
     probing = TextProbing(
         model=model,
@@ -110,7 +111,7 @@ def probe_a_model(
         questions=questions,
         seed=seed,
     )
-    save_probe(probe_model(probing, say, progress_bar, device, batch), out)
+    save_probe(probe_model(probing, say, progress_bar, device, batch, bf16=uses_bf16("auto")), out)
 
 
 @app.command(

@@ -3,7 +3,7 @@ order of windows."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -148,13 +148,13 @@ def scoring(
     with evaluation_mode(model):
         recurrent = as_recurrent(model, window, overlap)
         check_documents(documents, recurrent.base.config.vocab_size)
-        half = bf16 and recurrent.device.type == "cuda"
-        with (
-            recurrence_settings(recurrent, window, overlap),
-            torch.inference_mode(),
-            torch.autocast("cuda", torch.bfloat16) if half else nullcontext(),
-        ):
+        with recurrence_settings(recurrent, window, overlap), torch.inference_mode(), half_precision(recurrent, bf16):
             yield recurrent
+
+
+def half_precision(model: PreTrainedModel, bf16: bool) -> AbstractContextManager[Any]:
+    """bfloat16 if it is asked for and the model is on a CUDA device."""
+    return torch.autocast("cuda", torch.bfloat16) if bf16 and model.device.type == "cuda" else nullcontext()
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from recurrify.data.probes_text import TEXT_PROBES, Filler, TextProbe, check_len
 from recurrify.data.questions import load_questions
 from recurrify.data.texts import Say, pick_device, read_text
 from recurrify.evaluate.flops import memory_cost
-from recurrify.evaluate.perplexity import evaluation_mode, recurrence_settings
+from recurrify.evaluate.perplexity import evaluation_mode, half_precision, recurrence_settings
 from recurrify.evaluate.probing import ProbeScore, score_texts
 from recurrify.modeling.heads import RecurrentForCausalLM
 from recurrify.modeling.loading import load_model
@@ -61,14 +61,19 @@ class TextProbing:
         return " ".join([self.model, self.recurrence["mechanism"], *given])
 
 
-def probe_model(settings: TextProbing, say: Say, bar: Bar, device: str = "auto", rows: int = 8) -> dict[str, Any]:
-    """Score every task at every distance, and at distance 0 if facts and question fit into one window."""
+def probe_model(
+    settings: TextProbing, say: Say, bar: Bar, device: str = "auto", rows: int = 8, bf16: bool = False
+) -> dict[str, Any]:
+    """Score every task at every distance, and at distance 0 if facts and question fit into one window.
+
+    `bf16` computes in bfloat16 on CUDA devices.
+    """
     started = time.time()
     questions = [] if settings.questions is None else load_questions(settings.questions).questions
     model, tokenizer = load_model(settings.model, settings.recurrence)
     model = model.to(pick_device(device))
     found = []
-    with evaluation_mode(model), recurrence_settings(model, settings.window, 0):
+    with evaluation_mode(model), recurrence_settings(model, settings.window, 0), half_precision(model, bf16):
         window = model.recurrence.window
         check_length(max(settings.distances), window)  # before the haystack is read, which can take long
         probes = [text_probe(task) for task in settings.tasks]
