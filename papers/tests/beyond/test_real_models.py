@@ -54,10 +54,11 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short documents, windows of 32 and few rows."""
     monkeypatch.setattr(real_rows, "LENGTHS", dict.fromkeys(real_rows.LENGTHS, 150))
     memory = kv(32, 24)
-    monkeypatch.setattr(real_models, "ROWS", {row.name: row for row in (memory, kv(32, 28))})
     monkeypatch.setattr(real_models, "UNTRAINED", (plain(32), plain(32, 16), memory, kv(32, 28, sliding=True)))
     monkeypatch.setattr(real_models, "TIMED", (plain(32), memory))
-    monkeypatch.setattr(real_models, "TRAINED", (plain(32), memory, Row("carry", CarryConfig(window=32))))
+    trained = (plain(32), memory, Row("carry", CarryConfig(window=32)))
+    monkeypatch.setattr(real_models, "TRAINED", trained)
+    monkeypatch.setattr(real_models, "ROWS", {row.name: row for row in (*trained, kv(32, 28))})
     monkeypatch.setattr(real_models, "READINGS", (memory,))
 
 

@@ -20,7 +20,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ from recurrify_papers.beyond.real_rows import (
     with_row,
 )
 
-ROWS = {row.name: row for row in (*UNTRAINED, *CONSTANT)}
+ROWS = {row.name: row for row in (*TRAINED, *UNTRAINED, *CONSTANT)}
 """Rows that can be chosen by name."""
 MOST_AT_ONCE = 100_000
 """Tokens in one forward pass whose cost is measured: the logits of more do not fit a large GPU."""
@@ -224,10 +224,9 @@ def train_rows(
     found: list[dict[str, Any]] = []
     for row in rows:
         model = with_row(base, row)
-        own = replace(plan, sequence_tokens=row.sequence_tokens or plan.sequence_tokens)
-        tries = try_rates(model, texts, own) if len(own.rates) > 1 else []
-        rate = tries[0]["learning_rate"] if tries else own.rates[0]
-        run = fine_tune(model, texts, own, rate, own.tokens)
+        tries = try_rates(model, texts, plan) if len(plan.rates) > 1 else []
+        rate = tries[0]["learning_rate"] if tries else plan.rates[0]
+        run = fine_tune(model, texts, plan, rate, plan.tokens)
         scored = score(row.name, model, texts["novels"])
         say(f"{row.name}: {scored.row[METRIC]:.3f}")
         reader = Reader(base_of(model, base), texts["novels"])
@@ -260,7 +259,7 @@ def join(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     common = {name: parts[0][name] for name in ("documents", "plan", "training_text")}
     if different := [name for part in parts for name, value in common.items() if part[name] != value]:
         raise UserError(f"The parts differ in {different[0]!r}: train them with the same options and texts.")
-    order = [row.name for row in TRAINED]
+    order = list(ROWS)
     rows = sorted((row for part in parts for row in part["rows"]), key=lambda row: order.index(row["name"]))
     memories, plain_rows = ([row for row in rows if ("rivals" in row) == wanted] for wanted in (True, False))
     if plain_rows and plain_rows[0]["name"] == order[0]:
@@ -369,7 +368,7 @@ def train_command(options: argparse.Namespace) -> None:
     corpora = {name: texts.read(name) for name in ("novels", "valid", "train")}
     if options.train_tokens:
         corpora["train"] = sample_books(corpora["train"], options.train_tokens)
-    rows = [row for row in TRAINED if not options.rows or row.name in options.rows]
+    rows = [ROWS[name] for name in options.rows] if options.rows else TRAINED
     books = {"documents": len(corpora["train"]), "tokens": sum(len(one.ids) for one in corpora["train"])}
     settings = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(plan).items()}
     about = {"documents": sizes_of(corpora["novels"]), "plan": settings, "training_text": books}
@@ -421,7 +420,7 @@ def parser() -> argparse.ArgumentParser:
     parts["distance"].add_argument("--documents", type=int, help="read only this many novels")
     parts["cost"].add_argument("--length", type=int, default=8_192, help="tokens of each document")
     parts["cost"].add_argument("--batches", type=int, nargs="+", default=[1, 8, 32], help="documents read at once")
-    parts["train"].add_argument("--rows", nargs="+", choices=[row.name for row in TRAINED], help="default: all")
+    parts["train"].add_argument("--rows", nargs="+", choices=list(ROWS), metavar="ROW", help="default: the table's")
     parts["train"].add_argument("--train-tokens", type=int, help="train on a random sample of books of this size")
     for one in fields(Plan):
         many: dict[str, Any] = {"nargs": "+", "type": float} if one.name == "rates" else {"type": type(one.default)}

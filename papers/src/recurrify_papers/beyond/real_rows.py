@@ -4,7 +4,7 @@ import copy
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -56,12 +56,6 @@ class Row(NamedTuple):
 
     name: str
     recurrence: MechanismConfig
-    sequence_tokens: int | None = None
-    """Tokens of one training sequence, if not those of the plan."""
-
-    def longer(self, tokens: int) -> "Row":
-        """The same row, trained on sequences of so many tokens."""
-        return Row(f"{self.name}, sequences of {tokens}", self.recurrence, tokens)
 
 
 def plain(window: int, overlap: int = 0) -> Row:
@@ -74,6 +68,12 @@ def kv(window: int, keep: int, sinks: int = 4, sliding: bool = False) -> Row:
     """Windows that attend to kept keys and values of earlier ones."""
     name = f"kv {window} keep {keep} sinks {sinks}" + (" sliding" if sliding else "")
     return Row(name, KVConfig(window=window, keep=keep, sinks=sinks, sliding=sliding))
+
+
+def far(window: int, keep: int, reach: int, layers: tuple[int, ...] | Literal["upper"] = "upper") -> Row:
+    """As `kv`, and in some layers keys and values of many windows."""
+    name = f"far {window} keep {keep} reach {reach}" + ("" if layers == "upper" else f" layers {layers}")
+    return Row(name, FarConfig(window=window, keep=keep, reach=reach, layers=layers))
 
 
 WINDOWS = (256, 300, 512, 600, 1024, 1200, 2048, 4096, 8192)
@@ -91,9 +91,14 @@ UNTRAINED = (
     *(kv(window, window - 4, 4, sliding=True) for window in (256, 300, 512, 1024)),
 )
 """Rivals of equal cost are added to each memory, see `Reader.gains`."""
-FAR = Row("far 300 keep 296 reach 916", FarConfig(window=300, keep=296, reach=916))
+FAR = far(300, 296, 916)
+FEW, FEWER, SPREAD = (16, 18, 20, 22, 24), (17, 20, 23), tuple(range(3, 31, 3))
+"""Layers that look far back, of thirty."""
 CONSTANT = (
     *(kv(504, 500), kv(640, 432), kv(768, 368), kv(744, 740, sliding=True), FAR),
+    *(far(300, 296, 1832, FEW), far(300, 296, 3053, FEWER), far(300, 296, 916, SPREAD)),
+    *(far(300, 156, 1336), far(300, 156, 2672, FEW), far(504, 246, 760), far(504, 246, 1520, FEW)),
+    *(far(150, 146, 1591), far(150, 146, 3182, FEW)),
     *(kv(1024, 1020), kv(1024, 1020, sliding=True)),
 )
 """Constant state at up to 1.15 times the FLOPs of plain windows of 300, apart from the last two."""
@@ -119,9 +124,6 @@ TRAINED = (
     kv(504, 500),
     FAR,
     plain(8192),
-    # As long as the sequences of the row above.
-    kv(504, 500).longer(8_064),
-    FAR.longer(8_100),
 )
 """The first row is the plain one that the fine-tuned memories are compared with."""
 READINGS = (
