@@ -12,7 +12,7 @@ from recurrify.errors import UserError
 from recurrify_papers.commands import forecast as commands
 from recurrify_papers.commands.forecast import app
 from recurrify_papers.forecast import forecaster, load_trained
-from recurrify_papers.forecast.page import MODEL_TERMS, step_words
+from recurrify_papers.forecast.page import MODEL_TERMS, coverage, step_words
 from recurrify_papers.forecast.scoring import backtest
 from recurrify_papers.forecast.settings import MODELS
 
@@ -119,8 +119,8 @@ def test_another_file_is_scored_on_unseen_dates(run, write_csv, tmp_path):
     forecast("evaluate", run, "--data", longer)
     result = json.loads((run / "evaluation-longer.json").read_text())
     assert not result["own_data"]
-    assert result["first_date"] == "2020-01-17 16:00:00"  # 80 % of 500 rows; the training used 320
-    with pytest.raises(UserError, match=r"test part .* too short"):
+    assert result["first_date"] == "2020-01-14 08:00:00"  # the training used 320 of 500 rows
+    with pytest.raises(UserError, match=r"older has 0 rows after .* or --other-series"):
         forecast("evaluate", run, "--data", write_csv(name="older.csv", rows=300))
     forecast("evaluate", run, "--data", tmp_path / "older.csv", "--other-series")
 
@@ -139,6 +139,12 @@ def test_another_file_is_scored_on_unseen_dates(run, write_csv, tmp_path):
 def test_invalid_options_raise(write_csv, tmp_path, options, message):
     with pytest.raises(UserError, match=message):
         forecast("train", "--data", write_csv(), "--out", tmp_path / "run", *options)
+
+
+def test_coverage_of_few_windows_is_marked():
+    result = {"scores": [{"coverage": [{"level": 90, "held": 0.648}]}], "calibration_windows": 2}
+    assert coverage(result) == "coverage: 90 % interval 64.8%; only 2 validation windows: not reliable"
+    assert coverage(result | {"calibration_windows": 20}) == "coverage: 90 % interval 64.8%"
 
 
 def test_existing_files_are_not_overwritten(run, write_csv, tmp_path):

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import torch
 from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
 
 from recurrify.errors import UserError
 from recurrify_papers.forecast import Forecaster, load_trained
@@ -22,7 +23,7 @@ from recurrify_papers.forecast.candidates import (
     train_candidate,
     train_candidates,
 )
-from recurrify_papers.forecast.forecaster import windows_of
+from recurrify_papers.forecast.forecaster import coming_windows, windows_of
 from recurrify_papers.forecast.reading import read_series
 from recurrify_papers.forecast.scoring import Backtest, backtest
 from recurrify_papers.forecast.settings import ForecastSettings
@@ -256,6 +257,45 @@ def test_saved_forecaster_predicts_the_same(fitted, tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"nothing")
     with pytest.raises(UserError, match="cannot be loaded"):
         load_trained(tmp_path)
+
+
+def test_other_data_are_scored_on_all_later_dates(fitted, tmp_path):
+    series = hourly(daily_waves(700))
+    own = fitted.cross_validate()
+    later = fitted.cross_validate(series)
+    assert own["date"].min() == later["date"].min() == FRAME.index[320]
+    assert later["date"].max() == series.index[-1]
+    mine = later[later["date"].isin(own["date"]) & (later["cutoff"] <= own["cutoff"].max())]
+    np.testing.assert_allclose(mine["forecast"], own["forecast"], atol=1e-6)
+    new = fitted.cross_validate(series.iloc[450:])
+    assert new["date"].max() == series.index[-1]
+    assert len(new["cutoff"].unique()) > 100  # of 250 rows; the others are the past, and calibrate
+    with pytest.raises(UserError, match="has 0 rows after 2020-01-14 07:00:00"):
+        fitted.evaluate(FRAME.iloc[:300])
+
+
+def test_misuse_raises_one_sentence(fitted, tmp_path):
+    for options, message in (
+        ({"horizon": "a"}, "`horizon` must be a whole number"),
+        ({"horizon": 500}, "too few for a forecast of 500"),
+        ({"settings": {"past": 500}}, "`past` must be at most 216"),
+    ):
+        with pytest.raises(UserError, match=message):
+            Forecaster(**{"model": "nlinear", **options}).fit(FRAME)
+    with pytest.raises(NotFittedError):
+        Forecaster().predict()
+    fitted.save(tmp_path)
+    with pytest.raises(UserError, match="has no data"):
+        Forecaster.load(tmp_path).predict()
+    with pytest.raises(UserError, match="`windows`"):
+        fitted.cross_validate(windows=0)
+
+
+def test_page_shows_the_forecast_after_the_end(fitted):
+    *_, last = coming_windows(fitted.trained_, fitted.series_)
+    assert last["dates"][-6:] == [str(date) for date in fitted.predict()["date"]]
+    assert last["forecast"] == fitted.predict()["b"].tolist()
+    assert last["truth"] == FRAME["b"].tolist()[-12:]
 
 
 def test_known_covariates_improve_a_forecast():

@@ -125,6 +125,18 @@ def test_known_covariates_reach_beyond_the_last_value():
     assert (len(series.dates), series.columns, len(series.known)) == (30, ("x",), 40)
 
 
+def test_values_missing_at_the_end_and_columns_that_tell_series_apart_are_named():
+    frame = pd.DataFrame({"date": DAYS, "x": np.arange(40.0), "holiday": 1.0})
+    frame.loc[38:, "x"] = np.nan
+    (repair,) = read_series(frame).repairs
+    assert "the last 2 values of 'x'" in repair
+    assert "--known" in repair
+    both = pd.concat([frame.assign(shop="north"), frame.assign(shop="south", x=5.0)])
+    with pytest.raises(UserError, match="pass --id-column shop"):
+        read_series(both)
+    assert read_series(frame.set_index("date")["holiday"]).columns == ("holiday",)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -134,6 +146,7 @@ def test_known_covariates_reach_beyond_the_last_value():
         (csv(DAYS.date, ["x"] * 40), "no column of numbers"),
         (csv(DAYS.date, ["1", "oops"] * 20), "'oops' in row 2"),
         (csv(DAYS.date, ["1", "inf"] * 20), "'inf' in row 2"),
+        (csv(DAYS.date, ["1.002,5", "4,5", "off", *["3,25"] * 37], separator=";"), "'off' in row 3"),
         (csv(["2020-01-01", "soon"] * 20), "'soon' in row 2"),
         (csv(DAYS[:5].date), "5 dated rows"),
         (csv([*DAYS.date, DAYS[3].date()]), "different rows for 2022-01-04"),
@@ -160,6 +173,14 @@ def test_unknown_names_raise(write_csv, tmp_path):
     ):
         with pytest.raises(UserError, match="'z'"):
             read_series(path, **layout)
+    with pytest.raises(UserError, match=r"'date' of some holds dates"):
+        read_series(path, columns=["date"])
+    with pytest.raises(UserError, match="leave one to be forecast"):
+        read_series(path, known=["a", "b"])
+    with pytest.raises(UserError, match="`data` must be a DataFrame or the path of a file: got list"):
+        read_series([1.0, 2.0])
+    with pytest.raises(UserError, match="The DataFrame needs dates"):
+        read_series(pd.DataFrame())
     with pytest.raises(UserError, match="less than freq=D: pass --resample D"):
         read_series(path, freq="D")
     with pytest.raises(UserError, match="like h, 15min"):

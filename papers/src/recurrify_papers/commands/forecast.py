@@ -68,10 +68,15 @@ def _train(settings: ForecastSettings, folder: Path) -> None:
         return
     _load_torch()
     from recurrify_papers.forecast.candidates import resolved
-    from recurrify_papers.forecast.forecaster import fit_series, save_trained, windows_of
+    from recurrify_papers.forecast.forecaster import date_words, fit_series, save_trained, windows_of
 
-    windows_of(resolved(settings, series), series)  # rejects invalid lengths before anything is written
+    lengths = resolved(settings, series)
+    data = windows_of(lengths, series)  # rejects invalid lengths before anything is written
     settings.write()
+    say(
+        f"{series.name}: {len(series.dates):,} rows, step {series.frequency}; forecasts of {lengths.horizon} rows, "
+        f"season {lengths.season}; test from {date_words(series.dates[data.split.valid_end])} on"
+    )
     fitted = fit_series(settings, series, say, folder, _say_epoch, shows_bar=True)
     save_trained(fitted.trained, folder / MODEL_FOLDER)
     chosen = fitted.chosen
@@ -92,13 +97,14 @@ def _train(settings: ForecastSettings, folder: Path) -> None:
         "repairs": series.repairs,
         "provenance": _origin(settings, series, started),
     }
-    _evaluate(fitted.trained, settings, series, folder / EVALUATION_FILE, fitted)
+    _evaluate(fitted.trained, settings, series, folder / EVALUATION_FILE, fitted, started=started)
     save_result(folder / RESULT_FILE, result)  # last: it marks the run as finished
     if not result["finished"]:
         reached = (
             "the best weights so far are" if result["history"] else "less than an epoch was trained; its weights are"
         )
         say(f"The time is up: {reached} saved. Run the same command to resume.")
+    say(f"next: recurrify forecast predict {folder} --out next.csv")
 
 
 def _load_torch() -> None:
@@ -150,21 +156,22 @@ def _evaluate(
     path: Path,
     fitted: "Fitted | None" = None,
     unseen: bool = True,
+    started: float | None = None,
 ) -> None:
     """Score a model and others on the test part; print a table, write the result and the page."""
     from recurrify_papers.forecast.forecaster import evaluation
-    from recurrify_papers.forecast.page import SCORES, verdict, write_page
+    from recurrify_papers.forecast.page import SCORES, coverage, verdict, write_page
 
-    started = time.time()
+    started = started or time.time()
     result = evaluation(trained, series, settings, fitted, unseen)
     result["provenance"] = _origin(settings, series, started)
     save_result(path, result)
     shown = {name: title for name, title in SCORES.items() if name != "crps"}
     rows = [[one["model"], *(f"{one[name]:,.4g}" for name in shown), f"{one['windows']:,}"] for one in result["scores"]]
-    show_table(f"{result['data']}, test part", ["model", *shown.values(), "windows"], rows, 1)
+    dates = f"{result['first_date']} to {result['last_date']}"
+    show_table(f"{result['data']}, test part, {dates}", ["model", *shown.values(), "windows"], rows, 1)
     typer.echo(verdict(result))
-    held = ", ".join(f"{one['level']} % interval {one['held']:.1%}" for one in result["scores"][0]["coverage"])
-    typer.echo(f"coverage: {held}")
+    typer.echo(coverage(result))
     page = path.with_suffix(".html") if path.name != EVALUATION_FILE else path.with_name(PAGE_FILE)
     write_page(result, page)
     typer.echo(f"result: {path}, page: {page}")
@@ -224,7 +231,7 @@ def predict(
     data: OtherData = None,
     level: Annotated[float, typer.Option(help="Of the intervals: 0.5, 0.8, 0.9 or 0.95.")] = 0.9,
 ) -> None:
-    """Forecast after the end of a file, with intervals, in original units and in the file's format."""
+    """Forecast after the end of a file, with intervals, in original units; long or wide as the file."""
     trained, _, series = _run_data(run, data, out, content=b"")
     from recurrify_papers.forecast.forecaster import forecast_after
 

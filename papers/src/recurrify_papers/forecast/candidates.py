@@ -93,11 +93,21 @@ class Candidate:
 def resolved(settings: ForecastSettings, series: Series) -> ForecastSettings:
     """The settings with the lengths that this series gets by default."""
     horizon = settings.horizon or default_horizon(series)
-    longest = split_rows(series, settings.split).train_end - horizon
-    season = settings.season or min(usual_season(series), max(1, longest))
-    if season > longest:
-        raise UserError(f"`season` must fit into the training part of {series.name}, {longest} rows: got {season}.")
+    rows = split_rows(series, settings.split).train_end
+    longest = rows - horizon
+    if longest < 1:
+        raise UserError(
+            f"The training part of {series.name} has {rows:,} rows, too few for a forecast of {horizon:,}: choose a "
+            "shorter --horizon or a longer file."
+        )
+    season = settings.season or min(usual_season(series), longest)
     past = settings.past or max(1, min(DEFAULT_PAST, longest // 3))
+    for name, length in (("season", season), ("past", past)):
+        if length > longest:
+            raise UserError(
+                f"`{name}` must be at most {longest:,}, the rows for training of {series.name} less a forecast of "
+                f"{horizon:,}: got {length:,}."
+            )
     return replace(
         settings,
         horizon=horizon,

@@ -1,13 +1,18 @@
 """The forecaster as a scikit-learn estimator: apart, since scikit-learn takes a second to import."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
 import pandas as pd
 from sklearn.base import BaseEstimator
+from sklearn.utils.validation import check_is_fitted
 
+from recurrify import UserError
+from recurrify.settings import check_types
 from recurrify_papers.forecast.forecaster import (
+    Tested,
     cross_validation,
     fit_series,
     forecast_after,
@@ -50,10 +55,20 @@ class Forecaster(BaseEstimator):
 
     def _settings(self) -> ForecastSettings:
         mine = {name: value for name, value in self.get_params(deep=False).items() if name != "settings"}
-        return ForecastSettings(data="", **mine | (self.settings or {}))
+        settings = ForecastSettings(data="", **mine | (self.settings or {}))
+        check_types(settings)
+        return settings
 
     def _read(self, data: Source | None) -> Series:
+        check_is_fitted(self, "trained_")
+        if data is None and not hasattr(self, "series_"):
+            raise UserError("A loaded forecaster has no data: pass a file or DataFrame.")
         return self.series_ if data is None else read_series(data, **self._settings().layout)
+
+    def _test(self, data: Source | None, windows: int | None = None) -> Tested:
+        series = self._read(data)
+        own = self.series_.checksum if hasattr(self, "series_") else ""
+        return rolling_test(self.trained_, series, replace(self._settings(), data_checksum=own), windows=windows)
 
     def fit(self, data: Source, y: None = None) -> Self:
         """Train on a file or DataFrame; the last parts of it are for validation and test."""
@@ -64,19 +79,23 @@ class Forecaster(BaseEstimator):
 
     def predict(self, data: Source | None = None, level: float = 0.9) -> pd.DataFrame:
         """The forecast after the last date of the data (by default those of `fit`), with intervals."""
-        return forecast_after(self.trained_, self._read(data), level)
+        series = self._read(data)
+        return forecast_after(self.trained_, series, level)
 
     def cross_validate(
         self, data: Source | None = None, level: float = 0.9, windows: int | None = None
     ) -> pd.DataFrame:
-        """Rolling-origin forecasts of the test part: id, date, cutoff, y, forecast, low, high."""
-        series = self._read(data)
-        table = cross_validation(rolling_test(self.trained_, series, self._settings(), windows=windows), level)
+        """Rolling-origin forecasts of the test part: id, date, cutoff, y, forecast, low, high. Of other data than those
+        of `fit`, all is tested that is later."""
+        if windows is not None and windows < 1:
+            raise UserError(f"`windows` must be at least 1: got {windows}.")
+        tested = self._test(data, windows)
+        table, series = cross_validation(tested, level), tested.data.series
         return table.rename(columns={"unique_id": series.id_column or "unique_id", "date": series.date_column})
 
     def evaluate(self, data: Source | None = None) -> dict[str, Any]:
         """MSE, MAE, MASE, sMAPE, CRPS and coverage on the test part."""
-        tested = rolling_test(self.trained_, self._read(data), self._settings())
+        tested = self._test(data)
         return scores(tested.found, tested.data, self.trained_.season, tested.half_widths)
 
     def save(self, folder: str | Path) -> None:

@@ -201,15 +201,15 @@ def matching(trained: Trained, series: Series) -> Series:
 
 
 def level_index(level: float) -> int:
-    if round(100 * level) not in LEVELS:
-        known = ", ".join(f"{one / 100:g}" for one in LEVELS)
-        raise UserError(f"`level` must be one of {known}: got {level:g}.")
-    return LEVELS.index(round(100 * level))
+    known = [one / 100 for one in LEVELS]
+    if level not in known:
+        raise UserError(f"`level` must be one of {', '.join(map(str, known))}: got {level}.")
+    return known.index(level)
 
 
 @torch.inference_mode()
-def forecast_after(trained: Trained, series: Series, level: float = 0.9) -> pd.DataFrame:
-    """The forecast after the last date, in the format of the file: long, or columns x, x_low and x_high."""
+def forecasts_after(trained: Trained, series: Series, level: float) -> dict[str, pd.DataFrame]:
+    """The forecast of each column after the last date, with the ends of its interval."""
     series, place, past = matching(trained, series), level_index(level), trained.past
     later = pd.date_range(series.dates[-1], periods=trained.horizon + 1, freq=trained.frequency)[1:]
     device = next(iter(trained.model.state_dict().values()), torch.zeros(())).device
@@ -231,6 +231,12 @@ def forecast_after(trained: Trained, series: Series, level: float = 0.9) -> pd.D
     for index, name in enumerate(trained.columns):
         columns = {end: values[:, index].round(digits[index]) for end, values in ends.items()}
         tables[name] = pd.DataFrame(columns, index=later)
+    return tables
+
+
+def forecast_after(trained: Trained, series: Series, level: float = 0.9) -> pd.DataFrame:
+    """The forecast after the last date: long as the file, or wide with columns x, x_low and x_high."""
+    tables = forecasts_after(trained, series, level)
     table = pd.concat(tables, names=[series.id_column or "unique_id", series.date_column])
     if series.id_column is not None:
         return table.reset_index()
@@ -247,6 +253,31 @@ class Tested:
     found: Backtest
     half_widths: np.ndarray
     """(V, N, P, C)."""
+    calibrated: int
+    """Earlier windows from whose errors the intervals begin."""
+
+
+def tested_rows(trained: Trained, series: Series, settings: ForecastSettings, unseen: bool) -> Split:
+    """The parts of a file for a test. Of another file than that of the training, all is tested that was not used to
+    train, after some rows that calibrate the intervals; `unseen` leaves out dates that the training used."""
+    split, rows = split_rows(series, settings.split), len(series.dates)
+    seen = int((series.dates <= pd.Timestamp(trained.valid_end)).sum()) if unseen else 0
+    if settings.data_checksum in (None, series.checksum):
+        return Split(split.train_end, max(split.valid_end, seen), split.test_end)
+    if rows - seen < trained.horizon:
+        raise UserError(
+            f"{series.name} has {rows - seen} rows after {date_words(trained.valid_end)}, the last date that the "
+            f"training used, and a forecast takes {trained.horizon}: use a file with later rows, or --other-series for "
+            "one of another place."
+        )
+    calibrating = max(trained.horizon, split.valid_end - split.train_end)
+    first = max(seen, trained.past + calibrating)
+    return Split(first - calibrating, first, rows)
+
+
+def date_words(date: Any) -> str:
+    """A date, without its time if that is midnight."""
+    return str(pd.Timestamp(date)).removesuffix(" 00:00:00")
 
 
 def rolling_test(
@@ -259,16 +290,13 @@ def rolling_test(
 ) -> Tested:
     """Backtest on the test part, unless `later` is one; `unseen` leaves out dates that the training used."""
     series = matching(trained, series)
-    split = split_rows(series, settings.split)
-    if unseen:
-        seen = int((series.dates <= pd.Timestamp(trained.valid_end)).sum())
-        split = Split(split.train_end, max(split.valid_end, seen), split.test_end)
+    split = tested_rows(trained, series, settings, unseen)
     settings = replace(settings, device=str(pick_device(settings.device)))
     data = WindowedSeries(series, split, trained.scaling, trained.past, trained.horizon, settings.device)
     with chosen_precision(settings):
         earlier = backtest(trained.validated.to(settings.device), data, "valid")
         later = later or backtest(trained.model.to(settings.device), data, "test", windows)
-    return Tested(data, later, tracked_intervals(earlier, later)[0])
+    return Tested(data, later, tracked_intervals(earlier, later)[0], len(earlier.first_rows))
 
 
 def cross_validation(tested: Tested, level: float = 0.9) -> pd.DataFrame:
@@ -310,6 +338,22 @@ def shown_windows(tested: Tested) -> list[dict[str, Any]]:
     return shown
 
 
+def coming_windows(trained: Trained, series: Series) -> list[dict[str, Any]]:
+    """The forecast after the last date in the form of `shown_windows`, but without a truth; none if covariates that
+    should be known are not."""
+    try:
+        tables = forecasts_after(trained, series, SHOWN_LEVEL / 100)
+    except UserError:
+        return []
+    shown = []
+    for column, table in tables.items():
+        past = slice(max(0, len(series.dates) - 2 * trained.horizon), None)
+        dates = series.dates[past].append(pd.DatetimeIndex(table.index))
+        truth = series.values[past, series.columns.index(column)].tolist()
+        shown.append({"column": column, "dates": list(map(str, dates)), "truth": truth, **table.to_dict("list")})
+    return shown
+
+
 def evaluation(
     trained: Trained,
     series: Series,
@@ -338,14 +382,15 @@ def evaluation(
         "data": series.name,
         "columns": list(trained.columns),
         "own_data": settings.data_checksum in (None, series.checksum),
-        "first_date": str(series.dates[data.split.valid_end]),
-        "last_date": str(series.dates[data.split.test_end - 1]),
+        "first_date": date_words(series.dates[data.split.valid_end]),
+        "last_date": date_words(series.dates[data.split.test_end - 1]),
+        "calibration_windows": tested.calibrated,
         "frequency": series.frequency,
         "season": trained.season,
         "horizon": trained.horizon,
         "repairs": list(series.repairs),
         "scores": rows,
-        "windows": shown_windows(tested),
+        "windows": [*shown_windows(tested), *coming_windows(trained, series)],
         "gates": gates(trained.model),
     }
 

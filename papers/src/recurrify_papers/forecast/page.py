@@ -11,6 +11,8 @@ from recurrify.pages import Block, Chart, Column, Fold, Page, Table, Terms, Text
 from recurrify.pages import write_page as write_file
 
 BASELINE = "seasonal"
+FEW_WINDOWS = 20
+"""Of which one more or less changes an interval much."""
 TERMS = (
     ("MSE, MAE", "Mean squared and mean absolute error on values scaled to mean 0 and standard deviation 1."),
     ("MASE", "Mean absolute error divided by that of repeating the last season in the training part; below 1 is good."),
@@ -59,6 +61,13 @@ def verdict(result: Mapping[str, Any]) -> str:
     return f"{own['model']} is {words[0]} (MSE) and {second} (MAE) than repeating the last season{mase}."
 
 
+def coverage(result: Mapping[str, Any]) -> str:
+    """How much of the truth each interval holds, and a warning if they rest on few windows."""
+    held = ", ".join(f"{one['level']} % interval {one['held']:.1%}" for one in result["scores"][0]["coverage"])
+    few = result["calibration_windows"]
+    return f"coverage: {held}" + (f"; only {few} validation windows: not reliable" if few < FEW_WINDOWS else "")
+
+
 def _change(result: Mapping[str, Any], name: str = "mse") -> Any:
     """Relative to seasonal naive; None if that is the model or makes no error."""
     own, *others = result["scores"]
@@ -86,6 +95,7 @@ def write_page(result: Mapping[str, Any], path: str | Path) -> None:
         rows = [[layer, gate] for layer, gate in result["gates"].items()]
         blocks.append(Table("Share of the recurrence (gates)", ["layer", Column("gate", numbers.fixed)], rows))
     blocks += [Text(f"Repaired: {repair}.", "note") for repair in result["repairs"]]
+    blocks.append(Text(coverage(result).capitalize() + ".", "note"))
     blocks.append(Fold("What the words mean", [Terms(TERMS)]))
     title = f"Forecast of {result['data']}: {result['horizon']} steps of {step_words(result['frequency'])}"
     write_file(path, Page(title, answer, blocks, forecast_chart(result), result["provenance"]))
@@ -98,7 +108,9 @@ def forecast_chart(result: Mapping[str, Any]) -> Chart:
         past = len(window["dates"]) - len(window["forecast"])
         start = window["dates"][past]
         for index, date in enumerate(window["dates"]):
-            record = {"series": window["column"], "from": start, "date": date, "truth": window["truth"][index]}
+            record = {"series": window["column"], "from": start.removesuffix(" 00:00:00"), "date": date}
+            if index < len(window["truth"]):
+                record["truth"] = window["truth"][index]
             if index >= past:
                 record |= {name: window[name][index - past] for name in ("forecast", "low", "high")}
             records.append(record)
@@ -129,15 +141,19 @@ def forecast_chart(result: Mapping[str, Any]) -> Chart:
         alt.layer(*layers).add_params(*menus).to_dict(),
         title="Forecasts",
         description="Truth and forecast over dates, with the 90 % interval as a band.",
-        caption="The band is the 90 % interval. Point at a date for its values.",
+        caption="The band is the 90 % interval; the last forecast begins where the file ends. Point at a date for its "
+        "values.",
         height=300,
     )
 
 
 def horizon_chart(result: Mapping[str, Any]) -> Chart:
+    own, *others = result["scores"]
+    most = 2 * max([own["mse"], *(row["mse"] for row in others if row["model"] == BASELINE)])
     records = [
         {"step": step, "MSE": error, "model": row["model"]}
         for row in result["scores"]
+        if row["mse"] <= most
         for step, error in enumerate(row["mse_by_horizon"], start=1)
     ]
     return line_chart(
@@ -149,7 +165,8 @@ def horizon_chart(result: Mapping[str, Any]) -> Chart:
         x_title=f"steps ahead, each {step_words(result['frequency'])}",
         y_title="mean squared error (MSE)",
         y_from_zero=True,
-        caption="The mean over all windows of the test part; lower is better.",
+        caption="The mean over all windows of the test part; lower is better. Models with more than twice the error of "
+        "the chosen one and of repeating the last season are left out.",
     )
 
 

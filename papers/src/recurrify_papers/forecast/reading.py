@@ -39,7 +39,7 @@ DIGIT_DATES = {
 REGULAR = 0.1
 """Standard deviation of regular steps, months for example, as a share of their mean."""
 CALENDAR_STEPS = ("B", "MS", "ME", "QS", "QE", "YS", "YE")
-Source: TypeAlias = str | Path | pd.DataFrame
+Source: TypeAlias = str | Path | pd.DataFrame | pd.Series
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,18 +90,23 @@ def read_series(
         UserError: the file has no dates, no numbers, no regular step, or too much is missing.
     """
     repairs: list[str] = []
+    columns, known = ([one] if isinstance(one, str) else one for one in (columns, known))
     covariates = list(dict.fromkeys(known or ()))
     table, name, checksum, separator = _load(source)
     date_column = _date_column(name, table, date_column)
     id_column = id_column or (ID_NAME if ID_NAME in table else None)
     _check_columns(name, table, [one for one in (id_column, *(columns or ()), *covariates) if one])
+    for one, what in ((date_column, "dates"), (id_column, "the names of series")):
+        if one in (*(columns or ()), *covariates):
+            raise UserError(f"The column {one!r} of {name} holds {what}: name columns of numbers.")
     dates = parse_dates(name, table[date_column], repairs)
     others = table.drop(columns=[date_column, *([id_column] if id_column else [])])
     wanted = None if columns is None else [*columns, *covariates]
     numbers = _numbers(name, others, wanted, separator, repairs)
     if not set(covariates) < set(numbers.columns):
-        raise UserError(f"{name} needs a column of numbers to forecast and its known covariates: got {list(numbers)}.")
+        raise UserError(f"All columns of numbers of {name} are named as known covariates: leave one to be forecast.")
     numbers.index = dates
+    series = [one for one in others if one not in numbers and not table.duplicated([date_column, one]).any()]
     if id_column is not None:
         ids = table[id_column].astype(str).to_numpy()
         wide = _wide(name, numbers.drop(columns=covariates), ids, resample is not None)
@@ -109,7 +114,7 @@ def read_series(
     if resample is not None:
         numbers = numbers.resample(_offset("resample", resample)).mean()
         repairs.append(f"rows were averaged to one per {resample}")
-    numbers, frequency = _regular(name, _in_order(name, numbers, repairs), freq or resample, repairs)
+    numbers, frequency = _regular(name, _in_order(name, numbers, series, repairs), freq or resample, repairs)
     frame = numbers.drop(columns=covariates)
     if covariates:  # their rows reach beyond the last value
         frame = frame.loc[: frame.last_valid_index()]
@@ -137,10 +142,15 @@ def _check_columns(name: str, table: pd.DataFrame, wanted: Sequence[str]) -> Non
 
 def _load(source: Source) -> tuple[pd.DataFrame, str, str, str]:
     """The table, its name, its checksum and the separator of its file."""
+    if isinstance(source, pd.Series):
+        source = source.to_frame(source.name or "value")
     if isinstance(source, pd.DataFrame):
         table = source.reset_index() if isinstance(source.index, pd.DatetimeIndex) else source
+        _check_size("The DataFrame", table)
         digest = hashlib.sha256(pd.util.hash_pandas_object(table).to_numpy().tobytes()).hexdigest()
         return table.rename(columns=lambda name: "date" if name == "index" else str(name)), "the DataFrame", digest, ","
+    if not isinstance(source, str | Path):
+        raise UserError(f"`data` must be a DataFrame or the path of a file: got {type(source).__name__}.")
     path = Path(source)
     try:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -166,10 +176,14 @@ def _load(source: Source) -> tuple[pd.DataFrame, str, str, str]:
             f"{path} is not a regular CSV file in UTF-8 ({str(error).strip().rstrip('.')}): the first line must name "
             "the columns, and each other line must have a date and numbers."
         ) from error
-    if len(table.columns) < 2 or table.empty:
-        raise UserError(f"{path} needs dates, a column of numbers and at least {FEWEST_ROWS} rows.")
+    _check_size(str(path), table)
     table = table.dropna(how="all").rename(columns=lambda name: str(name).strip())
     return table, path.name.split(".")[0], digest, separator
+
+
+def _check_size(name: str, table: pd.DataFrame) -> None:
+    if len(table.columns) < 2 or table.empty:
+        raise UserError(f"{name} needs dates, a column of numbers and at least {FEWEST_ROWS} rows.")
 
 
 def _date_column(name: str, table: pd.DataFrame, asked: str | None) -> str:
@@ -275,11 +289,12 @@ def _number_column(name: str, cells: pd.Series, separator: str, repairs: list[st
                 )
         return numbers
     thousands = separator == ","
-    if not written.str.fullmatch(THOUSANDS_COMMA if thousands else DECIMAL_COMMA).all():
+    readable = cells.str.strip().str.fullmatch(THOUSANDS_COMMA if thousands else DECIMAL_COMMA).eq(True)
+    if readable.sum() <= numbers.notna().sum():
         return numbers
     kind = "commas between thousands" if thousands else "a decimal comma"
     repairs.append(f"numbers such as {written[written.str.contains(',')].iloc[0]} were read with {kind}")
-    plain = cells.str.strip().str.replace("," if thousands else ".", "", regex=False)
+    plain = cells.where(readable).str.strip().str.replace("," if thousands else ".", "", regex=False)
     return pd.to_numeric(plain.str.replace(",", ".", regex=False)).astype(float)
 
 
@@ -304,7 +319,8 @@ def _shared(name: str, known: pd.DataFrame) -> pd.DataFrame:
     return known[~known.index.duplicated()]
 
 
-def _in_order(name: str, frame: pd.DataFrame, repairs: list[str]) -> pd.DataFrame:
+def _in_order(name: str, frame: pd.DataFrame, series: Sequence[str], repairs: list[str]) -> pd.DataFrame:
+    """Sorted rows without repetitions; `series` are columns that may tell series apart."""
     if not frame.index.is_monotonic_increasing:
         frame = frame.sort_index(kind="stable")
         repairs.append("the rows were sorted by date")
@@ -312,9 +328,13 @@ def _in_order(name: str, frame: pd.DataFrame, repairs: list[str]) -> pd.DataFram
     if repeated.any():
         is_different = (frame.groupby(level=0).nunique(dropna=False) > 1).any(axis=1)
         if is_different.any():
+            way = (
+                f"pass --id-column {series[0]}"
+                if series
+                else "name the column that tells series apart with --id-column"
+            )
             raise UserError(
-                f"{name} has different rows for {is_different.idxmax()}: name the column that tells series apart with "
-                "--id-column, or average rows with --resample."
+                f"{name} has different rows for {is_different.idxmax()}: {way}, or average rows with --resample."
             )
         frame = frame[~repeated]
         repairs.append(f"{int(repeated.sum())} repeated rows were dropped")
@@ -405,6 +425,12 @@ def _filled(name: str, frame: pd.DataFrame, is_long: bool, repairs: list[str]) -
                 f"The column {column!r} of {name} lacks {share:.0%} of its values: at most {MOST_FILLED:.0%} are "
                 "filled; leave it out with --columns, or fill it."
             )
+        if last < frame.index[-1]:
+            repairs.append(
+                f"the last {missing.loc[last:, column].sum()} values of {column!r}, which are missing, were filled "
+                "with the value before them; name columns that are known in advance with --known"
+            )
+            missing.loc[last:, column] = False
     holes = int(missing[~missing.all(axis=1)].to_numpy().sum())
     if holes:
         repairs.append(f"{holes} missing values were filled with the values before them")
