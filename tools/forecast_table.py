@@ -45,7 +45,7 @@ def measure(path: Path, run: Path, max_minutes: float | None = None) -> dict[str
         "horizon": found["horizon"],
         "chosen": found["model"],
         "auto": {key: own[key] for key in (*KEPT, "crps")},
-        "candidates": {row["model"]: {key: row[key] for key in (*KEPT, "chosen")} for row in others},
+        "candidates": {row["model"]: {key: row[key] for key in (*KEPT, "shared")} for row in others},
         "valid": {one.pop("model"): one for one in trained["candidates"]},
         "coverage": {str(one["level"]): one["held"] for one in own["coverage"]},
         "seconds": round(seconds, 1),
@@ -88,7 +88,7 @@ def markdown(rows: list[dict[str, Any]]) -> str:
 
 def _above_best(found: dict[str, dict[str, Any]], name: str) -> str:
     """How much higher an error is than that of the best other candidate, which is named, on the windows of both."""
-    above = {model: row["chosen"][name] / row[name] - 1 for model, row in found.items()}
+    above = {model: row["shared"]["chosen"][name] / row["shared"]["other"][name] - 1 for model, row in found.items()}
     best = max(above, key=lambda model: above[model])
     return f"{above[best]:+.1%} ({best})".replace("-", "−", 1)
 

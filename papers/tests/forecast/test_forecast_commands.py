@@ -12,7 +12,7 @@ from recurrify.errors import UserError
 from recurrify_papers.commands import forecast as commands
 from recurrify_papers.commands.forecast import app
 from recurrify_papers.forecast import forecaster, load_trained
-from recurrify_papers.forecast.page import MODEL_TERMS, coverage, step_words
+from recurrify_papers.forecast.page import MODEL_TERMS, coverage, step_words, verdict
 from recurrify_papers.forecast.scoring import backtest
 from recurrify_papers.forecast.settings import MODELS
 
@@ -139,6 +139,15 @@ def test_another_file_is_scored_on_unseen_dates(run, write_csv, tmp_path):
 def test_invalid_options_raise(write_csv, tmp_path, options, message):
     with pytest.raises(UserError, match=message):
         forecast("train", "--data", write_csv(), "--out", tmp_path / "run", *options)
+
+
+def test_verdict_compares_on_the_windows_of_both():
+    """A slow model is scored on some windows only."""
+    shared = {"chosen": {"mse": 1.0, "mae": 1.0}, "other": {"mse": 2.0, "mae": 4.0}}
+    rows = [{"model": "ets", "mse": 1.0, "mase": 0.5}, {"model": "seasonal", "mse": 9.0, "shared": shared}]
+    assert verdict({"scores": rows}) == (
+        "ets is better by 50% (MSE) and 75% (MAE) than repeating the last season, MASE 0.50."
+    )
 
 
 def test_coverage_of_few_windows_is_marked():

@@ -274,6 +274,17 @@ def test_other_data_are_scored_on_all_later_dates(fitted, tmp_path):
         fitted.evaluate(FRAME.iloc[:300])
 
 
+def test_newer_data_correct_the_intervals_of_a_forecast(fitted):
+    series = hourly(daily_waves(700))
+    wild = series.copy()
+    wild.iloc[450:] += np.random.default_rng(0).normal(0, 3, (250, 2))
+    calm, wide = (fitted.predict(one) for one in (series, wild))
+    ratio = (wide["a_high"] - wide["a"]).mean() / (calm["a_high"] - calm["a"]).mean()
+    assert ratio > 3
+    few = fitted.predict(FRAME.iloc[:322])  # too few newer rows to learn from
+    assert (few["a_high"] > few["a"]).all()
+
+
 def test_misuse_raises_one_sentence(fitted, tmp_path):
     for options, message in (
         ({"horizon": "a"}, "`horizon` must be a whole number"),
@@ -292,7 +303,7 @@ def test_misuse_raises_one_sentence(fitted, tmp_path):
 
 
 def test_page_shows_the_forecast_after_the_end(fitted):
-    *_, last = coming_windows(fitted.trained_, fitted.series_)
+    *_, last = coming_windows(fitted.trained_, fitted.series_, SETTINGS)
     assert last["dates"][-6:] == [str(date) for date in fitted.predict()["date"]]
     assert last["forecast"] == fitted.predict()["b"].tolist()
     assert last["truth"] == FRAME["b"].tolist()[-12:]

@@ -232,10 +232,10 @@ def predict(
     level: Annotated[float, typer.Option(help="Of the intervals: 0.5, 0.8, 0.9 or 0.95.")] = 0.9,
 ) -> None:
     """Forecast after the end of a file, with intervals, in original units; long or wide as the file."""
-    trained, _, series = _run_data(run, data, out, content=b"")
+    trained, settings, series = _run_data(run, data, out, content=b"")
     from recurrify_papers.forecast.forecaster import forecast_after
 
-    table = forecast_after(trained, series, level)
+    table = forecast_after(trained, series, replace(settings, device="cpu"), level)
     write_whole(out, table.to_csv(index=False, lineterminator="\n").encode("utf-8"))
     dates = table[series.date_column]
     typer.echo(f"{len(table)} rows from {dates.iloc[0]} to {dates.iloc[-1]}: {out}")

@@ -1,7 +1,6 @@
 """The forecaster as a scikit-learn estimator: apart, since scikit-learn takes a second to import."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -66,9 +65,7 @@ class Forecaster(BaseEstimator):
         return self.series_ if data is None else read_series(data, **self._settings().layout)
 
     def _test(self, data: Source | None, windows: int | None = None) -> Tested:
-        series = self._read(data)
-        own = self.series_.checksum if hasattr(self, "series_") else ""
-        return rolling_test(self.trained_, series, replace(self._settings(), data_checksum=own), windows=windows)
+        return rolling_test(self.trained_, self._read(data), self._settings(), windows=windows)
 
     def fit(self, data: Source, y: None = None) -> Self:
         """Train on a file or DataFrame; the last parts of it are for validation and test."""
@@ -80,7 +77,7 @@ class Forecaster(BaseEstimator):
     def predict(self, data: Source | None = None, level: float = 0.9) -> pd.DataFrame:
         """The forecast after the last date of the data (by default those of `fit`), with intervals."""
         series = self._read(data)
-        return forecast_after(self.trained_, series, level)
+        return forecast_after(self.trained_, series, self._settings(), level)
 
     def cross_validate(
         self, data: Source | None = None, level: float = 0.9, windows: int | None = None

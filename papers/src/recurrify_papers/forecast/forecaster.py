@@ -2,6 +2,7 @@
 
 import json
 import math
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,8 @@ class Trained:
     """Of a short file: `half_widths` are multiples of the spread of so many rows before the forecast."""
     valid_end: str
     """Date of the last validation row: later ones were not used to choose anything."""
+    checksum: str = ""
+    """Of the data; "" in forecasters saved by release 0.2.0."""
 
     @property
     def past(self) -> int:
@@ -137,6 +140,7 @@ def fit_series(
         half_widths=tracked_intervals(chosen.valid, test)[1],
         spread_rows=data.spread_rows,
         valid_end=str(series.dates[data.split.valid_end - 1]),
+        checksum=series.checksum,
     )
     return Fitted(trained, chosen, candidates, test)
 
@@ -208,7 +212,9 @@ def level_index(level: float) -> int:
 
 
 @torch.inference_mode()
-def forecasts_after(trained: Trained, series: Series, level: float) -> dict[str, pd.DataFrame]:
+def forecasts_after(
+    trained: Trained, series: Series, level: float, settings: ForecastSettings
+) -> dict[str, pd.DataFrame]:
     """The forecast of each column after the last date, with the ends of its interval."""
     series, place, past = matching(trained, series), level_index(level), trained.past
     later = pd.date_range(series.dates[-1], periods=trained.horizon + 1, freq=trained.frequency)[1:]
@@ -222,7 +228,7 @@ def forecasts_after(trained: Trained, series: Series, level: float) -> dict[str,
     center = trained.scaling.undo(np.maximum(scaled, lowest))
     rows = len(values_TC)
     spread_C = spread_before(values_TC, np.array([rows]), min(trained.spread_rows, rows))[0, 0]
-    half = trained.half_widths[place] * spread_C * trained.scaling.spread
+    half = widths_after(trained, series, settings)[place] * spread_C * trained.scaling.spread
     # Models compute in float32: digits beyond a millionth of the spread are noise.
     digits = [min(300, 6 - math.floor(math.log10(spread))) for spread in trained.scaling.spread]
     low = np.maximum(center - half, trained.scaling.undo(lowest))
@@ -234,9 +240,17 @@ def forecasts_after(trained: Trained, series: Series, level: float) -> dict[str,
     return tables
 
 
-def forecast_after(trained: Trained, series: Series, level: float = 0.9) -> pd.DataFrame:
+def widths_after(trained: Trained, series: Series, settings: ForecastSettings) -> np.ndarray:
+    """(V, P, C): half-widths of the intervals of a forecast after the last date. Newer data correct them."""
+    if trained.checksum != series.checksum:
+        with suppress(UserError):  # too few newer rows
+            return rolling_test(trained, series, settings).half_widths_after
+    return trained.half_widths
+
+
+def forecast_after(trained: Trained, series: Series, settings: ForecastSettings, level: float = 0.9) -> pd.DataFrame:
     """The forecast after the last date: long as the file, or wide with columns x, x_low and x_high."""
-    tables = forecasts_after(trained, series, level)
+    tables = forecasts_after(trained, series, level, settings)
     table = pd.concat(tables, names=[series.id_column or "unique_id", series.date_column])
     if series.id_column is not None:
         return table.reset_index()
@@ -253,6 +267,8 @@ class Tested:
     found: Backtest
     half_widths: np.ndarray
     """(V, N, P, C)."""
+    half_widths_after: np.ndarray
+    """(V, P, C): of a forecast after the last of them, in spreads."""
     calibrated: int
     """Earlier windows from whose errors the intervals begin."""
 
@@ -262,7 +278,7 @@ def tested_rows(trained: Trained, series: Series, settings: ForecastSettings, un
     train, after some rows that calibrate the intervals; `unseen` leaves out dates that the training used."""
     split, rows = split_rows(series, settings.split), len(series.dates)
     seen = int((series.dates <= pd.Timestamp(trained.valid_end)).sum()) if unseen else 0
-    if settings.data_checksum in (None, series.checksum):
+    if trained.checksum == series.checksum:
         return Split(split.train_end, max(split.valid_end, seen), split.test_end)
     if rows - seen < trained.horizon:
         raise UserError(
@@ -296,7 +312,7 @@ def rolling_test(
     with chosen_precision(settings):
         earlier = backtest(trained.validated.to(settings.device), data, "valid")
         later = later or backtest(trained.model.to(settings.device), data, "test", windows)
-    return Tested(data, later, tracked_intervals(earlier, later)[0], len(earlier.first_rows))
+    return Tested(data, later, *tracked_intervals(earlier, later), len(earlier.first_rows))
 
 
 def cross_validation(tested: Tested, level: float = 0.9) -> pd.DataFrame:
@@ -338,11 +354,11 @@ def shown_windows(tested: Tested) -> list[dict[str, Any]]:
     return shown
 
 
-def coming_windows(trained: Trained, series: Series) -> list[dict[str, Any]]:
+def coming_windows(trained: Trained, series: Series, settings: ForecastSettings) -> list[dict[str, Any]]:
     """The forecast after the last date in the form of `shown_windows`, but without a truth; none if covariates that
     should be known are not."""
     try:
-        tables = forecasts_after(trained, series, SHOWN_LEVEL / 100)
+        tables = forecasts_after(trained, series, SHOWN_LEVEL / 100, settings)
     except UserError:
         return []
     shown = []
@@ -363,7 +379,7 @@ def evaluation(
 ) -> dict[str, Any]:
     """Scores on the test part, the chosen model first; right after the training, also those of its other candidates.
 
-    `chosen` has errors of the chosen model on the windows on which another one was scored.
+    `shared` has the errors of the chosen model and of another one on the windows of both.
     """
     tested = rolling_test(trained, series, settings, unseen, later=fitted.test if fitted else None)
     data = tested.data
@@ -374,14 +390,14 @@ def evaluation(
     for name, model in others.items():
         if name != trained.name:
             found = backtest(model, data, "test", AUTO_WINDOWS if name in AUTO_NETWORKS else None)
-            same = tested.found.at(found.first_rows)
-            chosen = {"mse": same.mse, "mae": same.mae}
-            rows.append({"model": name, "chosen": chosen} | scores(found, data, trained.season))
+            pair = {"chosen": tested.found.at(found.first_rows), "other": found.at(tested.found.first_rows)}
+            shared = {who: {"mse": one.mse, "mae": one.mae} for who, one in pair.items()}
+            rows.append({"model": name, "shared": shared} | scores(found, data, trained.season))
     return {
         "model": trained.name,
         "data": series.name,
         "columns": list(trained.columns),
-        "own_data": settings.data_checksum in (None, series.checksum),
+        "own_data": trained.checksum == series.checksum,
         "first_date": date_words(series.dates[data.split.valid_end]),
         "last_date": date_words(series.dates[data.split.test_end - 1]),
         "calibration_windows": tested.calibrated,
@@ -390,7 +406,7 @@ def evaluation(
         "horizon": trained.horizon,
         "repairs": list(series.repairs),
         "scores": rows,
-        "windows": [*shown_windows(tested), *coming_windows(trained, series)],
+        "windows": [*shown_windows(tested), *coming_windows(trained, series, settings)],
         "gates": gates(trained.model),
     }
 

@@ -69,10 +69,9 @@ def coverage(result: Mapping[str, Any]) -> str:
 
 
 def _change(result: Mapping[str, Any], name: str = "mse") -> Any:
-    """Relative to seasonal naive; None if that is the model or makes no error."""
-    own, *others = result["scores"]
-    baseline = next((row for row in others if row["model"] == BASELINE), None)
-    return None if baseline is None or not baseline[name] else 1 - own[name] / baseline[name]
+    """Relative to seasonal naive, on the windows of both; None if that is the model or makes no error."""
+    found = next((row["shared"] for row in result["scores"][1:] if row["model"] == BASELINE), None)
+    return None if found is None or not found["other"][name] else 1 - found["chosen"][name] / found["other"][name]
 
 
 def write_page(result: Mapping[str, Any], path: str | Path) -> None:
@@ -165,7 +164,7 @@ def horizon_chart(result: Mapping[str, Any]) -> Chart:
         x_title=f"steps ahead, each {step_words(result['frequency'])}",
         y_title="mean squared error (MSE)",
         y_from_zero=True,
-        caption="The mean over all windows of the test part; lower is better. Models with more than twice the error of "
+        caption="The mean over the windows of each model; lower is better. Models with more than twice the error of "
         "the chosen one and of repeating the last season are left out.",
     )
 
@@ -181,9 +180,9 @@ SCORES = {
 
 
 def score_table(result: Mapping[str, Any]) -> Table:
-    rows = [[row["model"], *(row.get(name) for name in SCORES)] for row in result["scores"]]
+    rows = [[row["model"], *(row.get(name) for name in SCORES), row["windows"]] for row in result["scores"]]
     title = f"Test part, {result['first_date']} to {result['last_date']}"
-    return Table(title, ["model", *_score_columns()], rows)
+    return Table(title, ["model", *_score_columns(), Column("windows", lambda value: f"{value:,}")], rows)
 
 
 def column_table(result: Mapping[str, Any]) -> Table:
