@@ -25,7 +25,7 @@ from recurrify_papers.forecast.candidates import resolved, statistical_model
 from recurrify_papers.forecast.forecaster import rolling_test
 from recurrify_papers.forecast.scoring import backtest, scores
 
-ETS_WINDOWS, ETS_COLUMNS = 20, 4
+ETS_WINDOWS, ETS_COLUMNS = 20, 12
 KEPT = ("mse", "mae", "mase", "smape", "windows")
 
 
