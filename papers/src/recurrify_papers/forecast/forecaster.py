@@ -75,7 +75,7 @@ class Trained:
     valid_end: str
     """Date of the last validation row: later ones were not used to choose anything."""
     checksum: str = ""
-    """Of the data; "" in forecasters saved by release 0.2.0."""
+    """Of the data; "" in older ones."""
 
     @property
     def past(self) -> int:
