@@ -18,7 +18,7 @@ keyword arguments to its layers, as transformers' models do.
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -367,24 +367,36 @@ def key_width(config: PretrainedConfig) -> int:
     return head_size(config) * (getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
 
 
-def turn_keys(base: PreTrainedModel, layer: int, keys: Tensor, by: int) -> Tensor:
-    """Keys (rows, heads, positions, size) of a rotary model, moved by so many positions."""
-    attention = getattr(family_of(base.config).layers_of(base)[layer], "self_attn", None)
-    if not getattr(attention, "use_rope", True):  # a layer without positions
-        return keys
-    rotary = base.base_model.rotary_emb
-    types = {}
-    if "layer_type" in inspect.signature(type(rotary).forward).parameters:
-        types["layer_type"] = base.config.layer_types[layer]
+def turn_keys(base: PreTrainedModel, layers: Sequence[int], keys: Tensor, by: int) -> Tensor:
+    """Keys (rows, layers, heads, positions, size) of these layers of a rotary model, moved by so many positions."""
     # At least in float32: the angle is the same for all keys, and so would be its error.
     exact = keys.to(torch.promote_types(keys.dtype, torch.float32))
-    places = torch.full((1, 1), by, device=keys.device)
-    cos, sin = rotary(exact.float(), places, **types)
-    scale = (cos.square() + sin.square()).rsqrt()
+    kinds = [_rotation(base, layer) for layer in layers]
+    angles = {kind: _angles(base, *kind, exact, by) for kind in dict.fromkeys(kinds)}
+    if len(angles) == 1:
+        cos, sin = angles[kinds[0]]
+    else:  # (layers, 1, 1, size)
+        cos, sin = (torch.stack(parts)[:, None, None] for parts in zip(*(angles[kind] for kind in kinds), strict=True))
     turned, still = exact.split([cos.shape[-1], exact.shape[-1] - cos.shape[-1]], dim=-1)
     front, back = turned.chunk(2, dim=-1)
-    turned = turned * (cos * scale)[:, None] + torch.cat([-back, front], dim=-1) * (sin * scale)[:, None]
+    turned = turned * cos + torch.cat([-back, front], dim=-1) * sin
     return torch.cat([turned, still], dim=-1).to(keys.dtype)
+
+
+def _rotation(base: PreTrainedModel, layer: int) -> tuple[bool, str | None]:
+    """Whether a layer has positions, and the name of its rotation in models with several."""
+    attention = getattr(family_of(base.config).layers_of(base)[layer], "self_attn", None)
+    several = "layer_type" in inspect.signature(type(base.base_model.rotary_emb).forward).parameters
+    return getattr(attention, "use_rope", True), base.config.layer_types[layer] if several else None
+
+
+def _angles(base: PreTrainedModel, moves: bool, kind: str | None, keys: Tensor, by: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines (size,) of a move by so many positions."""
+    types = {} if kind is None else {"layer_type": kind}
+    places = torch.full((1, 1), by if moves else 0, device=keys.device)
+    cos, sin = (part[0, 0] for part in base.base_model.rotary_emb(keys.float(), places, **types))
+    scale = (cos.square() + sin.square()).rsqrt()
+    return cos * scale, sin * scale
 
 
 def _enter(

@@ -110,8 +110,7 @@ class Far(KV):
             before = torch.cat([far, chosen], dim=-2).to(near.dtype)
             read = past.otherwise(torch.zeros_like(memory))[:, -1:].to(near.dtype)
         latest = torch.cat([before, added], dim=-2)[..., -config.reach :, :]
-        keys = [turn_keys(base, layer, latest[:, at, 0], -config.stride) for at, layer in enumerate(self.far)]
-        latest = torch.stack([torch.stack(keys, dim=1), latest[:, :, 1]], dim=2)
+        latest = torch.stack([turn_keys(base, self.far, latest[:, :, 0], -config.stride), latest[:, :, 1]], dim=2)
         # No more than fill all positions: half precision counts so far exactly.
         most = -(-(config.reach + config.keep) // config.stride)
         return torch.cat([near.flatten(1), latest.flatten(1), (read + 1).clamp(max=most)], dim=1)

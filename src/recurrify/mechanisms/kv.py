@@ -101,17 +101,21 @@ class KV(CacheMechanism):
         base = recorder.base
         assert base is not None, "no window was opened"
 
-        def moved(layer: int, keys: Tensor, values: Tensor, span: slice, by: int) -> Tensor:
-            turned = turn_keys(base, layer, keys[:, :, span], by)
-            # In the precision in which attention will read it: rotary positions may have made float32 of it.
-            return torch.stack([turned, values[:, :, span].to(turned.dtype)], dim=1).to(product_dtype(keys))
+        own = recorder.layers(0 if past.memory is None else self.first_position)
 
-        own = list(enumerate(recorder.layers(0 if past.memory is None else self.first_position)))
+        def moved(span: slice, by: int) -> Tensor:
+            keys, values = (torch.stack([one[:, :, span] for one in parts], dim=1) for parts in zip(*own, strict=True))
+            turned = turn_keys(base, range(self.layers), keys, by)
+            # In the precision in which attention will read it: rotary positions may have made float32 of it.
+            return torch.stack([turned, values.to(turned.dtype)], dim=2).to(product_dtype(keys))
+
         # Windows begin at position sinks + keep: the first tokens move to 0, the last ones in front of the next window.
-        first = torch.stack([moved(layer, *kv, slice(0, sinks), -sinks - keep) for layer, kv in own], dim=1)
-        last = torch.stack([moved(layer, *kv, slice(stride - keep, stride), -stride) for layer, kv in own], dim=1)
-        if past.memory is not None:
-            first = Past(past.memory[..., :sinks, :], past.live).otherwise(first)
+        last = moved(slice(stride - keep, stride), -stride)
+        kept = None if past.memory is None else past.memory[..., :sinks, :]
+        if kept is None or past.live is not None:
+            first = Past(kept, past.live).otherwise(moved(slice(0, sinks), -sinks - keep))
+        else:
+            first = kept.to(last.dtype)
         return torch.cat([first, last], dim=-2)
 
 
