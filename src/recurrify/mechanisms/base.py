@@ -177,8 +177,10 @@ class CacheRecorder(Recorder):
         self.cache: DynamicCache | None = None
         self.base: PreTrainedModel | None = None
 
-    def layers(self, before: int) -> list[tuple[Tensor, Tensor]]:
-        """For each layer, keys and values (rows, heads, positions, size) of the window's own positions, behind the
-        first `before` in the cache."""
+    def layers(self, before: int, first: int, end: int) -> list[tuple[Tensor, Tensor]]:
+        """For each layer, keys and values (rows, heads, positions, size) of the window's own positions from `first` to
+        `end`, which stand behind the first `before` in the cache."""
         assert self.cache is not None, "no window was opened"
-        return [(part.keys[:, :, before:], part.values[:, :, before:]) for part in self.cache.layers]
+        # One slice: the gradient of each is as large as what it is cut from.
+        span = slice(before + first, before + end)
+        return [(part.keys[:, :, span], part.values[:, :, span]) for part in self.cache.layers]

@@ -96,8 +96,8 @@ class Far(KV):
         assert base is not None, "no window was opened"
         near = super().write(recorder, Past(None if memory is None else self.kept(memory), past.live), statistics)
         rows = len(near)
-        own = recorder.layers(0 if memory is None else self.first_position)
-        parts = [part[:, :, : config.stride - config.keep] for layer in self.far for part in own[layer]]
+        own = recorder.layers(0 if memory is None else self.first_position, 0, config.stride - config.keep)
+        parts = [part for layer in self.far for part in own[layer]]
         added = torch.stack([part.to(near.dtype) for part in parts], dim=1).unflatten(1, (-1, 2))
         if memory is None:
             before = added.new_zeros(*added.shape[:4], config.reach, added.shape[-1])

@@ -101,19 +101,20 @@ class KV(CacheMechanism):
         base = recorder.base
         assert base is not None, "no window was opened"
 
-        own = recorder.layers(0 if past.memory is None else self.first_position)
+        before = 0 if past.memory is None else self.first_position
 
-        def moved(span: slice, by: int) -> Tensor:
-            keys, values = (torch.stack([one[:, :, span] for one in parts], dim=1) for parts in zip(*own, strict=True))
+        def moved(first: int, end: int, by: int) -> Tensor:
+            own = recorder.layers(before, first, end)
+            keys, values = (torch.stack(parts, dim=1) for parts in zip(*own, strict=True))
             turned = turn_keys(base, range(self.layers), keys, by)
             # In the precision in which attention will read it: rotary positions may have made float32 of it.
             return torch.stack([turned, values.to(turned.dtype)], dim=2).to(product_dtype(keys))
 
         # Windows begin at position sinks + keep: the first tokens move to 0, the last ones in front of the next window.
-        last = moved(slice(stride - keep, stride), -stride)
+        last = moved(stride - keep, stride, -stride)
         kept = None if past.memory is None else past.memory[..., :sinks, :]
         if kept is None or past.live is not None:
-            first = Past(kept, past.live).otherwise(moved(slice(0, sinks), -sinks - keep))
+            first = Past(kept, past.live).otherwise(moved(0, sinks, -sinks - keep))
         else:
             first = kept.to(last.dtype)
         return torch.cat([first, last], dim=-2)

@@ -177,10 +177,10 @@ class Lookback(CacheMechanism):
         return torch.cat([sink, memory], dim=4)
 
     def write(self, recorder: CacheRecorder, past: Past, statistics: tuple[Tensor, ...]) -> Tensor:
-        span = slice(recorder.stride - self.config.keep, recorder.stride)
-        own = recorder.layers(0 if past.memory is None else self.seen)
+        before, stride = 0 if past.memory is None else self.seen, recorder.stride
+        own = recorder.layers(before, stride - self.config.keep, stride)
         # Heads first (L · 2 · H, B, C, D): then a map is one product for all rows, whose gradient is one product, too.
-        parts = [part[:, :, span].transpose(0, 1) for layer in own for part in layer]
+        parts = [part.transpose(0, 1) for layer in own for part in layer]
         kept = torch.stack([part.to(parts[0].dtype) for part in parts])
         heads, rows, count, size = kept.shape[1:]
         moved = torch.bmm(kept.reshape(-1, rows * count, size), self.maps.to(kept.dtype).reshape(-1, size, size))
