@@ -90,7 +90,7 @@ def _above_best(found: dict[str, dict[str, Any]], name: str) -> str:
     """How much higher an error is than that of the best other candidate, which is named, on the windows of both."""
     above = {model: row["shared"]["chosen"][name] / row["shared"]["other"][name] - 1 for model, row in found.items()}
     best = max(above, key=lambda model: above[model])
-    return f"{above[best]:+.1%} ({best})".replace("-", "−", 1)
+    return f"{above[best]:+.1%}".replace("-", "−") + f" ({best})"
 
 
 def _errors(row: dict[str, Any]) -> str:
