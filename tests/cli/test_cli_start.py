@@ -67,7 +67,7 @@ ERRORS = {
     "train --out b": "Error: Missing option '--model' and option '--data'.",
     "inspect": "Error: Missing argument 'MODEL' and option '--data'.",
     "classify predict": "Error: Missing argument 'MODEL', option '--data' and option '--out'.",
-    "train --batch x": "Error: Invalid value for '--batch'",
+    "train --batch x": "unable to parse string as an integer: got 'x'.",
     "generate a": "Error: Give the text to continue",
     "train --config nowhere.yaml": "Error: `--config` cannot read 'nowhere.yaml'",
     "train --windw 8": "Error: No such option: --windw (did you mean --window or --windows?).",

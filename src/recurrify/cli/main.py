@@ -18,7 +18,7 @@ from recurrify.cli import classify, options, probe, qa
 from recurrify.cli.add import add_command
 from recurrify.cli.advise import advise_command
 from recurrify.cli.inspect import inspect_command
-from recurrify.cli.names import Commands, closest, formerly, missing
+from recurrify.cli.names import Commands, closest, formerly, missing, rejected
 from recurrify.cli.serve import serve_command
 from recurrify.cli.settings import examples
 from recurrify.cli.train import add_train_command
@@ -259,6 +259,7 @@ def main() -> None:
         message = missing(error) or " ".join(error.format_message().split())
         if not message:  # a command without arguments, which has printed its help
             sys.exit(2)
+        message = message.rstrip(".") + rejected(error)
         if hasattr(error, "option_name"):
             message = f"{error.message}{closest(error)}"
         _end(message if message.endswith("?") else f"{message.rstrip('.')}.")

@@ -75,5 +75,11 @@ def missing(error: Any) -> str:
     return f"Missing {' and '.join(filter(None, [', '.join(names[:-1]), names[-1]]))}."
 
 
+def rejected(error: Any) -> str:
+    """The value that an error is about, if its message does not have it."""
+    problems = getattr(error.__cause__, "errors", None)  # of pydantic, which typer checks values with
+    return f": got {problems()[0]['input']!r}" if problems else ""
+
+
 def _option(name: str) -> str:
     return f"--{name.replace('_', '-')}"
