@@ -69,4 +69,4 @@ class Interrupt:
         if not self.heard:
             self.heard = True
             with suppress(OSError):  # a signal may come while sys.stderr, which cannot be entered twice, is in use
-                os.write(2, b"stopping after this step and saving; Ctrl-C again stops at once\n")
+                os.write(2, b"stopping after this step; Ctrl-C again stops at once\n")
