@@ -303,7 +303,7 @@ def test_misuse_raises_one_sentence(fitted, tmp_path):
 
 
 def test_page_shows_the_forecast_after_the_end(fitted):
-    *_, last = coming_windows(fitted.trained_, fitted.series_, SETTINGS)
+    *_, last = coming_windows(fitted.trained_, fitted.series_, fitted.trained_.half_widths)
     assert last["dates"][-6:] == [str(date) for date in fitted.predict()["date"]]
     assert last["forecast"] == fitted.predict()["b"].tolist()
     assert last["truth"] == FRAME["b"].tolist()[-12:]

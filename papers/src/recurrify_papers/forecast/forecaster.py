@@ -212,9 +212,7 @@ def level_index(level: float) -> int:
 
 
 @torch.inference_mode()
-def forecasts_after(
-    trained: Trained, series: Series, level: float, settings: ForecastSettings
-) -> dict[str, pd.DataFrame]:
+def forecasts_after(trained: Trained, series: Series, level: float, half_widths: np.ndarray) -> dict[str, pd.DataFrame]:
     """The forecast of each column after the last date, with the ends of its interval."""
     series, place, past = matching(trained, series), level_index(level), trained.past
     later = pd.date_range(series.dates[-1], periods=trained.horizon + 1, freq=trained.frequency)[1:]
@@ -228,7 +226,7 @@ def forecasts_after(
     center = trained.scaling.undo(np.maximum(scaled, lowest))
     rows = len(values_TC)
     spread_C = spread_before(values_TC, np.array([rows]), min(trained.spread_rows, rows))[0, 0]
-    half = widths_after(trained, series, settings)[place] * spread_C * trained.scaling.spread
+    half = half_widths[place] * spread_C * trained.scaling.spread
     # Models compute in float32: digits beyond a millionth of the spread are noise.
     digits = [min(300, 6 - math.floor(math.log10(spread))) for spread in trained.scaling.spread]
     low = np.maximum(center - half, trained.scaling.undo(lowest))
@@ -240,17 +238,14 @@ def forecasts_after(
     return tables
 
 
-def widths_after(trained: Trained, series: Series, settings: ForecastSettings) -> np.ndarray:
-    """(V, P, C): half-widths of the intervals of a forecast after the last date. Newer data correct them."""
+def forecast_after(trained: Trained, series: Series, settings: ForecastSettings, level: float = 0.9) -> pd.DataFrame:
+    """The forecast after the last date: long as the file, or wide with columns x, x_low and x_high. Rows that are newer
+    than the training correct its intervals."""
+    half_widths = trained.half_widths
     if trained.checksum != series.checksum:
         with suppress(UserError):  # too few newer rows
-            return rolling_test(trained, series, settings).half_widths_after
-    return trained.half_widths
-
-
-def forecast_after(trained: Trained, series: Series, settings: ForecastSettings, level: float = 0.9) -> pd.DataFrame:
-    """The forecast after the last date: long as the file, or wide with columns x, x_low and x_high."""
-    tables = forecasts_after(trained, series, level, settings)
+            half_widths = rolling_test(trained, series, settings).half_widths_after
+    tables = forecasts_after(trained, series, level, half_widths)
     table = pd.concat(tables, names=[series.id_column or "unique_id", series.date_column])
     if series.id_column is not None:
         return table.reset_index()
@@ -354,11 +349,11 @@ def shown_windows(tested: Tested) -> list[dict[str, Any]]:
     return shown
 
 
-def coming_windows(trained: Trained, series: Series, settings: ForecastSettings) -> list[dict[str, Any]]:
+def coming_windows(trained: Trained, series: Series, half_widths: np.ndarray) -> list[dict[str, Any]]:
     """The forecast after the last date in the form of `shown_windows`, but without a truth; none if covariates that
     should be known are not."""
     try:
-        tables = forecasts_after(trained, series, SHOWN_LEVEL / 100, settings)
+        tables = forecasts_after(trained, series, SHOWN_LEVEL / 100, half_widths)
     except UserError:
         return []
     shown = []
@@ -393,11 +388,13 @@ def evaluation(
             pair = {"chosen": tested.found.at(found.first_rows), "other": found.at(tested.found.first_rows)}
             shared = {who: {"mse": one.mse, "mae": one.mae} for who, one in pair.items()}
             rows.append({"model": name, "shared": shared} | scores(found, data, trained.season))
+    own_data = trained.checksum == series.checksum
+    half_widths = trained.half_widths if own_data else tested.half_widths_after
     return {
         "model": trained.name,
         "data": series.name,
         "columns": list(trained.columns),
-        "own_data": trained.checksum == series.checksum,
+        "own_data": own_data,
         "first_date": date_words(series.dates[data.split.valid_end]),
         "last_date": date_words(series.dates[data.split.test_end - 1]),
         "calibration_windows": tested.calibrated,
@@ -406,7 +403,7 @@ def evaluation(
         "horizon": trained.horizon,
         "repairs": list(series.repairs),
         "scores": rows,
-        "windows": [*shown_windows(tested), *coming_windows(trained, series, settings)],
+        "windows": [*shown_windows(tested), *coming_windows(trained, series, half_widths)],
         "gates": gates(trained.model),
     }
 
