@@ -45,6 +45,9 @@ NOTHING = Past(None, None)
 class Recorder:
     """Collects what `Mechanism.write` needs from the layers of one window as they run."""
 
+    windows: int = 1
+    """How many neighbouring windows of each text the rows are, text by text, if they are read in parallel."""
+
     def see(self, layer: int, hidden: Tensor) -> None:
         """`hidden` (rows, positions, width) is the output of `layer`, counted from 0, without extra inputs and before
         the base's final norm."""
@@ -81,7 +84,7 @@ class WindowContext:
 
 
 class WindowJob(NamedTuple):
-    """One window to run."""
+    """One window to run, or several neighbouring ones in parallel: then their rows follow each other, text by text."""
 
     tokens: Tensor
     """(B, up to window)."""
@@ -96,3 +99,8 @@ class WindowJob(NamedTuple):
     mask: Tensor | None = None
     """(B, tokens) of real tokens, for attention in both directions."""
     token_types: Tensor | None = None
+    windows: int = 1
+    """How many windows of each text."""
+    chosen: int | Tensor | None = None
+    """For all texts or (texts,): the window of each text whose memory is wanted, if there are several; None: all of
+    them, as (texts, windows, …)."""

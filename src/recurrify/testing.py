@@ -296,6 +296,29 @@ def check_checkpoint(case: Case) -> None:
         close(buffers[1][name], value, f"the buffer {name} after a checkpointed step")
 
 
+def check_parallel(case: Case) -> None:
+    """Windows read in parallel give the same losses, gradients and memory as one at a time, also in rows that end
+    earlier."""
+    model = case.recurrent()
+    if not (model.mechanism.in_parallel and model.family.causal):
+        return
+    window = case.config.window
+    ids, mask = text(3, 5 * window + 3), torch.ones(3, 5 * window + 3, dtype=torch.long)
+    mask[1, 3 * window :], mask[2, window // 2 :] = 0, 0
+    default = model.tokens_at_once
+    for given in ({}, {"attention_mask": mask}):
+        found = []
+        for most in (0, 3 * 3 * window, default):
+            model.tokens_at_once = most
+            found.append(train_step(model, ids, **given))
+        (loss, gradients, state), *others = found
+        for ours, our_gradients, our_state in others:
+            close(ours, loss, "the loss of windows in parallel")
+            for name, gradient in gradients.items():
+                close(our_gradients[name], gradient, f"the gradient of {name} of windows in parallel")
+            same_state(our_state.detach(), state.detach(), "windows in parallel")
+
+
 def check_dtypes(case: Case) -> None:
     """A model in bfloat16, added weights in float32 on a bfloat16 base, and autocast all work."""
     ids = text(2, case.config.window + 3)
@@ -360,6 +383,7 @@ CHECKS: dict[str, Callable[[Case], None]] = {
     "gradients": check_gradients,
     "horizon": check_horizon,
     "checkpoint": check_checkpoint,
+    "parallel": check_parallel,
     "dtypes": check_dtypes,
     "generate": check_generate,
     "saving": check_saving,

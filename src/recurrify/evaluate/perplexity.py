@@ -50,8 +50,8 @@ def evaluate_documents(
         window: Tokens in a window; by default the model's own. Every setting scores the same tokens.
         overlap: Tokens that each window shares with the one before; by default the model's own.
         rows: Documents (without memory, parts of documents) read in parallel, at most.
-        windows_per_call: Windows of each row in one forward pass; by default 8, or fewer where they are long. Neither
-            changes the result; both bound memory use.
+        windows_per_call: Windows of each row in one forward pass; by default 8, more if they are read in parallel, or
+            fewer where they are long. Neither changes the result; both bound memory use.
         bf16: Compute in bfloat16 on CUDA devices.
         change_state: Called before each window with the documents of the rows and their state; returns the state that
             the window is scored with, for controls. The state that is carried on stays the documents' own.
@@ -69,7 +69,9 @@ def evaluate_documents(
         if recurrent.device.type == "cpu" and change_state is None:
             rows = max(1, min(rows, most // window))
         if windows_per_call is None:
-            windows_per_call = max(1, min(8, most // (rows * window)))
+            windows_per_call = max(1, most // (min(rows, len(documents)) * window))
+            if not reads_in_parallel(recurrent):
+                windows_per_call = min(8, windows_per_call)
         tally = Tally(documents, window, recurrent.recurrence.overlap)
         divided = shared and not is_sharded(recurrent)  # every pass of a sharded model needs all processes
         own = _own_share(documents) if divided else range(len(documents))
@@ -98,6 +100,11 @@ def evaluate_documents(
                     if progress is not None:
                         progress(count_inputs(batch_rows))
     return tally.evaluation()
+
+
+def reads_in_parallel(model: RecurrentPreTrainedModel) -> bool:
+    """Whether it reads neighbouring windows at once."""
+    return model.mechanism is None or model.mechanism.in_parallel
 
 
 def _own_share(documents: Sequence[TokenizedDocument]) -> Sequence[int]:

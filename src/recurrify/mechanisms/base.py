@@ -5,16 +5,21 @@ example. Layers are counted from 0 in code, and from 1 in configs.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache, DynamicLayer, PreTrainedModel
 
 from recurrify.context import Past, Recorder, WindowContext
 from recurrify.masks import as_mask
+from recurrify.speed.products import product_dtype
 
 __all__ = ["CacheMechanism", "CacheRecorder", "Mechanism", "Past", "Recorder", "SlotMechanism", "WindowContext"]
+
+Leave = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Maps a layer's keys and values of a window (rows, heads, positions, size) to those that the next window sees."""
 
 
 class Mechanism(nn.Module, ABC):
@@ -24,6 +29,9 @@ class Mechanism(nn.Module, ABC):
     """Whether `slots` are keys and values in the base's cache, and not inputs of its layers."""
     changes_attention: ClassVar[bool] = False
     """Whether `open` sets `WindowContext.change_attention`."""
+    in_parallel: ClassVar[bool] = False
+    """Whether neighbouring windows of a text can be read at once: no layer of a window reads what a later layer of an
+    earlier window computes."""
     inputs_behind: int = 0
     """Extra inputs behind a window that is written to memory."""
     first_position: int = 0
@@ -123,8 +131,26 @@ class CacheMechanism(Mechanism):
         """Operations per window that the mechanism itself spends on what it keeps."""
         return 0
 
+    def leaves(self, base: PreTrainedModel, like: Tensor, stride: int) -> Sequence[Leave]:
+        """For `in_parallel`: what each layer of a window that has read a memory leaves to the next window, of positions
+        before `stride`. It takes the place of the last of the `kept` keys and values; those in front of them stay.
+        `like` has the device and dtype of keys."""
+        raise NotImplementedError
+
     def recorder(self, stride: int) -> "CacheRecorder":
         return CacheRecorder(stride)
+
+    def write_parallel(self, recorder: Any, past: Past, chosen: int | Tensor | None) -> Tensor:
+        """The memory behind the chosen window of each text or, without a choice, behind each window (texts, windows,
+        …)."""
+        memory = past.memory
+        assert memory is not None, "windows in parallel need a memory"
+        assert recorder.cache is not None, "no window was opened"
+        parts = torch.stack([layer.left_behind(chosen) for layer in recorder.cache.layers], dim=-5)
+        first = memory[..., : memory.shape[-2] - parts.shape[-2], :]
+        if chosen is None:
+            first = first[:, None].expand(-1, parts.shape[1], *first.shape[1:])
+        return torch.cat([first.to(parts.dtype), parts], dim=-2)
 
     def open(self, window: WindowContext, base: PreTrainedModel, inputs: dict[str, Any]) -> dict[str, Any]:
         past = window.past
@@ -139,8 +165,13 @@ class CacheMechanism(Mechanism):
             kept = self.kept(past.memory)
             # One split of all: its gradient is one copy.
             parts = kept.flatten(1, 2).unbind(1)
-            for layer, (keys, values) in enumerate(zip(parts[::2], parts[1::2], strict=True)):
-                put_into(cache, layer, keys, values)
+            pairs = list(zip(parts[::2], parts[1::2], strict=True))
+            if isinstance(window.recorder, CacheRecorder) and window.recorder.windows > 1:
+                leaves = self.leaves(base, kept, window.recorder.stride)
+                cache.layers = [ParallelLayer(*one) for one in zip(pairs, leaves, strict=True)]
+            else:
+                for layer, (keys, values) in enumerate(pairs):
+                    put_into(cache, layer, keys, values)
             mask = self._mask(base, ids, past.live, kept.shape[-2])
         if isinstance(window.recorder, CacheRecorder):
             window.recorder.cache, window.recorder.base = cache, base
@@ -167,6 +198,45 @@ def put_into(cache: DynamicCache, layer: int, keys: Tensor, values: Tensor) -> N
     """What `cache.update` does in an empty layer, without a copy."""
     cache.update(keys[:, :, :0], values[:, :, :0], layer)
     cache.layers[layer].keys, cache.layers[layer].values = keys, values
+
+
+class ParallelLayer(DynamicLayer):
+    """A layer's cache of neighbouring windows of each text, whose rows follow each other: what each window leaves is in
+    front of the next one's keys and values."""
+
+    def __init__(self, front: tuple[Tensor, Tensor], leave: Leave) -> None:
+        """`front`: keys and values (texts, heads, count, size) that the first windows see."""
+        super().__init__()
+        self.front, self.leave = front, leave
+
+    def get_seq_length(self) -> int:
+        return self.front[0].shape[2]
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        self.left = self.leave(key_states, value_states)
+        own = key_states, value_states
+        keys, values = (_behind_left(*parts) for parts in zip(self.front, self.left, own, strict=True))
+        return keys, values
+
+    def left_behind(self, chosen: int | Tensor | None) -> Tensor:
+        """(texts, 2, heads, count, size) of the chosen windows, or of each (texts, windows, …)."""
+        texts = len(self.front[0])
+        parts = [part.unflatten(0, (texts, -1)) for part in self.left]
+        if isinstance(chosen, int):
+            parts = [part[:, chosen] for part in parts]
+        elif chosen is not None:
+            parts = [part[torch.arange(texts, device=part.device), chosen] for part in parts]
+        return torch.stack(parts, dim=-4)
+
+
+def _behind_left(front: Tensor, left: Tensor, own: Tensor) -> Tensor:
+    """A window's own keys or values behind those that the window before it left."""
+    texts = len(front)
+    before, own = (part.unflatten(0, (texts, -1)).to(product_dtype(own)) for part in (left, own))
+    front = front[:, None].to(own.dtype)
+    stays = front[..., : front.shape[3] - before.shape[3], :]
+    before = torch.cat([front[..., stays.shape[3] :, :], before[:, :-1]], dim=1)
+    return torch.cat([stays.expand(-1, own.shape[1], -1, -1, -1), before, own], dim=3).flatten(0, 1)
 
 
 class CacheRecorder(Recorder):

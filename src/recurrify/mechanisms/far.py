@@ -48,6 +48,7 @@ class Far(KV):
     to the positions before those of `kv`; and how many windows were read."""
 
     changes_attention: ClassVar[bool] = True
+    in_parallel: ClassVar[bool] = False
 
     def __init__(self, config: FarConfig, layers: int, width: int) -> None:
         super().__init__(config, layers, width)

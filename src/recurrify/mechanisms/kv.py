@@ -6,7 +6,9 @@ parameters, and needs rotary positions: such keys can be rotated to their positi
 L layers, H key heads, D size of a head, C keys kept (sinks, then the last positions), N positions.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -14,8 +16,8 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from recurrify.errors import UserError
-from recurrify.families import family_of, key_width, open_attention, turn_keys
-from recurrify.mechanisms.base import CacheMechanism, CacheRecorder, Past
+from recurrify.families import family_of, key_angles, key_width, open_attention, turn, turn_keys
+from recurrify.mechanisms.base import CacheMechanism, CacheRecorder, Leave, Past
 from recurrify.mechanisms.config import MechanismConfig
 from recurrify.settings import setting
 from recurrify.speed.products import product_dtype
@@ -62,6 +64,8 @@ class KVConfig(MechanismConfig):
 class KV(CacheMechanism):
     """memory (B, L, 2, H, C, D): keys, rotated to positions 0 to C − 1, and values; windows begin at position C."""
 
+    in_parallel: ClassVar[bool] = True
+
     def __init__(self, config: KVConfig, layers: int, width: int) -> None:
         super().__init__(config)
         self.layers = layers
@@ -96,6 +100,11 @@ class KV(CacheMechanism):
     def state_size(self) -> int:
         return self.numbers
 
+    def leaves(self, base: PreTrainedModel, like: Tensor, stride: int) -> Sequence[Leave]:
+        angles = key_angles(base, range(self.layers), like, -stride)
+        span = slice(stride - self.config.keep, stride)
+        return [partial(_turned, cos, sin, span) for cos, sin in zip(*angles, strict=True)]
+
     def write(self, recorder: CacheRecorder, past: Past, statistics: tuple[Tensor, ...]) -> Tensor:
         sinks, keep, stride = self.config.sinks, self.config.keep, recorder.stride
         base = recorder.base
@@ -118,6 +127,11 @@ class KV(CacheMechanism):
         else:
             first = kept.to(last.dtype)
         return torch.cat([first, last], dim=-2)
+
+
+def _turned(cos: Tensor, sin: Tensor, span: slice, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    kept = turn(keys[:, :, span], cos, sin), values[:, :, span]
+    return kept[0].to(product_dtype(keys)), kept[1].to(product_dtype(keys))
 
 
 def check_rotary(mechanism: str, config: PretrainedConfig) -> None:

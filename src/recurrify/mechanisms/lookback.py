@@ -10,8 +10,9 @@ shifts, a map for each head, and the sink are learned. Shapes: B rows, L layers,
 kept, N positions.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -20,7 +21,7 @@ from transformers import PreTrainedModel
 
 from recurrify.errors import UserError
 from recurrify.families import family_of, has_absolute_positions, open_attention
-from recurrify.mechanisms.base import CacheMechanism, CacheRecorder, Past
+from recurrify.mechanisms.base import CacheMechanism, CacheRecorder, Leave, Past
 from recurrify.mechanisms.config import MechanismConfig
 from recurrify.mechanisms.neutral import mean_keys_and_values
 from recurrify.settings import setting
@@ -88,6 +89,8 @@ def enough_room(keep: int) -> int:
 class Lookback(CacheMechanism):
     """memory (B, L, 2, H, C, D): key · map + shift and value · map + shift of each kept position. The sink is added in
     front when the memory is read."""
+
+    in_parallel: ClassVar[bool] = True
 
     def __init__(self, config: LookbackConfig, layers: int, width: int) -> None:
         super().__init__(config)
@@ -176,6 +179,11 @@ class Lookback(CacheMechanism):
         sink = self.sink.to(memory.dtype).expand(len(memory), -1, -1, -1, -1, -1)
         return torch.cat([sink, memory], dim=4)
 
+    def leaves(self, base: PreTrainedModel, like: Tensor, stride: int) -> Sequence[Leave]:
+        span = slice(stride - self.config.keep, stride)
+        later = zip(self.maps, self.shifts[1], self.value_shifts[1], strict=True)
+        return [partial(_moved, maps, shifts, span) for maps, *shifts in later]
+
     def write(self, recorder: CacheRecorder, past: Past, statistics: tuple[Tensor, ...]) -> Tensor:
         before, stride = 0 if past.memory is None else self.seen, recorder.stride
         own = recorder.layers(before, stride - self.config.keep, stride)
@@ -189,3 +197,15 @@ class Lookback(CacheMechanism):
         first, later = torch.stack([one.to(moved.dtype) for one in shifts], dim=2)
         last = Past(None if past.memory is None else later.expand_as(moved), past.live)
         return moved + last.otherwise(first.expand_as(moved))
+
+
+def _moved(maps: Tensor, shifts: Sequence[Tensor], span: slice, *own: Tensor) -> tuple[Tensor, Tensor]:
+    """One layer's keys and values after a window that has read a memory, as in `write`."""
+
+    def moved(part: Tensor, one: Tensor, shift: Tensor) -> Tensor:
+        by_head = part[:, :, span].transpose(0, 1)
+        product = torch.bmm(by_head.flatten(1, 2), one.to(part.dtype)).unflatten(1, by_head.shape[1:3])
+        return product.transpose(0, 1) + shift.to(product.dtype)
+
+    keys, values = (moved(*one) for one in zip(own, maps, shifts, strict=True))
+    return keys, values

@@ -4,8 +4,9 @@ Shapes: B rows, N input columns, P packed columns, K width, V vocabulary.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -18,10 +19,11 @@ from transformers.utils import ModelOutput
 from recurrify.context import Past, WindowContext, WindowJob
 from recurrify.errors import UserError
 from recurrify.families import attach, check_fits, checkpoints_layers, family_of, plain_head, run_backbone
+from recurrify.mechanisms.base import CacheMechanism
 from recurrify.mechanisms.config import MechanismConfig
 from recurrify.modeling.arguments import check_shapes
 from recurrify.modeling.config import RecurrentConfig
-from recurrify.modeling.rows import overwrite, past_of, row_mask, shift_left
+from recurrify.modeling.rows import in_rows, overwrite, past_of, row_mask, shift_left
 from recurrify.modeling.saving import SavingMixin, versions_of
 from recurrify.modeling.sharding import gather_unit, name_unit
 from recurrify.packing import Packed, open_windows, pack
@@ -29,10 +31,11 @@ from recurrify.speed.head_loss import IGNORE, summed_losses
 from recurrify.speed.products import product_dtype
 from recurrify.state import State
 from recurrify.vocabulary import check_ids
-from recurrify.windows import completed, schedule
+from recurrify.windows import Window, completed, schedule
 
 FEW_LOGITS = 2**24
-"""Up to so many logits, 64 MiB in float32, are kept for the backward pass instead of being recomputed."""
+"""So many logits, 64 MiB in float32, are computed at once, and up to so many of a text are kept for the backward pass
+instead of being recomputed."""
 
 
 @dataclass
@@ -57,13 +60,19 @@ class WindowsRun(NamedTuple):
 
 
 class WindowDone(NamedTuple):
+    """One window, or several that were read in parallel."""
+
     output: Tensor
-    """Hidden states or losses of the tokens that this window scores."""
+    """Hidden states or losses of the tokens that it scores."""
     memory: Tensor | None
     live: Tensor
     summary: Tensor | None
     finished: Tensor
-    """(B,) bool, on the CPU: which rows filled it."""
+    """(B,) bool, on the CPU: which rows filled it, or one of them."""
+    scored: slice
+    """Places of the tokens that it scores."""
+    memories: Sequence[Tensor] = ()
+    """Behind each window, if all are wanted."""
 
 
 class ForwardRun(NamedTuple):
@@ -84,6 +93,9 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
     _supports_context_parallel = False
     # Running statistics move in steps too small for half precision.
     _keep_in_fp32_modules_strict = ["running_mean", "running_variance"]  # noqa: RUF012 - transformers' own form
+    tokens_at_once: int = 16_384
+    """Windows that do not need each other's last layers (none, `kv`, `lookback`) are read in parallel, up to so many
+    tokens; 0: one window at a time."""
     auto_base: Any = None
     """The transformers Auto class that builds and loads this model's base."""
 
@@ -258,10 +270,11 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         token_types: Tensor | None = None,
         summed: bool = False,
         compiles: bool = False,
+        all_memories: bool = False,
     ) -> Iterator[WindowDone]:
         """Run packed rows and yield the results of each window: its losses or, without targets, its hidden states.
         Statistics are read but not updated. Windows without losses are compiled only with `compiles`: training does
-        not repeat them."""
+        not repeat them. With `all_memories`, results of windows read in parallel have the memory behind each."""
         window, overlap = self.recurrence.window, self.recurrence.overlap
         memory, live = state.memory, state.live
         filled = torch.tensor([completed(length, window, overlap) for length in packed.lengths])
@@ -270,25 +283,59 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
             self._check_cache()
             gather_unit(self.mechanism)
             statistics = self.mechanism.statistics()
-        for index, span in enumerate(schedule(packed.tokens.shape[1], window, overlap)):
-            finished = filled > index
+        spans = schedule(packed.tokens.shape[1], window, overlap)
+        index = 0
+        while index < len(spans):
+            count = 1 if token_types is not None else self._windows_at_once(packed, spans, index, live)
+            read = (filled - index).clamp(0, count)  # how many of these windows each row fills
+            finished = read > 0
             limit = self.recurrence.bptt_windows
             if limit is not None and memory is not None and index and index % limit == 0:
                 memory = memory.detach()
+            first, last = spans[index], spans[index + count - 1]
+            scored = slice(first.first, last.stop)
             job = WindowJob(
-                tokens=packed.tokens[:, span.start : span.stop],
-                targets=None if targets is None else targets[:, span.first : span.stop],
-                first=span.first - span.start,
+                tokens=packed.tokens[:, first.start : last.stop],
+                targets=None if targets is None else targets[:, scored],
+                first=first.first - first.start,
                 writes=bool(finished.any()),
                 summed=summed,
-                mask=None if self.family.causal else row_mask(packed, span),
-                token_types=None if token_types is None else token_types[:, span.start : span.stop],
+                mask=None if self.family.causal else row_mask(packed, first),
+                token_types=None if token_types is None else token_types[:, first.start : first.stop],
             )
-            output, written, summary = self._run_job(job, memory, live, statistics, compiles)
+            if count > 1:
+                job = in_rows(job, count, window, None if all_memories else (read - 1).clamp(min=0))
+            # Rows that have ended before they had a memory are not used.
+            has_memory = live if count == 1 else torch.ones_like(live)
+            output, written, summary = self._run_job(job, memory, has_memory, statistics, compiles)
+            memories: Sequence[Tensor] = ()
+            if count > 1:
+                output = output.unflatten(0, (-1, count)).flatten(1, 2)[:, : scored.stop - scored.start]
+            if count > 1 and all_memories and written is not None:
+                memories, written = written.unbind(1), written[:, -1]
             if written is not None:
                 memory = overwrite(memory, written, finished)
                 live = live | finished  # not in place: a checkpointed window keeps the old one for its second run
-            yield WindowDone(output, memory, live, summary, finished)
+            yield WindowDone(output, memory, live, summary, finished, scored, memories)
+            index += count
+
+    def _windows_at_once(self, packed: Packed, spans: Sequence[Window], index: int, live: Tensor) -> int:
+        """How many windows from this one on are read in parallel."""
+        mechanism, limit = self.mechanism, self.recurrence.bptt_windows
+        learns = torch.is_grad_enabled()
+        first_differs = index == 0 and self.recurrence.overlap > 0  # it scores all of its tokens
+        if not self.family.causal or first_differs or (self.recurrence.checkpoint and learns):
+            return 1
+        if mechanism is not None:
+            goes_on = torch.tensor(packed.lengths) > spans[index].start
+            if not (mechanism.in_parallel and bool(live.any()) and bool(live[goes_on].all())):
+                return 1
+        most = max(1, self.tokens_at_once // (len(packed.lengths) * self.recurrence.window))
+        left = len(spans) - index
+        if mechanism is not None and limit is not None and learns:
+            most, left = min(most, limit), min(left, limit - index % limit)
+        parts = -(-left // most)
+        return -(-left // parts)  # parts of about one length
 
     def _check_cache(self) -> None:
         assert self.mechanism is not None
@@ -311,13 +358,13 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         compiled = self.compiled_window
         others = self.graphed_steps is None or self.graphed_steps.compiles_others()
         repeated = ((job.targets is not None and others) or compiles) and job.token_types is None
-        if not repeated or compiled is None or not compiled.takes(job.tokens, live):
+        if not repeated or compiled is None or not compiled.takes(job, live):
             compiled = None
 
         def step(memory: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
             past = past_of(memory, live, self.device)
             if compiled is not None:
-                return compiled(job.tokens, job.targets, past.memory, statistics, job.first, job.writes, job.summed)
+                return compiled(job, past.memory, statistics)
             return self.run_job(job, past, statistics)
 
         if self.recurrence.checkpoint and torch.is_grad_enabled():
@@ -327,8 +374,8 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
     def run_job(
         self, job: WindowJob, past: Past, statistics: tuple[Tensor, ...]
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """One window: the losses of its new tokens, or without targets their hidden states; the memory and the summary
-        if it is written. Compiled and captured windows call this, too."""
+        """One window, or several in parallel: the losses of its new tokens, or without targets their hidden states; the
+        memory and the summary if it is written. Compiled and captured windows call this, too."""
         inputs: dict[str, Any] = {"input_ids": job.tokens}
         if self.family.causal:
             inputs["use_cache"] = False
@@ -336,7 +383,7 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
             inputs["attention_mask"] = job.mask
         if job.token_types is not None:
             inputs["token_type_ids"] = job.token_types
-        hidden, written, summary = self._through_base(inputs, past, statistics, job.writes)
+        hidden, written, summary = self._through_base(inputs, past, statistics, job.writes, job.windows, job.chosen)
         top = hidden[:, job.first :]
         if job.targets is not None:
             top = self._losses(top, job.targets, job.summed)
@@ -362,17 +409,28 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         return self._through_base(inputs, past_of(memory, live, self.device), statistics, writes)
 
     def _through_base(
-        self, inputs: dict[str, Any], past: Past, statistics: tuple[Tensor, ...], writes: bool
+        self,
+        inputs: dict[str, Any],
+        past: Past,
+        statistics: tuple[Tensor, ...],
+        writes: bool,
+        windows: int = 1,
+        chosen: int | Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         mechanism = self.mechanism
         if mechanism is None:
             return run_backbone(self.base, WindowContext(), inputs, self.family.causal), None, None
-        recorder = mechanism.recorder(self.recurrence.stride) if writes else None
+        recorder = mechanism.recorder(self.recurrence.stride) if writes or windows > 1 else None
+        if recorder is not None:
+            recorder.windows = windows
         context = WindowContext(past, recorder=recorder)
         inputs = mechanism.open(context, self.base, inputs)
         hidden = run_backbone(self.base, context, inputs, self.family.causal)
-        if recorder is None:
+        if not writes or recorder is None:
             return hidden, None, None
+        if windows > 1:
+            assert isinstance(mechanism, CacheMechanism), "others read one window at a time"
+            return hidden, mechanism.write_parallel(recorder, past, chosen), None
         return hidden, mechanism.write(recorder, past, statistics), recorder.summary()
 
     def _has_few_logits(self, tokens: Tensor) -> bool:
@@ -384,13 +442,16 @@ class RecurrentPreTrainedModel(SavingMixin, PreTrainedModel):
         if summed and self.makes_gradients_at_once(hidden):
             return self.summed_losses(hidden, targets)
 
-        def losses(hidden: Tensor) -> Tensor:
+        def losses(hidden: Tensor, targets: Tensor) -> Tensor:
             return token_losses(self.family.head(self.base, hidden), targets)
 
-        if self.recurrence.checkpoint or torch.compiler.is_compiling() or not torch.is_grad_enabled():
-            return losses(hidden)
-        # The logits of a large vocabulary outweigh everything else that is kept: recompute them instead.
-        return checkpoint(losses, hidden, use_reentrant=False)
+        if self.recurrence.checkpoint or torch.compiler.is_compiling():
+            return losses(hidden, targets)
+        # The logits of a large vocabulary outweigh everything else that is kept: recompute them instead, part by part.
+        run = partial(checkpoint, losses, use_reentrant=False) if torch.is_grad_enabled() else losses
+        at_once = max(1, FEW_LOGITS // self.base.config.vocab_size)
+        parts = zip(hidden.flatten(0, 1)[None].split(at_once, 1), targets.reshape(1, -1).split(at_once, 1), strict=True)
+        return torch.cat([run(*part) for part in parts], dim=1).view_as(targets)
 
     def makes_gradients_at_once(self, hidden: Tensor) -> bool:
         """Whether the gradients of the head are made with its losses: not in a pass that is run a second time for

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from recurrify.context import Past
+from recurrify.context import Past, WindowJob
 from recurrify.packing import Packed
 from recurrify.speed.head_loss import IGNORE
 from recurrify.windows import Window
@@ -29,6 +29,26 @@ def row_mask(packed: Packed, span: Window) -> Tensor | None:
     inside = (lengths - span.start).clamp(min=1)
     positions = torch.arange(span.stop - span.start)
     return (positions[None] < inside[:, None]).long().to(packed.tokens.device)
+
+
+def in_rows(job: WindowJob, windows: int, window: int, chosen: Tensor | None) -> WindowJob:
+    """The job of neighbouring windows as rows, text by text; the last one is padded, and padding is not scored.
+
+    `chosen` (B,) is the window of each text whose memory is wanted; None: all of them.
+    """
+    scored = window - job.first
+    # Windows begin where the part of the one before ends that only it scores.
+    tokens = functional.pad(job.tokens, (0, job.first + windows * scored - job.tokens.shape[1]))
+    rows = tokens.unfold(1, window, scored).flatten(0, 1).contiguous()
+    targets = job.targets
+    if targets is not None:
+        targets = functional.pad(targets, (0, windows * scored - targets.shape[1]), value=IGNORE)
+        targets = targets.unflatten(1, (windows, scored)).flatten(0, 1)
+    place: int | Tensor | None = chosen
+    if chosen is not None:
+        same = int(chosen.min()) == int(chosen.max())
+        place = int(chosen[0]) if same else chosen.to(tokens.device)
+    return job._replace(tokens=rows, targets=targets, windows=windows, chosen=place)
 
 
 def overwrite(memory: Tensor | None, written: Tensor, finished: Tensor) -> Tensor:

@@ -80,27 +80,19 @@ class CompiledWindow:
         }
         """Without and with cuDNN's attention."""
 
-    def takes(self, tokens: Tensor, live: Tensor) -> bool:
+    def takes(self, job: WindowJob, live: Tensor) -> bool:
         """Whether training repeats this window; the first one decides on the number of rows."""
-        model = self.model
+        model, rows = self.model, len(job.tokens) // job.windows
         if not (model.training and torch.is_grad_enabled()) or bool(live.any()) != bool(live.all()):
             return False
-        if self.rows is None and tokens.shape[1] == model.recurrence.window:
-            self.rows = len(tokens)
-        return len(tokens) == self.rows
+        if self.rows is None and job.tokens.shape[1] == model.recurrence.window:
+            self.rows = rows
+        return rows == self.rows
 
-    def __call__(
-        self,
-        tokens: Tensor,
-        targets: Tensor | None,
-        memory: Tensor | None,
-        statistics: tuple[Tensor, ...],
-        first: int,
-        writes: bool,
-        summed: bool = False,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    def __call__(self, job: WindowJob, memory: Tensor | None, statistics: tuple[Tensor, ...]) -> WindowResult:
         """A short last window is padded: attention is causal, and padding is not scored."""
-        scored = tokens.shape[1] - first
+        tokens, targets = job.tokens, job.targets
+        scored = tokens.shape[1] - job.first
         missing = self.model.recurrence.window - tokens.shape[1]
         # Slices of batches of different lengths differ in their strides, which would compile them again.
         tokens = F.pad(tokens, (0, missing)).contiguous()
@@ -110,9 +102,8 @@ class CompiledWindow:
         cudnn = attends_plainly(self.model, memory is not None, padded) and cudnn_is_safe(attended_lengths(self.model))
         # torch reads these options when it compiles, which can happen in any call.
         with with_cudnn(cudnn), with_padded_queries(padded), functorch_config.patch(KEPT_FOR_LATER):
-            top, written, summary = self.compiled[cudnn](
-                self.model, tokens, targets, memory, statistics, first, writes, summed
-            )
+            rest = job.first, job.writes, job.summed, job.windows, job.chosen
+            top, written, summary = self.compiled[cudnn](self.model, tokens, targets, memory, statistics, *rest)
         return top[:, :scored], written, summary
 
 
@@ -157,13 +148,14 @@ def run_full_window(
     statistics: tuple[Tensor, ...],
     first: int,
     writes: bool,
-    summed: bool = False,
+    summed: bool,
+    windows: int,
+    chosen: int | Tensor | None,
 ) -> WindowResult:
-    """The model's own function for a window in which all rows have a memory, or none."""
+    """The model's own function for windows in which all rows have a memory, or none."""
     # Made in here: an object from outside would be a reason to compile again for each window.
-    result: WindowResult = model.run_job(
-        WindowJob(tokens, targets, first, writes, summed), Past(memory, None), statistics
-    )
+    job = WindowJob(tokens, targets, first, writes, summed, windows=windows, chosen=chosen)
+    result: WindowResult = model.run_job(job, Past(memory, None), statistics)
     return result
 
 

@@ -17,6 +17,7 @@ import torch.nn.functional as F  # noqa: N812 - everyone's name for it
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from recurrify.context import WindowJob
 from recurrify.errors import UserError
 from recurrify.packing import Packed, open_windows
 from recurrify.speed.capturing import capture
@@ -209,8 +210,8 @@ class GraphedSteps:
 
         def run(inputs: WindowInputs) -> WindowOutputs:
             tokens, targets, memory, statistics = inputs
-            found = model.compiled_window(tokens, targets if scores else None, memory, statistics, first, True)
-            return WindowOutputs(*found)
+            job = WindowJob(tokens, targets if scores else None, first, writes=True, summed=False)
+            return WindowOutputs(*model.compiled_window(job, memory, statistics))
 
         return run
 
@@ -293,18 +294,20 @@ def whole_rows(model: Any, weights: ParameterAliases, packed: Packed, state: Sta
 
     def run(tokens: Tensor, targets: Tensor) -> Found:
         full = packed._replace(tokens=tokens, lengths=[tokens.shape[1]] * len(tokens))
-        memories, summaries, losses, tops, gradients = [], [], [], [], []
-        workspace = None if head is None else head.workspace(len(tokens) * key.recurrence.window)
+        memories: list[Tensor] = []
+        summaries, losses, tops, gradients = [], [], [], []
+        most = max(len(tokens) * key.recurrence.window, model.tokens_at_once)
+        workspace = None if head is None else head.workspace(min(most, tokens.numel()))
         weights.tap()
         wanted = targets if head is None else None
-        for one, span in zip(model.each_window(full, state, wanted, compiles=True), key.spans(), strict=True):
+        for one in model.each_window(full, state, wanted, compiles=True, all_memories=key.filled_up):
             losses.append(one.output)
             if head is not None:
                 tops.append(one.output)
-                losses[-1], gradient = head.score(one.output.detach(), targets[:, span.first : span.stop], workspace)
+                losses[-1], gradient = head.score(one.output.detach(), targets[:, one.scored], workspace)
                 gradients.append(gradient)
             if one.memory is not None:
-                memories.append(one.memory)
+                memories += one.memories or [one.memory]
             if one.summary is not None:
                 summaries.append(one.summary)
             weights.tap()  # for the next one

@@ -101,7 +101,7 @@ def _read(model: RecurrentForCausalLM, documents: Sequence[TokenizedDocument]) -
     """Seconds to score the documents."""
     started = time.perf_counter()
     # Losses arrive on the CPU: the GPU is done when this returns.
-    evaluate_documents(model, documents, rows=len(documents), windows_per_call=1, bf16=True)
+    evaluate_documents(model, documents, rows=len(documents), bf16=True)
     return time.perf_counter() - started
 
 

@@ -193,9 +193,7 @@ def score(
 ) -> Scored:
     """Score every token but the first of each document; `exchange` gives each another document's memory."""
     rows = max(2, FORWARD_TOKENS // model.recurrence.window)
-    found = evaluate_documents(
-        model, documents, rows=rows, windows_per_call=1, bf16=True, change_state=Exchange() if exchange else None
-    )
+    found = evaluate_documents(model, documents, rows=rows, bf16=True, change_state=Exchange() if exchange else None)
     cost = memory_cost(model)
     row = {
         "name": name,
