@@ -112,7 +112,7 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):
             state = cache.state
         if cache is not None and not labelled and self._is_one_step(input_ids, attention_mask):
             check_ids(input_ids, self.get_input_embeddings())
-            logits = self.family.head(self.base, one_step(self, input_ids, cache))
+            logits = one_step(self, input_ids, cache, self.head)
             return RecurrentOutput(logits=logits, state=cache.state if return_state else None, past_key_values=cache)
         keeps = self.returns_logits(labelled, return_logits, logits_to_keep)
         shift = targets is None
@@ -124,6 +124,10 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):
             seen = input_ids.shape[1] + (cache.seen if cache is not None else 0)
             output.past_key_values = RecurrentCache(run.windows.state.detach(), seen)
         return output
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """The logits of hidden states."""
+        return self.family.head(self.base, hidden)
 
     @staticmethod
     def _is_one_step(input_ids: Tensor, attention_mask: Tensor | None) -> bool:
