@@ -2,10 +2,11 @@
 
 Each row has its own place in its own window, so rows of a padded batch reach window borders at different steps. The
 buffers have the window's size, so the thousandth token costs as much as the first. When a row's window is full, it runs
-again as a whole to write its memory, and the row starts its next window.
+again as a whole to write its memory, and the row starts its next window. Between these borders a step waits for nothing
+on the device.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,8 +17,17 @@ from recurrify.errors import UserError
 from recurrify.families import run_backbone
 from recurrify.masks import aligned, as_mask
 from recurrify.modeling.model import RecurrentPreTrainedModel
-from recurrify.speed.graphed_generation import DecodingGraphs
+from recurrify.speed.graphed_generation import DecodingGraphs, Finish
 from recurrify.state import State
+
+
+class OpenWindows(NamedTuple):
+    """The open windows on the device, until one of them is full."""
+
+    tokens: Tensor
+    """(rows, window): with room for the rest of them."""
+    places: Tensor
+    """(rows,): the place of each row's newest token."""
 
 
 class RecurrentCache(Cache):
@@ -30,8 +40,7 @@ class RecurrentCache(Cache):
         self.buffers: WindowBuffers | None = None
         self.filled = torch.zeros(state.rows, dtype=torch.bool)
         """Rows whose open window is in the buffers; the others are run from their window's start at the next step."""
-        self.room: Tensor | None = None
-        """The tokens of the open windows, with room for the rest of them, as long as all rows are at one place."""
+        self.open: OpenWindows | None = None
         self.graphs = DecodingGraphs()
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -46,7 +55,7 @@ class RecurrentCache(Cache):
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self.state = self.state.select(beam_idx)
         self.filled = self.filled[beam_idx.cpu()]
-        self.room = None
+        self.open = None
         if self.buffers is not None:
             self.buffers.select(beam_idx)
         self.graphs = DecodingGraphs()  # the old graphs read the old buffers
@@ -76,8 +85,8 @@ class WindowBuffers(Cache):
         self.window, self.slots, self.rows = window, slots, rows
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
-        self.active: Tensor | None = None
-        self.places: Tensor | None = None
+        self.index: dict[int, Tensor] = {}
+        """Where the coming tokens go (rows, 1, 1, 1), by the number of slots in front."""
 
     def fill(self, rows: Tensor, captured: DynamicCache, tokens: int) -> None:
         """Store the keys and values of the first `tokens` tokens of these rows' windows."""
@@ -91,17 +100,17 @@ class WindowBuffers(Cache):
                 start = front + tokens - given.shape[2]
                 store[layer][rows, :, start : front + tokens] = given.to(store[layer].dtype)
 
+    def point_at(self, places: Tensor) -> None:
+        """Choose the places of the coming tokens, one per row, in all layers at once."""
+        self.index = {count: (places + count)[:, None, None, None] for count in {0, *self.slots.values()}}
+
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
-        """One new token for each active row; gives all keys and values of those rows."""
+        """One new token for each row; gives all keys and values."""
+        index = self.index[self.slots.get(layer_idx, 0)].expand_as(key_states)
         keys, values = self.keys[layer_idx], self.values[layer_idx]
-        assert self.active is not None
-        assert self.places is not None
-        index = self.places + self.slots.get(layer_idx, 0)
-        keys[self.active, :, index] = key_states[:, :, 0].to(keys.dtype)
-        values[self.active, :, index] = value_states[:, :, 0].to(values.dtype)
-        if len(self.active) == self.rows:
-            return keys, values
-        return keys[self.active], values[self.active]
+        keys.scatter_(2, index, key_states.to(keys.dtype))
+        values.scatter_(2, index, value_states.to(values.dtype))
+        return keys, values
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0
@@ -113,69 +122,45 @@ class WindowBuffers(Cache):
                 store[layer] = part[rows.to(part.device)]
 
 
-def one_step(model: RecurrentPreTrainedModel, tokens: Tensor, cache: RecurrentCache) -> Tensor:
-    """Feed one token (B, 1) to every row; returns the hidden states (B, 1, K) and moves the cache on."""
-    state = cache.state
-    tokens_now = _append(cache, tokens, model.recurrence.window)
-    state = state._replace(tokens=tokens_now, lengths=state.lengths + 1)
+def one_step(model: RecurrentPreTrainedModel, tokens: Tensor, cache: RecurrentCache, finish: Finish) -> Tensor:
+    """Feed one token (B, 1) to every row and move the cache on; returns what `finish` makes of the hidden states."""
+    state, window = cache.state, model.recurrence.window
+    opened = cache.open = _append(cache, tokens, window)
+    lengths = state.lengths + 1
+    state = state._replace(tokens=opened.tokens[:, : int(lengths.max())], lengths=lengths)
     if cache.buffers is None:
         slots = model.mechanism.slots() if model.mechanism is not None else {}
-        cache.buffers = WindowBuffers(model.recurrence.window, slots, state.rows)
-    continued, restarted = cache.filled, ~cache.filled
-    if bool(continued.all()):
-        hidden = _decode_all(model, state, tokens, cache)
-    elif bool(restarted.all()):
-        hidden = _run_from_start(model, state, cache.buffers, restarted)
-    else:
-        part = _decode(model, state, cache.buffers, continued)
-        hidden = part.new_zeros(state.rows, 1, part.shape[2])
-        hidden[continued.to(hidden.device)] = part
-        hidden[restarted.to(hidden.device)] = _run_from_start(model, state, cache.buffers, restarted).to(part.dtype)
-    full = state.lengths == model.recurrence.window
+        cache.buffers = WindowBuffers(window, slots, state.rows)
+    buffers = cache.buffers
+    if not bool(cache.filled.all()):
+        _fill_from_start(model, state, buffers, ~cache.filled)
+
+    def step(tokens: Tensor, places: Tensor, memory: Tensor | None) -> Tensor:
+        return finish(_one_token(model, tokens, places, memory, state.live, buffers))
+
+    found = cache.graphs.take(model, state, tokens, opened.places, step, finish)
+    if found is None:
+        found = step(tokens, opened.places, state.memory)
+    full = lengths == window
     cache.filled = ~full
     if bool(full.any()):
-        state, cache.room = _roll_over(model, state, full), None
+        state, cache.open = _roll_over(model, state, full), None
     cache.state = state
     cache.seen += 1
-    return hidden
+    return found
 
 
-def _append(cache: RecurrentCache, tokens: Tensor, window: int) -> Tensor:
-    """The tokens of the open windows with the newest. What earlier states hold of them stays as it is."""
-    held, lengths = cache.state.tokens, cache.state.lengths
-    place = int(lengths.max())
-    if int(lengths.min()) == place:
-        if cache.room is None:
-            cache.room = tokens.new_zeros(len(tokens), window)
-            cache.room[:, :place] = held[:, :place]
-        cache.room[:, place] = tokens[:, 0]
-        return cache.room[:, : place + 1]
-    cache.room = None
-    missing = place + 1 - held.shape[1]
-    held = torch.cat([held, tokens.new_zeros(len(held), missing)], dim=1) if missing > 0 else held.clone()
-    held[torch.arange(len(held), device=tokens.device), lengths.to(tokens.device)] = tokens[:, 0]
-    return held
-
-
-def _decode_all(model: RecurrentPreTrainedModel, state: State, tokens: Tensor, cache: RecurrentCache) -> Tensor:
-    buffers, live = cache.buffers, state.live
-    assert buffers is not None
-
-    def decode(tokens: Tensor, places: Tensor, memory: Tensor | None) -> Tensor:
-        return _one_token(model, tokens, places, memory, live, torch.arange(len(tokens), device=tokens.device), buffers)
-
-    replayed = cache.graphs.take(model, state, tokens, decode)
-    return _decode(model, state, buffers, cache.filled) if replayed is None else replayed
-
-
-def _decode(model: RecurrentPreTrainedModel, state: State, buffers: WindowBuffers, rows: Tensor) -> Tensor:
-    """The newest token of these rows, against what their windows hold so far."""
-    active = rows.nonzero()[:, 0]
-    places = (state.lengths[active] - 1).to(model.device)
-    active = active.to(model.device)
-    memory = None if state.memory is None else state.memory[active]
-    tokens = state.tokens[active].gather(1, places[:, None])
-    return _one_token(model, tokens, places, memory, state.live[rows], active, buffers)
+def _append(cache: RecurrentCache, tokens: Tensor, window: int) -> OpenWindows:
+    """The open windows with the newest tokens. What earlier states hold of them stays as it is."""
+    opened = cache.open
+    if opened is None:
+        held = cache.state.tokens
+        opened = OpenWindows(held.new_zeros(len(held), window), cache.state.lengths.to(held.device, copy=True))
+        opened.tokens[:, : held.shape[1]] = held
+    else:
+        opened.places.add_(1)
+    opened.tokens.scatter_(1, opened.places[:, None], tokens.to(opened.tokens.dtype))
+    return opened
 
 
 def _one_token(
@@ -184,16 +169,15 @@ def _one_token(
     places: Tensor,
     memory: Tensor | None,
     live: Tensor,
-    active: Tensor,
     buffers: WindowBuffers,
 ) -> Tensor:
-    """Tokens (A, 1) at these places of the active rows' windows; `live` is on the CPU."""
-    buffers.active, buffers.places = active, places
+    """The hidden states (B, 1, K) of tokens (B, 1) at these places of the windows; `live` is on the CPU."""
+    buffers.point_at(places)
     allowed = torch.arange(buffers.window, device=model.device)[None] <= places[:, None]
     # Additive, though a boolean mask would do: fused attention would convert it again in each layer.
     mask = aligned(as_mask(allowed, True, model.dtype)[:, None, None])
     if not bool(live.any()):  # made on the device: a graph cannot wait for the host
-        past = Past(None, torch.zeros(len(active), dtype=torch.bool, device=model.device))
+        past = Past(None, torch.zeros(len(tokens), dtype=torch.bool, device=model.device))
     else:
         past = Past(memory, None if bool(live.all()) else live.to(model.device))
     context = WindowContext(past, places)
@@ -209,16 +193,14 @@ def _one_token(
     return run_backbone(model.base, context, inputs, causal=True, cached_slots=buffers.slots)
 
 
-def _run_from_start(model: RecurrentPreTrainedModel, state: State, buffers: WindowBuffers, rows: Tensor) -> Tensor:
-    """The open windows of these rows from their first token on, their keys and values caught for later steps."""
+def _fill_from_start(model: RecurrentPreTrainedModel, state: State, buffers: WindowBuffers, rows: Tensor) -> None:
+    """Run the open windows of these rows from their first token on, to store their keys and values."""
     chosen = state.select(rows.nonzero()[:, 0])
     longest = int(chosen.lengths.max())
     captured = DynamicCache()
     inputs = {"input_ids": chosen.tokens[:, :longest], "past_key_values": captured, "use_cache": True}
-    hidden, _, _ = model.run_one_window(inputs, chosen.memory, chosen.live)
+    model.run_one_window(inputs, chosen.memory, chosen.live)
     buffers.fill(rows.nonzero()[:, 0].to(model.device), captured, longest)
-    last = (chosen.lengths - 1).to(hidden.device)
-    return hidden[torch.arange(len(last), device=hidden.device), last][:, None]
 
 
 def _roll_over(model: RecurrentPreTrainedModel, state: State, full: Tensor) -> State:

@@ -1,9 +1,11 @@
 """One generation step as a CUDA graph: launching its hundred small kernels takes longer than running them.
 
-Keys and values are in buffers of fixed size, so one graph serves every position of every window. It reads and writes
-fixed tensors: the newest tokens, their positions, and a copy of the memory, which is updated when a window is full.
+Keys and values are in buffers of fixed size, so one graph serves every position of every window. It reads fixed
+tensors: the newest tokens, their positions, and a copy of the memory, which is updated when a window is full. What
+becomes of the hidden states is in it, too: logits, or the choice of the next token.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -18,13 +20,16 @@ STEPS_BEFORE = 4
 """Eager steps before a capture, so that generating a few tokens does not wait for one."""
 WARM_UPS = 2
 
-Decode = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-"""Maps tokens (B, 1), their positions in the window (B,) and the memory to hidden states (B, 1, K)."""
+Step = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""Maps tokens (B, 1), their positions in the window (B,) and the memory to what is asked of the step."""
+Finish = Callable[[Tensor], Tensor]
+"""The end of a step: maps hidden states (B, 1, K) to its result."""
 
 
 def graph_generation(model: Any) -> None:
-    """Let a recurrent model on a CUDA device generate with CUDA graphs and GELU as one kernel. Tokens are the same
-    except for ties within rounding."""
+    """Let a recurrent model on a CUDA device generate with CUDA graphs and GELU as one kernel. Greedy decoding and
+    sampling of tokens alone do not wait for the host between steps. Tokens are the same except for ties within
+    rounding."""
     model.graphs_generation = True
     for module in model.modules():
         if isinstance(module, QuickInTraining):
@@ -32,23 +37,26 @@ def graph_generation(model: Any) -> None:
 
 
 class DecodingGraphs:
-    """The graphs of one generated text: without a memory (first window) and with one."""
+    """The graphs of one generated text, by the end of the step: without a memory (first window) and with one."""
 
     def __init__(self) -> None:
-        self.steps = {False: 0, True: 0}
-        self.graphs: dict[bool, DecodingGraph] = {}
+        self.steps: Counter[tuple[Finish, bool]] = Counter()
+        self.graphs: dict[tuple[Finish, bool], DecodingGraph] = {}
 
-    def take(self, model: Any, state: State, tokens: Tensor, decode: Decode) -> Tensor | None:
-        """The replayed result of `decode` for the newest tokens; None if this step must run eagerly."""
+    def take(
+        self, model: Any, state: State, tokens: Tensor, places: Tensor, step: Step, finish: Finish
+    ) -> Tensor | None:
+        """The replayed result of `step`, which ends with `finish`; None if this step must run eagerly."""
         remembers = bool(state.live.any())
         if not can_capture(model, tokens) or remembers != bool(state.live.all()):
             return None
-        self.steps[remembers] += 1
-        if self.steps[remembers] <= STEPS_BEFORE:
+        kind = finish, remembers
+        self.steps[kind] += 1
+        if self.steps[kind] <= STEPS_BEFORE:
             return None
-        if remembers not in self.graphs:
-            self.graphs[remembers] = DecodingGraph(state, tokens, decode)
-        return self.graphs[remembers].replay(state, tokens)
+        if kind not in self.graphs:
+            self.graphs[kind] = DecodingGraph(tokens, places, state.memory, step)
+        return self.graphs[kind].replay(tokens, places, state.memory)
 
 
 def can_capture(model: Any, tokens: Tensor) -> bool:
@@ -59,19 +67,18 @@ def can_capture(model: Any, tokens: Tensor) -> bool:
 
 
 class DecodingGraph:
-    def __init__(self, state: State, tokens: Tensor, decode: Decode) -> None:
-        self.tokens = tokens.clone()
-        self.places = (state.lengths - 1).to(tokens.device)
-        self.copied = state.memory
-        self.memory = None if state.memory is None else state.memory.clone()
-        self.run = captured(lambda: decode(self.tokens, self.places, self.memory), tokens.device)
+    def __init__(self, tokens: Tensor, places: Tensor, memory: Tensor | None, step: Step) -> None:
+        self.tokens, self.places = tokens.clone(), places.clone()
+        self.copied = memory
+        self.memory = None if memory is None else memory.clone()
+        self.run = captured(lambda: step(self.tokens, self.places, self.memory), tokens.device)
 
-    def replay(self, state: State, tokens: Tensor) -> Tensor:
+    def replay(self, tokens: Tensor, places: Tensor, memory: Tensor | None) -> Tensor:
         self.tokens.copy_(tokens)
-        self.places.copy_(state.lengths - 1)
-        if self.memory is not None and state.memory is not None and state.memory is not self.copied:
-            self.memory.copy_(state.memory)
-            self.copied = state.memory
+        self.places.copy_(places)
+        if self.memory is not None and memory is not None and memory is not self.copied:
+            self.memory.copy_(memory)
+            self.copied = memory
         return self.run().clone()
 
 
@@ -79,8 +86,9 @@ def captured(function: Callable[[], Tensor], device: torch.device) -> Callable[[
     """Capture the function's kernels; calling the result runs them again and returns the tensor that they write."""
     written: list[Tensor] = []
     with torch.cuda.device(device):
-        for _ in range(WARM_UPS):  # writes the same newest keys and values again
-            on_side_stream(function)
+        with torch.random.fork_rng([device]):  # a seed gives the text that it gives without graphs
+            for _ in range(WARM_UPS):  # writes the same newest keys and values again
+                on_side_stream(function)
         replay = capture(lambda: written.append(function()))
 
     def run() -> Tensor:
