@@ -11,8 +11,11 @@ from transformers import (
     AutoModelForMaskedLM,
     GenerationConfig,
     GenerationMixin,
+    LogitsProcessorList,
     PreTrainedModel,
+    StoppingCriteriaList,
 )
+from transformers.generation.streamers import BaseStreamer
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_MASKED_LM_MAPPING_NAMES,
@@ -35,6 +38,7 @@ from recurrify.modeling.arguments import STANDARD, check_standard_arguments, tak
 from recurrify.modeling.config import RecurrentConfig
 from recurrify.modeling.generation import RecurrentCache, one_step
 from recurrify.modeling.model import RecurrentOutput, RecurrentPreTrainedModel
+from recurrify.modeling.sampling import needs_no_host, sample
 from recurrify.modeling.task_heads import (
     RecurrentForQuestionAnswering,
     RecurrentForSequenceClassification,
@@ -152,6 +156,22 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):
             generation_config = copy.deepcopy(generation_config)
             generation_config.prefill_chunk_size = None
         return super().generate(inputs, generation_config, *args, **kwargs)
+
+    def _sample(
+        self,
+        input_ids: Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        synced_gpus: bool = False,
+        streamer: BaseStreamer | None = None,
+        **others: Any,
+    ) -> Any:
+        """Called by `generate` for greedy decoding and sampling."""
+        request = logits_processor, stopping_criteria, generation_config
+        if self.graphs_generation and not synced_gpus and needs_no_host(*request, others):
+            return sample(self, input_ids, *request, streamer, others)
+        return super()._sample(input_ids, *request, synced_gpus=synced_gpus, streamer=streamer, **others)
 
     def init_continuous_batching(self, *_: Any, **__: Any) -> Any:
         raise UserError(
