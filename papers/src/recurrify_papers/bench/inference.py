@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from transformers import GenerationConfig
-from transformers.generation.streamers import BaseStreamer
 
 from recurrify.data import TokenizedDocument
 from recurrify.evaluate import evaluate_documents, full_flops_per_token
@@ -21,6 +20,8 @@ from recurrify_papers.bench.timing import WRONG, Entrant, NotMeasuredError, Row,
 
 ALONE = 2
 """Documents that are read one at a time: more would only take longer."""
+FEW = 16
+"""Tokens of a second window after which a captured model replays its step."""
 SAME_LOSS = 1e-5
 EXPECTED = (RuntimeError, ValueError, ImportError, TypeError, AttributeError, NotImplementedError)
 TRANSFORMERS, BATCHING = "transformers", "transformers, continuous batching"
@@ -86,26 +87,6 @@ def _loop(bench: Bench, base: Any, documents: list[TokenizedDocument]) -> None:
                 float(base(piece, labels=piece, use_cache=False).loss)
 
 
-class _Clock(BaseStreamer):
-    """Records when tokens arrive; the prompt arrives first."""
-
-    def __init__(self) -> None:
-        self.times: list[float] = []
-
-    def put(self, value: Tensor) -> None:
-        self.times.append(time.perf_counter())
-
-    def end(self) -> None:
-        pass
-
-    def seconds_per_token(self) -> float:
-        """Median over tokens, without the first, whose time is that of reading the prompt."""
-        return float(np.median(np.diff(self.times[1:])))
-
-    def seconds_of_prompt(self) -> float:
-        return self.times[1] - self.times[0]
-
-
 class Writer(NamedTuple):
     """A model that generates."""
 
@@ -132,7 +113,7 @@ def measure_batching(bench: Bench) -> Iterator[Row]:
 
 
 def measure_generation(bench: Bench) -> Iterator[Row]:
-    """Time per step and of reading the prompt, after prompts of several lengths; each text gets a window of tokens."""
+    """Time per step, over a window of tokens, and of reading the prompt, after prompts of several lengths."""
     writers = _writers(bench)
     checks: list[Row] = []
     problems: dict[str, str | None] = {}
@@ -186,7 +167,7 @@ def _check(bench: Bench, name: str, model: Any, checks: list[Row]) -> None:
 
 def _writers(bench: Bench) -> dict[str, Writer]:
     size, device = bench.size, bench.device
-    longest = size.positions - size.window - 1
+    longest = size.positions - size.window - FEW
     writers = {
         TRANSFORMERS: Writer(base_model(size, device), longest),
     }
@@ -206,19 +187,22 @@ def _ready(model: Any) -> Any:
 
 
 def _time_one(bench: Bench, model: Any, ids: Tensor, timing: Timing, reading: list[float]) -> None:
-    """Append the seconds of a step, and of reading the prompt."""
-    clock = _Clock()
-    with torch.inference_mode():
-        _ready(model).generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=bench.size.window + 1,
-            do_sample=False,
-            pad_token_id=0,
-            streamer=clock,
-        )
-    timing.seconds.append(clock.seconds_per_token())
-    reading.append(clock.seconds_of_prompt())
+    """Append the seconds of a step, and of reading the prompt with the first token. A step is the difference between
+    few tokens and a window more: a look at each token would make the device wait."""
+    window, took = bench.size.window, []
+    few = FEW + max(0, window - ids.shape[1])
+    for new in (1, few, few + window):
+        started = time.perf_counter()
+        with torch.inference_mode():
+            found = _ready(model).generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, do_sample=False, pad_token_id=0
+            )
+        written = len(found[0].tolist()) - ids.shape[1]  # the list waits for the device
+        took.append(time.perf_counter() - started)
+        if written != new:
+            raise NotMeasuredError("did not generate all tokens")
+    timing.seconds.append((took[2] - took[1]) / window)
+    reading.append(took[0])
 
 
 def _time_batch(bench: Bench, model: Any, ids: Tensor, timing: Timing) -> None:
