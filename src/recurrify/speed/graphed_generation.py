@@ -27,8 +27,9 @@ Finish = Callable[[Tensor], Tensor]
 
 
 def graph_generation(model: Any) -> None:
-    """Let a recurrent model on a CUDA device generate with CUDA graphs and GELU as one kernel. Tokens are the same
-    except for ties within rounding."""
+    """Let a recurrent model on a CUDA device generate with CUDA graphs and GELU as one kernel. Greedy decoding and
+    sampling of tokens alone do not wait for the host between steps. Tokens are the same except for ties within
+    rounding."""
     model.graphs_generation = True
     for module in model.modules():
         if isinstance(module, QuickInTraining):
