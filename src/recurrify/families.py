@@ -375,20 +375,15 @@ def turn_keys(base: PreTrainedModel, layers: Sequence[int], keys: Tensor, by: in
 def key_angles(base: PreTrainedModel, layers: Sequence[int], like: Tensor, by: int) -> tuple[Tensor, Tensor]:
     """Cosines and sines (layers, 1, 1, size) that `turn` keys of these layers by so many positions."""
     kinds = [_rotation(base, layer) for layer in layers]
-    exact = like.new_empty(0, dtype=torch.promote_types(like.dtype, torch.float32))
-    angles = {kind: _angles(base, *kind, exact, by) for kind in dict.fromkeys(kinds)}
-    if len(angles) == 1:
-        cos, sin = (part[None, None, None].expand(len(kinds), -1, -1, -1) for part in angles[kinds[0]])
-    else:
-        cos, sin = (torch.stack(parts)[:, None, None] for parts in zip(*(angles[kind] for kind in kinds), strict=True))
+    angles = {kind: _angles(base, *kind, like.new_empty(0), by) for kind in dict.fromkeys(kinds)}
+    cos, sin = (torch.stack(parts)[:, None, None] for parts in zip(*(angles[kind] for kind in kinds), strict=True))
     return cos, sin
 
 
 def turn(keys: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Keys (…, heads, positions, size), turned by angles of the same number of layers."""
     # At least in float32: the angle is the same for all keys, and so would be its error.
-    exact = keys.to(torch.promote_types(keys.dtype, torch.float32))
-    turned, still = exact.split([cos.shape[-1], exact.shape[-1] - cos.shape[-1]], dim=-1)
+    turned, still = keys.to(torch.promote_types(keys.dtype, torch.float32)).tensor_split([cos.shape[-1]], dim=-1)
     front, back = turned.chunk(2, dim=-1)
     turned = turned * cos + torch.cat([-back, front], dim=-1) * sin
     return torch.cat([turned, still], dim=-1).to(keys.dtype)

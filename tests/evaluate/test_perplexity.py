@@ -138,8 +138,8 @@ def test_every_token_is_scored_once_and_every_window_run_once(
 
     monkeypatch.setattr(Tally, "add", add)
     model = carrying(tiny("gpt2"), overlap=overlap) if remembers else plain(overlap)
-    windows_run = []
-    model.base.base_model.register_forward_hook(lambda *_: windows_run.append(1))
+    windows_run: list[int] = []
+    model.base.base_model.register_forward_hook(lambda *call: windows_run.append(len(call[2].last_hidden_state)))
     reported: list[int] = []
     found = evaluate_documents(model, DOCUMENTS, rows=1, windows_per_call=windows_per_call, progress=reported.append)
     expected = [(row, token) for row, length in enumerate(LENGTHS) for token in range(1, length)]
@@ -147,7 +147,7 @@ def test_every_token_is_scored_once_and_every_window_run_once(
     assert found.tokens.tolist() == [length - 1 for length in LENGTHS]
     assert sum(reported) == len(expected)
     inputs = (length - 1 for length in LENGTHS)
-    assert len(windows_run) == sum(1 + max(0, math.ceil((n - WINDOW) / (WINDOW - overlap))) for n in inputs)
+    assert sum(windows_run) == sum(1 + max(0, math.ceil((n - WINDOW) / (WINDOW - overlap))) for n in inputs)
 
 
 @pytest.mark.parametrize("memory", [True, False])

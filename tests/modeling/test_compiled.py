@@ -23,7 +23,7 @@ from recurrify.mechanisms.lookback import LookbackConfig
 from recurrify.mechanisms.memory_tokens import MemoryTokensConfig
 from recurrify.mechanisms.rsa import RSARecurrenceConfig
 from recurrify.mechanisms.summary import SummaryConfig
-from recurrify.modeling import model as model_code
+from recurrify.modeling import window_loop
 from recurrify.speed import backends, compiled
 from recurrify.speed.compiled import compile_windows
 from support.graphs import check_half_precision, trained
@@ -152,7 +152,7 @@ def test_kept_keys_need_no_mask(family: str, recurrence: Any, masked: bool, monk
     monkeypatch.setattr(families, "attend_to_earlier", watched)
     model = add_recurrence(two_layers(family), recurrence).train()
     kept = model.mechanism.slots()[0]
-    expected = [] if masked else [(8, 8 + kept)] * 4  # two layers of the last two windows
+    expected = [] if masked else [(8, 8 + kept)] * 2  # two layers; the last two windows are read in parallel
     for run_window in (None, compiled.run_full_window):
         if run_window is not None:
             compile_windows(model)
@@ -256,13 +256,13 @@ class TestAttentionKernels:
     def test_the_choice_ends_with_the_window(self, graphs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
         torch.backends.cuda.enable_cudnn_sdp(False)
         allowed: list[bool] = []
-        run = model_code.run_backbone
+        run = window_loop.run_backbone
 
         def watched(*inputs: Any, **more: Any) -> Any:
             allowed.append(torch.backends.cuda.cudnn_sdp_enabled())
             return run(*inputs, **more)
 
-        monkeypatch.setattr(model_code, "run_backbone", watched)
+        monkeypatch.setattr(window_loop, "run_backbone", watched)
         try:
             model = add_recurrence(tiny("gpt2"), CarryConfig(window=8)).train()
             model.compiled_window = compiled.CompiledWindow(model)

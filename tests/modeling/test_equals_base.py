@@ -83,7 +83,7 @@ def test_plain_windows_are_independent(kind: tuple[str, str]) -> None:
         parts.append(answer_of_base(base, ids[:, start : start + WINDOW])[:, first - start :])
         first = min(start + WINDOW, 20)
     model = add_recurrence(base, NoRecurrence(window=WINDOW, overlap=overlap))
-    torch.testing.assert_close(answer(model(ids)), torch.cat(parts, 1), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(answer(model(ids)), torch.cat(parts, 1), rtol=1e-5, atol=5e-6)
 
 
 @torch.no_grad()

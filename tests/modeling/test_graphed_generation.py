@@ -164,7 +164,7 @@ class Never(StoppingCriteria):
         {"use_cache": False},
         {"eos_token_id": 5, "min_new_tokens": 4},
     ],
-    ids=str,
+    ids=lambda settings: next(iter(settings)),
 )
 def test_other_requests_take_the_loop_of_transformers(captures: Captures, settings: dict[str, Any]) -> None:
     model, ids = recurrent("gpt2"), text(2, 1)
@@ -268,6 +268,7 @@ def test_graphs_sample_what_transformers_samples(sampling: dict[str, Any], monke
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize("lengths", [(4, 4), (4, 6)], ids=["together", "ragged"])
 def test_no_step_inside_a_window_waits_for_the_device(lengths: tuple[int, int]) -> None:
     model = recurrent("llama", base={"max_position_embeddings": 128}, mechanism="kv", window=64).cuda()

@@ -98,8 +98,8 @@ class OneWindow:
     def takes(self, *_: Any) -> bool:
         return False
 
-    def __call__(self, *inputs: Any) -> Any:
-        return run_full_window(self.model, *inputs)
+    def __call__(self, job: Any, *before: Any) -> Any:
+        return run_full_window(self.model, *before, *job)
 
 
 class AnyDevice(GraphedSteps):

@@ -234,13 +234,15 @@ def gradient_profile(
 
     ids = torch.as_tensor(text.ids[: spans[-1].stop + 1], dtype=torch.long, device=model.device)[None]
     hook = model.get_input_embeddings().register_forward_hook(keep)
-    # A checkpointed window would be embedded again in the backward pass.
+    # A checkpointed window would be embedded again in the backward pass, and windows in parallel together.
     model.set_recurrence(checkpoint=False, bptt_windows=None)
+    model.tokens_at_once, at_once = 0, model.tokens_at_once
     try:
         with evaluation_mode(model), torch.enable_grad():
             output = model(ids[:, :-1], targets=ids[:, 1:], return_logits=False, return_losses=True)
     finally:
         hook.remove()
+        model.tokens_at_once = at_once
         model.set_recurrence(checkpoint=recurrence.checkpoint, bptt_windows=recurrence.bptt_windows)
     ends = list(range(reach, len(spans)))
     norms = np.zeros((len(ends), reach + 1))

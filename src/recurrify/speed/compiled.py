@@ -102,8 +102,8 @@ class CompiledWindow:
         cudnn = attends_plainly(self.model, memory is not None, padded) and cudnn_is_safe(attended_lengths(self.model))
         # torch reads these options when it compiles, which can happen in any call.
         with with_cudnn(cudnn), with_padded_queries(padded), functorch_config.patch(KEPT_FOR_LATER):
-            rest = job.first, job.writes, job.summed, job.windows, job.chosen
-            top, written, summary = self.compiled[cudnn](self.model, tokens, targets, memory, statistics, *rest)
+            full = job._replace(tokens=tokens, targets=targets)
+            top, written, summary = self.compiled[cudnn](self.model, memory, statistics, *full)
         return top[:, :scored], written, summary
 
 
@@ -140,22 +140,10 @@ def attended_lengths(model: Any) -> set[int]:
     return {window + slots + extra for slots in (0, *mechanism.slots().values()) for extra in (0, behind)}
 
 
-def run_full_window(
-    model: Any,
-    tokens: Tensor,
-    targets: Tensor | None,
-    memory: Tensor | None,
-    statistics: tuple[Tensor, ...],
-    first: int,
-    writes: bool,
-    summed: bool,
-    windows: int,
-    chosen: int | Tensor | None,
-) -> WindowResult:
+def run_full_window(model: Any, memory: Tensor | None, statistics: tuple[Tensor, ...], *job: Any) -> WindowResult:
     """The model's own function for windows in which all rows have a memory, or none."""
     # Made in here: an object from outside would be a reason to compile again for each window.
-    job = WindowJob(tokens, targets, first, writes, summed, windows=windows, chosen=chosen)
-    result: WindowResult = model.run_job(job, Past(memory, None), statistics)
+    result: WindowResult = model.run_job(WindowJob(*job), Past(memory, None), statistics)
     return result
 
 
