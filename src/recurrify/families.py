@@ -372,11 +372,12 @@ def turn_keys(base: PreTrainedModel, layers: Sequence[int], keys: Tensor, by: in
     return turn(keys, *key_angles(base, layers, keys, by))
 
 
-def key_angles(base: PreTrainedModel, layers: Sequence[int], like: Tensor, by: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines (layers, 1, 1, size) that `turn` keys of these layers by so many positions."""
+def key_angles(base: PreTrainedModel, layers: Sequence[int], like: Tensor, by: int | Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines (layers, moves, 1, size) that `turn` keys of these layers by one or several (moves,) moves."""
+    moves = by if isinstance(by, Tensor) else torch.full((1,), by, device=like.device)
     kinds = [_rotation(base, layer) for layer in layers]
-    angles = {kind: _angles(base, *kind, like.new_empty(0), by) for kind in dict.fromkeys(kinds)}
-    cos, sin = (torch.stack(parts)[:, None, None] for parts in zip(*(angles[kind] for kind in kinds), strict=True))
+    angles = {kind: _angles(base, *kind, like.new_empty(0), moves) for kind in dict.fromkeys(kinds)}
+    cos, sin = (torch.stack(parts)[:, :, None] for parts in zip(*(angles[kind] for kind in kinds), strict=True))
     return cos, sin
 
 
@@ -396,11 +397,10 @@ def _rotation(base: PreTrainedModel, layer: int) -> tuple[bool, str | None]:
     return getattr(attention, "use_rope", True), base.config.layer_types[layer] if several else None
 
 
-def _angles(base: PreTrainedModel, moves: bool, kind: str | None, keys: Tensor, by: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines (size,) of a move by so many positions."""
+def _angles(base: PreTrainedModel, turns: bool, kind: str | None, like: Tensor, by: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines (moves, size) of moves by so many positions."""
     types = {} if kind is None else {"layer_type": kind}
-    places = torch.full((1, 1), by if moves else 0, device=keys.device)
-    cos, sin = (part[0, 0] for part in base.base_model.rotary_emb(keys.float(), places, **types))
+    cos, sin = (part[0] for part in base.base_model.rotary_emb(like.float(), (by * turns)[None], **types))
     scale = (cos.square() + sin.square()).rsqrt()
     return cos * scale, sin * scale
 

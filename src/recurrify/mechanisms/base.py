@@ -220,13 +220,17 @@ class ParallelLayer(DynamicLayer):
 
     def left_behind(self, chosen: int | Tensor | None) -> Tensor:
         """(texts, 2, heads, count, size) of the chosen windows, or of each (texts, windows, …)."""
-        texts = len(self.front[0])
-        parts = [part.unflatten(0, (texts, -1)) for part in self.left]
-        if isinstance(chosen, int):
-            parts = [part[:, chosen] for part in parts]
-        elif chosen is not None:
-            parts = [part[torch.arange(texts, device=part.device), chosen] for part in parts]
-        return torch.stack(parts, dim=-4)
+        parts = [part.unflatten(0, (len(self.front[0]), -1)) for part in self.left]
+        return torch.stack([pick_windows(part, chosen) for part in parts], dim=-4)
+
+
+def pick_windows(values: Tensor, chosen: int | Tensor | None) -> Tensor:
+    """The chosen ones of (texts, windows, …), or all of them."""
+    if chosen is None:
+        return values
+    if isinstance(chosen, int):
+        return values[:, chosen]
+    return values[torch.arange(len(values), device=values.device), chosen]
 
 
 def _behind_left(front: Tensor, left: Tensor, own: Tensor) -> Tensor:
