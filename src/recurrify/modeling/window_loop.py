@@ -22,6 +22,10 @@ from recurrify.state import State
 from recurrify.windows import Window, completed, schedule
 
 
+TRAINED_TIMES = 16
+"""Training keeps what all windows compute in any case, so that parallel windows take no more memory."""
+
+
 class WindowDone(NamedTuple):
     """One window, or several that were read in parallel."""
 
@@ -43,7 +47,7 @@ class WindowLoop:
 
     tokens_at_once: int = 16_384
     """Neighbouring windows are read in parallel up to so many tokens, without a memory and where
-    `Mechanism.in_parallel`; 0: one window at a time."""
+    `Mechanism.in_parallel`; 0: one window at a time. Training takes `TRAINED_TIMES` as many."""
     base: Any
     family: Family
     recurrence: MechanismConfig
@@ -120,7 +124,8 @@ class WindowLoop:
             goes_on = torch.tensor(packed.lengths) > spans[index].start
             if not (mechanism.in_parallel and bool(live.any()) and bool(live[goes_on].all())):
                 return 1
-        most = max(1, self.tokens_at_once // (len(packed.lengths) * self.recurrence.window))
+        tokens = self.tokens_at_once * (TRAINED_TIMES if learns else 1)
+        most = max(1, tokens // (len(packed.lengths) * self.recurrence.window))
         left = len(spans) - index
         if mechanism is not None and limit is not None and learns:
             most, left = min(most, limit), min(left, limit - index % limit)

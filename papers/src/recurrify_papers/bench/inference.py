@@ -25,6 +25,7 @@ FEW = 16
 SAME_LOSS = 1e-5
 EXPECTED = (RuntimeError, ValueError, ImportError, TypeError, AttributeError, NotImplementedError)
 TRANSFORMERS, BATCHING = "transformers", "transformers, continuous batching"
+LONG_WINDOWS = "transformers, its longest windows"
 
 
 def measure_reading(bench: Bench) -> Iterator[Row]:
@@ -38,14 +39,16 @@ def measure_reading(bench: Bench) -> Iterator[Row]:
     for memory, model in models.items():
         for rows, read in ((size.documents, documents), (1, documents[:ALONE])):
             entrants[memory, rows] = Entrant(memory, _scorer(model, read, rows, device.type == "cuda"))
-    entrants[TRANSFORMERS, 1] = Entrant(TRANSFORMERS, lambda: _loop(bench, base, documents[:ALONE]))
+    for window in (size.window, size.positions):
+        name = TRANSFORMERS if window == size.window else LONG_WINDOWS
+        entrants[name, 1] = Entrant(name, partial(_loop, bench, base, documents[:ALONE], window))
     timings = dict(zip(entrants, interleave(list(entrants.values()), size.rounds, device), strict=True))
     rows_found: list[Row] = []
     ratios: list[Row] = []
     for (name, rows), timing in timings.items():
         tokens = (size.documents if rows > 1 else ALONE) * (size.document_tokens - 1)
         rate = timing.rate(tokens)
-        flops = full_flops_per_token(models.get(name, base), size.window, 0)
+        flops = full_flops_per_token(models.get(name, base), size.positions if name == LONG_WINDOWS else size.window, 0)
         share = bench.share(None if rate is None else rate * flops)
         rows_found.append(
             {"model": name, "rows": rows, "tokens_per_second": rate, "share_of_ceiling": share, **vars(timing)}
@@ -77,12 +80,12 @@ def _check_reading(bench: Bench, memory: str, model: Any) -> Row:
 
 
 @torch.inference_mode()
-def _loop(bench: Bench, base: Any, documents: list[TokenizedDocument]) -> None:
+def _loop(bench: Bench, base: Any, documents: list[TokenizedDocument], window: int) -> None:
     """Windows without overlap, as transformers' guide to perplexity does."""
     for document in documents:
         ids = torch.from_numpy(document.ids.astype(np.int64)).to(bench.device)[None]
-        for start in range(0, ids.shape[1] - 1, bench.size.window):
-            piece = ids[:, start : start + bench.size.window + 1]
+        for start in range(0, ids.shape[1] - 1, window):
+            piece = ids[:, start : min(start + window + 1, ids.shape[1])]
             with half(bench.device):
                 float(base(piece, labels=piece, use_cache=False).loss)
 

@@ -51,6 +51,8 @@ def memories(size: Size) -> dict[str, dict[str, Any]]:
     }
     kept = "kv" if size.family == "llama" else "lookback"
     fewer: dict[str, Any] = {"mechanism": kept, "keep": size.keep // 4}
+    if kept == "kv":
+        found["far"] = {"mechanism": "far", "keep": size.keep}
     return {**found, f"{kept}-{size.keep // 4}": fewer, kept: {**fewer, "keep": size.keep}}
 
 
