@@ -21,7 +21,6 @@ from recurrify.packing import Packed
 from recurrify.state import State
 from recurrify.windows import Window, completed, schedule
 
-
 TRAINED_TIMES = 16
 """Training keeps what all windows compute in any case, so that parallel windows take no more memory."""
 

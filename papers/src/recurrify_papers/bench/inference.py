@@ -39,8 +39,8 @@ def measure_reading(bench: Bench) -> Iterator[Row]:
     for memory, model in models.items():
         for rows, read in ((size.documents, documents), (1, documents[:ALONE])):
             entrants[memory, rows] = Entrant(memory, _scorer(model, read, rows, device.type == "cuda"))
-    for window in (size.window, size.positions):
-        name = TRANSFORMERS if window == size.window else LONG_WINDOWS
+    windows = {TRANSFORMERS: size.window, LONG_WINDOWS: size.positions - 1}  # the last token is an input, too
+    for name, window in windows.items():
         entrants[name, 1] = Entrant(name, partial(_loop, bench, base, documents[:ALONE], window))
     timings = dict(zip(entrants, interleave(list(entrants.values()), size.rounds, device), strict=True))
     rows_found: list[Row] = []
@@ -48,7 +48,7 @@ def measure_reading(bench: Bench) -> Iterator[Row]:
     for (name, rows), timing in timings.items():
         tokens = (size.documents if rows > 1 else ALONE) * (size.document_tokens - 1)
         rate = timing.rate(tokens)
-        flops = full_flops_per_token(models.get(name, base), size.positions if name == LONG_WINDOWS else size.window, 0)
+        flops = full_flops_per_token(models.get(name, base), windows.get(name, size.window), 0)
         share = bench.share(None if rate is None else rate * flops)
         rows_found.append(
             {"model": name, "rows": rows, "tokens_per_second": rate, "share_of_ceiling": share, **vars(timing)}
