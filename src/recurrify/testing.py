@@ -402,7 +402,7 @@ def check_devices(case: Case) -> None:
     model, window = case.recurrent(), case.config.window
     for name in ("open", "write"):
         setattr(model.mechanism, name, _elsewhere(getattr(model.mechanism, name)))
-    ids, mask = text(2, 2 * window + 3), torch.ones(2, 2 * window + 3, dtype=torch.long)
+    ids, mask = text(2, 4 * window + 3), torch.ones(2, 4 * window + 3, dtype=torch.long)
     mask[1, : window + 3] = 0  # this row has no memory in the second window
     try:
         output = model(ids, attention_mask=mask)
