@@ -5,12 +5,14 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 from transformers import AutoModelForCausalLM
 
-from recurrify import UserError, add_recurrence, mechanism_names
+from recurrify import MechanismConfig, UserError, add_recurrence, mechanism_names
 from recurrify.mechanisms import mechanism_config, recurrence_config, registry
 from support.faults import run_command
 from support.models import text, tiny
@@ -72,8 +74,45 @@ def test_broken_package_raises_one_sentence(package: Path, source: str, message:
 
 
 def test_unknown_mechanism_raises() -> None:
-    with pytest.raises(UserError, match="Unknown mechanism 'no_such': known are carry, compress"):
+    with pytest.raises(
+        UserError, match=r"Unknown mechanism 'no_such': known are carry, compress.*package of any other"
+    ):
         recurrence_config({"mechanism": "no_such"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nothing(MechanismConfig):
+    mechanism: ClassVar[str] = "nothing"
+
+    def build(self, layers: int, width: int) -> None:
+        return None
+
+
+def test_build_that_returns_nothing_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_registered", {})
+    with pytest.raises(UserError, match=r"Nothing\.build returned None"):
+        add_recurrence(tiny("gpt2"), Nothing(window=8))
+
+
+def test_class_that_is_no_dataclass_raises() -> None:
+    class Undecorated(MechanismConfig):
+        mechanism = "undecorated"
+        layer: int = 2
+
+    with pytest.raises(UserError, match=r"Undecorated is not a dataclass: add @dataclass"):
+        registry.register_mechanism(Undecorated)
+
+
+def test_class_that_is_defined_again_replaces_the_former_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_registered", {})
+    for _ in range(2):
+        defined: dict[str, Any] = {"__name__": "__main__"}
+        exec(compile(BLOCKS[0], "notebook", "exec", dont_inherit=True), defined)
+        model = add_recurrence(tiny("gpt2"), defined["LastStateConfig"](window=8))
+        assert type(model.recurrence) is defined["LastStateConfig"]
+    other = type("Other", (defined["LastStateConfig"],), {})
+    with pytest.raises(UserError, match="Other has the name 'last_state' of another mechanism, LastStateConfig"):
+        add_recurrence(tiny("gpt2"), other(window=8))
 
 
 def test_names_cost_no_import_of_torch() -> None:

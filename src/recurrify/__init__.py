@@ -16,7 +16,7 @@ from recurrify.windows import Window, schedule
 if TYPE_CHECKING:
     from recurrify.attention import RSAConfig
     from recurrify.evaluate import memory_cost
-    from recurrify.mechanisms import CacheMechanism, Past, Recorder, SlotMechanism, WindowContext
+    from recurrify.mechanisms import CacheMechanism, CacheRecorder, Past, Recorder, SlotMechanism, WindowContext
     from recurrify.mechanisms.neutral import neutral_inputs
     from recurrify.modeling import (
         CarryConfig,
@@ -58,6 +58,7 @@ except _metadata.PackageNotFoundError:  # run from a source tree that was never 
 
 __all__ = [
     "CacheMechanism",
+    "CacheRecorder",
     "CarryConfig",
     "CompressConfig",
     "Family",

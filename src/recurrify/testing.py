@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from transformers import (
 )
 
 from recurrify.errors import UserError
+from recurrify.mechanisms.base import CacheMechanism, SlotMechanism
 from recurrify.mechanisms.config import MechanismConfig
 from recurrify.modeling import add_recurrence
 from recurrify.state import State
@@ -64,7 +65,8 @@ def check_mechanism(
     """Run the contract suite on one config. A small window, such as 16 tokens, takes a few seconds.
 
     Args:
-        config: The mechanism with the settings to check. Choose an overlap, or settings that allow one.
+        config: The mechanism with the settings to check, without dropout. Choose an overlap, or settings that allow
+            one.
         only: Names of `CHECKS`; None runs all of them.
         base: Returns a new tiny model to add the mechanism to, without dropout, with 60 token ids (1 is padding) and at
             least four windows of positions. By default GPT-2, or Llama for mechanisms that need rotary positions; and
@@ -72,15 +74,16 @@ def check_mechanism(
 
     Raises:
         AssertionError: The mechanism does not meet the contract.
+        UserError: The mechanism cannot be added to the base.
     """
-    bases = [base] if base is not None else _default_bases(config)
+    cases = [Case(config, one) for one in ([base] if base is not None else _default_bases(config))]
+    for case in cases:
+        case.recurrent()
     for name in CHECKS if only is None else only:
         try:
-            for one in bases:
-                CHECKS[name](Case(config, one))
+            for case in cases:
+                CHECKS[name](case)
         except Exception as error:
-            if isinstance(error, UserError):
-                raise
             reason = str(error).strip() or type(error).__name__
             raise AssertionError(f"{type(config).__name__}, check {name!r}: {reason}") from error
 
@@ -153,18 +156,31 @@ def train_step(model: Any, ids: Tensor, **inputs: Any) -> tuple[Tensor, dict[str
 
 @torch.no_grad()
 def check_memory(case: Case) -> None:
-    """The memory has the size that the mechanism says, and what it holds changes the next window."""
+    """The memory has the size that the mechanism says, also where it is read, and it changes the next window."""
     model, ids = case.recurrent(), text(2, case.config.window)
     state = model(ids).state
     assert state.memory is not None, "a full window left no memory"
     numbers = state.memory[0].numel()
     assert numbers == model.mechanism.state_size(), f"state_size() is not the memory's size, {numbers}"
+    for layer, found in _counts_read(model.mechanism, state.memory).items():
+        said = model.mechanism.slots().get(layer, 0)
+        assert found == said, f"slots() says {said} for layer {layer}, but {found} are read there"
     later, changed = text(2, 5, seed=1), text(2, case.config.window, seed=2)
     changed[:, case.config.stride :] = ids[:, case.config.stride :]  # what the next window sees itself
     other = model(changed).state
     assert model(ids[:, :-1]).state.memory is None, "a window that is not full left a memory"
     change = (model(later, state=state).logits - model(later, state=other).logits).abs().max()
     assert change > 1e-8, "the next window does not depend on the memory"
+
+
+def _counts_read(mechanism: Any, memory: Tensor) -> dict[int, int]:
+    """{layer: count}: how many extra inputs, or kept keys, a memory really gives."""
+    if isinstance(mechanism, SlotMechanism):
+        return {layer: inputs.shape[1] for layer, inputs in mechanism.read(memory).items()}
+    if isinstance(mechanism, CacheMechanism):
+        _, layers, _, _, count, _ = mechanism.kept(memory).shape
+        return dict.fromkeys(range(layers), count)
+    return {}
 
 
 @torch.no_grad()
@@ -190,12 +206,13 @@ def check_calls(case: Case) -> None:
 
 @torch.no_grad()
 def check_batches(case: Case) -> None:
-    """Rows of a padded batch give the same as each row alone, also if only some rows have a memory."""
+    """Rows of a padded batch give the same as each row alone, also in training, and if only some have a memory."""
     window = case.config.window
-    model, state = case.recurrent(), None
-    for seed, lengths in enumerate(((2 * window + 5, window // 2, window), (window // 2, window + 1, 3))):
-        for right in (False, True):
-            state = _check_rows(model, lengths, seed, right, state if seed else None)
+    for training in (False, True):
+        model, state = case.recurrent().train(training), None
+        for seed, lengths in enumerate(((2 * window + 5, window // 2, window), (window // 2, window + 1, 3))):
+            for right in (False, True):
+                state = _check_rows(model, lengths, seed, right, state if seed else None)
 
 
 def _check_rows(model: Any, lengths: tuple[int, ...], seed: int, right: bool, state: State | None) -> State:
@@ -208,7 +225,7 @@ def _check_rows(model: Any, lengths: tuple[int, ...], seed: int, right: bool, st
     output = model(ids, attention_mask=mask, state=state)
     for row, tokens in enumerate(rows):
         alone = model(tokens, state=None if state is None else state.select([row]))
-        what = f"row {row} of a batch padded on the {'right' if right else 'left'}"
+        what = f"row {row} of a batch padded on the {'right' if right else 'left'}{', in training' * model.training}"
         close(output.logits[row][mask[row].bool()], alone.logits[0], what)
         same_state(output.state.select([row]), alone.state, what)
     return output.state
@@ -246,6 +263,24 @@ def check_overlap(case: Case) -> None:
     )
 
 
+@torch.no_grad()
+def check_resize(case: Case) -> None:
+    """A model after `set_recurrence` gives the same as one that is built with those settings and the same weights."""
+    window = case.config.window
+    for name, value in (("window", 2 * window), ("overlap", 0 if case.config.overlap else window // 4)):
+        model = case.recurrent()
+        try:
+            model.set_recurrence(**{name: value})
+        except UserError:
+            continue
+        built = Case(model.recurrence, case.base).recurrent()
+        built.load_state_dict(model.state_dict())
+        ids, what = text(2, 2 * model.recurrence.window + 3), f"a model after set_recurrence({name}={value})"
+        ours, theirs = model(ids), built(ids)
+        close(ours.logits, theirs.logits, what)
+        same_state(ours.state, theirs.state, what)
+
+
 def check_gradients(case: Case) -> None:
     """Every added parameter is registered, and its gradient is not zero."""
     model = case.recurrent()
@@ -257,26 +292,40 @@ def check_gradients(case: Case) -> None:
     for name in added:
         gradient = gradients[name]
         assert gradient is not None, f"{name} has no gradient"
+        assert gradient.isfinite().all(), f"the gradient of {name} is not finite"
         assert gradient.abs().max() > 0, f"the gradient of {name} is zero"
 
 
 def check_horizon(case: Case) -> None:
-    """Gradients reach the previous window through the memory, and with bptt_windows=1 they do not."""
-    window = case.config.window
-    inputs: list[Tensor] = []
-    ids = text(1, 2 * window)
-    labels = ids.clone()
-    labels[:, : window + 1] = -100
-    for horizon in (None, 1):
-        model = case.recurrent(overlap=0, bptt_windows=horizon)
-        inputs.clear()
-        model.get_input_embeddings().register_forward_hook(lambda *call: inputs.append(call[2]))
-        loss = model.train()(ids, labels=labels).loss
-        (gradient,) = torch.autograd.grad(loss, inputs[0], allow_unused=True)
-        reached = gradient is not None and bool(gradient.any())
+    """Gradients reach earlier windows by all paths through the memory, and with bptt_windows=1 by none."""
+    step, small = torch.zeros((), dtype=torch.double, requires_grad=True), 1e-3  # Llama's norms are in float32
+    for horizon in (1, None):
+        model = case.recurrent(overlap=0, bptt_windows=horizon, checkpoint=False).train()
+        (gradient,) = torch.autograd.grad(_later_loss(model, step), step, allow_unused=True)
+        reached = gradient is not None and bool(gradient)
         assert reached == (horizon is None), (
             "no gradient goes through the memory" if horizon is None else "bptt_windows=1 does not cut gradients"
         )
+    with torch.no_grad():
+        change = (_later_loss(model, step + small) - _later_loss(model, step - small)) / (2 * small)
+    assert (gradient - change).abs() < 0.01 * change.abs() + 2e-5, (
+        f"a part of the memory has no gradient: it is {gradient:g}, and by finite differences {change:g}"
+    )
+
+
+def _later_loss(model: Any, step: Tensor) -> Tensor:
+    """The loss in the second and third window, with the first one's inputs moved by `step` in some direction."""
+    window, calls = model.recurrence.window, count()
+    ids = text(1, 3 * window)
+    labels = ids.clone()
+    labels[:, : window + 1] = -100
+
+    def move(module: Any, given: Any, inputs: Tensor) -> Tensor:
+        return inputs if next(calls) else inputs + step * inputs.roll(1, dims=-1)
+
+    with model.get_input_embeddings().register_forward_hook(move):
+        loss: Tensor = model(ids, labels=labels).loss
+    return loss
 
 
 def check_checkpoint(case: Case) -> None:
@@ -328,16 +377,48 @@ def check_dtypes(case: Case) -> None:
         model = case.recurrent().to(torch.float32 if how == "autocast" else torch.bfloat16)
         if how == "float32 on bfloat16":
             model.mechanism.float()
-        with torch.autocast("cpu", torch.bfloat16, enabled=how == "autocast"):
-            output = model(ids)
-            assert (output.logits.float() - expected).abs().mean() < 0.1 * expected.abs().mean(), f"{how}: far off"
-            loss, gradients, _ = train_step(model, ids, state=output.state.detach().reset([1]))
-            if model.can_generate():  # across the end of a window
-                prompt = ids[:, : case.config.window - 1]
-                model.eval().generate(prompt, max_new_tokens=3, eos_token_id=None, pad_token_id=PAD)
-        assert loss.isfinite(), f"{how}: the loss is not finite"
-        bad = [name for name, one in gradients.items() if one is not None and not one.isfinite().all()]
-        assert not bad, f"{how}: gradients that are not finite: {bad}"
+        try:
+            with torch.autocast("cpu", torch.bfloat16, enabled=how == "autocast"):
+                _check_precision(model, ids, expected)
+        except Exception as error:
+            raise AssertionError(f"{how}: {error} (cast what you record to the type of your weights)") from error
+
+
+def _check_precision(model: Any, ids: Tensor, expected: Tensor) -> None:
+    output = model(ids)
+    assert (output.logits.float() - expected).abs().mean() < 0.1 * expected.abs().mean(), "the logits are far off"
+    loss, gradients, _ = train_step(model, ids, state=output.state.detach().reset([1]))
+    if model.can_generate():  # across the end of a window
+        prompt = ids[:, : model.recurrence.window - 1]
+        model.eval().generate(prompt, max_new_tokens=3, eos_token_id=None, pad_token_id=PAD)
+    assert loss.isfinite(), "the loss is not finite"
+    bad = [name for name, one in gradients.items() if one is not None and not one.isfinite().all()]
+    assert not bad, f"gradients that are not finite: {bad}"
+
+
+@torch.no_grad()
+def check_devices(case: Case) -> None:
+    """What the mechanism creates is on the device of what it gets: here, the default device is another one."""
+    model, window = case.recurrent(), case.config.window
+    for name in ("open", "write"):
+        setattr(model.mechanism, name, _elsewhere(getattr(model.mechanism, name)))
+    ids, mask = text(2, 4 * window + 3), torch.ones(2, 4 * window + 3, dtype=torch.long)
+    mask[1, : window + 3] = 0  # this row has no memory in the second window
+    try:
+        output = model(ids, attention_mask=mask)
+        assert output.logits.device == output.state.memory.device == ids.device, "the result has moved"
+        if model.can_generate():
+            model.generate(ids[:, : window + 1], max_new_tokens=3, eos_token_id=None, pad_token_id=PAD)
+    except Exception as error:
+        raise AssertionError(f"a tensor is created without `device=` ({error})") from error
+
+
+def _elsewhere(function: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **named: Any) -> Any:
+        with torch.device("meta"):
+            return function(*args, **named)
+
+    return run
 
 
 @torch.no_grad()
@@ -380,11 +461,13 @@ CHECKS: dict[str, Callable[[Case], None]] = {
     "batches": check_batches,
     "reset": check_reset,
     "overlap": check_overlap,
+    "resize": check_resize,
     "gradients": check_gradients,
     "horizon": check_horizon,
     "checkpoint": check_checkpoint,
     "parallel": check_parallel,
     "dtypes": check_dtypes,
+    "devices": check_devices,
     "generate": check_generate,
     "saving": check_saving,
 }

@@ -210,6 +210,18 @@ def test_installed_commands_may_belong_to_a_group(monkeypatch: pytest.MonkeyPatc
     assert [[one.name for one in each.registered_commands] for each in (app, group)] == [["alone"], ["again"]]
 
 
+def test_broken_command_of_a_package_is_skipped(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    points = [EntryPoint("broken", "no_such_package:run", "recurrify.commands")]
+    points.append(EntryPoint("works", "os:getcwd", "recurrify.commands"))
+    monkeypatch.setattr(cli, "entry_points", lambda group: points)
+    app = typer.Typer()
+    cli.add_installed_commands(app)
+    assert [one.name for one in app.registered_commands] == ["works"]
+    assert "the command 'broken' of the package 'no_such_package:run' could not be loaded" in capsys.readouterr().err
+
+
 @pytest.fixture
 def collected(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The settings with which `recurrify train` would start."""

@@ -42,27 +42,39 @@ class Toy(SlotMechanism):
         if config.fault == "unused parameter":
             self.unused = nn.Parameter(torch.zeros(3))
 
+    def resize(self, config: ToyConfig) -> None:
+        if self.config.fault != "old stride":
+            super().resize(config)
+
     def slots(self) -> dict[int, int]:
-        return {1: 1}
+        return {1: 1 + (self.config.fault == "too many slots")}
 
     def state_size(self) -> int:
         return self.map.out_features + (self.config.fault == "state size")
 
     def read(self, memory: Tensor) -> dict[int, Tensor]:
+        if self.config.fault == "on the CPU":
+            memory = memory * torch.ones(len(memory), 1, 1)
         return {1: torch.zeros_like(memory) if self.config.fault == "not read" else memory}
 
     def recorder(self, stride: int) -> "OnePosition":
-        return OnePosition(-1 if self.config.fault == "last position" else stride - 1)
+        return OnePosition(-1 if self.config.fault == "last position" else self.config.stride - 1)
 
     def write(self, recorder: "OnePosition", past: Past, statistics: tuple[Tensor, ...]) -> Tensor:
         hidden = recorder.hidden
         if self.config.fault == "detached":
             hidden = hidden.detach()
-        if self.config.fault == "mixes rows":
+        if self.config.fault == "mixes rows" or (self.config.fault == "mixes rows in training" and self.training):
             hidden = hidden - hidden.mean(0)
         if self.config.fault != "no cast":
             hidden = hidden.to(self.map.weight.dtype)
+        if self.config.fault == "raises":
+            raise UserError("Not today.")
         written: Tensor = self.map(hidden)
+        if self.config.fault == "detached gate":
+            written = written + 0.5 * past.otherwise(torch.zeros_like(written)).detach()
+        if self.config.fault == "infinite gradient":
+            written = written + (self.map.weight - self.map.weight).sum().sqrt()
         return written
 
 
@@ -83,11 +95,18 @@ def test_correct_toy_passes() -> None:
     ("fault", "check", "message"),
     [
         ("last position", "overlap", "the next window sees again"),
-        ("no cast", "dtypes", "dtype"),
+        ("no cast", "dtypes", "float32 on bfloat16: .*dtype.*cast what you record"),
         ("state size", "memory", r"state_size\(\) is not the memory's size, 16"),
         ("not read", "memory", "does not depend on the memory"),
+        ("too many slots", "memory", r"slots\(\) says 2 for layer 1, but 1 are read"),
+        ("raises", "memory", "Not today"),
         ("mixes rows", "batches", "row 0 of a batch"),
+        ("mixes rows in training", "batches", "row 0 of a batch padded on the left, in training"),
+        ("old stride", "resize", r"after set_recurrence\(window=16\)"),
+        ("on the CPU", "devices", "created without `device=`"),
         ("detached", "horizon", "no gradient goes through the memory"),
+        ("detached gate", "horizon", "a part of the memory has no gradient"),
+        ("infinite gradient", "gradients", "is not finite"),
         ("unused parameter", "gradients", "unused has no gradient"),
     ],
 )

@@ -227,7 +227,15 @@ def add_installed_commands(app: typer.Typer) -> None:
     """
     groups = {group.name: group.typer_instance for group in app.registered_groups}
     for entry in sorted(entry_points(group="recurrify.commands"), key=lambda entry: entry.name):
-        command = entry.load()
+        try:
+            command = entry.load()
+        except Exception as error:  # whatever another package raises when it is imported
+            package = entry.value if entry.dist is None else entry.dist.name
+            say(
+                f"warning: the command {entry.name!r} of the package {package!r} could not be loaded "
+                f"({type(error).__name__}: {first_line(error)}): repair or uninstall that package"
+            )
+            continue
         group, _, name = entry.name.rpartition(".")
         parent = groups.get(group) or app
         if isinstance(command, typer.Typer):

@@ -12,7 +12,15 @@ from recurrify.mechanisms.registry import (
 )
 
 if TYPE_CHECKING:
-    from recurrify.mechanisms.base import CacheMechanism, Mechanism, Past, Recorder, SlotMechanism, WindowContext
+    from recurrify.mechanisms.base import (
+        CacheMechanism,
+        CacheRecorder,
+        Mechanism,
+        Past,
+        Recorder,
+        SlotMechanism,
+        WindowContext,
+    )
     from recurrify.mechanisms.carry import CarryConfig
     from recurrify.mechanisms.choose import best_settings, default_window
     from recurrify.mechanisms.compress import CompressConfig
@@ -26,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CacheMechanism",
+    "CacheRecorder",
     "CarryConfig",
     "CompressConfig",
     "FarConfig",

@@ -52,6 +52,7 @@ class Mechanism(nn.Module, ABC):
     def resize(self, config: Any) -> None:
         """Called if a model's `window`, `overlap`, `bptt_windows` or `checkpoint` changes. Raises UserError if the
         mechanism cannot work with them."""
+        self.config = config
 
     @abstractmethod
     def slots(self) -> dict[int, int]:

@@ -77,9 +77,6 @@ class KV(CacheMechanism):
         open_attention(base)
         self.numbers = self.layers * 2 * self.first_position * key_width(base.config)
 
-    def resize(self, config: KVConfig) -> None:
-        self.config = config
-
     def slots(self) -> dict[int, int]:
         return dict.fromkeys(range(self.layers), self.first_position)
 

@@ -126,6 +126,7 @@ class Lookback(CacheMechanism):
             self.sink = nn.Parameter(torch.zeros(self.layers, 2, heads, 1, size))
 
     def resize(self, config: LookbackConfig) -> None:
+        # `self.config` stays the one that the shifts were made for.
         if config.window > self.config.window:
             raise UserError(
                 f"This 'lookback' was made for windows of {self.config.window} and has no old positions for longer "

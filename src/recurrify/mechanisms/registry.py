@@ -37,7 +37,13 @@ _registered: dict[str, type[MechanismConfig]] = {}
 
 
 def register_mechanism(config: type[MechanismConfig]) -> None:
-    """Register a mechanism for this process by its config class, whose `mechanism` is the name."""
+    """Register a mechanism for this process by its config class, whose `mechanism` is the name.
+
+    Raises:
+        UserError: The class is not a dataclass, so that its settings are none.
+    """
+    if "__dataclass_fields__" not in vars(config):
+        raise UserError(f"{config.__name__} is not a dataclass: add @dataclass(frozen=True, kw_only=True) to it.")
     _registered[config.mechanism] = config
 
 
@@ -65,23 +71,25 @@ def mechanism_config(name: str) -> type[MechanismConfig]:
 
 
 def unknown_mechanism(name: str, known: Sequence[str]) -> UserError:
-    return UserError(f"Unknown mechanism {name!r}{did_you_mean(name, known)}: known are {', '.join(known)}.")
+    return UserError(
+        f"Unknown mechanism {name!r}{did_you_mean(name, known)}: known are {', '.join(known)}; install or import the "
+        "package of any other."
+    )
 
 
 def ensure_registered(config: MechanismConfig) -> None:
-    """Register the class of a config that is used for the first time.
+    """Register the class of a config that is used for the first time, or that was defined again, as in a notebook.
 
     Raises:
         UserError: Its name belongs to another mechanism.
     """
-    name = config.mechanism
-    if name not in mechanism_names():
-        register_mechanism(type(config))
-    elif mechanism_config(name) is not type(config):
+    name, kind = config.mechanism, type(config)
+    known = mechanism_config(name) if name in mechanism_names() else kind
+    if (known.__module__, known.__qualname__) != (kind.__module__, kind.__qualname__):
         raise UserError(
-            f"{type(config).__name__} has the name {name!r} of another mechanism, {mechanism_config(name).__name__}: "
-            "choose another `mechanism`."
+            f"{kind.__name__} has the name {name!r} of another mechanism, {known.__name__}: choose another `mechanism`."
         )
+    register_mechanism(kind)
 
 
 def recurrence_config(values: dict[str, Any]) -> MechanismConfig:

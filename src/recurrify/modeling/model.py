@@ -18,7 +18,7 @@ from transformers.utils import ModelOutput
 
 from recurrify.errors import UserError
 from recurrify.families import attach, check_fits, family_of, plain_head
-from recurrify.mechanisms.config import MechanismConfig
+from recurrify.mechanisms.config import MechanismConfig, NoRecurrence
 from recurrify.modeling.arguments import check_shapes
 from recurrify.modeling.config import RecurrentConfig
 from recurrify.modeling.rows import shift_left
@@ -89,6 +89,8 @@ class RecurrentPreTrainedModel(WindowLoop, SavingMixin, PreTrainedModel):
         self.recurrence: MechanismConfig = config.recurrence_config
         layers = len(self.family.layers_of(base))
         self.mechanism = self.recurrence.build(layers, base.config.hidden_size)
+        if self.mechanism is None and not isinstance(self.recurrence, NoRecurrence):
+            raise UserError(f"{type(self.recurrence).__name__}.build returned None: return the mechanism's module.")
         if self.mechanism is not None:
             self.mechanism.fit(base)
             if outside := [layer for layer in self.mechanism.slots() if not 0 <= layer < layers]:
