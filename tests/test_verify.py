@@ -15,7 +15,7 @@ from recurrify.data.sequences import TrainingSequences
 from recurrify.data.tokens import TokenizedDocument
 from recurrify.speed import verify
 from recurrify.speed.compiling import workarounds
-from recurrify.speed.verify import Step, compare_steps, verify_module, verify_windows
+from recurrify.speed.verify import Step, compare_steps, verify_step, verify_windows
 from recurrify.train import TrainSettings, finetune, loop
 from recurrify.train.loop import RecurrentTrainer
 from support.graphs import AnyDevice, OneWindow, without_graphs
@@ -170,22 +170,40 @@ def test_trainer_in_half_precision_is_compared_in_half_precision(
     assert model.forward is wrapped
 
 
-def test_wrong_compiled_module_is_not_used() -> None:
+def test_wrong_compiled_step_of_any_model_is_not_used() -> None:
     model = torch.nn.Linear(3, 1)
     data = torch.randn(5, 3)
 
-    def wrong(inputs: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = model(inputs)
-        return found + 0.1 * (found - found.detach())
-
-    def loss_of(one: Any) -> torch.Tensor:
-        loss: torch.Tensor = one(data).square().mean()
+    def eager() -> torch.Tensor:
+        loss: torch.Tensor = model(data).square().mean()
         return loss
 
-    context = warnings.catch_warnings
-    assert verify_module(model.forward, model, loss_of, context) == model.forward
+    def wrong() -> torch.Tensor:
+        found = eager()
+        return found + 0.1 * (found - found.detach())
+
+    assert verify_step(model, eager, eager)
     with pytest.warns(RuntimeWarning, match="differs from the eager one"):
-        assert verify_module(wrong, model, loss_of, context) is model
+        assert not verify_step(model, wrong, eager)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # as much as rounding to 16 bits
+        assert verify_step(model, eager, eager, lambda: torch.autocast("cpu", torch.bfloat16))
+
+
+def test_compared_step_has_the_operations_of_dropout() -> None:
+    """A compiler fault that only code with dropout has."""
+    model = compiled_model(0.0, resid_pdrop=0.3)
+    dropout = model.base.transformer.h[0].mlp.dropout
+
+    class WithFault(Window):
+        def __call__(self, *inputs: Any) -> Any:
+            self.fault = 0.5 * (dropout.p > 0)
+            return super().__call__(*inputs)
+
+    model.compiled_window = WithFault(model)
+    with pytest.warns(RuntimeWarning, match="differs from the eager one"):
+        assert not verify_windows(model, BATCH)
+    assert dropout.p == 0.3
 
 
 def test_training_continues_eagerly(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

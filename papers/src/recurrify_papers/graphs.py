@@ -1,13 +1,14 @@
 """What training from scratch and measurements need to run as CUDA graphs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from recurrify.attention import recurrence_parameters
-from recurrify.speed import capture, on_side_stream
+from recurrify.speed import Step, capture, compare_steps, on_side_stream, warn_of
 
 STEPS_BEFORE_CAPTURE = 3
 """Calls before a capture: the first ones compile and select kernels, and the allocator settles."""
@@ -46,23 +47,78 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 class CapturedStep:
-    """A training step on tensors that keep their addresses: a few ordinary calls, then replays of a captured one."""
+    """A training step on tensors that keep their addresses: a few ordinary calls, then replays of a captured one.
 
-    def __init__(self, step: Callable[[], Any], optimizer: torch.optim.Optimizer) -> None:
-        self.step, self.optimizer = step, optimizer
+    The first replay is compared with an ordinary call with the same weights and random numbers. If they differ, the
+    steps stay ordinary calls.
+
+    Args:
+        model: What is trained.
+        step: Updates its weights, and returns the loss.
+        optimizer: The one that `step` uses.
+        carried: Other tensors that `step` changes.
+        dtype: In which matrix products are computed.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        step: Callable[[], Tensor],
+        optimizer: torch.optim.Optimizer,
+        carried: Sequence[Tensor] = (),
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.model, self.step, self.optimizer, self.carried, self.dtype = model, step, optimizer, carried, dtype
         self.uncaptured_calls = 0
-        self.replay: Callable[[], None] | None = None
+        self.run: Callable[[], object] = partial(on_side_stream, self._step)
+        self.loss: Tensor
 
-    def __call__(self) -> None:
-        if self.uncaptured_calls < STEPS_BEFORE_CAPTURE:
-            self.uncaptured_calls += 1
-            on_side_stream(self.step)
-            return
-        if self.replay is None:
-            # Gradients made during the capture must be in the graph's own memory, where replays overwrite them.
-            self.optimizer.zero_grad(set_to_none=True)
-            self.replay = capture(self.step)
-        self.replay()
+    def __call__(self) -> Tensor:
+        """The loss, which the next call may overwrite."""
+        if self.uncaptured_calls == STEPS_BEFORE_CAPTURE:
+            self._capture()
+        else:
+            self.run()
+        self.uncaptured_calls += 1
+        return self.loss
+
+    def _step(self) -> None:
+        self.loss = self.step()
+
+    def _capture(self) -> None:
+        ordinary, before = self.run, self._changed()
+        expected = self._observe(ordinary)
+        # Gradients made during the capture must be in the graph's own memory, where replays overwrite them.
+        self.optimizer.zero_grad(set_to_none=True)
+        self.run = capture(self._step)
+        self._restore(before)
+        difference = compare_steps(self._observe(self.run), expected, self.dtype)
+        if difference is not None:
+            warn_of(f"differs from the ordinary one ({difference})", "captured")
+            self._restore(before)
+            self.run = ordinary
+            self.run()
+
+    def _observe(self, run: Callable[[], object]) -> Step:
+        run()
+        found = {
+            name: None if one.grad is None else one.grad.detach().clone() for name, one in self.model.named_parameters()
+        }
+        return Step(self.loss.detach().clone(), found)
+
+    def _changed(self) -> tuple[Tensor, list[Tensor]]:
+        return torch.cuda.get_rng_state(), [one.detach().clone() for one in self._tensors()]
+
+    def _restore(self, before: tuple[Tensor, list[Tensor]]) -> None:
+        torch.cuda.set_rng_state(before[0])
+        with torch.no_grad():
+            for one, value in zip(self._tensors(), before[1], strict=True):
+                one.copy_(value)
+
+    def _tensors(self) -> list[Tensor]:
+        """All that a step changes."""
+        kept = [one for state in self.optimizer.state.values() for one in state.values() if isinstance(one, Tensor)]
+        return [*self.model.parameters(), *self.model.buffers(), *kept, *self.carried]
 
 
 def as_graph(step: Callable[[], Any], calls: int = 1) -> Callable[[], None]:

@@ -193,6 +193,23 @@ class TestTraining:
             )
 
 
+def with_flipped_gradients(step: Any) -> Any:
+    def wrong(*inputs: Any) -> Any:
+        loss, after = step(*inputs)
+        return 2 * loss.detach() - loss, after
+
+    return wrong
+
+
+def capture_on_cpu(monkeypatch: pytest.MonkeyPatch, capture: Any) -> None:
+    monkeypatch.setattr(stepping, "chosen_speed", lambda *_: "graph")
+    monkeypatch.setattr(graphs, "on_side_stream", lambda step: step())
+    monkeypatch.setattr(graphs, "capture", capture)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", torch.get_rng_state)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", torch.set_rng_state)
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+
+
 class TestSpeed:
     def test_auto(self) -> None:
         auto = replace(SETTINGS, speed="auto")
@@ -224,9 +241,9 @@ class TestSpeed:
         captured = []
 
         class Watched(Stepper):
-            def _learn_in_place(self) -> None:
-                places.append(tuple(tensor.data_ptr() for tensor in (self.tokens_BN, self.loss, *self.kept)))
-                super()._learn_in_place()
+            def _learn_in_place(self) -> Tensor:
+                places.append(tuple(tensor.data_ptr() for tensor in (self.tokens_BN, *self.kept)))
+                return super()._learn_in_place()
 
         def capture(step: Any) -> Any:
             captured.append(len(places))
@@ -235,15 +252,42 @@ class TestSpeed:
         settings = replace(SETTINGS, arch=arch, steps=14)
         ids = stream(3 * 8 * 6 + 1)  # an epoch is 6 steps: the memory fills up three times
         eager = losses_of(settings, ids)
-        monkeypatch.setattr(stepping, "chosen_speed", lambda *_: "graph")
-        monkeypatch.setattr(graphs, "on_side_stream", lambda step: step())
-        monkeypatch.setattr(graphs, "capture", capture)
-        monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+        capture_on_cpu(monkeypatch, capture)
         monkeypatch.setattr("recurrify_papers.scratch.training.Stepper", Watched)
         assert losses_of(settings, ids) == pytest.approx(eager, rel=1e-5)
-        assert captured == [STEPS_BEFORE_CAPTURE]
+        assert captured == [STEPS_BEFORE_CAPTURE + 1]  # and the step that the first replay is compared with
         assert len(places) > STEPS_BEFORE_CAPTURE + 2
         assert len(set(places)) == 1
+
+    def test_wrong_compiled_gradients_are_not_used(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        settings, ids = replace(SETTINGS, steps=9), stream(3 * 8 * 6 + 1)
+        eager = losses_of(settings, ids)
+        monkeypatch.setattr(stepping, "compile_function", lambda step, **_: with_flipped_gradients(step))
+        with pytest.warns(RuntimeWarning, match="differs from the eager one"):
+            assert losses_of(replace(settings, speed="compile"), ids) == eager
+
+    def test_wrong_captured_gradients_are_not_used(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        settings, ids = replace(SETTINGS, steps=14), stream(3 * 8 * 6 + 1)
+        eager = losses_of(settings, ids)
+        flipped = False
+
+        def compiled(step: Any, **_: Any) -> Any:
+            wrong = with_flipped_gradients(step)
+            return lambda *inputs: (wrong if flipped else step)(*inputs)
+
+        def capture(step: Any) -> Any:
+            def replay() -> None:
+                nonlocal flipped
+                flipped = True
+                step()
+                flipped = False
+
+            return replay
+
+        capture_on_cpu(monkeypatch, capture)
+        monkeypatch.setattr(stepping, "compile_function", compiled)
+        with pytest.warns(RuntimeWarning, match="captured training step .* differs from the ordinary one"):
+            assert losses_of(settings, ids) == eager
 
     @pytest.mark.parametrize("segments", [5, 9], ids=["never settles", "settles"])
     def test_only_a_settled_state_is_compiled(self, segments: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from recurrify.speed.graphed import NOT_CAPTURED, graph_steps
     from recurrify.speed.graphed_generation import captured, graph_generation
     from recurrify.speed.products import quick_products
-    from recurrify.speed.verify import Step, compare_steps, take_step, verify_module, verify_windows
+    from recurrify.speed.verify import Step, compare_steps, take_step, verify_step, verify_windows, warn_of
 
 __all__ = [
     "NOT_CAPTURED",
@@ -30,8 +30,9 @@ __all__ = [
     "on_side_stream",
     "quick_products",
     "take_step",
-    "verify_module",
+    "verify_step",
     "verify_windows",
+    "warn_of",
     "with_cudnn",
 ]
 if not TYPE_CHECKING:  # or every name would seem to exist

@@ -14,8 +14,11 @@ The numbers are the largest allowed differences, relative to the eager step: of 
 or all added parameters together (in the 2-norm), and of each parameter whose gradient is not tiny. Known faults are
 larger (2 % in float32, 26 % in bfloat16). Where matrix products are in 16 bits, the rounding of some pretrained models
 is larger than that, too: both steps are then compared with the eager step in float32, and the compiled one may be
-`ROUNDING` times as far from it as the eager one. Dropout is off during the comparison, because eager and compiled code
-draw different random numbers; a model with dropout is therefore compiled twice.
+`ROUNDING` times as far from it as the eager one.
+
+Eager and compiled code draw different random numbers. During the comparison the rate of dropout is therefore `FAINT`:
+the compiled step has the same operations and the same kernels as in training, and drops nothing. A model with dropout
+is compiled twice; the two programs differ in the rate alone.
 """
 
 import math
@@ -40,6 +43,11 @@ ROUNDING = 2.0
 """How many times as far as the eager step a compiled step may be from the step in float32."""
 MOST = 0.5
 """Where the eager step is further than this from the step in float32, the compiled one may be as far, not further."""
+
+
+FAINT = 1e-9
+"""Rate of dropout during a comparison: too low to drop anything, but not 0, so that the compiled code still draws its
+random numbers and multiplies by its masks."""
 
 
 class Tolerance(NamedTuple):
@@ -86,7 +94,7 @@ def verify_windows(
     wanted = inputs["targets"] if "targets" in inputs else inputs["labels"][:, 1:]
     scored = int((wanted != IGNORE).sum())
     checkpoint = model.recurrence.checkpoint
-    with _own_randomness(model), autocast(), _without_dropout(model):
+    with _own_randomness(model), autocast(), _faint_dropout(model):
         try:
             ours = take_step(model, lambda: model(**inputs, num_items_in_batch=scored).loss)
         except Exception as error:
@@ -115,27 +123,37 @@ def verify_windows(
     return True
 
 
-def verify_module(
-    fast: Any, model: nn.Module, loss_of: Callable[[Any], Tensor], autocast: Callable[[], AbstractContextManager[Any]]
-) -> Any:
-    """`fast`, a compiled `model`, if its step agrees with the eager one; otherwise `model`, and a warning.
+def verify_step(
+    model: nn.Module,
+    fast: Callable[[], Tensor],
+    eager: Callable[[], Tensor],
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> bool:
+    """Whether the compiled step of any model agrees with its eager step; warns if it does not.
 
-    `loss_of` gives the loss of a training batch for either of them.
+    Args:
+        model: The model, in training.
+        fast: Gives the loss of a training batch, compiled.
+        eager: Gives it without compilation.
+        autocast: The context in which training steps run.
     """
-    with _own_randomness(model), autocast(), _without_dropout(model):
-        ours, theirs = take_step(model, lambda: loss_of(fast)), take_step(model, lambda: loss_of(model))
-        dtype = product_dtype(next(model.parameters()))
-    difference = compare_steps(ours, theirs, dtype)
-    if difference is None:
-        return fast
-    warn_of(f"differs from the eager one ({difference})")
-    return model
+    weight = next(model.parameters())
+    with _own_randomness(model), autocast(), _faint_dropout(model):
+        ours, theirs = take_step(model, fast), take_step(model, eager)
+        dtype, exact = product_dtype(weight), None
+        if dtype != weight.dtype:
+            with torch.autocast(weight.device.type, enabled=False), _own_forward(model):
+                exact = take_step(model, eager)
+    difference = compare_steps(ours, theirs, dtype, exact=exact)
+    if difference is not None:
+        warn_of(f"differs from the eager one ({difference})")
+    return difference is None
 
 
-def warn_of(fault: str) -> None:
+def warn_of(fault: str, kind: str = "compiled") -> None:
     """One warning that names the torch version."""
     warnings.warn(
-        f"The compiled training step of torch {torch.__version__} {fault}: training continues without compilation. "
+        f"The {kind} training step of torch {torch.__version__} {fault}: training continues without it. "
         "Please report it, with the torch version and the GPU.",
         RuntimeWarning,
         stacklevel=3,
@@ -258,8 +276,8 @@ def _own_randomness(model: nn.Module) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def _without_dropout(model: nn.Module) -> Iterator[None]:
-    """Modules of dropout, and the numbers that some models have instead."""
+def _faint_dropout(model: nn.Module) -> Iterator[None]:
+    """Lower the rates of dropout modules, and the numbers that some models have instead, to `FAINT`."""
     found = [
         (module, name, value)
         for module in model.modules()
@@ -267,8 +285,8 @@ def _without_dropout(model: nn.Module) -> Iterator[None]:
         if isinstance(value, float) and ("dropout" in name or (name == "p" and isinstance(module, nn.Dropout)))
     ]
     try:
-        for module, name, _ in found:
-            setattr(module, name, 0.0)
+        for module, name, value in found:
+            setattr(module, name, min(value, FAINT))
         yield
     finally:
         for module, name, value in found:

@@ -85,10 +85,10 @@ class Step:
             return self._update(starts_B)
         if self.captured is None:
             self.starts_B = starts_B.clone()
-            self.captured = CapturedStep(self._update_in_place, self.optimizer)
+            dtype = torch.bfloat16 if self.settings.precision == "bf16" else torch.float32
+            self.captured = CapturedStep(self.model, lambda: self._update(self.starts_B), self.optimizer, dtype=dtype)
         self.starts_B.copy_(starts_B)
-        self.captured()
-        return self.loss
+        return self.captured()
 
     def _update(self, starts_B: Tensor) -> Tensor:
         self.optimizer.zero_grad(set_to_none=True)
@@ -99,9 +99,6 @@ class Step:
         loss.backward()
         self.optimizer.step()
         return loss.detach()
-
-    def _update_in_place(self) -> None:
-        self.loss = self._update(self.starts_B)
 
 
 def epoch_starts(data: WindowedSeries, settings: ForecastSettings, epoch: int) -> Tensor:

@@ -4,6 +4,7 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from transformers import (
 from transformers.utils import is_torch_tf32_available
 
 from recurrify import UserError
-from recurrify.speed import compile_function, verify_module
+from recurrify.speed import compile_function, verify_step
 from recurrify.train import (
     TrainOutcome,
     Validate,
@@ -137,12 +138,9 @@ class CompilingTrainer(ValidatingTrainer):
     def _compiled(self, model: Any, inputs: dict[str, Any]) -> Any:
         batch, own = self._prepare_inputs(inputs), self.model.train()
 
-        def loss_of(one: Any) -> torch.Tensor:
-            loss: torch.Tensor = self.compute_loss(one, dict(batch))
-            return loss
-
         fast = compile_function(own)
-        if verify_module(fast, own, loss_of, self.accelerator.autocast) is own:
+        losses = (partial(self.compute_loss, one, dict(batch)) for one in (fast, own))
+        if not verify_step(own, *losses, self.accelerator.autocast):
             return model
         return fast if model is own else compile_function(model)
 

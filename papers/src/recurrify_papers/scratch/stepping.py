@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recurrify import UserError
-from recurrify.speed import compile_function
+from recurrify.speed import compile_function, verify_step
 from recurrify_papers.graphs import CapturedStep, capturable_optimizer, set_rate
 from recurrify_papers.scratch.rows import Batches
 from recurrify_papers.scratch.settings import ScratchSettings
@@ -106,14 +106,25 @@ class Stepper:
             # Without a reset, a process that trains several models would reach the compiler's limit.
             torch.compiler.reset()
             self.quick = compile_function(self._loss, dynamic=False)
+            if not self._agrees(self.quick, tokens_BN.long()):
+                self.speed, self.quick = "eager", None
+                return self._update(self._loss, tokens_BN.long())
         return self._update(self.quick, tokens_BN.long()) if self.speed == "compile" else self._captured(tokens_BN)
 
     def _first_state(self) -> State:
         return self.model.first_state(self.settings.batch)
 
     def _loss(self, tokens_BN: Tensor, state: State) -> tuple[Tensor, State]:
-        with precision_context(self.half, self.device):
-            return self.loss_of(self.model, tokens_BN, state)
+        return self.loss_of(self.model, tokens_BN, state)
+
+    def _agrees(self, quick: LossFunction, tokens_BN: Tensor) -> bool:
+        state = self.state
+        return verify_step(
+            self.model,
+            lambda: quick(tokens_BN, state)[0],
+            lambda: self._loss(tokens_BN, state)[0],
+            lambda: precision_context(self.half, self.device),
+        )
 
     def _update(self, loss_of: LossFunction, tokens_BN: Tensor) -> Tensor:
         loss, self.state = self._learn(loss_of, tokens_BN, self.state)
@@ -121,7 +132,8 @@ class Stepper:
 
     def _learn(self, loss_of: LossFunction, tokens_BN: Tensor, state: State) -> tuple[Tensor, State]:
         self.optimizer.zero_grad(set_to_none=True)
-        loss, after = loss_of(tokens_BN, state)
+        with precision_context(self.half, self.device):
+            loss, after = loss_of(tokens_BN, state)
         loss.backward()
         if self.settings.max_grad_norm:
             nn.utils.clip_grad_norm_(self.parameters, self.settings.max_grad_norm)
@@ -130,22 +142,22 @@ class Stepper:
 
     def _captured(self, tokens_BN: Tensor) -> Tensor:
         if self.captured is None:
-            self.captured = CapturedStep(self._learn_in_place, self.optimizer)
             self.tokens_BN = torch.empty(tokens_BN.shape, dtype=torch.int64, device=self.device)
             self.kept = type(self.state)(*(torch.empty_like(one).contiguous() for one in self.state))
-            self.loss = torch.zeros((), device=self.device)
+            dtype = torch.bfloat16 if self.half else torch.float32
+            self.captured = CapturedStep(self.model, self._learn_in_place, self.optimizer, self.kept, dtype)
         self.tokens_BN.copy_(tokens_BN)
         if self.state is not self.kept:
             _copy(self.state, self.kept)
-        self.captured()
+        loss = self.captured()
         self.state = self.kept
-        return self.loss
+        return loss
 
-    def _learn_in_place(self) -> None:
+    def _learn_in_place(self) -> Tensor:
         assert self.quick is not None
         loss, after = self._learn(self.quick, self.tokens_BN, self.kept)
-        self.loss.copy_(loss)
         _copy(after, self.kept)
+        return loss
 
 
 def _layout(state: State) -> list[tuple[torch.Size, torch.dtype]]:
