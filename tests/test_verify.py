@@ -5,6 +5,7 @@ import re
 import warnings
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from recurrify.data.sequences import TrainingSequences
 from recurrify.data.tokens import TokenizedDocument
 from recurrify.speed import verify
 from recurrify.speed.compiling import workarounds
-from recurrify.speed.verify import Step, compare_steps, verify_step, verify_windows
+from recurrify.speed.verify import Compared, Step, compare_steps, verify_step, verify_windows
 from recurrify.train import TrainSettings, finetune, loop
 from recurrify.train.loop import RecurrentTrainer
 from support.graphs import AnyDevice, OneWindow, without_graphs
@@ -168,6 +169,59 @@ def test_trainer_in_half_precision_is_compared_in_half_precision(
     trainer.training_step(model, dict(BATCH))
     assert found == [True]
     assert model.forward is wrapped
+
+
+def steps(model: Any, folder: Path, lengths: list[int]) -> list[int]:
+    """Train on batches of so many tokens; returns the number of comparisons after each."""
+    args = TrainingArguments(output_dir=str(folder), use_cpu=True, max_steps=9, report_to=[])
+    trainer = RecurrentTrainer(model=model, args=args, validate=None, added_learning_rate=None)
+    trainer.current_gradient_accumulation_steps = 1
+    found, counts = [], []
+    with mock.patch.object(loop, "verify_windows", lambda *inputs: found.append(verify_windows(*inputs))):
+        for length in lengths:
+            ids = text(2, length)
+            trainer.training_step(model, {"input_ids": ids, "targets": ids.roll(-1, 1)})
+            counts.append(len(found))
+    return counts
+
+
+def test_a_kind_of_step_is_compared_when_it_first_occurs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    # A first window, one with a memory before it, and a last one that is not full.
+    assert steps(compiled_model(0.0), tmp_path, [8, 8, 24, 16, 20, 24]) == [1, 1, 2, 2, 3, 3]
+    without_graphs(monkeypatch)
+    model = compiled_model(0.0)
+    model.graphed_steps = AnyDevice(model)
+    assert steps(model, tmp_path, [16, 16, 24, 16, 24]) == [1, 1, 2, 2, 2]
+
+
+def test_a_fault_of_windows_with_a_memory_is_found_after_one_without(tmp_path: Path) -> None:
+    model = compiled_model(0.0)
+
+    class WithFault(Window):
+        def __call__(self, job: Any, memory: Any, *rest: Any) -> Any:
+            self.fault = 0.5 * (memory is not None)
+            return super().__call__(job, memory, *rest)
+
+    model.compiled_window = WithFault(model)
+    with pytest.warns(RuntimeWarning, match="differs from the eager one"):
+        assert steps(model, tmp_path, [8, 24, 24]) == [1, 2, 2]
+    assert model.compiled_window is None
+
+
+def test_a_step_that_is_taken_again_draws_the_same_random_numbers() -> None:
+    compared, drawn = Compared(), []
+
+    def step() -> torch.Tensor:
+        drawn.append(torch.rand(1))
+        if model.compared is not None:
+            model.compared.check("a kind")
+        return drawn[-1]
+
+    model = torch.nn.Linear(1, 1)
+    compared.step(model, step, lambda: model.compared.check("a kind"))
+    assert drawn[0] == drawn[1]
+    compared.step(model, step, pytest.fail)
+    assert len(drawn) == 3
 
 
 def test_wrong_compiled_step_of_any_model_is_not_used() -> None:

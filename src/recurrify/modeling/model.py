@@ -110,6 +110,8 @@ class RecurrentPreTrainedModel(WindowLoop, SavingMixin, PreTrainedModel):
         """Set by `recurrify.speed.compile_windows`: runs the windows that training repeats."""
         self.graphed_steps: Any = None
         """Set by `recurrify.speed.graph_steps`: runs the steps that training repeats."""
+        self.compared: Any = None
+        """Set by `recurrify.speed.verify.Compared` during a training step: which compiled code may run."""
         self.graphs_generation = False
         """Set by `recurrify.speed.graph_generation`."""
         attach(base)

@@ -53,6 +53,7 @@ class WindowLoop:
     mechanism: Mechanism | None
     compiled_window: Any
     graphed_steps: Any
+    compared: Any
     device: Any
 
     def each_window(
@@ -158,6 +159,8 @@ class WindowLoop:
         def step(memory: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
             past = past_of(memory, live, self.device)
             if compiled is not None:
+                if self.compared is not None:
+                    self.compared.check(_kind_of(job, past.memory))
                 return compiled(job, past.memory, statistics)
             return self.run_job(job, past, statistics)
 
@@ -228,3 +231,10 @@ class WindowLoop:
 
     def _losses(self, hidden: Tensor, targets: Tensor, summed: bool) -> Tensor:
         raise NotImplementedError
+
+
+def _kind_of(job: WindowJob, memory: Tensor | None) -> tuple[Any, ...]:
+    """What windows have in common that run the same compiled code."""
+    chosen = job.chosen if isinstance(job.chosen, int) else type(job.chosen)
+    learns = None if memory is None else memory.requires_grad
+    return len(job.tokens), job.targets is None, job.first, job.writes, job.summed, job.windows, chosen, learns

@@ -149,6 +149,8 @@ class GraphedSteps:
     ) -> tuple[Tensor, State] | None:
         """The losses (B, P) and the state after the step; None, and a warning, if the step cannot be captured."""
         key, width = self._key(packed, summed), packed.tokens.shape[1]
+        if self.model.compared is not None:
+            self.model.compared.check(key)
         missing = key.width(key.windows or self._windows(packed)) - width
         tokens = F.pad(packed.tokens, (0, missing))
         targets = F.pad(targets, (0, missing), value=IGNORE)

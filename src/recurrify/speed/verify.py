@@ -1,8 +1,8 @@
-"""Compiled and captured steps are used for training only after they agree with the eager step on the first batch.
+"""Compiled and captured steps are used for training only after they agree with the eager step.
 
-torch's compiler has produced wrong gradients in several versions (see `recurrify.speed.compiling`), and other versions
-may do so, too. On a mismatch, or if the compiled step fails, training continues eagerly, with one warning that names
-the torch version.
+Training compares each kind of step when it first occurs, with that batch: see `Compared`. torch's compiler has produced
+wrong gradients in several versions (see `recurrify.speed.compiling`), and other versions may do so, too. On a mismatch,
+or if the compiled step fails, training continues eagerly, with one warning that names the torch version.
 
 | precision of products | loss | gradient | gradient of one parameter |
 |---|---|---|---|
@@ -23,7 +23,7 @@ is compiled twice; the two programs differ in the rate alone.
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
@@ -71,6 +71,42 @@ class Step(NamedTuple):
 
     loss: Tensor
     gradients: dict[str, Tensor | None]
+
+
+class NotComparedError(Exception):
+    """A compiled or captured step is of a kind that was not compared."""
+
+
+class Compared:
+    """The kinds of compiled windows and captured steps that agree with eager ones. What is compiled or captured
+    separately is a kind: windows with a memory or without, batches with more windows."""
+
+    def __init__(self) -> None:
+        self.kinds: set[Hashable] = set()
+        self.comparing = False
+
+    def check(self, kind: Hashable) -> None:
+        """Note a kind during a comparison; at other times raise `NotComparedError` for an unknown one."""
+        if self.comparing:
+            self.kinds.add(kind)
+        elif kind not in self.kinds:
+            raise NotComparedError
+
+    def step(self, model: Any, step: Callable[[], Tensor], compare: Callable[[], object]) -> Tensor:
+        """The loss of a training step; the first step of a kind is taken again after `compare`."""
+        generators = [torch.default_generator, *torch.cuda.default_generators]
+        before = [one.get_state() for one in generators]
+        model.compared = self
+        try:
+            return step()
+        except NotComparedError:
+            for one, state in zip(generators, before, strict=True):
+                one.set_state(state)
+            self.comparing = True
+            compare()
+        finally:
+            model.compared, self.comparing = None, False
+        return step()
 
 
 def verify_windows(

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from recurrify.modeling.saving import WEIGHTS
 from recurrify.modeling.sharding import is_sharded, level, load_whole_weights, spread_weights
 from recurrify.speed.backends import leave_out_cudnn
 from recurrify.speed.products import quick_products
-from recurrify.speed.verify import verify_windows
+from recurrify.speed.verify import Compared, verify_windows
 from recurrify.train.callbacks import (
     CountSeconds,
     EndInOrder,
@@ -116,8 +117,7 @@ class RecurrentTrainer(ValidatingTrainer):
     def __init__(self, *args: Any, added_learning_rate: float | None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.added_learning_rate = added_learning_rate
-        self.is_verified = False
-        """Whether the compiled step was compared with the eager one."""
+        self.compared = Compared()
         self.whole: dict[str, Tensor] = {}
         """The weights that the first process spreads."""
         if self.is_fsdp_enabled:
@@ -141,11 +141,13 @@ class RecurrentTrainer(ValidatingTrainer):
             self.state.num_input_tokens_seen += int(self.accelerator.gather(tokens).sum().item())
         if is_sharded(self.model):
             inputs = level(self._prepare_inputs(inputs), IGNORED)
-        elif not self.is_verified:
-            self.is_verified = True
+
+        def compare() -> None:
             batch = {("targets" if name == "shift_labels" else name): value for name, value in inputs.items()}
-            verify_windows(self.model.train(), self._prepare_inputs(batch), self.accelerator.autocast)
-        loss = super().training_step(model, inputs, *args, **kwargs)
+            verify_windows(self.model, self._prepare_inputs(batch), self.accelerator.autocast)
+
+        step = partial(super().training_step, model, inputs, *args, **kwargs)
+        loss = self.compared.step(self.model, step, compare)
         if not bool(torch.isfinite(loss)):
             raise non_finite("loss", self.state.global_step + 1)
         return loss
