@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from recurrify.errors import UserError
-from recurrify.train.checkpoints import last_whole_checkpoint
+from recurrify.train import last_whole_checkpoint
 from recurrify_papers.forecast import training as training_module
 from recurrify_papers.forecast.candidates import default_dilations, is_installed, new_network
 from recurrify_papers.forecast.data import Scaling, Split, WindowedSeries

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from recurrify.attention.kernels import TRITON_INSTALLED
-from recurrify.speed.capturing import capture, on_side_stream
+from recurrify.speed import capture, on_side_stream
 from recurrify_papers.kernels import relative
 from recurrify_papers.models.transformer_xl import TransformerXL, TransformerXLConfig, TransformerXLState
 from support.interpreting import check_interpreted

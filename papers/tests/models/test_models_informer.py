@@ -7,9 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from recurrify.attention.config import RSAConfig
-from recurrify.attention.encoding import RecurrenceEncoding
-from recurrify.attention.reference import rem_matrix
+from recurrify.attention import RecurrenceEncoding, RSAConfig, rem_matrix
 from recurrify.errors import UserError
 from recurrify_papers.models.informer import (
     Embedding,

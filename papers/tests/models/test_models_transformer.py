@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from recurrify.attention import RSAConfig
-from recurrify.attention.reference import rem_matrix
+from recurrify.attention import RSAConfig, rem_matrix
 from recurrify_papers.models.transformer import Transformer, TransformerConfig
 from support.language import ids, stirred
 

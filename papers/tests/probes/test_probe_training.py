@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from recurrify import CarryConfig, UserError, add_recurrence
+from recurrify import CarryConfig, State, UserError, add_recurrence
 from recurrify.data import IGNORED
-from recurrify.evaluate.classification import share_interval
+from recurrify.evaluate import share_interval
 from recurrify.modeling import RecurrentForCausalLM
-from recurrify.state import State
 from recurrify_papers.commands.probe_train import train_command
 from recurrify_papers.probes.symbols import SymbolTexts, probe_stream, symbol_probe
 from recurrify_papers.probes.training import SymbolTraining, score_symbols

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from recurrify import UserError
-from recurrify.data.tokens import TokenizedDocument
+from recurrify.data import TokenizedDocument
 from recurrify_papers.thesis import xlnet_scoring
 from recurrify_papers.thesis.xlnet_run import xlnet_run
 from recurrify_papers.thesis.xlnet_scoring import score_xlnet

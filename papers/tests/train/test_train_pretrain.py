@@ -15,8 +15,7 @@ from transformers import AutoModelForMaskedLM, AutoModelForSeq2SeqLM, AutoTokeni
 from recurrify import CarryConfig, add_recurrence
 from recurrify.data import load_documents, tokenize_documents
 from recurrify.errors import UserError
-from recurrify.modeling.loading import load_model
-from recurrify.modeling.task_loading import load_task_model
+from recurrify.modeling import load_model, load_task_model
 from recurrify.speed import compiler_options
 from recurrify_papers.data.packed import collate_rows
 from recurrify_papers.data.tokenizers import load_tokenizer

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from recurrify import NoRecurrence, UserError, add_recurrence
-from recurrify.data.tokens import TokenizedDocument
+from recurrify.data import TokenizedDocument
 from recurrify_papers.yoshida2020.continuations import Context, continue_contexts, sample_contexts
 from support.checks import WINDOW, recurrent
 from support.models import EOS, FIRST_WORD, PAD, VOCABULARY, tiny

@@ -139,8 +139,8 @@ class CompilingTrainer(ValidatingTrainer):
         batch, own = self._prepare_inputs(inputs), self.model.train()
 
         fast = compile_function(own)
-        losses = (partial(self.compute_loss, one, dict(batch)) for one in (fast, own))
-        if not verify_step(own, *losses, self.accelerator.autocast):
+        quick, eager = (partial(self.compute_loss, one, dict(batch)) for one in (fast, own))
+        if not verify_step(own, quick, eager, self.accelerator.autocast):
             return model
         return fast if model is own else compile_function(model)
 
