@@ -16,6 +16,7 @@ from recurrify import MechanismConfig, UserError, add_recurrence, mechanism_name
 from recurrify.mechanisms import mechanism_config, recurrence_config, registry
 from support.faults import run_command
 from support.models import text, tiny
+from support.runs import question_file
 
 PAGE = Path(__file__).parent.parent / "docs" / "extending" / "mechanism.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
@@ -71,6 +72,20 @@ def test_broken_package_raises_one_sentence(package: Path, source: str, message:
     (package / "their_package.py").write_text(source)
     with pytest.raises(UserError, match=message):
         recurrence_config({"mechanism": "last_state"})
+
+
+def test_broken_package_breaks_no_command_that_does_not_use_it(package: Path, tmp_path: Path) -> None:
+    (package / "their_package.py").write_text("raise RuntimeError('not today')")
+    listed = run_command(["train", "--help-all"], tmp_path)
+    assert listed.code == 0, listed.said
+    assert listed.said.count("not today") == 1
+    assert "--mechanism tail" in listed.said
+    question_file(tmp_path / "towns.json")
+    asked = ["qa", "train", "--model", "shipped:base", "--data", tmp_path / "towns.json", "--out", tmp_path / "out"]
+    for mechanism, times in {"carry": 0, "kv": 1}.items():
+        ended = run_command([*asked, "--mechanism", mechanism], tmp_path)
+        assert ended.said.count("not today") == times, ended.said
+    assert "'kv' is for decoders only: an encoder can have carry, compress" in ended.said
 
 
 def test_unknown_mechanism_raises() -> None:

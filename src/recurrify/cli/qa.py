@@ -43,13 +43,13 @@ def train_command(given: dict[str, Any]) -> None:
     options.check_memory({**asked, "mechanism": mechanism})
     AnswerSettings(**given | {"recurrence": {}})  # reports invalid settings before anything is loaded
     options.load_libraries(given["model"], tables=[given["data"], given["test"]])
-    from recurrify.modeling import recurrence_config
+    from recurrify.mechanisms import mechanism_config, recurrence_config
     from recurrify.modeling.task_loading import PAPERS_ANSWERING
     from recurrify.train.answer import PREDICTIONS_FILE, answer_train
-    from recurrify.train.memories import encoder_mechanisms
+    from recurrify.train.memories import BEST, loadable_mechanisms
 
-    if mechanism not in encoder_mechanisms():
-        known = ", ".join(encoder_mechanisms())
+    if mechanism == BEST or mechanism_config(mechanism).decoders_only:
+        known = ", ".join(name for name, config in loadable_mechanisms().items() if not config.decoders_only)
         raise UserError(f"The mechanism {mechanism!r} is for decoders only: an encoder can have {known}.")
     papers = PAPERS_ANSWERING if mechanism == PAPERS_ANSWERING["mechanism"] else {"mechanism": mechanism}
     recurrence = {**papers, "checkpoint": False, **asked}

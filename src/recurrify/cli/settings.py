@@ -21,9 +21,9 @@ from recurrify.cli.names import formerly
 from recurrify.console import out_console
 from recurrify.errors import UserError
 from recurrify.mechanisms.config import MechanismConfig
-from recurrify.mechanisms.registry import mechanism_config, mechanism_names
 from recurrify.results import check_takes_files, read_given
 from recurrify.settings import converted, declaration, setting_docs, with_present_names
+from recurrify.train.memories import loadable_mechanisms
 
 __all__ = ["examples", "memory_settings", "parse_settings", "settings_command"]
 
@@ -137,8 +137,7 @@ def _print_more(settings: type, rest: str | None) -> None:
     if rest == "recurrence":
         shared = {entry.name for entry in fields(MechanismConfig)}
         sections["Settings for --set with any memory"] = _lines(MechanismConfig, shared - set(MEMORY_OPTIONS))
-        for name in mechanism_names():
-            config = mechanism_config(name)
+        for name, config in loadable_mechanisms().items():
             own = {entry.name for entry in fields(config)} - shared
             sections[f"Settings for --set with --mechanism {name}"] = _lines(config, own)
     for title, lines in sections.items():

@@ -1,9 +1,11 @@
 """Facts about mechanisms for settings and commands; torch is imported only once a mechanism is named."""
 
-from recurrify.mechanisms.config import BEST
+from recurrify.console import say
+from recurrify.errors import UserError
+from recurrify.mechanisms.config import BEST, MechanismConfig
 from recurrify.mechanisms.registry import mechanism_config, mechanism_names
 
-__all__ = ["BEST", "encoder_mechanisms", "learns", "mechanism_names"]
+__all__ = ["BEST", "learns", "loadable_mechanisms", "mechanism_names"]
 
 
 def learns(mechanism: str) -> bool:
@@ -11,6 +13,12 @@ def learns(mechanism: str) -> bool:
     return mechanism not in mechanism_names() or mechanism_config(mechanism).learns
 
 
-def encoder_mechanisms() -> list[str]:
-    """The names of the mechanisms that an encoder can have."""
-    return [name for name in mechanism_names() if not mechanism_config(name).decoders_only]
+def loadable_mechanisms() -> dict[str, type[MechanismConfig]]:
+    """The config classes by name; a line reports each package whose mechanism cannot be loaded."""
+    found = {}
+    for name in mechanism_names():
+        try:
+            found[name] = mechanism_config(name)
+        except UserError as error:
+            say(f"Left out: {error}")
+    return found
