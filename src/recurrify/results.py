@@ -19,7 +19,6 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
 
-import psutil
 from safetensors import SafetensorError
 
 from recurrify.errors import UserError
@@ -125,15 +124,21 @@ def _version(distribution: str) -> str | None:
 
 def machine() -> dict[str, Any]:
     """The machine: CPU, cores that this process may use, memory, GPU, system."""
-    torch, process = _loaded_torch(), psutil.Process()
+    torch = _loaded_torch()
     gpu = torch.cuda.get_device_name() if torch is not None and torch.cuda.is_available() else None
     return {
         "cpu": _cpu_name(),
-        "cores": len(process.cpu_affinity()) if hasattr(process, "cpu_affinity") else psutil.cpu_count(),
-        "ram_bytes": psutil.virtual_memory().total,
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "ram_bytes": _memory_bytes(),
         "gpu": gpu,
         "system": f"{platform.system()} {platform.machine()}",
     }
+
+
+def _memory_bytes() -> int | None:
+    if not hasattr(os, "sysconf"):  # on Windows
+        return None
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _loaded_torch() -> Any:

@@ -1,6 +1,7 @@
 """`recurrify probe`, from the command to the page."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -94,6 +95,14 @@ class TestRefusals:
     def test_training_without_the_package(self, refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(probe.app, "registered_commands", probe.app.registered_commands[:3])
         assert "`recurrify probe train` comes with the package recurrify-papers" in refused("probe", "train")
+
+    def test_missing_packages_are_reported_before_the_work(
+        self, refused: Refused, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(sys.modules, "altair", None)
+        monkeypatch.delitem(sys.modules, "recurrify.pages.charts", raising=False)
+        monkeypatch.setattr("recurrify.evaluate.probe_run.probe_model", pytest.fail)
+        assert "Pages need the package 'altair'" in refused("probe", "shipped:recurrent")
 
     def test_no_such_model(self, refused: Refused) -> None:
         assert "There is no model 'shipped:nothing'" in refused("probe", "shipped:nothing")

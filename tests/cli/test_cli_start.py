@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import tomllib
 import warnings
 from dataclasses import fields
 from importlib.metadata import EntryPoint
@@ -22,7 +23,7 @@ from typer.testing import CliRunner
 from recurrify import UserError, __version__, hub_access
 from recurrify.cli import inspect as inspecting
 from recurrify.cli import main as cli
-from recurrify.cli import options, probe
+from recurrify.cli import names, options, probe
 from recurrify.evaluate import probe_run
 from recurrify.evaluate.inspection import REACH
 from recurrify.mechanisms import mechanism_config, mechanism_names, recurrence_config, registry
@@ -199,6 +200,15 @@ def test_defaults_of_probes_are_those_of_the_settings() -> None:
         default = getattr(probe_run.TextProbing, name)
         assert shown[name] == (",".join(map(str, default)) if name == "distances" else default), name
     assert signature(inspecting.inspect_command).parameters["reach"].default == REACH
+
+
+def test_commands_of_the_papers_are_named_without_the_package() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "papers" / "pyproject.toml").read_text())["project"]
+    commands = [name for name in project["entry-points"]["recurrify.commands"] if "." not in name]
+    assert sorted(commands) == sorted(names.OF_PAPERS)
+    for name in commands:
+        with pytest.raises(UserError, match=f"`recurrify {name}` comes with the package recurrify-papers"):
+            names.Commands(name="recurrify").resolve_command(None, [name])
 
 
 def test_installed_commands_may_belong_to_a_group(monkeypatch: pytest.MonkeyPatch) -> None:

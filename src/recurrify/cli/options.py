@@ -121,7 +121,12 @@ def check_page(page: Path | None, *read: str | Path | None) -> None:
     """Before long work: raise `UserError` if the page cannot be written there, or charts cannot be drawn."""
     if page is not None:
         check_overwrites_nothing(page, *read, content=b"<")
-        import_module("recurrify.pages.charts")
+        check_charts()
+
+
+def check_charts() -> None:
+    """Before long work: raise `UserError` if charts cannot be drawn."""
+    import_module("recurrify.pages.charts")
 
 
 def check_given_once(app: typer.Typer, arguments: Sequence[str], option: str) -> None:

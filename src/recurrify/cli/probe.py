@@ -96,6 +96,7 @@ def probe_a_model(
         raise UserError(f"`--set {settings[0]}` is a setting of a memory: name the memory with --mechanism.")
     options.check_device(device)
     options.load_libraries(model, texts=[data, questions], split=split)
+    options.check_charts()
     from recurrify.evaluate.probe_run import TextProbing, probe_model
     from recurrify.train.loop import uses_bf16
 
