@@ -13,8 +13,7 @@ import torch
 from openai import OpenAI
 from transformers import AutoTokenizer, GenerationConfig
 
-from recurrify.modeling import generation
-from recurrify.modeling import model as modeling
+from recurrify.modeling import generation, window_loop
 from recurrify.serving import ConversingForCausalLM, StatesOfTexts, serve_model
 from support.checks import WINDOW
 from support.commands import refused, transformers_as_before
@@ -38,7 +37,7 @@ every_memory = pytest.mark.parametrize("mechanism", MEMORIES)
 def tokens_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many tokens go through the base, one entry for each pass."""
     passes: list[int] = []
-    for module in (modeling, generation):
+    for module in (window_loop, generation):
         original = module.run_backbone
 
         def counted(base: Any, context: Any, inputs: Any, *others: Any, run: Any = original, **more: Any) -> Any:
@@ -133,6 +132,7 @@ def test_texts_that_branch(mechanism: str, tmp_path: Path, tokens_read: list[int
 
     question, other = text(1, 6 * WINDOW), text(1, 3, seed=1)
     answered = both(question)[1]
+    assert model.kept.longest(answered[0])[0] == answered.shape[1] - 1  # all but the last token was read
     changed = torch.cat([answered[:, :-4], other], dim=1)  # an answer that came back with other tokens
     for ids in (question, torch.cat([answered, other], dim=1), changed, question[:, :1], other):
         expected, found = both(ids)

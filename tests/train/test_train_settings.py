@@ -174,6 +174,12 @@ class TestBudget:
         assert arguments.max_steps == steps
         assert arguments.eval_steps == arguments.save_steps <= steps
 
+    @pytest.mark.parametrize("grouped", [False, True])
+    def test_order(self, grouped: bool, sequences: TrainingSequences, base: Path, texts: Path, tmp_path: Path) -> None:
+        settings = run_settings(base, texts, tmp_path, group_by_length=grouped)
+        arguments = training_arguments(settings, sequences, validates=False)
+        assert arguments.train_sampling_strategy == ("group_by_length" if grouped else "random")
+
     def test_without_validation(self, sequences: TrainingSequences, base: Path, texts: Path, tmp_path: Path) -> None:
         settings = run_settings(base, texts, tmp_path / "run")
         model, _ = load_model(str(base), recurrence_config(settings.recurrence))
