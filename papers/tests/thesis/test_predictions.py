@@ -8,7 +8,7 @@ import torch
 
 from recurrify import UserError
 from recurrify.data import TokenizedDocument
-from recurrify_papers.thesis.predictions import predict_documents
+from recurrify_papers.thesis.predictions import collect_predictions, prediction_metrics
 from support.checks import WINDOW, recurrent
 from support.models import VOCABULARY, tiny
 
@@ -75,6 +75,11 @@ def naive_metrics(logits: np.ndarray, targets: np.ndarray, classes: int) -> dict
     for average, values in (("macro", scores.mean(0)), ("weighted", weights @ scores)):
         named |= {f"{name}_{average}": value for name, value in zip(("precision", "recall", "f1"), values, strict=True)}
     return {**named, "auc_roc": np.mean(areas)}
+
+
+def predict_documents(model: Any, texts: list[TokenizedDocument], **settings: Any) -> dict[str, Any]:
+    found = collect_predictions(model, texts, **settings)
+    return {"tokens": len(found.targets), "classes": len(found.classes), "metrics": prediction_metrics(found)}
 
 
 def targets_of(texts: list[TokenizedDocument]) -> np.ndarray:
@@ -144,4 +149,4 @@ def test_single_target_has_no_auc() -> None:
 def test_invalid_input_raises(changes: dict[str, Any], message: str) -> None:
     model = recurrent("gpt2")
     with pytest.raises(UserError, match=message):
-        predict_documents(model, **{"documents": documents(model), **changes})
+        predict_documents(model, documents(model), **changes)
