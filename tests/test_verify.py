@@ -169,6 +169,7 @@ def test_trainer_in_half_precision_is_compared_in_half_precision(
     trainer.training_step(model, dict(BATCH))
     assert found == [True]
     assert model.forward is wrapped
+    assert not torch.is_autocast_enabled("cpu")
 
 
 def steps(model: Any, folder: Path, lengths: list[int]) -> list[int]:
@@ -208,19 +209,18 @@ def test_a_fault_of_windows_with_a_memory_is_found_after_one_without(tmp_path: P
     assert model.compiled_window is None
 
 
-def test_a_step_that_is_taken_again_draws_the_same_random_numbers() -> None:
+def test_windows_that_run_again_draw_the_same_random_numbers() -> None:
     compared, drawn = Compared(), []
 
-    def step() -> torch.Tensor:
+    def windows() -> torch.Tensor:
         drawn.append(torch.rand(1))
-        if model.compared is not None:
-            model.compared.check("a kind")
+        compared.check("a kind")
         return drawn[-1]
 
-    model = torch.nn.Linear(1, 1)
-    compared.step(model, step, lambda: model.compared.check("a kind"))
-    assert drawn[0] == drawn[1]
-    compared.step(model, step, pytest.fail)
+    with compared.during(torch.nn.Linear(1, 1), lambda: compared.check("a kind")):
+        compared.run(windows)
+        assert drawn[0] == drawn[1]
+        compared.run(windows)
     assert len(drawn) == 3
 
 

@@ -1,7 +1,7 @@
 """Names of a package that are imported when they are first used: torch and transformers take seconds.
 
-The names stand once, in `if TYPE_CHECKING`, where type checkers and editors read them: a table would repeat all of them.
-From Python 3.15 on, PEP 810 (`lazy import`) replaces this file.
+Type checkers and editors read the names in `if TYPE_CHECKING`: a table would repeat all of them. From
+Python 3.15 on, PEP 810 (`lazy import`) replaces this file.
 """
 
 import dis

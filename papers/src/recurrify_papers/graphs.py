@@ -101,13 +101,11 @@ class CapturedStep:
 
     def _observe(self, run: Callable[[], object]) -> Step:
         run()
-        found = {
-            name: None if one.grad is None else one.grad.detach().clone() for name, one in self.model.named_parameters()
-        }
-        return Step(self.loss.detach().clone(), found)
+        found = {name: None if one.grad is None else _copied(one.grad) for name, one in self.model.named_parameters()}
+        return Step(_copied(self.loss), found)
 
     def _changed(self) -> tuple[Tensor, list[Tensor]]:
-        return torch.cuda.get_rng_state(), [one.detach().clone() for one in self._tensors()]
+        return torch.cuda.get_rng_state(), [_copied(one) for one in self._tensors()]
 
     def _restore(self, before: tuple[Tensor, list[Tensor]]) -> None:
         torch.cuda.set_rng_state(before[0])
@@ -119,6 +117,11 @@ class CapturedStep:
         """All that a step changes."""
         kept = [one for state in self.optimizer.state.values() for one in state.values() if isinstance(one, Tensor)]
         return [*self.model.parameters(), *self.model.buffers(), *kept, *self.carried]
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    """On the CPU: GPU memory is measured."""
+    return tensor.detach().to("cpu", copy=True)
 
 
 def as_graph(step: Callable[[], Any], calls: int = 1) -> Callable[[], None]:

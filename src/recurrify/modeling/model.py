@@ -319,13 +319,24 @@ class RecurrentPreTrainedModel(WindowLoop, SavingMixin, PreTrainedModel):
             before = torch.arange(targets.shape[1])[None] < state.lengths[:, None]
             targets = targets.masked_fill(before.to(targets.device), IGNORE)
         types = None if token_type_ids is None else packed.spread(token_type_ids, 0)
+        run = partial(self._replay_or_run, packed, state, targets, keep_hidden, types, summed)
+        return ForwardRun(packed, targets, run() if self.compared is None else self.compared.run(run))
+
+    def _replay_or_run(
+        self,
+        packed: Packed,
+        state: State,
+        targets: Tensor | None,
+        keep_hidden: bool,
+        types: Tensor | None,
+        summed: bool,
+    ) -> WindowsRun:
         graphed = self.graphed_steps
         if graphed is not None and targets is not None and not keep_hidden and graphed.takes(packed, state, summed):
             replayed = graphed(packed, state, targets, summed)
             if replayed is not None:
-                losses, after = replayed
-                return ForwardRun(packed, targets, WindowsRun(None, losses, after))
-        return ForwardRun(packed, targets, self.run_windows(packed, state, targets, keep_hidden, types, summed))
+                return WindowsRun(None, *replayed)
+        return self.run_windows(packed, state, targets, keep_hidden, types, summed)
 
     def head_output(
         self,

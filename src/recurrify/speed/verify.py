@@ -26,7 +26,7 @@ import warnings
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +48,9 @@ MOST = 0.5
 FAINT = 1e-9
 """Rate of dropout during a comparison: too low to drop anything, but not 0, so that the compiled code still draws its
 random numbers and multiplies by its masks."""
+
+
+Found = TypeVar("Found")
 
 
 class Tolerance(NamedTuple):
@@ -83,30 +86,46 @@ class Compared:
 
     def __init__(self) -> None:
         self.kinds: set[Hashable] = set()
-        self.comparing = False
+        self.mode: Literal["checks", "notes", ""] = ""
+        self.compare: Callable[[], object]
+
+    @contextmanager
+    def during(self, model: Any, compare: Callable[[], object]) -> Iterator[None]:
+        """Call `compare` when a forward pass of `model` in this context meets a kind for the first time."""
+        self.compare, model.compared = compare, self
+        try:
+            yield
+        finally:
+            model.compared = None
 
     def check(self, kind: Hashable) -> None:
-        """Note a kind during a comparison; at other times raise `NotComparedError` for an unknown one."""
-        if self.comparing:
+        """Called before a compiled window or a captured step runs."""
+        if self.mode == "notes":
             self.kinds.add(kind)
-        elif kind not in self.kinds:
+        elif self.mode == "checks" and kind not in self.kinds:
             raise NotComparedError
 
-    def step(self, model: Any, step: Callable[[], Tensor], compare: Callable[[], object]) -> Tensor:
-        """The loss of a training step; the first step of a kind is taken again after `compare`."""
+    def run(self, windows: Callable[[], Found]) -> Found:
+        """The results of a batch's windows. They run again, with the same random numbers, after a comparison. This is
+        inside the model's forward pass, because processes that share gradients count the passes."""
+        if self.mode == "notes":
+            return windows()
         generators = [torch.default_generator, *torch.cuda.default_generators]
         before = [one.get_state() for one in generators]
-        model.compared = self
         try:
-            return step()
+            self.mode = "checks"
+            return windows()
         except NotComparedError:
             for one, state in zip(generators, before, strict=True):
                 one.set_state(state)
-            self.comparing = True
-            compare()
         finally:
-            model.compared, self.comparing = None, False
-        return step()
+            self.mode = ""
+        try:  # not inside `except`: the error holds the memory of the first attempt
+            self.mode = "notes"
+            self.compare()
+        finally:
+            self.mode = ""
+        return windows()
 
 
 def verify_windows(
@@ -130,7 +149,7 @@ def verify_windows(
     wanted = inputs["targets"] if "targets" in inputs else inputs["labels"][:, 1:]
     scored = int((wanted != IGNORE).sum())
     checkpoint = model.recurrence.checkpoint
-    with _own_randomness(model), autocast(), _faint_dropout(model):
+    with _own_randomness(model), _own_forward(model), autocast(), _faint_dropout(model):
         try:
             ours = take_step(model, lambda: model(**inputs, num_items_in_batch=scored).loss)
         except Exception as error:
@@ -147,7 +166,7 @@ def verify_windows(
             dtype = product_dtype(weight)
             exact = None
             if dtype != weight.dtype:
-                with torch.autocast(weight.device.type, enabled=False), _own_forward(model):
+                with torch.autocast(weight.device.type, enabled=False):
                     exact = _in_parts(model, inputs, scored)
         finally:
             model.set_recurrence(checkpoint=checkpoint)
@@ -176,11 +195,11 @@ def verify_step(
     weight = next(model.parameters())
     with _own_randomness(model), autocast(), _faint_dropout(model):
         ours, theirs = take_step(model, fast), take_step(model, eager)
-        dtype, exact = product_dtype(weight), None
-        if dtype != weight.dtype:
+        dtype = product_dtype(weight)
+        difference = compare_steps(ours, theirs, dtype)
+        if difference is not None and dtype != weight.dtype:  # it may be rounding
             with torch.autocast(weight.device.type, enabled=False), _own_forward(model):
-                exact = take_step(model, eager)
-    difference = compare_steps(ours, theirs, dtype, exact=exact)
+                difference = compare_steps(ours, theirs, dtype, exact=take_step(model, eager))
     if difference is not None:
         warn_of(f"differs from the eager one ({difference})")
     return difference is None
@@ -297,7 +316,7 @@ def _sum(one: Step, other: Step) -> Step:
 
 @contextmanager
 def _own_forward(model: nn.Module) -> Iterator[None]:
-    """Without the autocast that Trainer puts around a model's forward pass."""
+    """Without the autocast that Trainer puts around a model's forward pass, which cannot be entered twice."""
     wrapped = vars(model).pop("forward", None)
     try:
         yield

@@ -5,7 +5,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -146,8 +145,8 @@ class RecurrentTrainer(ValidatingTrainer):
             batch = {("targets" if name == "shift_labels" else name): value for name, value in inputs.items()}
             verify_windows(self.model, self._prepare_inputs(batch), self.accelerator.autocast)
 
-        step = partial(super().training_step, model, inputs, *args, **kwargs)
-        loss = self.compared.step(self.model, step, compare)
+        with self.compared.during(self.model, compare):
+            loss = super().training_step(model, inputs, *args, **kwargs)
         if not bool(torch.isfinite(loss)):
             raise non_finite("loss", self.state.global_step + 1)
         return loss
