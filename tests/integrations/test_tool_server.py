@@ -13,8 +13,7 @@ import torch
 from openai import OpenAI
 from transformers import AutoTokenizer, GenerationConfig
 
-from recurrify.modeling import generation
-from recurrify.modeling import model as modeling
+from recurrify.modeling import generation, window_loop
 from recurrify.serving import ConversingForCausalLM, StatesOfTexts, serve_model
 from support.checks import WINDOW
 from support.commands import refused, transformers_as_before
@@ -38,11 +37,11 @@ every_memory = pytest.mark.parametrize("mechanism", MEMORIES)
 def tokens_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many tokens go through the base, one entry for each pass."""
     passes: list[int] = []
-    for module in (modeling, generation):
+    for module in (window_loop, generation):
         original = module.run_backbone
 
         def counted(base: Any, context: Any, inputs: Any, *others: Any, run: Any = original, **more: Any) -> Any:
-            passes.append(inputs.get("input_ids", inputs.get("inputs_embeds")).shape[1])
+            passes.append(inputs.get("input_ids", inputs.get("inputs_embeds")).shape[:2].numel())
             return run(base, context, inputs, *others, **more)
 
         monkeypatch.setattr(module, "run_backbone", counted)
