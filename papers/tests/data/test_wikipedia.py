@@ -21,7 +21,6 @@ from recurrify_papers.data.wikipedia import (
     Dump,
     articles,
     part_of_dump,
-    verified_corpus,
 )
 
 HEADER = "<mediawiki>\n  <siteinfo>\n  </siteinfo>\n"
@@ -55,22 +54,6 @@ def test_corpora_are_registered_as_entry_points(tmp_path: Path) -> None:
     assert {"enwik8", "text8"} <= set(corpus_names()) - set(CORPORA)
     with pytest.raises(UserError, match=r"no file .* to read enwik8 from"):
         load_documents(f"enwik8:{tmp_path}/none")
-
-
-@pytest.mark.parametrize(
-    ("source", "corpus"),
-    [
-        ("enwik8", "enwik8"),
-        ("text8:some/file.zip", "text8"),
-        ("some/text8", None),
-        ("./enwik8", None),
-        ("enwik8:", None),
-        ("stdlib", None),
-        ("", None),
-    ],
-)
-def test_verified_corpus(source: str, corpus: str | None) -> None:
-    assert verified_corpus(source) == corpus
 
 
 class TestSplits:

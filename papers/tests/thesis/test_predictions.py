@@ -8,7 +8,7 @@ import torch
 
 from recurrify import UserError
 from recurrify.data import TokenizedDocument
-from recurrify_papers.thesis.predictions import predict_documents
+from recurrify_papers.thesis.predictions import collect_predictions, prediction_metrics
 from support.checks import WINDOW, recurrent
 from support.models import VOCABULARY, tiny
 
@@ -77,6 +77,11 @@ def naive_metrics(logits: np.ndarray, targets: np.ndarray, classes: int) -> dict
     return {**named, "auc_roc": np.mean(areas)}
 
 
+def found_in(model: Any, texts: list[TokenizedDocument], **settings: Any) -> dict[str, Any]:
+    found = collect_predictions(model, texts, **settings)
+    return {"tokens": len(found.targets), "classes": len(found.classes), "metrics": prediction_metrics(found)}
+
+
 def targets_of(texts: list[TokenizedDocument]) -> np.ndarray:
     return np.concatenate([text.ids[1:] for text in texts])
 
@@ -85,7 +90,7 @@ def targets_of(texts: list[TokenizedDocument]) -> np.ndarray:
 def test_plain_windows_equal_counts_by_hand(family: str, overlap: int) -> None:
     model = tiny(family)
     texts = documents(model)
-    found = predict_documents(model, texts, window=WINDOW, overlap=overlap, classes=7, rows=2)
+    found = found_in(model, texts, window=WINDOW, overlap=overlap, classes=7, rows=2)
     logits = np.concatenate([naive_logits(model, text.ids, overlap) for text in texts])
     expected = naive_metrics(logits, targets_of(texts), 7)
     # Plain windows that begin with the same token score alike there, and rounding ranks them.
@@ -102,10 +107,10 @@ def test_carried_state_equals_one_call_over_each_document() -> None:
     texts = documents(model.base)
     expected = naive_metrics(np.concatenate([whole_logits(model, text.ids) for text in texts]), targets_of(texts), 100)
     for rows in (1, 3):
-        found = predict_documents(model, texts, rows=rows)
+        found = found_in(model, texts, rows=rows)
         assert found["metrics"] == pytest.approx(expected)
         assert found["classes"] == len(np.unique(targets_of(texts))) < VOCABULARY
-    plain = predict_documents(model.base, texts, window=WINDOW, overlap=overlap)
+    plain = found_in(model.base, texts, window=WINDOW, overlap=overlap)
     assert plain["metrics"]["auc_roc"] != pytest.approx(expected["auc_roc"], rel=1e-3)
 
 
@@ -113,7 +118,7 @@ def test_tokens_per_document() -> None:
     model = recurrent("gpt2")
     texts = documents(model)
     beginnings = [document(text.name, text.ids[:20]) for text in texts]
-    assert predict_documents(model, texts, tokens_per_document=20) == predict_documents(model, beginnings)
+    assert found_in(model, texts, tokens_per_document=20) == found_in(model, beginnings)
 
 
 def test_logits_of_one_window_per_row_at_most() -> None:
@@ -121,13 +126,13 @@ def test_logits_of_one_window_per_row_at_most() -> None:
     texts = documents(model)
     model.base.lm_head.register_forward_hook(lambda _, __, logits: held.append(logits.shape[:-1].numel()))
     reported: list[int] = []
-    found = predict_documents(model, texts, rows=2, progress=reported.append)
+    found = found_in(model, texts, rows=2, progress=reported.append)
     assert max(held) == 2 * WINDOW
     assert sum(reported) == found["tokens"]
 
 
 def test_single_target_has_no_auc() -> None:
-    found = predict_documents(tiny("gpt2"), [document("same", [5] * 12)], window=WINDOW)
+    found = found_in(tiny("gpt2"), [document("same", [5] * 12)], window=WINDOW)
     assert found["metrics"]["auc_roc"] is None
     assert found["classes"] == 1
     assert found["metrics"]["accuracy"] == found["metrics"]["recall_weighted"]
@@ -144,4 +149,4 @@ def test_single_target_has_no_auc() -> None:
 def test_invalid_input_raises(changes: dict[str, Any], message: str) -> None:
     model = recurrent("gpt2")
     with pytest.raises(UserError, match=message):
-        predict_documents(model, **{"documents": documents(model), **changes})
+        collect_predictions(model, documents(model), **changes)

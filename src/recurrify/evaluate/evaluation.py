@@ -51,10 +51,6 @@ class Evaluation:
     def bits_per_character(self) -> float:
         return self.metric("bits_per_character")
 
-    @property
-    def bits_per_byte(self) -> float:
-        return self.metric("bits_per_byte")
-
     def metric(self, name: str) -> float:
         """The value of a metric in `METRICS`."""
         return METRICS[name].value(self.total_nll, int(self.units(name).sum()))

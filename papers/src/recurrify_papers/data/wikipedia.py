@@ -58,13 +58,6 @@ TEXT8 = Dump(
 )
 
 
-def verified_corpus(source: str) -> str | None:
-    """enwik8 or text8 if the source is that text by its checksum; None for any other source, whatever its file name."""
-    corpus, colon, path = source.partition(":")
-    known = corpus in (ENWIK8.name, TEXT8.name) and bool(path) == bool(colon)
-    return corpus if known else None
-
-
 def load_enwik8(
     split: str, limit: int | None, skipped: list[Skipped], path: str | None = None, dump: Dump = ENWIK8
 ) -> list[Document]:

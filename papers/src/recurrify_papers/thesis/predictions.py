@@ -1,7 +1,7 @@
 """Next-token prediction scored as a classification: accuracy, precision, recall, F1, area under the ROC curve."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -33,14 +33,6 @@ class Predictions(NamedTuple):
     """(tokens, classes): the probability of each of the most frequent tokens."""
     classes: np.ndarray
     """(classes,): those tokens."""
-
-
-def predict_documents(
-    model: PreTrainedModel, documents: Sequence[TokenizedDocument], **settings: Any
-) -> dict[str, Any]:
-    """The `prediction_metrics` of `collect_predictions`, which takes the same settings."""
-    found = collect_predictions(model, documents, **settings)
-    return {"tokens": len(found.targets), "classes": len(found.classes), "metrics": prediction_metrics(found)}
 
 
 def collect_predictions(
