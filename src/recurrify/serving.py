@@ -155,7 +155,7 @@ def serve_model(
         """It answers malformed requests. Its thread, if it has one, ends with the process and closes what it opened."""
 
         def start_server(self) -> None:
-            self.server.config.app = answer_errors(self.server.config.app)
+            answer_errors(self.server.config.app)
             if not background:
                 self.server.run()
                 return

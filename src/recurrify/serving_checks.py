@@ -5,7 +5,7 @@ from typing import Any
 
 from recurrify.errors import cut
 
-__all__ = ["answer_errors", "fault_in"]
+__all__ = ["answer_errors"]
 
 TEXTS = {"/v1/chat/completions": "messages", "/v1/completions": "prompt", "/v1/responses": "input"}
 """The paths of requests for text, and the field with the text."""
@@ -21,10 +21,8 @@ BAD_VALUES = (ValueError, TypeError, LookupError, ArithmeticError, AttributeErro
 """What libraries raise for values that cannot be used; everything else stays an error of the server."""
 
 
-def fault_in(path: str, content: bytes) -> str | None:
-    """What is wrong with the content of a request; None if nothing is, or if it asks for no text."""
-    if path not in TEXTS:
-        return None
+def _fault_in(path: str, content: bytes) -> str | None:
+    """What is wrong with the content of a request to one of `TEXTS`; None if nothing is."""
     try:
         body = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -86,8 +84,8 @@ def _shown(value: Any) -> str:
     return cut(json.dumps(value), 60)
 
 
-def answer_errors(app: Any) -> Any:
-    """The application of transformers' server, which answers malformed requests with status 400."""
+def answer_errors(app: Any) -> None:
+    """Make the application of transformers' server answer malformed requests with status 400."""
     from fastapi.exceptions import RequestValidationError
     from starlette.exceptions import HTTPException
     from starlette.requests import Request
@@ -111,25 +109,8 @@ def answer_errors(app: Any) -> Any:
     app.add_exception_handler(HTTPException, bad_request)
     app.add_exception_handler(RequestValidationError, bad_body)
 
-    async def checked(scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in TEXTS:
-            await app(scope, receive, send)
-            return
-        request = Request(scope, receive)
-        content = await request.body()
-        fault = fault_in(scope["path"], content)
-        if fault is not None:
-            await answer(fault)(scope, receive, send)
-            return
-        sent = False
-
-        async def again() -> Any:
-            nonlocal sent
-            if sent:
-                return await receive()
-            sent = True
-            return {"type": "http.request", "body": content, "more_body": False}
-
-        await app(scope, again, send)
-
-    return checked
+    @app.middleware("http")
+    async def check(request: Request, call_next: Any) -> Any:
+        asks_for_text = request.method == "POST" and request.url.path in TEXTS
+        fault = _fault_in(request.url.path, await request.body()) if asks_for_text else None
+        return await call_next(request) if fault is None else answer(fault)

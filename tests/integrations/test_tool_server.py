@@ -41,7 +41,7 @@ def tokens_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         original = module.run_backbone
 
         def counted(base: Any, context: Any, inputs: Any, *others: Any, run: Any = original, **more: Any) -> Any:
-            passes.append(inputs.get("input_ids", inputs.get("inputs_embeds")).shape[1])
+            passes.append(inputs.get("input_ids", inputs.get("inputs_embeds")).shape[:2].numel())
             return run(base, context, inputs, *others, **more)
 
         monkeypatch.setattr(module, "run_backbone", counted)

@@ -269,12 +269,10 @@ def flat_windows(
     for name, value in (("attention_mask", attention_mask), ("token_type_ids", token_type_ids)):
         if value is not None and value.shape != input_ids.shape:
             raise UserError(f"`{name}` must have the shape of `input_ids`, {shape}: got {tuple(value.shape)}.")
-    flat = [None if value is None else value.flatten(1) for value in (input_ids, attention_mask, token_type_ids)]
-    ids, mask, types = flat
-    assert ids is not None
+    mask, types = (None if value is None else value.flatten(1) for value in (attention_mask, token_type_ids))
     if mask is not None and (bool((mask.diff(dim=1) > 0).any()) or not bool(mask[:, 0].all())):
         raise UserError(
             "`attention_mask` has padding in front of real tokens: every window but an example's last must be full, "
             "and padding comes last."
         )
-    return ids, mask, types
+    return input_ids.flatten(1), mask, types
