@@ -10,7 +10,7 @@ from recurrify.cli.settings import memory_settings
 from recurrify.console import busy, say
 from recurrify.errors import UserError
 from recurrify.results import check_takes_files
-from recurrify.train.memories import BEST
+from recurrify.train.memories import BEST, NO_MEMORY
 
 
 def add_command(
@@ -30,7 +30,7 @@ def add_command(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{str(out)!r} exists already: choose another --out, or empty the folder.")
     check_takes_files(out)
-    if mechanism == "none":
+    if mechanism == NO_MEMORY:
         raise UserError("`--mechanism none` is no memory: choose another one, or use the model as it is.")
     asked = {"mechanism": mechanism, "window": window, "overlap": overlap, **memory_settings(settings)}
     recurrence = {name: value for name, value in asked.items() if value is not None}
@@ -40,7 +40,6 @@ def add_command(
 
     from recurrify.data.texts import pick_device
     from recurrify.evaluate.flops import memory_cost
-    from recurrify.mechanisms.lookback import LookbackConfig, enough_room
     from recurrify.modeling import recurrence_config
     from recurrify.modeling.loading import load_model, own_memory
     from recurrify.train.memories import learns
@@ -59,12 +58,8 @@ def add_command(
     tokenizer.save_pretrained(out)
     has = loaded.recurrence
     say(f"windows of {has.window}, overlap {has.overlap}; {memory_cost(loaded)}")
-    if isinstance(has, LookbackConfig):
-        if (has.room or 0) < enough_room(has.keep):
-            say(
-                f"Windows leave {has.room or 0} free positions for {has.keep} kept ones: this memory may do harm until "
-                "it is trained. Shorter windows help."
-            )
+    if concern := has.concern():
+        say(concern)
     elif mechanism == BEST and learns(has.mechanism):
         say(
             f"{has.mechanism!r} was chosen, which must be trained: windows of {has.window} leave the base no positions "

@@ -15,7 +15,7 @@ from recurrify.hub_access import hub_is_reachable
 from recurrify.mechanisms.registry import BUILT_IN, check_names, check_value, setting_names, unknown_mechanism
 from recurrify.model_names import PREFIX, check_model
 from recurrify.results import check_overwrites_nothing
-from recurrify.train.memories import BEST, mechanism_names
+from recurrify.train.memories import BEST, NO_MEMORY, mechanism_names
 
 MODEL_HELP = "Hugging Face name, folder, run folder, .gguf file or shipped:base."
 DATA_HELP = "Text: file, folder, corpus name or hf:owner/name."
@@ -46,13 +46,13 @@ def numbers(name: str, text: str, kind: type[int] | type[float] = int) -> tuple[
 
 def mechanism_help(none: bool = True) -> str:
     """The help of `--mechanism`."""
-    names = [BEST, *(name for name in mechanism_names() if none or name != "none")]
+    names = [BEST, *(name for name in mechanism_names() if none or name != NO_MEMORY)]
     return f"Memory: {', '.join(names)}."
 
 
 def check_mechanism(name: str, none: bool = True) -> None:
     """Raise `UserError` for an unknown mechanism."""
-    known = [BEST, *(one for one in mechanism_names() if none or one != "none")]
+    known = [BEST, *(one for one in mechanism_names() if none or one != NO_MEMORY)]
     if name not in known:
         raise unknown_mechanism(name, known)
 
@@ -71,10 +71,8 @@ def check_memory(given: Mapping[str, Any], none: bool = True) -> None:
         for name in names:
             if name not in known:
                 meant = did_you_mean(name, known)
-                own = {one: sorted({*setting_names(one)} - {*setting_names("none")}) for one in ("kv", "lookback")}
-                listed = "; ".join(f"{one!r} has {', '.join(names)}" for one, names in own.items())
                 raise UserError(
-                    f"No mechanism has a setting {name!r}{meant}: {listed}; the others: recurrify train --help-all."
+                    f"No mechanism has a setting {name!r}{meant}: `recurrify train --help-all` lists those of each."
                 )
             check_value(BUILT_IN, name, given[name])
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 BEST = "best"
 """In place of a mechanism's name: the memory that works best for models of this kind."""
+NO_MEMORY = "none"
+"""The name of plain windows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +70,10 @@ class MechanismConfig:
         """The module for a base of so many layers and hidden features; None for plain windows."""
         raise NotImplementedError(f"{type(self).__name__} has no `build`: return the mechanism's module there.")
 
+    def concern(self) -> str | None:
+        """A sentence about settings that are allowed but may do harm."""
+        return None
+
     @classmethod
     def completed(cls, values: dict[str, Any]) -> dict[str, Any]:
         """Settings by name, with defaults that depend on other settings."""
@@ -90,7 +96,7 @@ class MechanismConfig:
 class NoRecurrence(MechanismConfig):
     """Plain windows: the baseline, run through the same code."""
 
-    mechanism: ClassVar[str] = "none"
+    mechanism: ClassVar[str] = NO_MEMORY
     learns: ClassVar[bool] = False
 
     def build(self, layers: int, width: int) -> None:

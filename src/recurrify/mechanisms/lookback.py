@@ -77,6 +77,14 @@ class LookbackConfig(MechanismConfig):
                 f"memory is added, {'less overlap, ' if self.overlap else ''}or larger windows."
             )
 
+    def concern(self) -> str | None:
+        if (self.room or 0) >= enough_room(self.keep):
+            return None
+        return (
+            f"Windows leave {self.room or 0} free positions for {self.keep} kept ones: this memory may do harm until "
+            "it is trained. Shorter windows help."
+        )
+
     def build(self, layers: int, width: int) -> "Lookback":
         return Lookback(self, layers, width)
 

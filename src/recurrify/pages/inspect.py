@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, ClassVar
 
+from recurrify.mechanisms.config import NO_MEMORY
 from recurrify.pages import numbers
 from recurrify.pages.charts import line_chart
 from recurrify.pages.findings import Gain
@@ -36,7 +37,7 @@ def write_inspection(result: Result, folder: Path) -> Path:
     """Write the page and, next to it, its numbers; returns the page's path."""
     save_result(folder / NUMBERS_FILE, result)
     blocks: list[Block] = [Text(_setting(result))]
-    if result["mechanism"] == "none":
+    if result["mechanism"] == NO_MEMORY:
         blocks.append(Text(WITHOUT_MEMORY, "warning"))
     blocks += [
         Section("Token by token", [Reader.of(result)]),
@@ -242,7 +243,7 @@ def _attention(result: Result) -> list[Block]:
 
 
 def _why_no_slots(result: Result) -> str:
-    if result["mechanism"] == "none":
+    if result["mechanism"] == NO_MEMORY:
         return f"{WITHOUT_MEMORY} There is nothing to attend to."
     if not result["states"]["norm"] or len(result["windows"]) < 2:
         return "The text ends with its first window, before there is a memory: use a longer one, or more --tokens."
@@ -298,7 +299,7 @@ def _small_share(share: float) -> str:
 def _states(result: Result) -> list[Block]:
     states = result["states"]
     if not states["norm"]:
-        none = result["mechanism"] == "none"
+        none = result["mechanism"] == NO_MEMORY
         return [Text(WITHOUT_MEMORY if none else "The text fills no window, so nothing was written.")]
     lines = {"memory": states["norm"], "change since the previous window": states["change"]}
     records = [

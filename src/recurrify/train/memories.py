@@ -2,10 +2,10 @@
 
 from recurrify.console import say
 from recurrify.errors import UserError
-from recurrify.mechanisms.config import BEST, MechanismConfig
+from recurrify.mechanisms.config import BEST, NO_MEMORY, MechanismConfig
 from recurrify.mechanisms.registry import mechanism_config, mechanism_names
 
-__all__ = ["BEST", "learns", "loadable_mechanisms", "mechanism_names"]
+__all__ = ["BEST", "NO_MEMORY", "learns", "loadable_mechanisms", "mechanism_names"]
 
 
 def learns(mechanism: str) -> bool:

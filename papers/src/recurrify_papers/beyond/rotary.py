@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from recurrify.mechanisms import mechanism_config
 from recurrify_papers.beyond.matching import Comparison
 from recurrify_papers.beyond.memories import OURS, Memories, memory_tokens
 from recurrify_papers.experiment import Chart, Experiment, gain_headline
@@ -79,7 +80,7 @@ def rotary_entries(memories: Memories, trained: bool) -> list[Entry]:
     """Everything fine-tuned, or the base as it is with what needs no training."""
     found = []
     for name, recurrence in memories.known.items():
-        rival = recurrence["mechanism"] in ("none", "kv")
+        rival = not mechanism_config(recurrence["mechanism"]).learns
         if trained:
             runs = memories.trained("books", name, memories.size.seeds)
             found += memories.entries("books", name, runs, rival=rival)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from recurrify.mechanisms import mechanism_config
 from recurrify_papers.beyond.memories import (
     OURS,
     PAPERS,
@@ -151,9 +152,9 @@ START: dict[str, Any] = {"tokens": 5_000_000, "points": 10, "curriculum": ((2, 0
 
 
 def starts(memories: Memories) -> dict[str, tuple[str, str, dict[str, Any]]]:
-    """Those that apply: only lookback has keys that can be moved."""
-    lookback = memories.known[settings_of(memories.size)["ours"]]["mechanism"] == "lookback"
-    return {name: start for name, start in STARTS.items() if lookback or name != "best-unmoved"}
+    """Those that apply: not all memories can start with moved keys."""
+    moves = hasattr(mechanism_config(memories.known[settings_of(memories.size)["ours"]]["mechanism"]), "moved_start")
+    return {name: start for name, start in STARTS.items() if moves or name != "best-unmoved"}
 
 
 def stages(memories: Memories, name: str, seed: int) -> list[str]:
