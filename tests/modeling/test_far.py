@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from recurrify import UserError
+from recurrify import FarConfig, UserError, add_recurrence
 from support.checks import WINDOW, assert_close, assert_same_gradients, config, gradients, recurrent
-from support.models import text
+from support.models import text, tiny
 
 KEEP, REACH, FAR = 3, 11, (1, 3)
 
@@ -92,3 +92,18 @@ def test_wrong_settings() -> None:
             config("far", layers=layers)
     with pytest.raises(UserError, match="has only 3 layers"):
         far(layers=(4,))
+
+
+@torch.no_grad()
+def test_a_longer_reach_means_fewer_windows_at_once() -> None:
+    """Each window has far keys of its own: otherwise memory would grow with the reach."""
+    most = []
+    for reach in (8, 400):
+        model = add_recurrence(tiny("llama"), FarConfig(window=8, keep=4, sinks=0, reach=reach))
+        model.tokens_at_once = 128
+        rows: list[int] = []
+        model.base.model.register_forward_hook(lambda *call, rows=rows: rows.append(len(call[2].last_hidden_state)))
+        model.eval()(text(1, 8 * 17))
+        most.append(max(rows))
+    assert most[0] == 16
+    assert most[1] < 4

@@ -115,7 +115,8 @@ class WindowLoop:
 
     def _windows_at_once(self, packed: Packed, spans: Sequence[Window], index: int, live: Tensor) -> int:
         """How many windows from this one on are read in parallel."""
-        mechanism, limit = self.mechanism, self.recurrence.bptt_windows
+        mechanism: Any = self.mechanism
+        limit, window = self.recurrence.bptt_windows, self.recurrence.window
         learns = torch.is_grad_enabled()
         first_differs = index == 0 and self.recurrence.overlap > 0  # it scores all of its tokens
         if not self.family.causal or first_differs or (self.recurrence.checkpoint and learns):
@@ -124,8 +125,10 @@ class WindowLoop:
             goes_on = torch.tensor(packed.lengths) > spans[index].start
             if not (mechanism.in_parallel and bool(live.any()) and bool(live[goes_on].all())):
                 return 1
+            # Keys in front take memory, too: an average layer's, if they outnumber the window's own.
+            window = max(window, mechanism.slot_pairs(window) // (window * len(mechanism.slots())))
         tokens = self.tokens_at_once * (TRAINED_TIMES if learns else 1)
-        most = max(1, tokens // (len(packed.lengths) * self.recurrence.window))
+        most = max(1, tokens // (len(packed.lengths) * window))
         left = len(spans) - index
         if mechanism is not None and limit is not None and learns:
             most, left = min(most, limit), min(left, limit - index % limit)
