@@ -70,7 +70,7 @@ def evaluate_documents(
             rows = max(1, min(rows, most // window))
         if windows_per_call is None:
             windows_per_call = max(1, most // (min(rows, len(documents)) * window))
-            if not reads_in_parallel(recurrent):
+            if not _reads_in_parallel(recurrent):
                 windows_per_call = min(8, windows_per_call)
         tally = Tally(documents, window, recurrent.recurrence.overlap)
         divided = shared and not is_sharded(recurrent)  # every pass of a sharded model needs all processes
@@ -102,7 +102,7 @@ def evaluate_documents(
     return tally.evaluation()
 
 
-def reads_in_parallel(model: RecurrentPreTrainedModel) -> bool:
+def _reads_in_parallel(model: RecurrentPreTrainedModel) -> bool:
     """Whether it reads neighbouring windows at once."""
     return model.mechanism is None or model.mechanism.in_parallel
 

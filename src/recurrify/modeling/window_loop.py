@@ -68,7 +68,8 @@ class WindowLoop:
     ) -> Iterator[WindowDone]:
         """Run packed rows and yield the results of each window: its losses or, without targets, its hidden states.
         Statistics are read but not updated. Windows without losses are compiled only with `compiles`: training does
-        not repeat them. With `all_memories`, results of windows read in parallel have the memory behind each."""
+        not repeat them. With `all_memories`, for rows that fill all their windows, results of windows read in parallel
+        have the memory behind each."""
         window, overlap = self.recurrence.window, self.recurrence.overlap
         memory, live = state.memory, state.live
         filled = torch.tensor([completed(length, window, overlap) for length in packed.lengths])

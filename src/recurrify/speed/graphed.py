@@ -35,7 +35,7 @@ from recurrify.speed.graphed_windows import (
 from recurrify.speed.head_loss import IGNORE, weight_of_losses
 from recurrify.speed.parameter_aliases import ParameterAliases
 from recurrify.state import State
-from recurrify.windows import Window, completed, schedule
+from recurrify.windows import completed, schedule
 
 WARM_UPS = 3
 """Steps before a capture: the first ones compile and select kernels, which cannot be captured."""
@@ -249,10 +249,6 @@ class Key(NamedTuple):
 
     def width(self, windows: int) -> int:
         return self.recurrence.window + (windows - 1) * self.recurrence.stride
-
-    def spans(self) -> list[Window]:
-        """Of all windows."""
-        return schedule(self.width(self.windows or 1), self.recurrence.window, self.recurrence.overlap)
 
 
 def round_up(windows: int) -> int:
